@@ -59,7 +59,7 @@ type resetReport struct {
 type estimates struct {
 	CacheFactor   float64 `json:"capacity_factor"`
 	PrefillRate   float64 `json:"prefill_tokens_per_second"`
-	AnswerTokens  float64 `json:"answer_tokens"`
+	OutputTokens  float64 `json:"output_tokens"`
 	BytesPerToken float64 `json:"bytes_per_token"`
 }
 
@@ -72,7 +72,7 @@ func (h *Handler) resetBackend(w http.ResponseWriter, r *http.Request) {
 	h.Log.Info("backend reset", "backend", b.Name, "blocks", was.Blocks, "breaker", was.Breaker.String(), "by", r.RemoteAddr)
 	writeJSON(w, http.StatusOK, resetReport{
 		Backend: b.Name, State: b.State().String(), Blocks: was.Blocks, Breaker: was.Breaker.String(),
-		Learned: estimates{was.Estimates.CapacityFactor, was.Estimates.PrefillRate, was.Estimates.AnswerTokens, was.Estimates.BytesPerToken},
+		Learned: estimates{was.Estimates.CapacityFactor, was.Estimates.PrefillRate, was.Estimates.OutputTokens, was.Estimates.BytesPerToken},
 	})
 }
 

@@ -35,7 +35,7 @@ func atWork(t *testing.T) *busy {
 	for i, backend := range b.fleet {
 		backend.SetOptions(backends.Options{APIKey: "backends-own-key", Transport: silent{b}, ProbeTransport: silent{b}})
 		usage := float64(i) / 4
-		backend.SetLoad(&backends.Load{QueuesKnown: true, Running: i, KVKnown: true, KVCacheUsage: usage, ScrapedAt: time.Now()})
+		backend.SetLoad(&backends.Load{QueuesKnown: true, Running: i, KVKnown: true, KVCacheUsage: usage, PolledAt: time.Now()})
 	}
 	b.proxy = b.handler.Proxy
 	s := httptest.NewServer(b.proxy)

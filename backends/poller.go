@@ -207,7 +207,7 @@ func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, e
 	}
 	// The replica may have counted requests that were sent or ended meanwhile;
 	// they must not be taken for other clients'.
-	load.OwnInFlight, load.ScrapedAt = max(before, w.backend.KnownInFlight()), sent
+	load.OwnInFlight, load.PolledAt = max(before, w.backend.KnownInFlight()), sent
 	if load.Asleep {
 		load.AsleepSince = sent
 		if w.last != nil && w.last.Asleep {

@@ -41,7 +41,7 @@ func TestPollOverASocket(t *testing.T) {
 	p := Poller{OnLoad: func(_ *Backend, l *Load) { loads <- l }}
 	watchUntilCleanup(t, p.Watch, b)
 	l := await(t, loads)
-	if l != b.Load() || l.CacheTokens != 16384 || l.OwnInFlight != 3 || l.ScrapedAt.IsZero() {
+	if l != b.Load() || l.CacheTokens != 16384 || l.OwnInFlight != 3 || l.PolledAt.IsZero() {
 		t.Errorf("%+v", l)
 	}
 	h := await(t, asked)
@@ -142,7 +142,7 @@ func pollsIn(t *testing.T, f func() (*http.Response, error), own int64) (polls i
 	return polls
 }
 
-func TestOwnRequestsDuringScrape(t *testing.T) {
+func TestOwnRequestsDuringPoll(t *testing.T) {
 	for name, c := range map[string]struct{ before, after int64 }{"sent": {1, 5}, "ended": {5, 1}} {
 		var b *Backend
 		b = replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

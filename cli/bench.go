@@ -30,7 +30,7 @@ type benchOptions struct {
 
 	sessions, turns                         int
 	systemPrompts, systemTokens, userTokens int
-	answerTokens                            int
+	outputTokens                            int
 	think                                   time.Duration
 	seed                                    uint64
 	plain                                   bool
@@ -103,7 +103,7 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.systemPrompts, "system-prompts", 8, "number `N` of shared system prompts; the first is used most")
 	f.IntVar(&o.systemTokens, "system-tokens", 1000, "length of a system prompt, about `N` tokens of 4 characters")
 	f.IntVar(&o.userTokens, "user-tokens", 200, "mean length of a user message, about `N` tokens")
-	f.IntVar(&o.answerTokens, "answer-tokens", 64, "mean length of an answer, `N` tokens")
+	f.IntVar(&o.outputTokens, "answer-tokens", 64, "mean length of an answer, `N` tokens")
 	f.DurationVar(&o.think, "think", time.Second, "mean `DURATION` between an answer and the next message")
 	f.Uint64Var(&o.seed, "seed", 1, "`SEED` of the generated conversations")
 
@@ -142,7 +142,7 @@ func (o *benchOptions) validate(flags *pflag.FlagSet) error {
 		{"system-prompts", o.systemPrompts, 1, 100_000},
 		{"system-tokens", o.systemTokens, 16, 1_000_000},
 		{"user-tokens", o.userTokens, 8, 1_000_000},
-		{"answer-tokens", o.answerTokens, 2, 100_000},
+		{"answer-tokens", o.outputTokens, 2, 100_000},
 		{"conversations", o.conversations, 0, 10_000_000},
 	} {
 		if n.value < n.min || n.value > n.max {

@@ -22,7 +22,7 @@ type benchReport struct {
 	SystemPrompts int     `json:"system_prompts"`
 	SystemTokens  int     `json:"system_tokens"`
 	UserTokens    int     `json:"user_tokens"`
-	AnswerTokens  int     `json:"answer_tokens"`
+	OutputTokens  int     `json:"output_tokens"`
 	Think         float64 `json:"think_s"`
 	Seed          uint64  `json:"seed"`
 
@@ -72,7 +72,7 @@ func (r *benchRun) report(interrupted bool) benchReport {
 	b := benchReport{
 		Interrupted: interrupted, Duration: o.duration.Seconds(), Conversations: o.conversations, Warmup: o.warmup.Seconds(),
 		Rounds: o.rounds, Sessions: o.sessions, Turns: o.turns, SystemPrompts: o.systemPrompts, SystemTokens: o.systemTokens,
-		UserTokens: o.userTokens, AnswerTokens: o.answerTokens, Think: o.think.Seconds(), Seed: o.seed,
+		UserTokens: o.userTokens, OutputTokens: o.outputTokens, Think: o.think.Seconds(), Seed: o.seed,
 	}
 	if o.conversations > 0 {
 		b.Duration = 0
@@ -246,7 +246,7 @@ func (b benchReport) writeTable(w io.Writer) error {
 
 func (b benchReport) writeHeader(w io.Writer) {
 	fmt.Fprintf(w, "%d concurrent chats of %d turns; %d system prompts of about %d tokens,\nuser messages of %d and answers of %d tokens on average; seed %d.\n",
-		b.Sessions, b.Turns, b.SystemPrompts, b.SystemTokens, b.UserTokens, b.AnswerTokens, b.Seed)
+		b.Sessions, b.Turns, b.SystemPrompts, b.SystemTokens, b.UserTokens, b.OutputTokens, b.Seed)
 	amount := fmt.Sprintf("%.0f s measured per URL", b.Duration)
 	if b.Conversations > 0 {
 		amount = fmt.Sprintf("%d conversations per URL", b.Conversations)

@@ -243,7 +243,7 @@ func (r *benchRun) newChats(t *benchTarget, round int) *loadgen.Chats {
 		Zipf:          0.8,
 		Turns:         loadgen.Range{Min: r.o.turns, Max: r.o.turns},
 		UserTokens:    around(r.o.userTokens),
-		AnswerTokens:  around(r.o.answerTokens),
+		OutputTokens:  around(r.o.outputTokens),
 		Think:         r.o.think,
 	}
 }

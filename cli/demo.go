@@ -98,7 +98,7 @@ func demoChats(backends int) *loadgen.Chats {
 		Zipf:          0.8,
 		Turns:         loadgen.Range{Min: 6, Max: 14},
 		UserTokens:    loadgen.Range{Min: 200, Max: 600},
-		AnswerTokens:  loadgen.Range{Min: 30, Max: 90},
+		OutputTokens:  loadgen.Range{Min: 30, Max: 90},
 		Think:         time.Second,
 	}
 }

@@ -59,7 +59,7 @@ func BenchmarkDecision(b *testing.B) {
 						b.Fatal(err)
 					}
 					d.RecordFirstEvent()
-					d.Release(router.Outcome{End: router.Completed, AnswerTokens: 100})
+					d.Release(router.Outcome{End: router.Completed, OutputTokens: 100})
 					if e := outbox.take(); e != nil {
 						outbox.recycle(e)
 					}

@@ -200,7 +200,7 @@ func (e *encoder) addPrompt(p *router.Placement) {
 	e.uvarint(e.name(p.Model))
 	e.uvarint(e.name(p.Adapter))
 	e.uvarint(uint64(max(0, p.Bytes)))
-	e.uvarint(uint64(max(0, p.MaxAnswer)))
+	e.uvarint(uint64(max(0, p.MaxOutput)))
 	e.uvarint(uint64(p.TextClass))
 	e.uvarint(uint64(p.Turn))
 	e.uint64(p.PromptKey)
@@ -218,7 +218,7 @@ func (e *encoder) addPrompt(p *router.Placement) {
 
 func (e *encoder) addEnd(v *router.PlacementEnd) {
 	e.uvarint(uint64(v.Outcome.End))
-	e.uvarint(uint64(max(0, v.AnswerTokens)))
+	e.uvarint(uint64(max(0, v.OutputTokens)))
 	e.uvarint(uint64(max(0, v.PromptTokens)))
 	cached := uint64(0) // not known
 	if v.CachedKnown {
@@ -392,7 +392,7 @@ func (d *decoder) account() (p router.Placement) {
 
 func (d *decoder) prompt(p *router.Placement) {
 	p.Model, p.Adapter = d.name(), d.name()
-	p.Bytes, p.MaxAnswer = int(d.below(1<<40)), int(d.below(1<<40))
+	p.Bytes, p.MaxOutput = int(d.below(1<<40)), int(d.below(1<<40))
 	p.TextClass = prompt.TextClass(d.below(uint64(prompt.TextClasses)))
 	p.Turn = prompt.Turn(d.below(uint64(prompt.TurnLater) + 1))
 	p.PromptKey, p.Session = d.uint64(), d.uint64()
@@ -410,7 +410,7 @@ func (d *decoder) prompt(p *router.Placement) {
 
 func (d *decoder) end() (v router.PlacementEnd) {
 	v.Outcome.End = router.End(d.below(uint64(router.Truncated) + 1))
-	v.AnswerTokens, v.PromptTokens = int(d.below(1<<40)), int(d.below(1<<40))
+	v.OutputTokens, v.PromptTokens = int(d.below(1<<40)), int(d.below(1<<40))
 	if cached := d.below(1 << 40); cached > 0 {
 		v.CachedKnown, v.CachedTokens = true, int(cached-1)
 	}

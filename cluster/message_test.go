@@ -30,12 +30,12 @@ func sampleEvents(b *backends.Backend) []router.PlacementEvent {
 		{Kind: router.PlacementSent, Placement: router.Placement{
 			ID: 1 << 40, Backend: b, Model: "m", Adapter: "a", Blocks: []prompt.Block{1, 1 << 63, 3},
 			Forks: []prompt.Fork{{Bit: prompt.ToolsFirst, Without: 0.25, WithoutMost: 0.5, With: 1}},
-			Bytes: 1000, PromptTokens: 250, UncachedTokens: 50, Sequences: 3, MaxAnswer: 77, Class: queue.Batch, TextClass: prompt.TokenIDs,
+			Bytes: 1000, PromptTokens: 250, UncachedTokens: 50, Sequences: 3, MaxOutput: 77, Class: queue.Batch, TextClass: prompt.TokenIDs,
 			Turn: prompt.TurnLater, PromptKey: 5, Session: 6, Retry: true, Streams: true, NonGenerative: true, IsText: true, TooLong: true,
 		}},
 		{Kind: router.PlacementPrefilled, Placement: router.Placement{ID: 7}},
 		{Kind: router.PlacementEnded, Placement: router.Placement{ID: 7}, End: router.PlacementEnd{
-			Outcome: router.Outcome{End: router.Completed, AnswerTokens: 5, PromptTokens: 6, CachedTokens: 0, CachedKnown: true, Reply: []prompt.Block{9}},
+			Outcome: router.Outcome{End: router.Completed, OutputTokens: 5, PromptTokens: 6, CachedTokens: 0, CachedKnown: true, Reply: []prompt.Block{9}},
 			TTFT:    1500 * time.Microsecond, QueuedAhead: 3000,
 		}},
 		{Kind: router.PlacementIndexed, Placement: router.Placement{Backend: b, Blocks: []prompt.Block{4, 5}}},

@@ -201,7 +201,7 @@ func (p *testProxy) request(key, n int) *router.Request {
 
 func complete(d *router.Decision) {
 	d.RecordFirstEvent()
-	d.Release(router.Outcome{End: router.Completed, AnswerTokens: 100})
+	d.Release(router.Outcome{End: router.Completed, OutputTokens: 100})
 }
 
 // heldAnywhere returns how many blocks of a prompt the backends are thought to hold at most.
@@ -571,7 +571,7 @@ func TestSnapshotOverRedis(t *testing.T) {
 	a := startProxy(t, s)
 	awaitProxies(t, 1, a)
 	load := func() *backends.Load {
-		return &backends.Load{StartTime: 1000, TokensKnown: true, PromptTokens: 10, GenerationTokens: 10, CacheTokens: 400_000, ScrapedAt: time.Now()}
+		return &backends.Load{StartTime: 1000, TokensKnown: true, PromptTokens: 10, GenerationTokens: 10, CacheTokens: 400_000, PolledAt: time.Now()}
 	}
 	for _, b := range a.backends {
 		a.Snapshot.ObserveLoad(b, load())

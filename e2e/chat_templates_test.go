@@ -27,7 +27,7 @@ const (
 	firstConversations = 6
 	replicaBlockTokens = 32
 	indexBlockBytes    = 256
-	maxAnswerTokens    = 12
+	maxOutputTokens    = 12
 )
 
 // conversationAPI is how an API writes a conversation, and where its responses have what the test
@@ -276,7 +276,7 @@ func (tt *templateTest) ask(t *testing.T, c *conversation) (text string) {
 func (tt *templateTest) play(t *testing.T, seed, templateSeed uint64, first bool) {
 	r := rand.New(rand.NewPCG(seed, templateSeed))
 	tt.worst, tt.where = 0, ""
-	c := &conversation{system: conversationText(r, 400+r.IntN(1200)), limit: 1 + r.IntN(maxAnswerTokens)}
+	c := &conversation{system: conversationText(r, 400+r.IntN(1200)), limit: 1 + r.IntN(maxOutputTokens)}
 	tools, turns, hasInline, thinks := r.IntN(4), 3+r.IntN(2), r.IntN(2) == 0, r.IntN(2) == 0
 	if first {
 		tools, turns, hasInline, thinks = 3, 5, seed%2 == 0, seed%2 == 1

@@ -88,7 +88,7 @@ func TestHandOverUnderLoad(t *testing.T) {
 		t.Errorf("the log:\n%s", log)
 	}
 	lines, _ := os.ReadFile(told) // an event may bring several tokens, which count as one; the crowd gets answers of a few
-	if n := len(regexp.MustCompile(`"answer_tokens":\d{3,}`).FindAll(lines, -1)); n != cap(begun) {
+	if n := len(regexp.MustCompile(`"output_tokens":\d{3,}`).FindAll(lines, -1)); n != cap(begun) {
 		t.Errorf("the access log has %d of the %d requests that the old process finished", n, cap(begun))
 	}
 	p.eventually("the new process records", func() bool {

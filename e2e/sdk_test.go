@@ -186,10 +186,10 @@ func port(t *testing.T, url string) string {
 
 // chat is a new conversation whose system prompt has so many words, to be
 // answered with exactly so many tokens.
-func (f *sdkFleet) chat(promptWords int, answerTokens int64) openai.ChatCompletionNewParams {
+func (f *sdkFleet) chat(promptWords int, outputTokens int64) openai.ChatCompletionNewParams {
 	p := openai.ChatCompletionNewParams{
 		Model:     f.model,
-		MaxTokens: openai.Int(answerTokens),
+		MaxTokens: openai.Int(outputTokens),
 		Messages: []openai.ChatCompletionMessageParamUnion{
 			openai.SystemMessage(words(promptWords)), openai.UserMessage(words(10)),
 		},

@@ -117,7 +117,7 @@ type AbortPhase string
 const (
 	AbortInUpload       AbortPhase = "in_upload"
 	AbortInQueue        AbortPhase = "queued"
-	AbortBeforeResponse AbortPhase = "before_answer"
+	AbortBeforeResponse AbortPhase = "before_response"
 	AbortInStream       AbortPhase = "in_stream"
 	AbortInBody         AbortPhase = "in_body"
 	AbortNotReading     AbortPhase = "not_reading" // the client is connected but does not read

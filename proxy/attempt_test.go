@@ -462,12 +462,12 @@ func TestResponseTimeoutSparesProgress(t *testing.T) {
 		},
 		"token counters": func(t *testing.T, f *fleet) {
 			during(func(i int) {
-				f.router.ObserveLoad(f.backends[0], &backends.Load{ScrapedAt: time.Now(), TokensKnown: true, GenerationTokens: float64(i), QueuesKnown: true, Running: 1})
+				f.router.ObserveLoad(f.backends[0], &backends.Load{PolledAt: time.Now(), TokensKnown: true, GenerationTokens: float64(i), QueuesKnown: true, Running: 1})
 			})
 		},
 		"KV usage": func(t *testing.T, f *fleet) {
 			during(func(i int) {
-				f.router.ObserveLoad(f.backends[0], &backends.Load{ScrapedAt: time.Now(), KVCacheUsage: float64(i%10) / 10})
+				f.router.ObserveLoad(f.backends[0], &backends.Load{PolledAt: time.Now(), KVCacheUsage: float64(i%10) / 10})
 			})
 		},
 	} {

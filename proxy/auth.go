@@ -112,7 +112,7 @@ func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
 	}
-	a.promptTokens, a.completionTokens = a.result.PromptTokens, a.result.AnswerTokens
+	a.promptTokens, a.completionTokens = a.result.PromptTokens, a.result.OutputTokens
 	if a.promptTokens == 0 {
 		a.promptTokens = a.decision.PromptTokens
 	}

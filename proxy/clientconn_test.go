@@ -39,7 +39,7 @@ func TestDisconnectAfterMoreThanTheRequest(t *testing.T) {
 				}
 				conn.Close()
 				<-ended
-				f.awaitMetric(`warmroute_aborts_total{phase="before_answer"} 1`)
+				f.awaitMetric(`warmroute_aborts_total{phase="before_response"} 1`)
 			})
 		}
 	}

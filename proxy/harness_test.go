@@ -89,7 +89,7 @@ func serveWithQueue(t testing.TB, hold router.QueueSettings, change func(*Option
 	f := newFleet(t, list, "prefix", hold, change)
 	for i, r := range replicas {
 		f.backends[i].SetModels(cards(r.models))
-		f.backends[i].SetLoad(&backends.Load{QueuesKnown: true, Running: 100 * i, ScrapedAt: time.Now()})
+		f.backends[i].SetLoad(&backends.Load{QueuesKnown: true, Running: 100 * i, PolledAt: time.Now()})
 	}
 	return f
 }

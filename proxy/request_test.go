@@ -607,12 +607,12 @@ func TestDisconnectClosesReplicaConnection(t *testing.T) {
 		phase  string
 		blocks int // what the index keeps, at most
 	}{
-		{"before the header", askStream, nil, "", "before_answer", 0},
-		{"before the header of a whole answer", askWhole, nil, "", "before_answer", 0},
-		{"between header and first event", askStream, []string{sseHead}, "", "before_answer", 0},
-		{"after a comment", askStream, []string{sseHead, chunk(": keep-alive\n\n")}, "", "before_answer", 0},
+		{"before the header", askStream, nil, "", "before_response", 0},
+		{"before the header of a whole answer", askWhole, nil, "", "before_response", 0},
+		{"between header and first event", askStream, []string{sseHead}, "", "before_response", 0},
+		{"after a comment", askStream, []string{sseHead, chunk(": keep-alive\n\n")}, "", "before_response", 0},
 		{"in mid-stream", askStream, []string{sseHead, chunk(role), chunk(hello)}, "data: ", "in_stream", questionBlocks},
-		{"in a buffered response", askWhole, []string{answered("200 OK", whole)[:200]}, "", "before_answer", 0},
+		{"in a buffered response", askWhole, []string{answered("200 OK", whole)[:200]}, "", "before_response", 0},
 		{"in a long answer", askWhole, []string{answered("200 OK", long)[:3<<19]}, "xxxx", "in_body", questionBlocks},
 	}
 	for _, c := range cases {

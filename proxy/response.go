@@ -445,7 +445,7 @@ func (a *attempt) recordTailUsage(tail *tailReader, length int) {
 // what was asked for: else it would cost its key nothing.
 func (a *attempt) estimateTokensByLength(length int) {
 	a.estimatedTokens = length / bytesPerToken
-	if limit := a.input.request.MaxAnswerTokens * max(a.input.request.Sequences, 1); limit > 0 {
+	if limit := a.input.request.MaxOutputTokens * max(a.input.request.Sequences, 1); limit > 0 {
 		a.estimatedTokens = min(a.estimatedTokens, limit)
 	}
 }
@@ -456,7 +456,7 @@ func (a *attempt) recordUsage(u *usage) {
 	if u.hasCached {
 		b.ReportsCached.Store(true)
 	}
-	a.result.AnswerTokens = u.completionTokens
+	a.result.OutputTokens = u.completionTokens
 	a.result.PromptTokens = u.promptTokens
 	a.result.CachedTokens = u.cachedTokens
 	// Some versions leave the figure out when it is 0.

@@ -68,7 +68,7 @@ func TestRouterRequest(t *testing.T) {
 	}
 	const plain = `{"messages":[{"role":"user","content":"hello"}]}`
 	base := ask(plain)
-	if base.Tenant != 0 || base.Session != 0 || base.Priority != 0 || base.MaxAnswerTokens != 0 || base.Adapter != "" || base.Model != "m" || base.PromptKey == 0 {
+	if base.Tenant != 0 || base.Session != 0 || base.Priority != 0 || base.MaxOutputTokens != 0 || base.Adapter != "" || base.Model != "m" || base.PromptKey == 0 {
 		t.Errorf("a plain request is %+v", base)
 	}
 	if base.BodyBytes < len(plain) || base.BodyBytes > 8<<10 {
@@ -99,7 +99,7 @@ func TestRouterRequest(t *testing.T) {
 	if adapter := ask(`{"model":"a",` + plain[1:]); adapter.Adapter != "a" || adapter.Model != "a" || adapter.PromptKey == base.PromptKey {
 		t.Errorf("a request for an adapter is %+v", adapter)
 	}
-	if n := ask(`{"max_tokens":5,"max_completion_tokens":6,` + plain[1:]).MaxAnswerTokens; n != 6 {
+	if n := ask(`{"max_tokens":5,"max_completion_tokens":6,` + plain[1:]).MaxOutputTokens; n != 6 {
 		t.Errorf("an answer of at most %d tokens, want 6", n)
 	}
 	if base.NonGenerative || base.MaxPromptTokens != 0 {
@@ -115,8 +115,8 @@ func TestRouterRequest(t *testing.T) {
 		t.Errorf("the model takes %d tokens, want 1000", n)
 	}
 	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m","messages":[]}`} {
-		if r, fault := f.understood(path, body); fault != nil || r.MaxAnswerTokens != 7 {
-			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxAnswerTokens, fault)
+		if r, fault := f.understood(path, body); fault != nil || r.MaxOutputTokens != 7 {
+			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxOutputTokens, fault)
 		}
 	}
 }

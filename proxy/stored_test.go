@@ -127,7 +127,7 @@ func serveStored(t *testing.T, queue router.QueueSettings, keys ...apikey.Key) *
 // preferSecond has the second replica preferred from now on.
 func (f *storedFleet) preferSecond() {
 	for i, running := range []int{200, 0} {
-		f.backends[i].SetLoad(&backends.Load{QueuesKnown: true, Running: running, ScrapedAt: time.Now()})
+		f.backends[i].SetLoad(&backends.Load{QueuesKnown: true, Running: running, PolledAt: time.Now()})
 	}
 }
 

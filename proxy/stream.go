@@ -81,7 +81,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 		s.rememberResponse()
 		s.sendBeginning(buffered.Bytes())
 	} else if f.done {
-		s.result.AnswerTokens = s.events.completionTokens()
+		s.result.OutputTokens = s.events.completionTokens()
 	}
 	a.proxy.buffers.put(buffered)
 	a.proxy.buffers.release(reserved)
@@ -294,7 +294,7 @@ func (s *streamRelay) finish() {
 	e := &s.events
 	s.scanLastLine()
 	s.recordUsage(&e.usage)
-	s.result.AnswerTokens = e.completionTokens()
+	s.result.OutputTokens = e.completionTokens()
 	switch {
 	case s.writeErr == nil && !e.aborted && (e.done || s.readErr == io.EOF && !s.isTruncated()):
 		s.out.flushPending()

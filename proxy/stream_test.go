@@ -1119,7 +1119,7 @@ func TestDisconnectBetweenKeepAlives(t *testing.T) {
 	r.to(comment)
 	r.resp.Body.Close()
 	<-gone
-	f.awaitMetric(`warmroute_aborts_total{phase="before_answer"} 1`)
+	f.awaitMetric(`warmroute_aborts_total{phase="before_response"} 1`)
 }
 
 // A gap lies between two chunks with events: neither the first one, nor a comment,

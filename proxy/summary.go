@@ -45,7 +45,7 @@ func (r *request) beginAttemptSpan(d *router.Decision) {
 		Number: r.history.sent, Model: r.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
 		MatchedTokens: d.MatchedTokens, PromptTokens: d.PromptTokens,
-		MaxTokens: r.input.request.MaxAnswerTokens, Streams: r.input.request.Streams,
+		MaxTokens: r.input.request.MaxOutputTokens, Streams: r.input.request.Streams,
 	}, r.httpReq.Header)
 }
 
@@ -68,7 +68,7 @@ func (a *attempt) endAttemptSpan() {
 	if a.result.CachedKnown {
 		cached = a.result.CachedTokens
 	}
-	a.spans.EndAttempt(reason, a.result.PromptTokens, a.result.AnswerTokens, cached)
+	a.spans.EndAttempt(reason, a.result.PromptTokens, a.result.OutputTokens, cached)
 }
 
 // endTraceAndLog ends the request's trace and writes its line of the access log.
@@ -123,7 +123,7 @@ func (r *request) beginRecording() {
 // addTokensToRecording records the tokens of an attempt. The last attempt's count.
 func (a *attempt) addTokensToRecording() {
 	if q := a.recording; q != nil {
-		q.PromptTokens, q.AnswerTokens = a.result.PromptTokens, a.result.AnswerTokens
+		q.PromptTokens, q.OutputTokens = a.result.PromptTokens, a.result.OutputTokens
 		q.CachedTokens, q.CachedKnown = a.result.CachedTokens, a.result.CachedKnown
 	}
 }

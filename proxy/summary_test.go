@@ -74,7 +74,7 @@ func TestAccessLog(t *testing.T) {
 	has(t, line, map[string]any{
 		"msg": "request", "request_id": "my-id", "endpoint": "/v1/chat/completions", "model": "m", "backend": "r1", "reason": "only", "code": 200.0, "attempts": 2.0,
 		"failures": "broken", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0, "observed_tokens": 8.0,
-		"answer_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "aborted": nil, "key": nil, "ttft_ms": nil, "queue_ms": nil,
+		"output_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "aborted": nil, "key": nil, "ttft_ms": nil, "queue_ms": nil,
 	})
 	if host, _ := line["client"].(string); !strings.HasPrefix(host, "127.0.0.1:") || line["duration_ms"].(float64) <= 0 || line["overhead_us"].(float64) <= 0 {
 		t.Errorf("the line: %v", line)
@@ -214,7 +214,7 @@ func TestEstimateMetrics(t *testing.T) {
 	if bytes := value("learned_bytes_per_token"); bytes < 3 || bytes > 5 {
 		t.Errorf("%v bytes a token, where there are four", bytes)
 	}
-	if answer := value("learned_answer_tokens"); answer < 30 || answer >= 250 {
+	if answer := value("learned_output_tokens"); answer < 30 || answer >= 250 {
 		t.Errorf("an answer of %v tokens, where all have 30 and the guess is 250", answer)
 	}
 	if factor := value("learned_capacity_factor"); factor < 0.2 || factor > 2 {

@@ -69,7 +69,7 @@ func TestRequestsWaitingInReplica(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	submit(r, ask(fleet, 1, 1)).d.RecordFirstEvent()
 	scrape := func(usage float64) {
-		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 100_000, KVKnown: true, KVCacheUsage: usage, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true, OwnInFlight: 4, ScrapedAt: c.now})
+		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 100_000, KVKnown: true, KVCacheUsage: usage, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true, OwnInFlight: 4, PolledAt: c.now})
 	}
 	scrape(0.3)
 	sent(t, "they wait for the next step", submit(r, ask(fleet, 2, 1)))
@@ -97,7 +97,7 @@ func TestTickSendsAfterTime(t *testing.T) {
 func TestKVAdmission(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	observe := func(l backends.Load) {
-		l.CacheTokens, l.ScrapedAt = 10_000, c.now
+		l.CacheTokens, l.PolledAt = 10_000, c.now
 		r.ObserveLoad(fleet[0], &l)
 	}
 	observe(backends.Load{})
@@ -133,7 +133,7 @@ func TestKVAdmissionWithExternalUse(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	d := sent(t, "", submit(r, ask(fleet, 1, 10)))
 	d.RecordFirstEvent()
-	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.99, KVKnown: true, ScrapedAt: c.now})
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, KVCacheUsage: 0.99, KVKnown: true, PolledAt: c.now})
 	w := submit(r, ask(fleet, 2, 10))
 	waits(t, "640 tokens are ours, and 9,900 are in use", w)
 	c.advance(4 * time.Second)
@@ -144,7 +144,7 @@ func TestKVAdmissionWithExternalUse(t *testing.T) {
 func TestReplicaWaitingForCapacity(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	starve := func() {
-		r.ObserveLoad(fleet[0], &backends.Load{WaitingForCapacity: 2, ScrapedAt: c.now})
+		r.ObserveLoad(fleet[0], &backends.Load{WaitingForCapacity: 2, PolledAt: c.now})
 	}
 	a, b := sent(t, "", submit(r, ask(fleet, 1, 1))), sent(t, "", submit(r, ask(fleet, 2, 1)))
 	starve()
@@ -177,7 +177,7 @@ func TestClaimedStepIsNotTaken(t *testing.T) {
 
 func TestClaimedKVIsNotTaken(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, ScrapedAt: c.now})
+	r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, PolledAt: c.now})
 	running := sent(t, "", submit(r, ask(fleet, 1, 75))) // 4,800 tokens
 	running.RecordFirstEvent()
 	first := ask(fleet, 2, 90) // 5,760
@@ -212,7 +212,7 @@ func TestAnswerGrowth(t *testing.T) {
 		d := sent(t, "", submit(r, ask(fleet, key, 1)))
 		d.RecordFirstEvent()
 		c.advance(time.Second)
-		d.Release(Outcome{End: Completed, AnswerTokens: 100})
+		d.Release(Outcome{End: Completed, OutputTokens: 100})
 	}
 	d := sent(t, "", submit(r, ask(fleet, 1, 1)))
 	d.RecordFirstEvent()
@@ -467,7 +467,7 @@ func TestManySequencesClaimSlots(t *testing.T) {
 	}
 	ended := 0
 	for ; many.waits() && ended < 16; ended++ {
-		running[ended].Release(Outcome{End: Completed, AnswerTokens: 5})
+		running[ended].Release(Outcome{End: Completed, OutputTokens: 5})
 	}
 	// Eight ends leave four places on one of the two.
 	if d := sent(t, "all that ran before it has ended", many); ended > 8 {
@@ -576,7 +576,7 @@ func TestConcurrentQueueing(t *testing.T) {
 	around.Go(func() {
 		for ctx.Err() == nil {
 			for _, b := range fleet {
-				r.ObserveLoad(b, &backends.Load{CacheTokens: 30_000, KVKnown: true, KVCacheUsage: 0.2, ScrapedAt: time.Now()})
+				r.ObserveLoad(b, &backends.Load{CacheTokens: 30_000, KVKnown: true, KVCacheUsage: 0.2, PolledAt: time.Now()})
 			}
 			fleet[0].SetState(backends.Down)
 			r.BackendStateChanged(fleet[0])
@@ -602,7 +602,7 @@ func TestConcurrentQueueing(t *testing.T) {
 				if rng.IntN(2) == 0 {
 					d.RecordFirstEvent()
 				}
-				d.Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(30)})
+				d.Release(Outcome{End: End(rng.IntN(4)), OutputTokens: rng.IntN(30)})
 			}
 		})
 	}
@@ -669,7 +669,7 @@ func TestRetryAfterFromDepartures(t *testing.T) {
 		c.advance(2 * time.Second)
 		waiting := r.queue.Len()
 		next.RecordFirstEvent()
-		next.Release(Outcome{End: Completed, AnswerTokens: 10})
+		next.Release(Outcome{End: Completed, OutputTokens: 10})
 		if r.queue.Len() != waiting-1 {
 			t.Fatalf("%d wait, want %d", r.queue.Len(), waiting-1)
 		}

@@ -23,7 +23,7 @@ func batching(o *Options) {
 // ended tells that a request has its answer.
 func ended(d *Decision) {
 	d.RecordFirstEvent()
-	d.Release(Outcome{End: Completed, AnswerTokens: 10})
+	d.Release(Outcome{End: Completed, OutputTokens: 10})
 }
 
 func TestBatchSharesBackend(t *testing.T) {

@@ -103,14 +103,14 @@ func benchmarkDecision(b *testing.B, kvEvents bool) {
 						replicas[d.Backend.Slot].compute(d.KVSession, 1, len(body)/4)
 					}
 					d.RecordFirstEvent()
-					defer d.Release(Outcome{End: Completed, AnswerTokens: 100})
+					defer d.Release(Outcome{End: Completed, OutputTokens: 100})
 				}
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i++ {
 					d := decide()
 					d.RecordFirstEvent()
-					d.Release(Outcome{End: Completed, AnswerTokens: 100})
+					d.Release(Outcome{End: Completed, OutputTokens: 100})
 					if i%100 == 0 && kvEvents {
 						clock.advance(confirmTimeout)
 						settleAll(replicas)
@@ -165,7 +165,7 @@ func BenchmarkDispatch(b *testing.B) {
 				d := running[0]
 				running = running[1:]
 				d.RecordFirstEvent()
-				d.Release(Outcome{End: Completed, AnswerTokens: 100})
+				d.Release(Outcome{End: Completed, OutputTokens: 100})
 				for r.CountWaiting() < n {
 					arrive()
 				}
@@ -182,7 +182,7 @@ func BenchmarkRound(b *testing.B) {
 		b.Run(fmt.Sprintf("blocks=%d", n), func(b *testing.B) {
 			r, fleet, c := newFleet(b, 2, "prefix", withQueue, func(o *Options) { o.IndexMaxBytes = 1 << 30 })
 			for _, to := range fleet {
-				r.ObserveLoad(to, &backends.Load{CacheTokens: 20_000_000, ScrapedAt: c.now})
+				r.ObserveLoad(to, &backends.Load{CacheTokens: 20_000_000, PolledAt: c.now})
 			}
 			for key := range queue.MaxTurns {
 				mustPick(b, r, ask(fleet[:1], 1000+key, n)).Release(Outcome{End: Completed})

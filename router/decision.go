@@ -50,7 +50,7 @@ type Request struct {
 	NonGenerative bool // its endpoint generates no text: its uncached tokens are not typical
 
 	MaxPromptTokens int // that a prompt may have, as reported by the replicas; 0: not known
-	MaxAnswerTokens int // that the answer may have; 0: not known
+	MaxOutputTokens int // that the answer may have; 0: not known
 
 	Turn      prompt.Turn
 	PromptKey uint64 // hash of the model and the beginning of the first user message; 0: none
@@ -138,7 +138,7 @@ type sentRequest struct {
 	streams         bool
 	noEngine        bool
 	nonGenerative   bool
-	maxAnswerTokens int
+	maxOutputTokens int
 	conversation    uint64 // its key; 0: none
 }
 
@@ -159,7 +159,7 @@ type Outcome struct {
 	QueueFull    bool // it failed with a 503: its queue may be full
 	Stalled      bool // it made no progress for so long that another backend is tried
 	Stopping     bool // the replica reports that it takes no more since it is about to stop
-	AnswerTokens int  // of all sequences together
+	OutputTokens int  // of all sequences together
 	PromptTokens int  // as the engine counted them
 	CachedTokens int  // of PromptTokens
 	CachedKnown  bool // the replica reports CachedTokens, so 0 means none
@@ -205,7 +205,7 @@ func (d *Decision) recordPrefillDone(now time.Time) {
 	}
 	r, s := d.router, d.backendState()
 	d.health.breaker.recordOutput(d, now)
-	d.health.clearStoppingOnAnswer(d)
+	d.health.clearStoppingOnResponse(d)
 	r.accountPrefillDone(d, now)
 	d.health.recordFirstOutput(d, s.load.unstarted, now)
 }
@@ -253,8 +253,8 @@ func (d *Decision) recordEnd(o *Outcome, now time.Time) {
 	if o.End == Completed {
 		d.recordPrefillDone(now)
 	}
-	if !d.isPlausibleAnswerLength(o.AnswerTokens) {
-		o.AnswerTokens = 0
+	if !d.isPlausibleOutputLength(o.OutputTokens) {
+		o.OutputTokens = 0
 	}
 	d.health.recordEnd(d, o, now)
 	r.grantFreeSlots(d.Backend)
@@ -272,7 +272,7 @@ func (r *Router) accountEnd(d *Decision, o *Outcome, now time.Time) {
 	case o.End == Completed:
 		r.learnFromCompletion(d, o, now)
 		r.index.Release(&d.pin, o.Reply)
-		r.keepForNextTurn(d, o.AnswerTokens, now)
+		r.keepForNextTurn(d, o.OutputTokens, now)
 	case d.started: // the prompt was computed; the blocks are there
 		r.index.Release(&d.pin, nil)
 	case o.End == ClientDisconnected:
@@ -289,8 +289,8 @@ func (r *Router) accountEnd(d *Decision, o *Outcome, now time.Time) {
 // learnFromCompletion learns from an answer that came to its end.
 func (r *Router) learnFromCompletion(d *Decision, o *Outcome, now time.Time) {
 	slot := d.Backend.Slot
-	if o.AnswerTokens > 0 && r.countsInMeans(d, now) {
-		r.estimates.RecordAnswerLength(slot, o.AnswerTokens, d.prediction.Sequences)
+	if o.OutputTokens > 0 && r.countsInMeans(d, now) {
+		r.estimates.RecordOutputLength(slot, o.OutputTokens, d.prediction.Sequences)
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
 	r.estimates.LearnFromCompletion(slot, &d.prediction, usage, r.cacheInfo(d.Backend))
@@ -323,8 +323,8 @@ func (d *Decision) backendState() *backendState { return &d.router.states[d.Back
 // may be another's now.
 func (d *Decision) isOrphaned() bool { return d.backendState().health != d.health }
 
-// isPlausibleAnswerLength reports whether the engine can have put out so many tokens for d.
-func (d *Decision) isPlausibleAnswerLength(tokens int) bool {
+// isPlausibleOutputLength reports whether the engine can have put out so many tokens for d.
+func (d *Decision) isPlausibleOutputLength(tokens int) bool {
 	return float64(tokens) <= d.maxOutputTokens()*float64(d.prediction.Sequences)
 }
 
@@ -358,10 +358,10 @@ func (d *Decision) EstimateOutputTokens(counted int, countedAt time.Time) int {
 
 // maxOutputTokens returns how many tokens one sequence of d can have.
 func (d *Decision) maxOutputTokens() float64 {
-	if d.request.maxAnswerTokens > 0 {
-		return min(estimate.MaxAnswerTokens, float64(d.request.maxAnswerTokens))
+	if d.request.maxOutputTokens > 0 {
+		return min(estimate.MaxOutputTokens, float64(d.request.maxOutputTokens))
 	}
-	return estimate.MaxAnswerTokens
+	return estimate.MaxOutputTokens
 }
 
 // maxComputedBlocks returns how many blocks the engine can have computed by now, had it

@@ -63,7 +63,7 @@ func TestTenantFlood(t *testing.T) {
 		put(200, other, func() { done = true })
 		for busy.Release(Outcome{End: Completed}); !done; {
 			c.advance(time.Second)
-			last.Release(Outcome{End: Completed, AnswerTokens: 10})
+			last.Release(Outcome{End: Completed, OutputTokens: 10})
 		}
 		return before
 	}
@@ -160,7 +160,7 @@ func TestLongPromptIsNotStarved(t *testing.T) {
 			}
 			delete(finishes, d)
 			d.RecordFirstEvent()
-			d.Release(Outcome{End: Completed, AnswerTokens: 1})
+			d.Release(Outcome{End: Completed, OutputTokens: 1})
 		}
 		running = append(running, still...)
 		r.Tick()
@@ -195,7 +195,7 @@ func TestDataParallelEngines(t *testing.T) {
 		{"three engines, short prompts", 3, 0.45, 6},
 	} {
 		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-		fleet[0].SetLoad(&backends.Load{Engines: tc.engines, ScrapedAt: c.now})
+		fleet[0].SetLoad(&backends.Load{Engines: tc.engines, PolledAt: c.now})
 		var running []*Decision
 		submitNext := func() *waiter { return submit(r, ask(fleet, len(running)+1, blocksFor(tc.stepBudgets))) }
 		for range tc.want {
@@ -212,7 +212,7 @@ func TestDataParallelEngines(t *testing.T) {
 func TestEngineCacheTokens(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	for engines, want := range map[int]float64{0: 12_000, 1: 12_000, 3: 4000} {
-		fleet[0].SetLoad(&backends.Load{Engines: engines, CacheTokens: 12_000, ScrapedAt: c.now})
+		fleet[0].SetLoad(&backends.Load{Engines: engines, CacheTokens: 12_000, PolledAt: c.now})
 		mustPick(t, r, ask(fleet, 1, 1))
 		if got := r.decision.candidates[0]; got.EngineCacheTokens != want || got.CacheTokens != 12_000 {
 			t.Errorf("%d engines: %v tokens of %v in each, want %v of 12000", engines, got.EngineCacheTokens, got.CacheTokens, want)
@@ -255,7 +255,7 @@ func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 			d := running[0]
 			running = running[1:]
 			d.RecordFirstEvent()
-			d.Release(Outcome{End: Completed, AnswerTokens: 100})
+			d.Release(Outcome{End: Completed, OutputTokens: 100})
 			fill()
 		}
 		return float64(count.scored) / float64(sent)

@@ -11,7 +11,7 @@ import (
 
 // usage is the outcome of an answer with usage.
 func usage(prompt, cached int) Outcome {
-	return Outcome{End: Completed, AnswerTokens: 10, PromptTokens: prompt, CachedTokens: cached, CachedKnown: true}
+	return Outcome{End: Completed, OutputTokens: 10, PromptTokens: prompt, CachedTokens: cached, CachedKnown: true}
 }
 
 // oldPrompts fills a backend of 1,000 blocks with prompts of 10 blocks, so that
@@ -82,7 +82,7 @@ func TestRecentMissKeepsCapacity(t *testing.T) {
 func TestInvalidUsage(t *testing.T) {
 	for _, o := range []Outcome{
 		usage(640, 641), usage(640, -1), usage(-640, 0), usage(0, 640), usage(math.MaxInt, math.MaxInt),
-		usage(1, 0), usage(math.MinInt, math.MinInt), {End: Completed, PromptTokens: math.MaxInt, AnswerTokens: math.MinInt},
+		usage(1, 0), usage(math.MinInt, math.MinInt), {End: Completed, PromptTokens: math.MaxInt, OutputTokens: math.MinInt},
 	} {
 		r, fleet, _ := newFleet(t, 1, "prefix")
 		oldPrompts(t, r, fleet)
@@ -91,7 +91,7 @@ func TestInvalidUsage(t *testing.T) {
 			mustPick(t, r, ask(fleet, key, 10)).Release(o)
 		}
 		after := r.Estimates()[0]
-		before.AnswerTokens, after.AnswerTokens = 0, 0
+		before.OutputTokens, after.OutputTokens = 0, 0
 		if math.Abs(after.BytesPerToken-4) > 1e-9 || after != before {
 			t.Errorf("%+v: learned %+v, knew %+v", o, after, before)
 		}
@@ -160,7 +160,7 @@ func TestOnlyTextPromptsAreLearnedFrom(t *testing.T) {
 			d.Release(usage(3000, 0))
 		}
 		after := r.Estimates()[0]
-		after.AnswerTokens = before.AnswerTokens
+		after.OutputTokens = before.OutputTokens
 		if after != before {
 			t.Errorf("%s: learned %+v, knew %+v", name, after, before)
 		}
@@ -261,14 +261,14 @@ func TestPrefillRateSamples(t *testing.T) {
 	f("all of it but a little cached", 200, 12_736, time.Second, 8000)
 }
 
-func TestAnswerTokensPerSequence(t *testing.T) {
+func TestOutputTokensPerSequence(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	for key := range 100 {
 		req := ask(fleet, key, 2)
 		req.Sequences = 8
-		mustPick(t, r, req).Release(Outcome{End: Completed, AnswerTokens: 8 * 100})
+		mustPick(t, r, req).Release(Outcome{End: Completed, OutputTokens: 8 * 100})
 	}
-	if n := r.Estimates()[0].AnswerTokens; n < 100 || n > 120 {
+	if n := r.Estimates()[0].OutputTokens; n < 100 || n > 120 {
 		t.Errorf("answers of 100 tokens, eight of each: learned %.0f", n)
 	}
 }
@@ -278,12 +278,12 @@ func TestImplausibleAnswersAreIgnored(t *testing.T) {
 		t.Helper()
 		r, fleet, c := newFleet(t, 1, "prefix")
 		req := ask(fleet, 1, 2)
-		req.MaxAnswerTokens, req.Sequences = maxTokens, sequences
+		req.MaxOutputTokens, req.Sequences = maxTokens, sequences
 		d := mustPick(t, r, req)
 		d.RecordFirstEvent()
 		c.advance(time.Second)
-		d.Release(Outcome{End: Completed, AnswerTokens: tokens})
-		if got := r.Estimates()[0].AnswerTokens != defaultAnswerTokens; got != want {
+		d.Release(Outcome{End: Completed, OutputTokens: tokens})
+		if got := r.Estimates()[0].OutputTokens != defaultOutputTokens; got != want {
 			t.Errorf("%s: length learned %v, want %v", name, got, want)
 		}
 		if got := r.states[0].kv.decodeRate.Value != defaultDecodeRate; got != want {
@@ -299,15 +299,15 @@ func TestImplausibleAnswersAreIgnored(t *testing.T) {
 	f("longer than any, whatever was asked for", math.MaxInt, 1, math.MaxInt, false)
 }
 
-func TestAnswerTokensAcrossBackends(t *testing.T) {
+func TestOutputTokensAcrossBackends(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix")
 	for key := range 100 {
 		for i, tokens := range []int{100, 120, 1e6} {
-			mustPick(t, r, ask(fleet[i:i+1], 3*key+i, 2)).Release(Outcome{End: Completed, AnswerTokens: tokens})
+			mustPick(t, r, ask(fleet[i:i+1], 3*key+i, 2)).Release(Outcome{End: Completed, OutputTokens: tokens})
 		}
 	}
 	mustPick(t, r, ask(fleet, 1000, 2))
-	if n := r.decision.request.MeanAnswerTokens; n < 100 || n > 200 {
+	if n := r.decision.request.MeanOutputTokens; n < 100 || n > 200 {
 		t.Errorf("answers are taken to have %.0f tokens, where two of three backends' have about 100", n)
 	}
 }
@@ -322,7 +322,7 @@ func polls(t *testing.T, counter func(l *backends.Load)) BackendEstimates {
 	poll := func(queries, hits float64) {
 		c.advance(time.Second)
 		l := size
-		l.PrefixQueries, l.PrefixHits, l.ScrapedAt = queries, hits, c.now
+		l.PrefixQueries, l.PrefixHits, l.PolledAt = queries, hits, c.now
 		counter(&l)
 		fleet[0].SetLoad(&l)
 		r.ObserveLoad(fleet[0], &l)
@@ -386,7 +386,7 @@ func TestCountersAfterRestart(t *testing.T) {
 		r, fleet, c := newFleet(t, 1, "prefix")
 		poll := func(queries, hits float64) {
 			c.advance(time.Second)
-			l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, PrefixHits: hits, ScrapedAt: c.now}
+			l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, PrefixHits: hits, PolledAt: c.now}
 			fleet[0].SetLoad(l)
 			r.ObserveLoad(fleet[0], l)
 		}
@@ -411,7 +411,7 @@ func TestUsagePrecedesCounters(t *testing.T) {
 		d.Release(usage(640, 0))
 		queries += 640
 		c.advance(time.Second)
-		l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, PrefixHits: queries / 2, ScrapedAt: c.now}
+		l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, PrefixHits: queries / 2, PolledAt: c.now}
 		fleet[0].SetLoad(l)
 		r.ObserveLoad(fleet[0], l)
 	}
@@ -428,7 +428,7 @@ func TestBytesPerTokenFromCounters(t *testing.T) {
 		r, fleet, c := newFleet(t, 1, "prefix")
 		for key := range 400 {
 			for _, l := range []backends.Load{before, after} {
-				l.PrefixKnown, l.PrefixQueries, l.ScrapedAt = true, float64(key*704), c.now
+				l.PrefixKnown, l.PrefixQueries, l.PolledAt = true, float64(key*704), c.now
 				r.ObserveLoad(fleet[0], &l)
 			}
 			d := mustPick(t, r, ask(fleet, key, 10))

@@ -24,7 +24,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	r.estimates.ObserveLoad(b.Slot, l, s.load.unseen, cache)
 	r.resizeIndex(b.Slot)
 	r.index.SweepAndEvict(upkeepBlocks)
-	s.health.recordScrapeProgress(l, s.load.unstarted, s.load.own())
+	s.health.recordPollProgress(l, s.load.unstarted, s.load.own())
 	now := r.now()
 	s.health.breaker.closeOnProgress(&r.settings.Breaker, s.health.since, now)
 	_, external := r.externalLoad(l, now)
@@ -33,7 +33,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	}
 	r.observeKV(b, l, now)
 	// Without a sign of work the replica may be stalled, which only the next scrape shows.
-	working := s.load.own() == 0 || !s.health.since.Before(l.ScrapedAt)
+	working := s.load.own() == 0 || !s.health.since.Before(l.PolledAt)
 	s.kv.expected = working && r.policy.definition.PollInterval == 0 &&
 		isExpectedLoad(l, r.ownKVTokens(b.Slot, now), s.load.unseen)
 	r.dispatchQueued(now)
@@ -47,17 +47,17 @@ func (r *Router) IsLoadExpected(b *backends.Backend) bool {
 	return r.has(b) && r.states[b.Slot].kv.expected
 }
 
-// ScrapeFailed records a scrape that failed. timedOut: it was not answered in time,
+// PollFailed records a scrape that failed. timedOut: it was not answered in time,
 // as when the replica's process is stopped, or its event loop is blocked.
-func (r *Router) ScrapeFailed(b *backends.Backend, timedOut bool) {
+func (r *Router) PollFailed(b *backends.Backend, timedOut bool) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.has(b) {
 		return
 	}
 	h := r.states[b.Slot].health
-	if h.missedScrapes++; !timedOut {
-		h.missedScrapes = 0
+	if h.missedPolls++; !timedOut {
+		h.missedPolls = 0
 	}
 	now := r.now()
 	if r.updateStalled(b, r.liveStateOf(b).load, 0, now) || h.hung {

@@ -30,7 +30,7 @@ type Explanation struct {
 	ScoreIs      string  `json:"score_is,omitempty"` // what decided, in words
 	HighestWins  bool    `json:"highest_wins,omitempty"`
 	Kappa        float64 `json:"kappa"`         // κ, under the policy prefix
-	AnswerTokens float64 `json:"answer_tokens"` // L̂
+	OutputTokens float64 `json:"output_tokens"` // L̂
 
 	Sentence string `json:"sentence"`
 
@@ -100,7 +100,7 @@ func (r *Router) explainChoice(e *Explanation, all []*backends.Backend) (blocked
 	d.request.Trace = &t
 	chosen := r.policy.Choose(&d.request, d.candidates)
 	e.Choice, e.Reason = d.backends[chosen].Name, r.reasonFor(chosen)
-	e.ScoreIs, e.HighestWins, e.Kappa, e.AnswerTokens = t.Criterion, t.HighestWins, roundMilli(t.Kappa), roundMilli(d.request.MeanAnswerTokens)
+	e.ScoreIs, e.HighestWins, e.Kappa, e.OutputTokens = t.Criterion, t.HighestWins, roundMilli(t.Kappa), roundMilli(d.request.MeanOutputTokens)
 	for i, b := range d.backends {
 		x := &e.Backends[slices.Index(all, b)]
 		x.Candidate, x.WhyNot = true, ""

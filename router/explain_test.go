@@ -143,8 +143,8 @@ func TestExplainAgreesWithPick(t *testing.T) {
 				if len(inFlight) > 9 {
 					inFlight[0].RecordFirstEvent()
 					otherInFlight[0].RecordFirstEvent()
-					inFlight[0].Release(Outcome{End: Completed, AnswerTokens: 40})
-					otherInFlight[0].Release(Outcome{End: Completed, AnswerTokens: 40})
+					inFlight[0].Release(Outcome{End: Completed, OutputTokens: 40})
+					otherInFlight[0].Release(Outcome{End: Completed, OutputTokens: 40})
 					inFlight, otherInFlight = inFlight[1:], otherInFlight[1:]
 				}
 				c.advance(30 * time.Millisecond)
@@ -180,7 +180,7 @@ func TestExplainFilters(t *testing.T) {
 	for i, state := range []backends.State{backends.Down, backends.Draining} {
 		fleet[i].SetState(state)
 	}
-	fleet[2].SetLoad(&backends.Load{Asleep: true, ScrapedAt: c.now})
+	fleet[2].SetLoad(&backends.Load{Asleep: true, PolledAt: c.now})
 	fleet[3].SetOptions(backends.Options{MaxInFlight: 1})
 	fleet[3].InFlight.Add(1)
 	except := func(b *backends.Backend) []*backends.Backend {
@@ -188,7 +188,7 @@ func TestExplainFilters(t *testing.T) {
 	}
 	mustPick(t, r, ask(fleet, 1, 5), except(fleet[4])...).Release(Outcome{End: NotProcessed, Failed: true})
 	mustPick(t, r, ask(fleet, 1, 5), except(fleet[5])...).Release(Outcome{End: NotProcessed, Stopping: true})
-	fleet[6].SetLoad(&backends.Load{KVKnown: true, KVCacheUsage: 0.99, ScrapedAt: c.now})
+	fleet[6].SetLoad(&backends.Load{KVKnown: true, KVCacheUsage: 0.99, PolledAt: c.now})
 	req := ask(fleet[:8], 1, 5)
 	req.CatalogID = "sim"
 	e := r.Explain(*req, fleet[7])
@@ -272,13 +272,13 @@ func TestResetBackend(t *testing.T) {
 	r.IndexPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
 	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: NotProcessed, Failed: true})
-	r.estimates.RecordAnswerLength(0, 9000, 1)
+	r.estimates.RecordOutputLength(0, 9000, 1)
 	counted := r.Estimates()[0].Totals
 	was := r.ResetBackend(fleet[0])
-	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.Estimates.AnswerTokens == defaultAnswerTokens {
+	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.Estimates.OutputTokens == defaultOutputTokens {
 		t.Errorf("it says %+v", was)
 	}
-	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.Estimates()[0].AnswerTokens != defaultAnswerTokens || r.Estimates()[0].Totals != counted {
+	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.Estimates()[0].OutputTokens != defaultOutputTokens || r.Estimates()[0].Totals != counted {
 		t.Errorf("left is %v, %d blocks, %+v", state, r.index.Len(0), r.Estimates()[0])
 	}
 	inFlight.RecordFirstEvent()

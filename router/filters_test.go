@@ -82,7 +82,7 @@ func TestAdapterAffinity(t *testing.T) {
 		for i, b := range fleet {
 			b.SetLoad(loads[i])
 			if loads[i] != nil {
-				b.Load().ScrapedAt = c.now
+				b.Load().PolledAt = c.now
 			}
 		}
 		req := ask(fleet, 1, 10)
@@ -137,7 +137,7 @@ func TestColdAdapterLoadsOnce(t *testing.T) {
 func TestHotAdapterSpreads(t *testing.T) {
 	r, fleet, c := newFleet(t, 4, "prefix")
 	for i, b := range fleet {
-		l := &backends.Load{MaxAdapters: 2, ScrapedAt: c.now}
+		l := &backends.Load{MaxAdapters: 2, PolledAt: c.now}
 		if i == 0 {
 			l.RunningAdapters = []string{"sql"}
 		}
@@ -183,7 +183,7 @@ func TestContextTokens(t *testing.T) {
 // sized polls a fleet whose caches hold so many tokens each.
 func sized(r *Router, fleet []*backends.Backend, c *clock, tokens int) {
 	for _, b := range fleet {
-		l := &backends.Load{CacheTokens: tokens, KVKnown: true, QueuesKnown: true, ScrapedAt: c.now}
+		l := &backends.Load{CacheTokens: tokens, KVKnown: true, QueuesKnown: true, PolledAt: c.now}
 		b.SetLoad(l)
 		r.ObserveLoad(b, l)
 	}

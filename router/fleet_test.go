@@ -45,16 +45,16 @@ func TestAddAndRemoveBackend(t *testing.T) {
 func TestSlotReuse(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	first := fleet[1]
-	r.ObserveLoad(first, &backends.Load{CacheTokens: 4000, ScrapedAt: c.now, TokensKnown: true, QueuesKnown: true})
+	r.ObserveLoad(first, &backends.Load{CacheTokens: 4000, PolledAt: c.now, TokensKnown: true, QueuesKnown: true})
 	for key := range 30 {
 		d := mustPick(t, r, only(first, key, 40))
 		c.advance(500 * time.Millisecond)
 		d.RecordFirstEvent()
-		d.Release(Outcome{End: Completed, AnswerTokens: 900, PromptTokens: 1280, CachedTokens: 0, CachedKnown: true})
+		d.Release(Outcome{End: Completed, OutputTokens: 900, PromptTokens: 1280, CachedTokens: 0, CachedKnown: true})
 	}
 	open := mustPick(t, r, only(first, 99, 400))
 	fresh := r.Estimates()[0]
-	if taught := r.Estimates()[1]; taught.AnswerTokens == fresh.AnswerTokens || taught.BytesPerToken == fresh.BytesPerToken {
+	if taught := r.Estimates()[1]; taught.OutputTokens == fresh.OutputTokens || taught.BytesPerToken == fresh.BytesPerToken {
 		t.Fatalf("nothing was learned: %+v", taught)
 	}
 	r.RemoveBackend(first)
@@ -79,7 +79,7 @@ func TestSlotReuse(t *testing.T) {
 	open.RecordOutput()
 	open.RecordFirstEvent()
 	open.Commit()
-	open.Release(Outcome{End: Completed, AnswerTokens: 1})
+	open.Release(Outcome{End: Completed, OutputTokens: 1})
 	if after := r.states[1].load; after.requests != before.requests || after.tokens != before.tokens || r.index.CountPinned(1) != blocks {
 		t.Errorf("the account was %+v, and is %+v", before, after)
 	}
@@ -89,7 +89,7 @@ func TestSlotReuse(t *testing.T) {
 	if r.states[1].health.output.Load() != 0 {
 		t.Error("output of the first owner counts for the next one")
 	}
-	d.Release(Outcome{End: Completed, AnswerTokens: 1})
+	d.Release(Outcome{End: Completed, OutputTokens: 1})
 }
 
 // A Release that comes after the same backend left and joined again is not for
@@ -171,7 +171,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 			reconfigured(t, r, func(o *Options) { o.Policy = policy.Names()[rng.IntN(len(policy.Names()))] })
 		case 3:
 			there := registry.All()
-			r.ObserveLoad(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, ScrapedAt: c.now})
+			r.ObserveLoad(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, PolledAt: c.now})
 		case 4, 5:
 			queued = append(queued, submit(r, request(registry, rng.IntN(20), 1+rng.IntN(200))))
 		default:
@@ -180,7 +180,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 				if rng.IntN(2) == 0 {
 					open[at].RecordFirstEvent()
 				}
-				open[at].Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(100)})
+				open[at].Release(Outcome{End: End(rng.IntN(4)), OutputTokens: rng.IntN(100)})
 				open = slices.Delete(open, at, at+1)
 			}
 		}

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	defaultAnswerTokens = 250  // of estimate
+	defaultOutputTokens = 250  // of estimate
 	testPrefillRate     = 8000 // of a fleet with a queue
 	tokensPerBlock      = 64   // of ask
 )

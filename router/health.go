@@ -13,9 +13,9 @@ const (
 	stallMargin      = 3               // times the expected time of the prefill of what was sent
 	unknownRateSlack = 4               // ... and so many times that while the prefill rate is not known
 
-	// maxMissedScrapes is how many scrapes in a row a replica may leave unanswered
+	// maxMissedPolls is how many scrapes in a row a replica may leave unanswered
 	// before it counts as stalled, though nothing shows that it has work.
-	maxMissedScrapes = 3
+	maxMissedPolls = 3
 	// maxWorkAge is for how long after a sign of work an engine counts as working.
 	maxWorkAge = 2 * time.Second
 	// queueFullDelay is for how long a backend that refused a request because of its
@@ -41,9 +41,9 @@ type health struct {
 	owed      float64
 	streaming int // streams of ours that have begun
 
-	lastScrape    scrapeCounters
-	missedScrapes int  // in a row that were not answered in time
-	hung          bool // down, because its health checks time out as well
+	lastPoll    pollCounters
+	missedPolls int  // in a row that were not answered in time
+	hung        bool // down, because its health checks time out as well
 
 	stalled bool // when it was checked last
 	stalls  uint64
@@ -56,8 +56,8 @@ type health struct {
 	watched []*Decision // requests that are notified when it makes no progress
 }
 
-// scrapeCounters are the counters of the last scrape; zero before it.
-type scrapeCounters struct {
+// pollCounters are the counters of the last scrape; zero before it.
+type pollCounters struct {
 	at                    time.Time
 	prompt, generated, kv float64
 	known                 bool // it reports token counters
@@ -112,33 +112,33 @@ func (h *health) recordEnd(d *Decision, o *Outcome, now time.Time) {
 	}
 }
 
-// clearStoppingOnAnswer records that d was answered, so the replica does not stop. What
+// clearStoppingOnResponse records that d was answered, so the replica does not stop. What
 // was sent before it reported that it does says nothing: it finishes that.
-func (h *health) clearStoppingOnAnswer(d *Decision) {
+func (h *health) clearStoppingOnResponse(d *Decision) {
 	if !d.sentAt.Before(h.stoppingAt) {
 		h.stoppingAt = time.Time{}
 	}
 }
 
-// recordScrapeProgress records a scrape, and that the engine did something if its
+// recordPollProgress records a scrape, and that the engine did something if its
 // counters have changed since the last one. The share of the KV cache in use changes as
 // well while an engine works on a long prompt, which the token counters show only at its
 // end. inFlight is how many requests of ours the replica has.
-func (h *health) recordScrapeProgress(l *backends.Load, unstartedTokens float64, inFlight int) {
+func (h *health) recordPollProgress(l *backends.Load, unstartedTokens float64, inFlight int) {
 	// All our requests are finished on the replica, and wait for clients that read slowly.
 	idle := l.QueuesKnown && l.Running+l.Waiting == 0 && h.streaming == inFlight
-	last := &h.lastScrape
+	last := &h.lastPoll
 	if idle || l.PromptTokens != last.prompt || l.GenerationTokens != last.generated || l.KVCacheUsage != last.kv {
-		h.recordWork(l.ScrapedAt, unstartedTokens)
+		h.recordWork(l.PolledAt, unstartedTokens)
 	}
-	h.missedScrapes, h.hung = 0, false
-	*last = scrapeCounters{l.ScrapedAt, l.PromptTokens, l.GenerationTokens, l.KVCacheUsage, l.TokensKnown}
+	h.missedPolls, h.hung = 0, false
+	*last = pollCounters{l.PolledAt, l.PromptTokens, l.GenerationTokens, l.KVCacheUsage, l.TokensKnown}
 }
 
 // resetFailures forgets what speaks against a backend whose checks pass again: missed
 // scrapes, a report that it stops, an open breaker.
 func (h *health) resetFailures(now time.Time) {
-	h.missedScrapes, h.hung = 0, false
+	h.missedPolls, h.hung = 0, false
 	h.stoppingAt = time.Time{}
 	h.breaker.close(now)
 }
@@ -163,10 +163,10 @@ func (h *health) isStopping(now func() time.Time) bool {
 // scrapes that are not even answered.
 func (h *health) silentTime(l *backends.Load, now time.Time) time.Duration {
 	switch {
-	case !h.lastScrape.known || l == nil && h.streaming == 0 && h.missedScrapes < maxMissedScrapes:
+	case !h.lastPoll.known || l == nil && h.streaming == 0 && h.missedPolls < maxMissedPolls:
 		return 0
 	case l != nil:
-		now = h.lastScrape.at
+		now = h.lastPoll.at
 	}
 	return now.Sub(h.since)
 }

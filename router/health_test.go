@@ -30,7 +30,7 @@ func newStalls(t *testing.T, n int) *stalls {
 func (s *stalls) poll() {
 	for i, b := range s.fleet {
 		l := s.loads[i]
-		l.ScrapedAt = s.clock.now
+		l.PolledAt = s.clock.now
 		b.SetLoad(&l)
 		s.r.ObserveLoad(b, &l)
 	}
@@ -194,7 +194,7 @@ func TestStallWithoutCounters(t *testing.T) {
 	s.expectStalls("", 0, false)
 }
 
-func TestSilenceEndsAtLastScrape(t *testing.T) {
+func TestSilenceEndsAtLastPoll(t *testing.T) {
 	s := newStalls(t, 1)
 	s.send(1, 64, false)
 	s.clock.advance(time.Minute) // polls are that far apart
@@ -206,7 +206,7 @@ func TestSilenceEndsAtLastScrape(t *testing.T) {
 }
 
 // A process that is stopped answers polls no more than anything else.
-func TestStallWithFailedScrapes(t *testing.T) {
+func TestStallWithFailedPolls(t *testing.T) {
 	for name, streaming := range map[string]bool{"in mid-answer": true, "answers that come whole": false} {
 		t.Run(name, func(t *testing.T) {
 			s := newStalls(t, 1)
@@ -350,10 +350,10 @@ func TestStallListener(t *testing.T) {
 // missed is a scrape of the first backend that came to nothing.
 func (s *stalls) missed(late bool) {
 	s.clock.advance(2 * time.Second)
-	s.r.ScrapeFailed(s.fleet[0], late)
+	s.r.PollFailed(s.fleet[0], late)
 }
 
-func TestStallByMissedScrapes(t *testing.T) {
+func TestStallByMissedPolls(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		late  []bool // of the scrapes that fail

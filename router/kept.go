@@ -58,12 +58,12 @@ func (r *Request) conversationKey() uint64 {
 }
 
 // keepForNextTurn keeps the tokens of an answered request, if another turn may follow.
-func (r *Router) keepForNextTurn(d *Decision, answerTokens int, now time.Time) {
+func (r *Router) keepForNextTurn(d *Decision, outputTokens int, now time.Time) {
 	tracker, ok := r.policy.Policy.(policy.ConversationTracker)
 	if !ok || d.request.conversation == 0 || !r.isQueueEnabled() {
 		return
 	}
-	tokens := int(d.prediction.PromptTokens) + answerTokens
+	tokens := int(d.prediction.PromptTokens) + outputTokens
 	seconds := keptPrefills * tracker.LaterTurnProbability() * float64(tokens) / r.estimates.PrefillRate(d.Backend.Slot)
 	r.kept.add(d.request.conversation, keptConversation{
 		d.Backend.Slot, tokens, now.Add(time.Duration(seconds * float64(time.Second))),

@@ -18,12 +18,12 @@ func turnOf(req *Request, conversation uint64, turn prompt.Turn) *Request {
 func TestTokensKeptForNextTurn(t *testing.T) {
 	answered := func(t *testing.T, turn prompt.Turn) (*Router, []*backends.Backend, *clock) {
 		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, ScrapedAt: c.now})
+		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, PolledAt: c.now})
 		sent(t, "", submit(r, turnOf(ask(fleet, 2, 60), 2, turn))).RecordFirstEvent()
 		first := sent(t, "", submit(r, turnOf(ask(fleet, 1, 75), 1, turn)))
 		first.RecordFirstEvent()
 		c.advance(10 * time.Millisecond)
-		first.Release(Outcome{End: Completed, AnswerTokens: 20})
+		first.Release(Outcome{End: Completed, OutputTokens: 20})
 		return r, fleet, c
 	}
 
@@ -37,7 +37,7 @@ func TestTokensKeptForNextTurn(t *testing.T) {
 	}
 	waits(t, "the conversation is running", other)
 	next.RecordFirstEvent()
-	next.Release(Outcome{End: Completed, AnswerTokens: 20})
+	next.Release(Outcome{End: Completed, OutputTokens: 20})
 	waits(t, "the conversation was answered again", other)
 	c.advance(time.Duration(keptPrefills * 80 * tokensPerBlock / testPrefillRate * float64(time.Second)))
 	r.Tick()

@@ -10,9 +10,9 @@ import (
 const (
 	defaultDecodeRate = 40 // tokens a second of one answer
 	decodeRateWeight  = 10 // answers that the default counts for
-	// maxMeanAnswers is how many mean answers one is counted for at most. A longer one
+	// maxMeanOutputs is how many mean answers one is counted for at most. A longer one
 	// is seen by the next scrape.
-	maxMeanAnswers = 8
+	maxMeanOutputs = 8
 	// fullKVUsage is the share of its KV cache that a replica can use for a request to start
 	// there at once: beyond it, requests that run would soon preempt each other.
 	fullKVUsage = 0.95
@@ -29,9 +29,9 @@ type kvCache struct {
 
 	// Answers grow with time: answering sequences, the sum of the microseconds since
 	// Router.start at which they began, and the rate. A client that reads slowly keeps
-	// open what its engine has finished long ago, so they do not exceed maxAnswers.
+	// open what its engine has finished long ago, so they do not exceed maxOutput.
 	answering, began int64
-	maxAnswers       float64
+	maxOutput        float64
 	decodeRate       estimate.Average
 
 	// What the last scrape said.
@@ -39,32 +39,32 @@ type kvCache struct {
 	external   float64 // tokens in use beyond what we know of; below 0: so many are not in use any more
 	waiting    int     // requests that wait for capacity, less those that started since
 	nearlyFull bool    // at least backends.MinWaitingKVUsage is in use, or it is unknown
-	scrapedAt  time.Time
+	polledAt   time.Time
 	expected   bool // it showed what we expected, so the next one may come later
 }
 
 // kvUse is what one request uses of it beyond the index's blocks.
 type kvUse struct {
-	unindexed      int64
-	answeringSince int64   // microseconds since Router.start
-	maxAnswers     float64 // tokens that its answers are counted for at most
+	unindexed   int64
+	outputSince int64   // microseconds since Router.start
+	maxOutput   float64 // tokens that its answers are counted for at most
 }
 
 func newKVCache() kvCache {
 	return kvCache{decodeRate: estimate.NewAverage(defaultDecodeRate, decodeRateWeight)}
 }
 
-// recordAnswerStart counts a request's answer as growing from now on.
-func (c *kvCache) recordAnswerStart(d *Decision, r *Router, now time.Time) {
-	d.kv.answeringSince = now.Sub(r.start).Microseconds()
+// startOutputGrowth counts a request's answer as growing from now on.
+func (c *kvCache) startOutputGrowth(d *Decision, r *Router, now time.Time) {
+	d.kv.outputSince = now.Sub(r.start).Microseconds()
 	c.answering += d.prediction.Sequences
-	c.began += d.prediction.Sequences * d.kv.answeringSince
-	most := maxMeanAnswers * r.estimates.AnswerTokens(d.Backend.Slot)
-	if d.request.maxAnswerTokens > 0 {
-		most = min(most, float64(d.request.maxAnswerTokens))
+	c.began += d.prediction.Sequences * d.kv.outputSince
+	most := maxMeanOutputs * r.estimates.OutputTokens(d.Backend.Slot)
+	if d.request.maxOutputTokens > 0 {
+		most = min(most, float64(d.request.maxOutputTokens))
 	}
-	d.kv.maxAnswers = most * float64(d.prediction.Sequences)
-	c.maxAnswers += d.kv.maxAnswers
+	d.kv.maxOutput = most * float64(d.prediction.Sequences)
+	c.maxOutput += d.kv.maxOutput
 }
 
 // recordSent counts what a request uses. An answer that is not streamed does not
@@ -74,7 +74,7 @@ func (c *kvCache) recordSent(d *Decision, req *Request, r *Router, now time.Time
 	d.kv.unindexed += int64(float64(max(0, req.Bytes-inBlocks)) / r.decision.sizes.BytesPerToken)
 	c.unindexed += d.kv.unindexed
 	if !d.request.streams {
-		c.recordAnswerStart(d, r, now)
+		c.startOutputGrowth(d, r, now)
 	}
 }
 
@@ -83,7 +83,7 @@ func (c *kvCache) recordSent(d *Decision, req *Request, r *Router, now time.Time
 func (c *kvCache) recordPrefillDone(d *Decision, r *Router, now time.Time) {
 	c.waiting = max(0, c.waiting-1)
 	if d.request.streams {
-		c.recordAnswerStart(d, r, now)
+		c.startOutputGrowth(d, r, now)
 	}
 }
 
@@ -96,27 +96,27 @@ func (c *kvCache) recordEnd(d *Decision, o *Outcome, sinceStart time.Duration) {
 	}
 	sequences := d.prediction.Sequences
 	c.answering -= sequences
-	c.began -= sequences * d.kv.answeringSince
-	if c.maxAnswers -= d.kv.maxAnswers; c.answering == 0 {
-		c.maxAnswers = 0 // no rounding error is left
+	c.began -= sequences * d.kv.outputSince
+	if c.maxOutput -= d.kv.maxOutput; c.answering == 0 {
+		c.maxOutput = 0 // no rounding error is left
 	}
-	took := float64(sinceStart.Microseconds()-d.kv.answeringSince) / 1e6
-	if d.request.streams && o.End == Completed && o.AnswerTokens > 1 && took > 0 {
-		c.decodeRate.Add(float64(o.AnswerTokens) / float64(sequences) / took)
+	took := float64(sinceStart.Microseconds()-d.kv.outputSince) / 1e6
+	if d.request.streams && o.End == Completed && o.OutputTokens > 1 && took > 0 {
+		c.decodeRate.Add(float64(o.OutputTokens) / float64(sequences) / took)
 	}
 }
 
-// answerTokensInFlight returns how many tokens the answers in flight have at a time
+// outputTokensInFlight returns how many tokens the answers in flight have at a time
 // since Router.start.
-func (c *kvCache) answerTokensInFlight(sinceStart time.Duration) float64 {
-	return min(c.decodeRate.Value*float64(c.answering*sinceStart.Microseconds()-c.began)/1e6, c.maxAnswers)
+func (c *kvCache) outputTokensInFlight(sinceStart time.Duration) float64 {
+	return min(c.decodeRate.Value*float64(c.answering*sinceStart.Microseconds()-c.began)/1e6, c.maxOutput)
 }
 
 // ownKVTokens returns how many tokens of a backend's cache our requests use.
 func (r *Router) ownKVTokens(slot int, now time.Time) float64 {
 	c := &r.states[slot].kv
 	blocks := float64(r.index.CountPinned(slot)*r.blockBytes) / r.estimates.BackendBytesPerToken(slot)
-	return blocks + float64(c.unindexed) + c.answerTokensInFlight(now.Sub(r.start))
+	return blocks + float64(c.unindexed) + c.outputTokensInFlight(now.Sub(r.start))
 }
 
 // observeKV compares a scrape with our own account. That is ahead of the engine by
@@ -125,7 +125,7 @@ func (r *Router) ownKVTokens(slot int, now time.Time) float64 {
 func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time) {
 	s := &r.states[b.Slot]
 	c := &s.kv
-	c.scrapedAt = l.ScrapedAt
+	c.polledAt = l.PolledAt
 	c.waiting, c.external = l.WaitingForCapacity, 0
 	c.nearlyFull = !l.KVKnown || l.KVCacheUsage >= backends.MinWaitingKVUsage
 	if l.CacheTokens > 0 {
@@ -147,7 +147,7 @@ func (r *Router) observeKV(b *backends.Backend, l *backends.Load, now time.Time)
 func (r *Router) usedKVTokens(slot int, now time.Time) float64 {
 	s := &r.states[slot]
 	used := r.ownKVTokens(slot, now) + s.claimed.kv
-	if r.isRecentScrape(&s.kv, now) {
+	if r.isRecentPoll(&s.kv, now) {
 		used += s.kv.external
 	}
 	return used
@@ -172,7 +172,7 @@ func (r *Router) kvWait(slot int, now time.Time) (seconds float64) {
 		return 0
 	}
 	missing := max(0, r.requiredKVTokens(slot)-free)
-	return missing / float64(c.capacity) * r.estimates.AnswerTokens(slot) / c.decodeRate.Value
+	return missing / float64(c.capacity) * r.estimates.OutputTokens(slot) / c.decodeRate.Value
 }
 
 // requiredKVTokens returns how many tokens of a backend's cache the matched request would
@@ -205,7 +205,7 @@ func (r *Router) unindexedMediaTokens(slot int) int64 {
 // started since.
 func (r *Router) hasWaiting(slot int, now time.Time) bool {
 	c := &r.states[slot].kv
-	return c.waiting > 0 && r.isRecentScrape(c, now)
+	return c.waiting > 0 && r.isRecentPoll(c, now)
 }
 
 // isWaitingForKV reports whether requests wait in the replica because there is no room in its
@@ -214,12 +214,12 @@ func (r *Router) isWaitingForKV(slot int, now time.Time) bool {
 	return r.states[slot].kv.nearlyFull && r.hasWaiting(slot, now)
 }
 
-// isRecentScrape reports whether a backend's last scrape still counts: at most two that should
+// isRecentPoll reports whether a backend's last scrape still counts: at most two that should
 // have followed it are missing.
-func (r *Router) isRecentScrape(c *kvCache, now time.Time) bool {
+func (r *Router) isRecentPoll(c *kvCache, now time.Time) bool {
 	interval := r.settings.PollInterval
 	if c.expected {
 		interval = backends.MaxPollInterval(interval)
 	}
-	return now.Sub(c.scrapedAt) <= maxExternalLoadAge*interval
+	return now.Sub(c.polledAt) <= maxExternalLoadAge*interval
 }

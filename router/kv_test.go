@@ -11,7 +11,7 @@ import (
 
 // usesKV lets a scrape find such a share of a cache of so many tokens in use.
 func usesKV(r *Router, b *backends.Backend, c *clock, cacheTokens int, usage float64) {
-	l := &backends.Load{CacheTokens: cacheTokens, KVKnown: true, KVCacheUsage: usage, ScrapedAt: c.now}
+	l := &backends.Load{CacheTokens: cacheTokens, KVKnown: true, KVCacheUsage: usage, PolledAt: c.now}
 	b.SetLoad(l)
 	r.ObserveLoad(b, l)
 }
@@ -28,7 +28,7 @@ func TestKVWait(t *testing.T) {
 		{"nothing reported", func(*Router, *backends.Backend, *clock) {}, 0},
 		{"size unknown", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, 0, 1) }, 0},
 		{"usage unknown", func(r *Router, b *backends.Backend, c *clock) {
-			r.ObserveLoad(b, &backends.Load{CacheTokens: capacity, KVCacheUsage: 1, ScrapedAt: c.now})
+			r.ObserveLoad(b, &backends.Load{CacheTokens: capacity, KVCacheUsage: 1, PolledAt: c.now})
 		}, 0},
 		{"there is room", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 0.8) }, 0},
 		{"not for the prompt", full, prompt},
@@ -61,7 +61,7 @@ func TestKVWait(t *testing.T) {
 		tc.setUp(r, fleet[0], c)
 		r.beginDecision(ask(fleet, 1, blocks), nil, c.now)
 		r.matchPrompt()
-		answer := r.estimates.AnswerTokens(0) / defaultDecodeRate // seconds
+		answer := r.estimates.OutputTokens(0) / defaultDecodeRate // seconds
 		if got, want := r.kvWait(0, c.now), tc.missing/capacity*answer; math.Abs(got-want) > 1e-6 {
 			t.Errorf("%s: %.4f s, want %.4f", tc.name, got, want)
 		}
@@ -79,7 +79,7 @@ func TestKVWaitOfLongAnswers(t *testing.T) {
 	}
 	before := wait()
 	for range 1000 {
-		r.estimates.RecordAnswerLength(0, 10*defaultAnswerTokens, 1)
+		r.estimates.RecordOutputLength(0, 10*defaultOutputTokens, 1)
 	}
 	if got := wait(); got < 9*before || got > 10.1*before {
 		t.Errorf("%.2f s where answers have about ten times as many tokens, and %.2f before", got, before)
@@ -99,7 +99,7 @@ func TestKVWaitRouting(t *testing.T) {
 	const kvWaitCost = 4 // of the policy prefix
 	// One missing token costs what half of one costs to prefill.
 	r, _, _ := newFleet(t, 1, "prefix")
-	capacity := kvWaitCost * r.estimates.AnswerTokens(0) / defaultDecodeRate * r.estimates.PrefillRate(0) / 0.5
+	capacity := kvWaitCost * r.estimates.OutputTokens(0) / defaultDecodeRate * r.estimates.PrefillRate(0) / 0.5
 	blocks := int((1 - fullKVUsage) / 2 * capacity / tokensPerBlock)
 	for _, tc := range []struct {
 		name    string
@@ -129,7 +129,7 @@ func TestKVWaitRouting(t *testing.T) {
 		if tc.known {
 			usesKV(r, holder, c, int(capacity), tc.usage)
 		} else {
-			holder.SetLoad(&backends.Load{KVCacheUsage: tc.usage, ScrapedAt: c.now})
+			holder.SetLoad(&backends.Load{KVCacheUsage: tc.usage, PolledAt: c.now})
 			r.ObserveLoad(holder, holder.Load())
 		}
 		if d := mustPick(t, r, ask(fleet, 1, blocks)); (d.Backend == holder) != tc.holder {

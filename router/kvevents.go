@@ -86,7 +86,7 @@ type finishedRequest struct {
 	bytes        int            // of the prompt
 	replyBytes   int
 	promptTokens int // 0: not known
-	answerTokens int // likewise, or the request was not completed
+	outputTokens int // likewise, or the request was not completed
 	due          time.Time
 }
 
@@ -284,9 +284,9 @@ func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
 		done.blocks = slices.Clone(q.blocks)
 	}
 	if o.End == Completed {
-		done.answerTokens = o.AnswerTokens
+		done.outputTokens = o.OutputTokens
 	}
-	if o.End == Completed && len(o.Reply) > 0 && o.AnswerTokens > 0 {
+	if o.End == Completed && len(o.Reply) > 0 && o.OutputTokens > 0 {
 		done.blocks = append(done.blocks, o.Reply...)
 		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyTailBytes - q.bytes
 	}
@@ -322,7 +322,7 @@ func (f *KVFollower) Settle() {
 
 // knowsTokens reports whether it is known how many tokens the prompt has: the replica said so, or
 // how many the answer has, which the last KV block of the sequence follows.
-func (q *finishedRequest) knowsTokens() bool { return q.promptTokens > 0 || q.answerTokens > 0 }
+func (q *finishedRequest) knowsTokens() bool { return q.promptTokens > 0 || q.outputTokens > 0 }
 
 // contradicts reports whether the prompt has so many tokens that the place of the end cannot be
 // right.
@@ -416,7 +416,7 @@ func (q *finishedRequest) locate(end linkedEnd, sequence []kvblocks.Block, block
 	last := sequence[len(sequence)-1]
 	promptTokens := float64(q.promptTokens)
 	if q.promptTokens == 0 { // its last block is in the midst of the last KV block, in the mean
-		promptTokens = float64(last.Tokens + last.Size/2 - q.answerTokens)
+		promptTokens = float64(last.Tokens + last.Size/2 - q.outputTokens)
 	}
 	known, knownBytes := float64(end.link.Tokens), end.blocks*blockBytes
 	var to index.Link
@@ -431,7 +431,7 @@ func (q *finishedRequest) locate(end linkedEnd, sequence []kvblocks.Block, block
 			if knownBytes > q.bytes {
 				from = known
 			}
-			tokens = from + (promptTokens+float64(q.answerTokens)-from)*float64(at-begin)/float64(q.bytes+q.replyBytes-begin)
+			tokens = from + (promptTokens+float64(q.outputTokens)-from)*float64(at-begin)/float64(q.bytes+q.replyBytes-begin)
 		}
 		to.Tokens = int(math.Round(tokens))
 		for len(sequence) > 0 && sequence[0].Tokens <= to.Tokens {

@@ -67,7 +67,7 @@ func TestKVEventsOfStoppedStream(t *testing.T) {
 	d := mustPick(t, r, ask(fleet, 1, 10)) // 640 tokens
 	d.RecordFirstEvent()
 	replicas[0].compute(d.KVSession, 1, 640+1280) // an answer of 1280 tokens
-	d.Release(Outcome{End: ClientDisconnected, AnswerTokens: 1280})
+	d.Release(Outcome{End: ClientDisconnected, OutputTokens: 1280})
 	c.advance(confirmTimeout)
 	settleAll(replicas)
 	e := r.Explain(*ask(fleet, 1, 10))
@@ -83,7 +83,7 @@ func TestKVEventsOfConversationAfterStoppedStream(t *testing.T) {
 	d := mustPick(t, r, ask(fleet, 1, 10)) // 640 tokens
 	d.RecordFirstEvent()
 	replicas[0].compute(d.KVSession, 1, 1920) // with an answer of 1280 tokens
-	d.Release(Outcome{End: ClientDisconnected, AnswerTokens: 1280})
+	d.Release(Outcome{End: ClientDisconnected, OutputTokens: 1280})
 	c.advance(confirmTimeout)
 	settleAll(replicas)
 	for turn := range 3 {
@@ -110,7 +110,7 @@ func TestKVEventsWithoutUsage(t *testing.T) {
 	d := mustPick(t, r, ask(fleet, 1, 10))
 	d.RecordFirstEvent()
 	replicas[0].compute(d.KVSession, 1, 640+640) // e.g. reasoning, which no later turn sends
-	d.Release(Outcome{End: Completed, AnswerTokens: 640})
+	d.Release(Outcome{End: Completed, OutputTokens: 640})
 	c.advance(confirmTimeout)
 	settleAll(replicas)
 	e := r.Explain(*ask(fleet, 1, 10))
@@ -185,7 +185,7 @@ func TestForgetCacheWhenFull(t *testing.T) {
 }
 
 // A scrape shows that a replica has been restarted before its events do.
-func TestRestartSeenByScrapeFirst(t *testing.T) {
+func TestRestartSeenByPollFirst(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 10)

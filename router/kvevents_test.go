@@ -221,7 +221,7 @@ func TestKVEventsOfAnswer(t *testing.T) {
 	d.RecordFirstEvent()
 	replicas[0].compute(d.KVSession, 1, 6*tokensPerBlock-1)
 	d.Release(Outcome{
-		End: Completed, PromptTokens: 4 * tokensPerBlock, AnswerTokens: 2 * tokensPerBlock,
+		End: Completed, PromptTokens: 4 * tokensPerBlock, OutputTokens: 2 * tokensPerBlock,
 		Reply: []prompt.Block{next.Blocks[4], next.Blocks[5]},
 	})
 	c.advance(confirmTimeout)

@@ -25,9 +25,9 @@ func changeStates(ctx context.Context, fleet []*backends.Backend, seed uint64) {
 		case 2:
 			b.SetLoad(nil)
 		case 3:
-			b.SetLoad(&backends.Load{Asleep: true, QueuesKnown: true, ScrapedAt: time.Now()})
+			b.SetLoad(&backends.Load{Asleep: true, QueuesKnown: true, PolledAt: time.Now()})
 		case 4:
-			b.SetLoad(&backends.Load{Engines: 2, QueuesKnown: true, Running: 1, ScrapedAt: time.Now()})
+			b.SetLoad(&backends.Load{Engines: 2, QueuesKnown: true, Running: 1, PolledAt: time.Now()})
 		default:
 			b.SetState(backends.Ready)
 		}
@@ -72,7 +72,7 @@ func TestStateChangesUnderLoad(t *testing.T) {
 					continue
 				}
 				d.RecordFirstEvent()
-				d.Release(Outcome{End: Completed, AnswerTokens: 1})
+				d.Release(Outcome{End: Completed, OutputTokens: 1})
 			}
 		})
 	}

@@ -214,7 +214,7 @@ func (r *Router) externalLoad(l *backends.Load, now time.Time) (requests, tokens
 		return 0, 0
 	}
 	requests = float64(l.Running+l.Waiting) - float64(l.OwnInFlight)
-	age := now.Sub(l.ScrapedAt)
+	age := now.Sub(l.PolledAt)
 	if requests <= 0 || age > maxExternalLoadAge*r.settings.PollInterval {
 		return 0, 0
 	}

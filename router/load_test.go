@@ -88,7 +88,7 @@ func TestExternalLoad(t *testing.T) {
 	r.estimates.RecordUncached("", 1)
 	f := func(name string, age time.Duration, l backends.Load, requests, queued float64) {
 		t.Helper()
-		l.ScrapedAt = c.now
+		l.PolledAt = c.now
 		a, b := r.externalLoad(&l, c.now.Add(age))
 		if math.Abs(a-requests) > 1e-9 || math.Abs(b-queued) > 1e-9 {
 			t.Errorf("%s: %.3f requests, %.3f of them waiting; want %.3f, %.3f", name, a, b, requests, queued)
@@ -111,11 +111,11 @@ func TestExternalLoadShiftsTraffic(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix")
 	holder := mustPick(t, r, ask(fleet, 1, 10)) // 640 tokens: the mean u
 	holder.RecordFirstEvent()
-	holder.Release(Outcome{End: Completed, AnswerTokens: 250})
+	holder.Release(Outcome{End: Completed, OutputTokens: 250})
 	other := fleet[1-holder.Backend.Slot]
 	f := func(name string, running, waiting int, want *backends.Backend) {
 		t.Helper()
-		holder.Backend.SetLoad(&backends.Load{QueuesKnown: true, Running: running, Waiting: waiting, ScrapedAt: c.now})
+		holder.Backend.SetLoad(&backends.Load{QueuesKnown: true, Running: running, Waiting: waiting, PolledAt: c.now})
 		d := mustPick(t, r, ask(fleet, 1, 10))
 		if d.Backend != want {
 			t.Errorf("%s: sent to %s", name, d.Backend.Name)
@@ -138,7 +138,7 @@ func TestLongPromptBesideExternalLoad(t *testing.T) {
 	running := sent(t, "", submit(r, ask(fleet, 1, 160)))
 	long := submit(r, ask(fleet, 2, 160)) // 10,240 tokens: more than a step
 	poll := func() {
-		l := &backends.Load{QueuesKnown: true, Running: 40, Waiting: 1, ScrapedAt: c.now, OwnInFlight: 1}
+		l := &backends.Load{QueuesKnown: true, Running: 40, Waiting: 1, PolledAt: c.now, OwnInFlight: 1}
 		fleet[0].SetLoad(l)
 		r.ObserveLoad(fleet[0], l)
 	}
@@ -150,14 +150,14 @@ func TestLongPromptBesideExternalLoad(t *testing.T) {
 
 func TestAnswerGrowthIsBounded(t *testing.T) {
 	for name, c := range map[string]struct{ sequences, most, want int }{
-		"nothing said":   {1, 0, maxMeanAnswers * defaultAnswerTokens},
-		"two sequences":  {2, 0, 2 * maxMeanAnswers * defaultAnswerTokens},
+		"nothing said":   {1, 0, maxMeanOutputs * defaultOutputTokens},
+		"two sequences":  {2, 0, 2 * maxMeanOutputs * defaultOutputTokens},
 		"fewer allowed":  {1, 16, 16},
-		"more than ever": {1, 1 << 20, maxMeanAnswers * defaultAnswerTokens},
+		"more than ever": {1, 1 << 20, maxMeanOutputs * defaultOutputTokens},
 	} {
 		r, fleet, clock := newFleet(t, 1, "prefix")
 		req := ask(fleet, 1, 10)
-		req.Sequences, req.MaxAnswerTokens = c.sequences, c.most
+		req.Sequences, req.MaxOutputTokens = c.sequences, c.most
 		d := mustPick(t, r, req)
 		d.RecordFirstEvent()
 		before := r.ownKVTokens(0, clock.now)
@@ -190,7 +190,7 @@ func reading(t *testing.T, streams int) (*Router, *backends.Backend, *clock) {
 func scraped(r *Router, b *backends.Backend, c *clock, running int, usage float64) {
 	l := &backends.Load{
 		CacheTokens: 10_000, KVKnown: true, KVCacheUsage: usage, QueuesKnown: true, Running: running,
-		TokensKnown: true, PromptTokens: 1, GenerationTokens: 1, OwnInFlight: b.InFlight.Load(), ScrapedAt: c.now,
+		TokensKnown: true, PromptTokens: 1, GenerationTokens: 1, OwnInFlight: b.InFlight.Load(), PolledAt: c.now,
 	}
 	b.SetLoad(l)
 	r.ObserveLoad(b, l)
@@ -298,7 +298,7 @@ func TestPolicyByMetricsExpectsNoLoad(t *testing.T) {
 
 // What a scrape showed of other clients counts until three that should have followed are
 // missing, also where they were to follow later.
-func TestScrapeAgeWithBackoff(t *testing.T) {
+func TestPollAgeWithBackoff(t *testing.T) {
 	for name, tc := range map[string]struct {
 		usage  float64
 		recent time.Duration

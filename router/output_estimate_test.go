@@ -20,7 +20,7 @@ func TestEstimateOutputTokens(t *testing.T) {
 		{"after another one's prefill", func(*Request) {}, true, 3 * second, rate},
 		{"one sequence", func(*Request) {}, false, 5 * second, 5 * rate},
 		{"twenty sequences", func(req *Request) { req.Sequences = 20 }, false, 5 * second / 2, 50 * rate},
-		{"at most what was asked for", func(req *Request) { req.Sequences, req.MaxAnswerTokens = 20, 30 }, false, time.Hour, 600},
+		{"at most what was asked for", func(req *Request) { req.Sequences, req.MaxOutputTokens = 20, 30 }, false, time.Hour, 600},
 		{"a stream", func(req *Request) { req.Streams = true }, false, second, 0},
 		{"no text", func(req *Request) { req.NonGenerative = true }, false, second, 0},
 		{"no engine", func(req *Request) { req.NoEngine = true }, false, second, 0},
@@ -68,8 +68,8 @@ func TestEstimateOutputTokensOfStream(t *testing.T) {
 	}{
 		{"between two events", func(*Request) {}, false, 100, 25 * time.Millisecond, 101},
 		{"twenty sequences without events", func(req *Request) { req.Sequences = 20 }, false, 20, 5 * time.Second, 20 + 100*defaultDecodeRate},
-		{"at most what was asked for", func(req *Request) { req.Sequences, req.MaxAnswerTokens = 20, 30 }, false, 20, time.Hour, 600},
-		{"more events than asked for", func(req *Request) { req.MaxAnswerTokens = 30 }, false, 31, time.Hour, 31},
+		{"at most what was asked for", func(req *Request) { req.Sequences, req.MaxOutputTokens = 20, 30 }, false, 20, time.Hour, 600},
+		{"more events than asked for", func(req *Request) { req.MaxOutputTokens = 30 }, false, 31, time.Hour, 31},
 		{"on a stalled backend", func(*Request) {}, true, 20, time.Hour, 20},
 	} {
 		r, fleet, clock := newFleet(t, 1, "prefix")

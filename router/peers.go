@@ -193,7 +193,7 @@ func (r *Router) reservePeerRequest(p *peer, sent *Placement, now time.Time) *pe
 	sequences := min(max(1, sent.Sequences), maxSequences)
 	req := &Request{
 		Model: sent.Model, Adapter: sent.Adapter, Blocks: sent.Blocks, Forks: sent.Forks, Bytes: sent.Bytes,
-		Streams: sent.Streams, NonGenerative: sent.NonGenerative, MaxAnswerTokens: sent.MaxAnswer, TextClass: sent.TextClass,
+		Streams: sent.Streams, NonGenerative: sent.NonGenerative, MaxOutputTokens: sent.MaxOutput, TextClass: sent.TextClass,
 		Turn: sent.Turn, PromptKey: sent.PromptKey, Session: sent.Session,
 	}
 	r.beginDecision(req, nil, now)
@@ -206,7 +206,7 @@ func (r *Router) reservePeerRequest(p *peer, sent *Placement, now time.Time) *pe
 	d := &Decision{Backend: b, MatchedBlocks: depth, TotalBlocks: len(req.Blocks), router: r, health: s.health, sentAt: now}
 	d.request = sentRequest{
 		id: sent.ID, ofPeer: true, adapter: sent.Adapter, class: sent.Class, streams: sent.Streams, nonGenerative: sent.NonGenerative,
-		maxAnswerTokens: sent.MaxAnswer, conversation: req.conversationKey(),
+		maxOutputTokens: sent.MaxOutput, conversation: req.conversationKey(),
 	}
 	delete(r.kept, d.request.conversation)
 	matched := min(r.decision.countTokens(depth*r.blockBytes), promptTokens)
@@ -288,8 +288,8 @@ func (r *Router) endPeerRequest(p *peer, d *Decision, e *PlacementEnd, now time.
 	if o.End == Completed {
 		r.recordPeerPrefillDone(d, now)
 	}
-	if !d.isPlausibleAnswerLength(o.AnswerTokens) {
-		o.AnswerTokens = 0
+	if !d.isPlausibleOutputLength(o.OutputTokens) {
+		o.OutputTokens = 0
 	}
 	if o.End == Completed {
 		d.prediction.TTFT, d.prediction.QueuedAhead = e.TTFT, e.QueuedAhead

@@ -66,7 +66,7 @@ func TestPeerPlacementIsIndexed(t *testing.T) {
 	}
 	d.RecordFirstEvent()
 	reply := []prompt.Block{1 << 60, 1<<60 + 1}
-	d.Release(Outcome{End: Completed, AnswerTokens: 100, Reply: reply})
+	d.Release(Outcome{End: Completed, OutputTokens: 100, Reply: reply})
 	b.ApplyPlacements(peerID, events.take(b), 0)
 	if got := there.PeerInFlight.Load(); got != 0 {
 		t.Errorf("%d sequences are in flight after the end", got)
@@ -105,7 +105,7 @@ func TestPeerRequestNotComputedIsRolledBack(t *testing.T) {
 // twice, and expects that nothing is left of them after the last SyncPeer.
 func TestPeerAccountsReturnToZero(t *testing.T) {
 	a, b, events, fleetA, fleetB := twoPeers(t, 3, withQueue)
-	ends := []Outcome{{End: Completed, AnswerTokens: 50}, {End: ClientDisconnected}, {End: Truncated}, {End: NotProcessed, Failed: true}}
+	ends := []Outcome{{End: Completed, OutputTokens: 50}, {End: ClientDisconnected}, {End: Truncated}, {End: NotProcessed, Failed: true}}
 	for i := range 200 {
 		req := ask(fleetA.backends, i%20, 5+i%30)
 		req.Streams, req.Adapter = i%3 != 0, []string{"", "a", "b"}[i%3]
@@ -134,7 +134,7 @@ func TestPeerAccountsReturnToZero(t *testing.T) {
 		if l := &s.load; len(l.pending) != 0 || l.tokens != 0 || l.requests != 0 || l.ofPeers != 0 || l.unstarted != 0 || l.attended != 0 || len(l.adapters) != 0 {
 			t.Errorf("backend %d has the load %+v", slot, l)
 		}
-		if kv := &s.kv; kv.unindexed != 0 || kv.answering != 0 || kv.maxAnswers != 0 {
+		if kv := &s.kv; kv.unindexed != 0 || kv.answering != 0 || kv.maxOutput != 0 {
 			t.Errorf("backend %d has the KV cache %+v", slot, kv)
 		}
 		if n := s.backend.PeerInFlight.Load(); n != 0 {
@@ -276,7 +276,7 @@ func TestPeersKnowTheSame(t *testing.T) {
 			d.RecordFirstEvent()
 			exchange()
 		}
-		d.Release([]Outcome{{End: Completed, AnswerTokens: 10, Reply: []prompt.Block{prompt.Block(random.Uint64())}}, {End: NotProcessed}, {End: Truncated}}[random.IntN(3)])
+		d.Release([]Outcome{{End: Completed, OutputTokens: 10, Reply: []prompt.Block{prompt.Block(random.Uint64())}}, {End: NotProcessed}, {End: Truncated}}[random.IntN(3)])
 		exchange()
 	}
 	for range 2000 {

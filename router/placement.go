@@ -21,7 +21,7 @@ type Placement struct {
 	PromptTokens   float64 // about
 	UncachedTokens float64 // that the backend has to compute, about
 	Sequences      int64
-	MaxAnswer      int // tokens; 0: not known
+	MaxOutput      int // tokens; 0: not known
 	Class          queue.Class
 	TextClass      prompt.TextClass
 
@@ -80,7 +80,7 @@ func (r *Router) reportSent(d *Decision, req *Request) {
 	p.event = PlacementEvent{Kind: PlacementSent, Placement: Placement{
 		ID: p.lastID, Backend: d.Backend, Model: req.Model, Adapter: req.Adapter, Blocks: blocks, Forks: req.Forks, Bytes: req.Bytes,
 		PromptTokens: d.prediction.PromptTokens, UncachedTokens: d.prediction.Uncached, Sequences: d.prediction.Sequences,
-		MaxAnswer: req.MaxAnswerTokens, Class: d.request.class, TextClass: req.TextClass,
+		MaxOutput: req.MaxOutputTokens, Class: d.request.class, TextClass: req.TextClass,
 		Turn: req.Turn, PromptKey: req.PromptKey, Session: req.Session,
 		Retry: r.decision.request.Retry, Streams: req.Streams, NonGenerative: req.NonGenerative,
 		IsText: d.prediction.IsText, TooLong: d.prediction.IsTooLong,

@@ -40,7 +40,7 @@ func TestQueueTimeInOutageAndWork(t *testing.T) {
 			load := backends.Load{TokensKnown: true, PromptTokens: 1}
 			pass := func(state string) { // a second
 				c.advance(time.Second)
-				if load.ScrapedAt = c.now; state == busy {
+				if load.PolledAt = c.now; state == busy {
 					load.GenerationTokens++
 				}
 				fleet[0].SetLoad(&load)
@@ -186,7 +186,7 @@ func serveByRouter(t *testing.T, jobs []*queuedJob, limit time.Duration) {
 			done := queued[0]
 			queued, open = queued[1:], open-1
 			done.RecordFirstEvent()
-			done.Release(Outcome{End: Completed, AnswerTokens: 1})
+			done.Release(Outcome{End: Completed, OutputTokens: 1})
 		}
 		c.advance(jobStep)
 		r.Tick()
@@ -279,7 +279,7 @@ func TestRetryIsNotCharged(t *testing.T) {
 		r.Tick()
 		if sentAtOnce {
 			first.RecordFirstEvent()
-			first.Release(Outcome{End: Completed, AnswerTokens: 1})
+			first.Release(Outcome{End: Completed, OutputTokens: 1})
 			order = order[1:]
 		}
 		if len(order) == 0 || order[0] != 1 {

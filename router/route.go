@@ -136,7 +136,7 @@ func (r *Router) filterBackends() error {
 // fillCandidate fills in what policies know about a backend.
 func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 	d, s, l := &r.decision, &r.states[b.Slot], r.liveStateOf(b).load
-	foreignRequests, foreignTokens := r.externalLoad(l, d.now)
+	externalRequests, externalTokens := r.externalLoad(l, d.now)
 	rate, weight, tokens := r.estimates.PrefillRate(b.Slot), r.weightOf(b), d.promptTokens()
 	missing, recomputed := r.estimates.MissingHits(b.Slot)
 	matched := (1 - missing) * min(r.tokensBefore(d.matched[b.Slot]), tokens)
@@ -147,9 +147,9 @@ func (r *Router) fillCandidate(c *policy.Candidate, b *backends.Backend) {
 		MatchedTokens:  matched,
 		UncachedTokens: max(minUncachedTokens, tokens-matched),
 		Recomputed:     recomputed,
-		QueuedTokens:   s.load.queuedTokens(d.now, rate) + foreignTokens + s.claimed.uncached,
+		QueuedTokens:   s.load.queuedTokens(d.now, rate) + externalTokens + s.claimed.uncached,
 		AdapterTokens:  s.load.adapterCost(d.req.Adapter, l),
-		InFlight:       float64(b.KnownInFlight()) + foreignRequests,
+		InFlight:       float64(b.KnownInFlight()) + externalRequests,
 		PrefillRate:    rate,
 		Requests:       float64(s.load.requests) / weight, UnstartedTokens: s.load.unstarted / weight,
 		UnstartedAttention: s.load.attended / weight,
@@ -179,16 +179,16 @@ func (r *Router) fillPolicyRequest() {
 	d.request = policy.Request{
 		Now: d.now, Blocks: d.req.Blocks, BlockTokens: float64(r.blockBytes) / d.sizes.BytesPerToken, PromptTokens: d.promptTokens(),
 		PromptKey: d.req.PromptKey, Turn: d.req.Turn, Retry: len(d.tried) > 0, Session: d.req.Session,
-		MeanAnswerTokens: r.expectedAnswerTokens(), MeanUncachedTokens: r.estimates.MeanUncachedTokens(d.req.Model),
+		MeanOutputTokens: r.expectedOutputTokens(), MeanUncachedTokens: r.estimates.MeanUncachedTokens(d.req.Model),
 	}
 }
 
-// expectedAnswerTokens returns how long the answer will be, about: the mean of the candidates'
+// expectedOutputTokens returns how long the answer will be, about: the mean of the candidates'
 // answers, or what the client set as the maximum if that is less.
-func (r *Router) expectedAnswerTokens() float64 {
+func (r *Router) expectedOutputTokens() float64 {
 	d := &r.decision
-	tokens := r.estimates.MeanAnswerTokens(d.backends)
-	if most := d.req.MaxAnswerTokens; most > 0 {
+	tokens := r.estimates.MeanOutputTokens(d.backends)
+	if most := d.req.MaxOutputTokens; most > 0 {
 		tokens = min(tokens, float64(most))
 	}
 	return tokens
@@ -217,7 +217,7 @@ func (r *Router) reserve(chosen int) *Decision {
 	}
 	made.request = sentRequest{
 		blocks: req.Blocks, adapter: req.Adapter, class: req.class(), streams: req.Streams,
-		noEngine: req.NoEngine, nonGenerative: req.NonGenerative, maxAnswerTokens: req.MaxAnswerTokens,
+		noEngine: req.NoEngine, nonGenerative: req.NonGenerative, maxOutputTokens: req.MaxOutputTokens,
 		conversation: req.conversationKey(),
 	}
 	r.nameForKVEvents(made, req)

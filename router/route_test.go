@@ -32,14 +32,14 @@ func TestPrefixAffinity(t *testing.T) {
 			t.Errorf("prompt %d: reason %q, want %q", key, first.Reason, ReasonCold)
 		}
 		first.RecordFirstEvent()
-		first.Release(Outcome{End: Completed, AnswerTokens: 100})
+		first.Release(Outcome{End: Completed, OutputTokens: 100})
 		c.advance(time.Second)
 		again := mustPick(t, r, ask(fleet, key, 25))
 		if again.Backend != first.Backend || again.MatchedBlocks != 20 || again.TotalBlocks != 25 || again.Reason != ReasonPrefix {
 			t.Errorf("prompt %d went to %s first, then to %s with %d of %d blocks matched (%s)",
 				key, first.Backend.Name, again.Backend.Name, again.MatchedBlocks, again.TotalBlocks, again.Reason)
 		}
-		again.Release(Outcome{End: Completed, AnswerTokens: 100})
+		again.Release(Outcome{End: Completed, OutputTokens: 100})
 	}
 }
 
@@ -67,7 +67,7 @@ func TestMembershipFilters(t *testing.T) {
 	r, fleet, c := newFleet(t, 4, "prefix")
 	fleet[0].SetState(backends.Down)
 	fleet[1].SetState(backends.Draining)
-	fleet[2].SetLoad(&backends.Load{Asleep: true, ScrapedAt: c.now})
+	fleet[2].SetLoad(&backends.Load{Asleep: true, PolledAt: c.now})
 	d := mustPick(t, r, ask(fleet, 1, 10))
 	if d.Backend != fleet[3] || d.Reason != ReasonOnly {
 		t.Errorf("picked %s (%s), want b3 (only)", d.Backend.Name, d.Reason)
@@ -99,7 +99,7 @@ func TestDisconnectAfterFirstEvent(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 100))
 	d.RecordFirstEvent()
-	d.Release(Outcome{End: ClientDisconnected, AnswerTokens: 3})
+	d.Release(Outcome{End: ClientDisconnected, OutputTokens: 3})
 	if d := mustPick(t, r, ask(fleet, 1, 100)); d.MatchedBlocks != 100 {
 		t.Errorf("%d of 100 blocks matched", d.MatchedBlocks)
 	}
@@ -126,7 +126,7 @@ func TestForgetCache(t *testing.T) {
 	d := mustPick(t, r, ask(fleet, 1, 10))
 	r.ForgetCache(fleet[0])
 	d.RecordFirstEvent()
-	d.Release(Outcome{End: Completed, AnswerTokens: 10})
+	d.Release(Outcome{End: Completed, OutputTokens: 10})
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.MatchedBlocks != 0 {
 		t.Errorf("%d blocks matched after the replica lost its cache", d.MatchedBlocks)
 	}
@@ -135,7 +135,7 @@ func TestForgetCache(t *testing.T) {
 func TestReleaseTwicePanics(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
-	d.Release(Outcome{End: Completed, AnswerTokens: 1})
+	d.Release(Outcome{End: Completed, OutputTokens: 1})
 	defer func() {
 		if recover() == nil {
 			t.Error("no panic")
@@ -144,7 +144,7 @@ func TestReleaseTwicePanics(t *testing.T) {
 			t.Errorf("%d in flight", n)
 		}
 	}()
-	d.Release(Outcome{End: Completed, AnswerTokens: 1})
+	d.Release(Outcome{End: Completed, OutputTokens: 1})
 }
 
 // panicking is a policy with a fault.
@@ -220,7 +220,7 @@ func TestLoadReturnsToZero(t *testing.T) {
 					if rng.IntN(2) == 0 {
 						open[i].RecordFirstEvent()
 					}
-					open[i].Release(Outcome{End: End(rng.IntN(4)), AnswerTokens: rng.IntN(300)})
+					open[i].Release(Outcome{End: End(rng.IntN(4)), OutputTokens: rng.IntN(300)})
 					open[i] = open[len(open)-1]
 					open = open[:len(open)-1]
 				}
@@ -250,10 +250,10 @@ func TestHotBackendKeepsOthersAffinity(t *testing.T) {
 		d := mustPick(t, r, ask(fleet, key, 40))
 		d.RecordFirstEvent()
 		holders[key] = d.Backend
-		defer d.Release(Outcome{End: Completed, AnswerTokens: 100}) // all at once at the end, so that they spread
+		defer d.Release(Outcome{End: Completed, OutputTokens: 100}) // all at once at the end, so that they spread
 	}
 	hot := fleet[0]
-	hot.SetLoad(&backends.Load{QueuesKnown: true, Running: 500, Waiting: 200, ScrapedAt: c.now})
+	hot.SetLoad(&backends.Load{QueuesKnown: true, Running: 500, Waiting: 200, PolledAt: c.now})
 	seen := map[*backends.Backend]int{}
 	for key, holder := range holders {
 		d := mustPick(t, r, ask(fleet, key, 41))
@@ -295,7 +295,7 @@ func TestSharedPromptSpreads(t *testing.T) {
 
 func TestNoEngineRequests(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	fresh := backends.Load{CacheTokens: 10_000, KVKnown: true, ScrapedAt: c.now}
+	fresh := backends.Load{CacheTokens: 10_000, KVKnown: true, PolledAt: c.now}
 	r.ObserveLoad(fleet[0], &fresh)
 	long := sent(t, "", submit(r, ask(fleet, 1, 100)))
 	waits(t, "behind 6,400 tokens", submit(r, ask(fleet, 2, 100)))
@@ -307,8 +307,8 @@ func TestNoEngineRequests(t *testing.T) {
 		t.Error("it counts in the load")
 	}
 	d.RecordFirstEvent()
-	d.Release(Outcome{End: Completed, AnswerTokens: 1000})
-	if r.states[0].load.tokens != pending.tokens || r.Estimates()[0].AnswerTokens != defaultAnswerTokens || fleet[0].InFlight.Load() != 1 {
+	d.Release(Outcome{End: Completed, OutputTokens: 1000})
+	if r.states[0].load.tokens != pending.tokens || r.Estimates()[0].OutputTokens != defaultOutputTokens || fleet[0].InFlight.Load() != 1 {
 		t.Error("its end counts in the load")
 	}
 	if n := r.CountWaiting(); n != 1 {

@@ -157,9 +157,9 @@ func (g *guarded) goesTo(model, prompt string) int {
 	return s.replica
 }
 
-// openForeignStreams makes another client, which goes past the proxy, open streams at a
+// openExternalStreams makes another client, which goes past the proxy, open streams at a
 // replica. They last until the test ends, or leave is called.
-func (g *guarded) openForeignStreams(replica, streams int, model, prompt string, tokens int) (leave func()) {
+func (g *guarded) openExternalStreams(replica, streams int, model, prompt string, tokens int) (leave func()) {
 	g.t.Helper()
 	ctx, leave := context.WithCancel(g.t.Context())
 	g.t.Cleanup(leave)

@@ -26,7 +26,7 @@ func TestPriorityInEngineQueue(t *testing.T) {
 			s.Routing.Queue.Requests = 0 // all waiting requests are in the replica's queue
 			s.Backends[0].EnginePriority = c.enginePriority
 		})
-		leave := g.openForeignStreams(0, 1, "sim", "of another client", 20_000)
+		leave := g.openExternalStreams(0, 1, "sim", "of another client", 20_000)
 		answered := make(chan string, 2)
 		send := func(name, bodyPriority, priority string) {
 			body := `{"model":"sim","ignore_eos":true,"max_tokens":100,"priority":` + bodyPriority + `,"messages":[{"role":"user","content":"` + name + `"}]}`

@@ -44,7 +44,7 @@ func recordChats(t *testing.T, replicas, kvTokens int) (replay.Summary, []byte) 
 		Zipf:          0.8,
 		Turns:         loadgen.Range{Min: 6, Max: 14},
 		UserTokens:    loadgen.Range{Min: 200, Max: 600},
-		AnswerTokens:  loadgen.Range{Min: 30, Max: 90},
+		OutputTokens:  loadgen.Range{Min: 30, Max: 90},
 		Think:         time.Second,
 	}
 	player.RunChats(t.Context(), chats)
@@ -204,7 +204,7 @@ func TestRecordingOfDisconnectedClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := trace.Requests[0]; len(trace.Requests) != 1 || r.AnswerTokens < 2 || r.AnswerTokens >= 8000 || !strings.Contains(string(data), `"code":499`) {
+	if r := trace.Requests[0]; len(trace.Requests) != 1 || r.OutputTokens < 2 || r.OutputTokens >= 8000 || !strings.Contains(string(data), `"code":499`) {
 		t.Errorf("recorded\n%s", data)
 	}
 }
@@ -224,13 +224,13 @@ func TestRecordingReadable(t *testing.T) {
 		}
 		now := time.Now()
 		q := r.NewRequest()
-		q.Arrived, q.Plain, q.Bytes, q.PromptTokens, q.AnswerTokens, q.Code = now, true, 16<<20, 4<<20, 1<<20, 200
+		q.Arrived, q.Plain, q.Bytes, q.PromptTokens, q.OutputTokens, q.Code = now, true, 16<<20, 4<<20, 1<<20, 200
 		change(q)
 		for i := range q.Bytes / blockBytes {
 			q.Blocks = append(q.Blocks, prompt.Block(i))
 		}
 		small := r.NewRequest()
-		small.Arrived, small.Bytes, small.AnswerTokens, small.Code = now, 10, 1, 200
+		small.Arrived, small.Bytes, small.OutputTokens, small.Code = now, 10, 1, 200
 		if q.Arrived.After(now) {
 			small.Arrived = q.Arrived.Add(-time.Hour)
 		}
@@ -258,8 +258,8 @@ func TestRecordingReadable(t *testing.T) {
 		f("too long a prompt", blockBytes, false, func(q *recorder.Request) { q.Bytes++ })
 		f("too much beside it", blockBytes, false, func(q *recorder.Request) { q.ExtraBytes++ })
 		f("too many tokens", blockBytes, false, func(q *recorder.Request) { q.PromptTokens++ })
-		f("too long an answer", blockBytes, false, func(q *recorder.Request) { q.AnswerTokens++ })
-		f("less than nothing", blockBytes, false, func(q *recorder.Request) { q.AnswerTokens = -1 })
+		f("too long an answer", blockBytes, false, func(q *recorder.Request) { q.OutputTokens++ })
+		f("less than nothing", blockBytes, false, func(q *recorder.Request) { q.OutputTokens = -1 })
 	}
 	const year = 365 * 24 * time.Hour
 	f("after a year", 256, true, func(q *recorder.Request) { q.Arrived = q.Arrived.Add(year - time.Hour) })

@@ -28,7 +28,7 @@ func TestExternalLoad(t *testing.T) {
 	if again := g.goesTo("sim", known+"two"); again != holder {
 		t.Fatalf("the second request went to %d, and the prefix is on %d", again, holder)
 	}
-	leave := g.openForeignStreams(holder, 24, "sim", "of another client", 8000)
+	leave := g.openExternalStreams(holder, 24, "sim", "of another client", 8000)
 	g.until("the poll sees them", func() bool { return g.load(holder).Running >= 24 })
 	if busy := g.goesTo("sim", known+"three"); busy == holder {
 		t.Error("a request went where another client has 24")
@@ -37,7 +37,7 @@ func TestExternalLoad(t *testing.T) {
 	// The other replica holds the prompt by now as well, so it takes its load for
 	// requests to come back.
 	g.until("they are gone", func() bool { return g.load(holder).Running == 0 && g.load(holder).QueuesKnown })
-	g.openForeignStreams(1-holder, 24, "sim", "of another client", 8000)
+	g.openExternalStreams(1-holder, 24, "sim", "of another client", 8000)
 	g.until("the poll sees them", func() bool { return g.load(1-holder).Running >= 24 })
 	if back := g.goesTo("sim", known+"four"); back != holder {
 		t.Error("a request went where another client has 24, though the other one has left")
@@ -46,10 +46,10 @@ func TestExternalLoad(t *testing.T) {
 
 // countPolls counts the polls of each of two replicas until the first has had so many.
 func (g *guarded) countPolls(first, polls int) (counts [2]int) {
-	last := [2]time.Time{g.load(0).ScrapedAt, g.load(1).ScrapedAt}
+	last := [2]time.Time{g.load(0).PolledAt, g.load(1).PolledAt}
 	g.until("polls", func() bool {
 		for i := range counts {
-			if at := g.load(i).ScrapedAt; !at.Equal(last[i]) {
+			if at := g.load(i).PolledAt; !at.Equal(last[i]) {
 				last[i] = at
 				counts[i]++
 			}
@@ -67,11 +67,11 @@ func TestPollBackoff(t *testing.T) {
 	})
 	external := func(replica int) (leave func()) {
 		t.Helper()
-		leave = g.openForeignStreams(replica, 4, "sim", "of another client", 8000)
+		leave = g.openExternalStreams(replica, 4, "sim", "of another client", 8000)
 		began := time.Now()
 		g.until("the next poll sees them", func() bool {
 			l := g.load(replica)
-			if l.ScrapedAt.After(began) && l.Running < 4 {
+			if l.PolledAt.After(began) && l.Running < 4 {
 				t.Fatalf("a poll that began after %d requests of another client has %d", 4, l.Running)
 			}
 			return l.Running >= 4
@@ -99,7 +99,7 @@ var small = sim.Config{Engine: engine.Config{KVTokens: 20_000, Speed: 20}}
 // fill makes another client fill a replica's KV cache to 98 %, and stay.
 func (g *guarded) fill(replica int) (leave func()) {
 	g.t.Helper()
-	leave = g.openForeignStreams(replica, 1, "sim", strings.Repeat("long", 19_600), 100)
+	leave = g.openExternalStreams(replica, 1, "sim", strings.Repeat("long", 19_600), 100)
 	g.fault(replica, sim.Fault{Kind: sim.Freeze})
 	g.until("the poll sees a full cache", func() bool { return g.load(replica).KVCacheUsage >= 0.98 })
 	return leave
@@ -201,7 +201,7 @@ func TestStalledBackendGetsNoRequests(t *testing.T) {
 				return // what it has read it never answers
 			}
 			g.fault(holder, sim.Fault{Kind: sim.Clear})
-			g.openForeignStreams(1-holder, 24, "sim", "of another client", 8000)
+			g.openExternalStreams(1-holder, 24, "sim", "of another client", 8000)
 			g.until("requests come back", func() bool { return g.goesTo("sim", known+"six") == holder })
 			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), "backend recovered") })
 		})
@@ -238,7 +238,7 @@ func TestLoRAAdapterRouting(t *testing.T) {
 	}
 	load(1, "sql")
 	// Who is at work for it comes first, though the other one is idle.
-	leave := g.openForeignStreams(1, 1, "sql", "of another client", 8000)
+	leave := g.openExternalStreams(1, 1, "sql", "of another client", 8000)
 	g.until("the polls see it, and nothing at the other one", func() bool {
 		return len(g.load(1).RunningAdapters) == 1 && len(g.load(0).RunningAdapters) == 0 && g.load(0).Running == 0
 	})

@@ -226,7 +226,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		OnError: func(b *backends.Backend, err error) {
 			s.metrics.CountPollError(b)
 			timedOut := errors.Is(err, context.DeadlineExceeded)
-			s.router.ScrapeFailed(b, timedOut)
+			s.router.PollFailed(b, timedOut)
 			if timedOut { // it may hang
 				checker.RequestCheck(b)
 			}

@@ -67,7 +67,7 @@ func (p *proxied) play(t *testing.T, trace *replay.Trace, inFlight int) replay.S
 func turn(n int) *replay.Trace {
 	t := &replay.Trace{BlockTokens: 64}
 	for c := range 60 {
-		r := replay.TraceRequest{PromptTokens: 64 * (16 + 2*n), AnswerTokens: 1}
+		r := replay.TraceRequest{PromptTokens: 64 * (16 + 2*n), OutputTokens: 1}
 		for i := range 16 + 2*n {
 			r.Blocks = append(r.Blocks, uint64(1000*c+i))
 		}

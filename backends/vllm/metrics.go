@@ -100,7 +100,7 @@ type Load struct {
 
 	// Set by the poller:
 	OwnInFlight int64     // sequences in flight before or after the scrape, whichever was more: ours, and those that other proxies report
-	ScrapedAt   time.Time // when the scrape was sent
+	PolledAt    time.Time // when the scrape was sent
 }
 
 // family is a metric under one of the names that vLLM has given it. Where a

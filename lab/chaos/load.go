@@ -87,10 +87,10 @@ func (q *prompt) request(streams bool) loadgen.Request {
 }
 
 // newChats returns chats of users who share a few system prompts.
-func newChats(answerTokens loadgen.Range) *loadgen.Chats {
+func newChats(outputTokens loadgen.Range) *loadgen.Chats {
 	return &loadgen.Chats{
 		Seed: 1, SystemPrompts: 8, SystemTokens: 400, Zipf: 0.8,
-		Turns: loadgen.Range{Min: 2, Max: 4}, UserTokens: loadgen.Range{Min: 20, Max: 100}, AnswerTokens: answerTokens,
+		Turns: loadgen.Range{Min: 2, Max: 4}, UserTokens: loadgen.Range{Min: 20, Max: 100}, OutputTokens: outputTokens,
 	}
 }
 
@@ -121,7 +121,7 @@ func recordPrompts(ctx context.Context, url, model string, n int, chats *loadgen
 }
 
 func newPrompt(model string, t loadgen.Turn) prompt {
-	return prompt{stream: loadgen.ChatBody(model, t, true), plain: loadgen.ChatBody(model, t, false), tokens: t.AnswerTokens}
+	return prompt{stream: loadgen.ChatBody(model, t, true), plain: loadgen.ChatBody(model, t, false), tokens: t.OutputTokens}
 }
 
 // newUniquePrompt returns a prompt that was never sent, so no cache prefers a replica
@@ -129,7 +129,7 @@ func newPrompt(model string, t loadgen.Turn) prompt {
 func newUniquePrompt(model string, i int) *prompt {
 	chats := loadgen.Chats{
 		Seed: uint64(time.Now().UnixNano()), SystemPrompts: 1, SystemTokens: 1,
-		Turns: loadgen.Range{Min: 1, Max: 1}, UserTokens: loadgen.Range{Min: 100, Max: 300}, AnswerTokens: loadgen.Range{Min: 20, Max: 60},
+		Turns: loadgen.Range{Min: 1, Max: 1}, UserTokens: loadgen.Range{Min: 100, Max: 300}, OutputTokens: loadgen.Range{Min: 20, Max: 60},
 	}
 	turn, _ := chats.NewSession(i).Next("") // it has one
 	turn.Messages = turn.Messages[1:]

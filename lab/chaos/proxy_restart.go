@@ -118,7 +118,7 @@ func newRestartChats(replicas int) *loadgen.Chats {
 	return &loadgen.Chats{
 		Seed: 1, Concurrency: 30 * replicas, SystemPrompts: 10 * replicas, SystemTokens: 1200, Zipf: 0.8,
 		Turns: loadgen.Range{Min: 6, Max: 14}, UserTokens: loadgen.Range{Min: 200, Max: 600},
-		AnswerTokens: loadgen.Range{Min: 30, Max: 90}, Think: 15 * time.Second,
+		OutputTokens: loadgen.Range{Min: 30, Max: 90}, Think: 15 * time.Second,
 	}
 }
 

@@ -99,7 +99,7 @@ func (r *rig) awaitTraffic(ctx context.Context, replicas ...*testbed.Replica) er
 	began := time.Now()
 	had := r.verdict.lastFirstToken
 	if r.real {
-		had = r.verdict.lastAnsweredSentAt // a response takes seconds on a CPU
+		had = r.verdict.lastRespondedSentAt // a response takes seconds on a CPU
 	}
 	// All at once, so that one replica's time does not include the wait for another.
 	waiting := slices.Clone(replicas)

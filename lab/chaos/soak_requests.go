@@ -72,7 +72,7 @@ func newTurn(random *rand.Rand, userBytes, minTokens, maxTokens int) loadgen.Tur
 			{Role: "system", Content: repeatedText(uint64(random.IntN(20)), 2000)},
 			{Role: "user", Content: repeatedText(random.Uint64(), userBytes)},
 		},
-		AnswerTokens: minTokens + random.IntN(maxTokens-minTokens+1),
+		OutputTokens: minTokens + random.IntN(maxTokens-minTokens+1),
 	}
 }
 

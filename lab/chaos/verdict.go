@@ -144,8 +144,8 @@ func (v *verdict) lastFirstToken(backend string) time.Time {
 	return v.served[backend]
 }
 
-// lastAnsweredSentAt returns when the last request with a complete answer was sent.
-func (v *verdict) lastAnsweredSentAt(backend string) time.Time {
+// lastRespondedSentAt returns when the last request with a complete answer was sent.
+func (v *verdict) lastRespondedSentAt(backend string) time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.sentTo[backend]

@@ -17,10 +17,10 @@ type Message struct {
 type Turn struct {
 	Think        time.Duration // from the previous answer, or the session's start, to this turn
 	Messages     []Message
-	AnswerTokens int  // the request asks the replica for exactly this length
+	OutputTokens int  // the request asks the replica for exactly this length
 	Greedy       bool // asks for the most likely answer, which is the same each time
 	// OpenAIOnly leaves out vLLM's extensions of OpenAI's API: the answer may then
-	// end before AnswerTokens.
+	// end before OutputTokens.
 	OpenAIOnly bool
 }
 
@@ -46,7 +46,7 @@ type Chats struct {
 
 	Turns        Range
 	UserTokens   Range         // a user's message
-	AnswerTokens Range         // asked of the replica
+	OutputTokens Range         // asked of the replica
 	Think        time.Duration // mean pause before a user's next message, exponential
 }
 
@@ -105,6 +105,6 @@ func (s *Session) Next(previousAnswer string) (turn Turn, ok bool) {
 	return Turn{
 		Think:        think,
 		Messages:     s.messages,
-		AnswerTokens: s.chats.AnswerTokens.draw(s.draw),
+		OutputTokens: s.chats.OutputTokens.draw(s.draw),
 	}, true
 }

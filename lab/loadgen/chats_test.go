@@ -12,7 +12,7 @@ func testChats() *Chats {
 	return &Chats{
 		Seed: 1, Sessions: 12, Concurrency: 3,
 		SystemPrompts: 4, SystemTokens: 100, Zipf: 1,
-		Turns: Range{2, 5}, UserTokens: Range{10, 20}, AnswerTokens: Range{5, 9},
+		Turns: Range{2, 5}, UserTokens: Range{10, 20}, OutputTokens: Range{5, 9},
 		Think: time.Second,
 	}
 }
@@ -60,8 +60,8 @@ func TestSessionResendsConversation(t *testing.T) {
 			if user := m[len(m)-1]; user.Role != "user" || len(user.Content) < 40 || len(user.Content) > 80 {
 				t.Errorf("turn %d ends with %v", k, user)
 			}
-			if turn.AnswerTokens < 5 || turn.AnswerTokens > 9 {
-				t.Errorf("turn %d asks for %d tokens", k, turn.AnswerTokens)
+			if turn.OutputTokens < 5 || turn.OutputTokens > 9 {
+				t.Errorf("turn %d asks for %d tokens", k, turn.OutputTokens)
 			}
 			if k == 0 {
 				continue

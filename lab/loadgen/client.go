@@ -75,7 +75,7 @@ func (c *Client) RunTrace(ctx context.Context, t *replay.Trace) {
 				}
 				defer func() { <-slots }()
 			}
-			c.sendAndReport(ctx, due, Turn{Messages: traceMessages(r, t.BlockTokens), AnswerTokens: r.AnswerTokens})
+			c.sendAndReport(ctx, due, Turn{Messages: traceMessages(r, t.BlockTokens), OutputTokens: r.OutputTokens})
 		})
 	}
 	wg.Wait()

@@ -69,13 +69,13 @@ func (r *results) add(one replay.Result) {
 }
 
 func one() *replay.Trace {
-	return &replay.Trace{BlockTokens: 512, Requests: []replay.TraceRequest{{PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}}}}
+	return &replay.Trace{BlockTokens: 512, Requests: []replay.TraceRequest{{PromptTokens: 40, OutputTokens: 2, Blocks: []uint64{3}}}}
 }
 
 func requestsAt(times ...time.Duration) *replay.Trace {
 	t := &replay.Trace{BlockTokens: 512}
 	for _, at := range times {
-		t.Requests = append(t.Requests, replay.TraceRequest{At: at, PromptTokens: 40, AnswerTokens: 2, Blocks: []uint64{3}})
+		t.Requests = append(t.Requests, replay.TraceRequest{At: at, PromptTokens: 40, OutputTokens: 2, Blocks: []uint64{3}})
 	}
 	return t
 }
@@ -313,7 +313,7 @@ func TestStop(t *testing.T) {
 
 func TestOpenAIOnly(t *testing.T) {
 	for _, plain := range []bool{false, true} {
-		body := string(ChatBody("m", Turn{AnswerTokens: 3, OpenAIOnly: plain}, true))
+		body := string(ChatBody("m", Turn{OutputTokens: 3, OpenAIOnly: plain}, true))
 		if strings.Contains(body, "ignore_eos") == plain {
 			t.Errorf("plain %v: %s", plain, body)
 		}
@@ -351,7 +351,7 @@ func TestNextTurnHitsCache(t *testing.T) {
 		t.Fatalf("got %d results, want %d", len(got.all), len(want))
 	}
 	for i, r := range got.all {
-		if r.Err != "" || r.CompletionTokens != want[i].AnswerTokens || r.TTFT < 8*time.Millisecond || r.E2E < r.TTFT {
+		if r.Err != "" || r.CompletionTokens != want[i].OutputTokens || r.TTFT < 8*time.Millisecond || r.E2E < r.TTFT {
 			t.Errorf("turn %d: %+v", i, r)
 		}
 		if i == 0 {
@@ -368,8 +368,8 @@ func TestNextTurnHitsCache(t *testing.T) {
 func TestTraceHitsCache(t *testing.T) {
 	p, got := simulated(t)
 	for _, r := range []replay.TraceRequest{
-		{PromptTokens: 1100, AnswerTokens: 3, Blocks: []uint64{0, 1, 2}},
-		{PromptTokens: 1600, AnswerTokens: 3, Blocks: []uint64{0, 1, 3, 4}},
+		{PromptTokens: 1100, OutputTokens: 3, Blocks: []uint64{0, 1, 2}},
+		{PromptTokens: 1600, OutputTokens: 3, Blocks: []uint64{0, 1, 3, 4}},
 	} {
 		p.RunTrace(t.Context(), &replay.Trace{BlockTokens: 512, Requests: []replay.TraceRequest{r}})
 	}

@@ -98,7 +98,7 @@ func ChatBody(model string, t Turn, stream bool) []byte {
 	r := chatRequest{
 		Model:     model,
 		Messages:  t.Messages,
-		MaxTokens: t.AnswerTokens,
+		MaxTokens: t.OutputTokens,
 		IgnoreEOS: !t.OpenAIOnly,
 		Stream:    stream,
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 func greeting(streams bool) Request {
-	turn := Turn{Messages: []Message{{Role: "user", Content: "Hello"}}, AnswerTokens: 2, Greedy: true}
+	turn := Turn{Messages: []Message{{Role: "user", Content: "Hello"}}, OutputTokens: 2, Greedy: true}
 	return Request{Body: ChatBody("sim", turn, streams), Stream: streams}
 }
 

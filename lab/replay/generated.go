@@ -246,7 +246,7 @@ func (w Documents) Requests(backends int, seed uint64) (*Requests, error) {
 
 func newDocumentJob(at time.Duration, document, number uint64, draw *rand.Rand) *Job {
 	const size = documentTokens + documentQuestion
-	answer := roundTokens(documentAnswer*drawLognormal(draw, 0, 0.5), maxAnswerTokens)
+	answer := roundTokens(documentAnswer*drawLognormal(draw, 0, 0.5), maxOutputTokens)
 	var c chain
 	for len(c.cache) < documentTokens/generatedBlockTokens {
 		c.add(document)
@@ -326,7 +326,7 @@ func (w SharedPrompts) Requests(backends int, seed uint64) (*Requests, error) {
 
 func (w SharedPrompts) newJob(at time.Duration, number, promptIndex uint64, draw *rand.Rand) *Job {
 	size := w.PromptTokens + w.OwnTokens
-	answer := roundTokens(w.Answer*drawLognormal(draw, 0, 0.5), maxAnswerTokens)
+	answer := roundTokens(w.Answer*drawLognormal(draw, 0, 0.5), maxOutputTokens)
 	var c chain
 	for len(c.cache) < w.PromptTokens/generatedBlockTokens {
 		c.add(promptIndex)

@@ -81,8 +81,8 @@ func (r *recording) addLine(line []byte) error {
 		return fmt.Errorf("timestamp %g is not between 0 and %d ms", *l.Timestamp, maxTimestampMillis)
 	case l.Input < 0 || l.Input > maxPromptTokens:
 		return fmt.Errorf("input_length %d is not between 0 and %d", l.Input, maxPromptTokens)
-	case l.Output < 0 || l.Output > maxAnswerTokens:
-		return fmt.Errorf("output_length %d is not between 0 and %d", l.Output, maxAnswerTokens)
+	case l.Output < 0 || l.Output > maxOutputTokens:
+		return fmt.Errorf("output_length %d is not between 0 and %d", l.Output, maxOutputTokens)
 	case l.Bytes < 0 || l.Bytes > maxPromptTokens*CharsPerToken:
 		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxPromptTokens*CharsPerToken)
 	case l.Extra < 0 || l.Extra > maxPromptTokens*CharsPerToken-l.Bytes:
@@ -151,12 +151,12 @@ func (r *recording) toTrace() (*Trace, error) {
 		req := TraceRequest{
 			At:           time.Duration((l.at - first) * float64(time.Millisecond)),
 			PromptTokens: l.promptTokens(t.BlockTokens, r.blockBytes, perToken),
-			AnswerTokens: max(1, l.Output),
+			OutputTokens: max(1, l.Output),
 			Session:      l.Session,
 			NotStreamed:  !l.Stream,
 		}
 		if l.Output == 0 && l.Code >= 300 {
-			req.AnswerTokens = max(1, int(math.Round(answer)))
+			req.OutputTokens = max(1, int(math.Round(answer)))
 		}
 		req.Blocks = l.Blocks[:min(len(l.Blocks), blockCount(req.PromptTokens, t.BlockTokens))]
 		for len(req.Blocks) < blockCount(req.PromptTokens, t.BlockTokens) {
@@ -182,7 +182,7 @@ func (l *recordedLine) isReplayable() bool {
 }
 
 // meanLengths returns the mean bytes per prompt token and tokens per answer.
-func meanLengths(lines []recordedLine) (bytesPerToken, answerTokens float64) {
+func meanLengths(lines []recordedLine) (bytesPerToken, outputTokens float64) {
 	var size, tokens, answers, answered float64
 	for i := range lines {
 		if l := &lines[i]; l.Code < 300 {

@@ -29,9 +29,9 @@ func TestRecordingInOrderOfArrival(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Trace{BlockTokens: 64, Requests: []TraceRequest{
-		{At: 0, PromptTokens: 64, AnswerTokens: 7, Blocks: []uint64{7}, NotStreamed: true},
-		{At: 20500 * time.Microsecond, PromptTokens: 140, AnswerTokens: 30, Blocks: []uint64{7, 8, firstUniqueID}, Session: 3},
-		{At: 40 * time.Millisecond, PromptTokens: 10, AnswerTokens: 19, Blocks: []uint64{firstUniqueID + 1}},
+		{At: 0, PromptTokens: 64, OutputTokens: 7, Blocks: []uint64{7}, NotStreamed: true},
+		{At: 20500 * time.Microsecond, PromptTokens: 140, OutputTokens: 30, Blocks: []uint64{7, 8, firstUniqueID}, Session: 3},
+		{At: 40 * time.Millisecond, PromptTokens: 10, OutputTokens: 19, Blocks: []uint64{firstUniqueID + 1}},
 	}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -112,7 +112,7 @@ func TestRecordingReplayableRequests(t *testing.T) {
 		if len(got.Requests) == 1 && want == 0 {
 			return
 		}
-		if len(got.Requests) != 2 || got.Requests[1].AnswerTokens != want {
+		if len(got.Requests) != 2 || got.Requests[1].OutputTokens != want {
 			t.Errorf("code %d with an answer of %d: %+v, want an answer of %d", code, output, got.Requests, want)
 		}
 	}

@@ -182,7 +182,7 @@ func (r *run) recordFirstToken(f *request) {
 func (r *run) completeRequest(f *request) {
 	r.removeFromReplica(f)
 	j := f.job
-	o := router.Outcome{End: router.Completed, AnswerTokens: j.Answer, Reply: j.Reply}
+	o := router.Outcome{End: router.Completed, OutputTokens: j.Answer, Reply: j.Reply}
 	if !r.NoUsage {
 		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
 	}

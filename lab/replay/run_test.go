@@ -26,12 +26,12 @@ func (w jobs) Requests(int, uint64) (*Requests, error) {
 }
 
 // asks makes a request whose prompt shares its blocks with all others of the same id.
-func asks(at time.Duration, promptTokens, answerTokens int, id uint64) *Job {
+func asks(at time.Duration, promptTokens, outputTokens int, id uint64) *Job {
 	var c chain
 	for len(c.cache) < promptTokens/generatedBlockTokens {
 		c.add(id)
 	}
-	return c.newJob(at, promptTokens, answerTokens, generatedBlockTokens)
+	return c.newJob(at, promptTokens, outputTokens, generatedBlockTokens)
 }
 
 // mustPlay runs a scenario, and checks that every request ended once and that
@@ -411,7 +411,7 @@ func TestScrape(t *testing.T) {
 	// The first, which decodes by now, holds 17 of 40 blocks, the second 18.
 	l := r.fleet[0].scrapeLoad(wallTime(r.now), r.reportedFactor)
 	if l.Running != 2 || l.Waiting != 0 || l.OwnInFlight != 2 || l.BlockSize != 512 ||
-		l.KVCacheUsage != 35.0/40 || l.PromptTokens != 17_192 || !l.ScrapedAt.Equal(time.Unix(startUnix, 0).Add(r.now)) {
+		l.KVCacheUsage != 35.0/40 || l.PromptTokens != 17_192 || !l.PolledAt.Equal(time.Unix(startUnix, 0).Add(r.now)) {
 		t.Errorf("the scrape says %+v", l)
 	}
 }

@@ -31,7 +31,7 @@ const CharsPerToken = 4
 const (
 	mooncakeBlockTokens = 512                    // of each id of Mooncake's traces
 	maxPromptTokens     = 4 << 20                // of a trace: 16 MiB of text
-	maxAnswerTokens     = 1 << 20                // of a trace
+	maxOutputTokens     = 1 << 20                // of a trace
 	maxTraceLineBytes   = 1 << 20                // holds the ids of the longest prompt
 	maxTimestampMillis  = 365 * 24 * 3600 * 1000 // a year
 
@@ -47,7 +47,7 @@ const (
 type TraceRequest struct {
 	At           time.Duration // since the trace began
 	PromptTokens int
-	AnswerTokens int
+	OutputTokens int
 	// Blocks identifies the prompt's blocks of Trace.BlockTokens, the last of which
 	// can be partial. Requests with equal leading blocks share that prefix.
 	Blocks []uint64
@@ -127,8 +127,8 @@ func parseTraceLine(line []byte) (TraceRequest, error) {
 		return TraceRequest{}, fmt.Errorf("timestamp %g is not between 0 and %d ms", *f.Timestamp, maxTimestampMillis)
 	case f.InputLength < 1 || f.InputLength > maxPromptTokens:
 		return TraceRequest{}, fmt.Errorf("input_length %d is not between 1 and %d", f.InputLength, maxPromptTokens)
-	case f.OutputLength < 0 || f.OutputLength > maxAnswerTokens:
-		return TraceRequest{}, fmt.Errorf("output_length %d is not between 0 and %d", f.OutputLength, maxAnswerTokens)
+	case f.OutputLength < 0 || f.OutputLength > maxOutputTokens:
+		return TraceRequest{}, fmt.Errorf("output_length %d is not between 0 and %d", f.OutputLength, maxOutputTokens)
 	}
 	if want := (f.InputLength + mooncakeBlockTokens - 1) / mooncakeBlockTokens; len(f.HashIDs) != want {
 		return TraceRequest{}, fmt.Errorf("input_length %d makes %d blocks of %d tokens, hash_ids has %d", f.InputLength, want, mooncakeBlockTokens, len(f.HashIDs))
@@ -137,7 +137,7 @@ func parseTraceLine(line []byte) (TraceRequest, error) {
 		At:           time.Duration(*f.Timestamp * float64(time.Millisecond)),
 		PromptTokens: f.InputLength,
 		// A server generates at least one token.
-		AnswerTokens: max(1, f.OutputLength),
+		OutputTokens: max(1, f.OutputLength),
 		Blocks:       f.HashIDs,
 	}, nil
 }
@@ -235,7 +235,7 @@ func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 // newJob returns a job for the request. Its answer's blocks are those of the request
 // that continues it, or unique if continuation is nil.
 func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *TraceRequest) *Job {
-	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.AnswerTokens)/blockTokens
+	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.OutputTokens)/blockTokens
 	c := chain{names: make([]prompt.Block, 0, all), cache: make([]engine.BlockHash, 0, all)}
 	for _, id := range q.Blocks[:full] {
 		c.add(id)
@@ -247,7 +247,7 @@ func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *Trac
 			c.add(mixBits(number)) // unlike any id of a trace
 		}
 	}
-	job := c.newJob(q.At, q.PromptTokens, q.AnswerTokens, blockTokens)
+	job := c.newJob(q.At, q.PromptTokens, q.OutputTokens, blockTokens)
 	// All requests of Mooncake's traces begin with the same block.
 	head := mixBits(q.Blocks[min(1, len(q.Blocks)-1)])
 	job.PromptKey, job.Session, job.NotStreamed = head, head, q.NotStreamed
@@ -289,7 +289,7 @@ func findContinuations(requests []TraceRequest, blockTokens int) []*TraceRequest
 	later := make([]*TraceRequest, len(requests))
 	for i, q := range slices.Backward(requests) {
 		if heads[i] != 0 {
-			later[i] = nextLonger(requests, longer[heads[i]], q.PromptTokens+q.AnswerTokens)
+			later[i] = nextLonger(requests, longer[heads[i]], q.PromptTokens+q.OutputTokens)
 		}
 		head := uint64(0)
 		for _, id := range q.Blocks[:q.PromptTokens/blockTokens] {

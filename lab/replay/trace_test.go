@@ -20,8 +20,8 @@ func TestParseTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []TraceRequest{
-		{At: 0, PromptTokens: 600, AnswerTokens: 5, Blocks: []uint64{0, 7}},
-		{At: 3 * time.Second, PromptTokens: 512, AnswerTokens: 1, Blocks: []uint64{0}},
+		{At: 0, PromptTokens: 600, OutputTokens: 5, Blocks: []uint64{0, 7}},
+		{At: 3 * time.Second, PromptTokens: 512, OutputTokens: 1, Blocks: []uint64{0}},
 	}
 	if !reflect.DeepEqual(got.Requests, want) {
 		t.Errorf("got %+v, want %+v", got.Requests, want)
@@ -166,7 +166,7 @@ func TestScaleOfOneInstant(t *testing.T) {
 
 func TestContinuations(t *testing.T) {
 	request := func(prompt, answer int, ids ...uint64) TraceRequest {
-		return TraceRequest{PromptTokens: prompt, AnswerTokens: answer, Blocks: ids}
+		return TraceRequest{PromptTokens: prompt, OutputTokens: answer, Blocks: ids}
 	}
 	list := []TraceRequest{
 		0: request(1100, 600, 0, 1, 2),          // continued by 3
@@ -190,7 +190,7 @@ func naively(requests []TraceRequest, blockTokens int) []*TraceRequest {
 		full := q.PromptTokens / blockTokens
 		for k := i + 1; k < len(requests) && full >= 2 && later[i] == nil; k++ {
 			o := &requests[k]
-			if o.PromptTokens > q.PromptTokens+q.AnswerTokens && slices.Equal(o.Blocks[:full], q.Blocks[:full]) {
+			if o.PromptTokens > q.PromptTokens+q.OutputTokens && slices.Equal(o.Blocks[:full], q.Blocks[:full]) {
 				later[i] = o
 			}
 		}
@@ -205,7 +205,7 @@ func TestContinuationsMatchNaiveSearch(t *testing.T) {
 		list := make([]TraceRequest, 60)
 		for i := range list {
 			prompt := 10 + draw.IntN(60)
-			list[i] = TraceRequest{PromptTokens: prompt, AnswerTokens: 1 + draw.IntN(20)}
+			list[i] = TraceRequest{PromptTokens: prompt, OutputTokens: 1 + draw.IntN(20)}
 			for range blockCount(prompt, 10) {
 				list[i].Blocks = append(list[i].Blocks, draw.Uint64N(3)/2)
 			}
@@ -227,7 +227,7 @@ func TestContinuationsMemory(t *testing.T) {
 	for i := range 500 {
 		blocks := make([]uint64, 4000)
 		blocks[1] = uint64(i)
-		trace.Requests = append(trace.Requests, TraceRequest{PromptTokens: len(blocks), AnswerTokens: 1, Blocks: blocks})
+		trace.Requests = append(trace.Requests, TraceRequest{PromptTokens: len(blocks), OutputTokens: 1, Blocks: blocks})
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -247,9 +247,9 @@ func TestContinuationsMemory(t *testing.T) {
 
 func TestAnswerIsHitByContinuation(t *testing.T) {
 	w := Traced{Trace: &Trace{BlockTokens: 512, Requests: []TraceRequest{
-		{At: 0, PromptTokens: 1100, AnswerTokens: 600, Blocks: []uint64{0, 1, 2}},
-		{At: 0, PromptTokens: 1100, AnswerTokens: 600, Blocks: []uint64{0, 8, 9}},
-		{At: time.Minute, PromptTokens: 2000, AnswerTokens: 1, Blocks: []uint64{0, 1, 4, 6}},
+		{At: 0, PromptTokens: 1100, OutputTokens: 600, Blocks: []uint64{0, 1, 2}},
+		{At: 0, PromptTokens: 1100, OutputTokens: 600, Blocks: []uint64{0, 8, 9}},
+		{At: time.Minute, PromptTokens: 2000, OutputTokens: 1, Blocks: []uint64{0, 1, 4, 6}},
 	}}}
 	r, err := w.Requests(1, 1)
 	if err != nil {
@@ -276,8 +276,8 @@ func TestAnswerIsHitByContinuation(t *testing.T) {
 
 func TestTracedLoad(t *testing.T) {
 	trace := &Trace{BlockTokens: 512, Requests: []TraceRequest{
-		{At: 0, PromptTokens: 4000, AnswerTokens: 1, Blocks: make([]uint64, 8)},
-		{At: time.Hour, PromptTokens: 4000, AnswerTokens: 1, Blocks: make([]uint64, 8)},
+		{At: 0, PromptTokens: 4000, OutputTokens: 1, Blocks: make([]uint64, 8)},
+		{At: time.Hour, PromptTokens: 4000, OutputTokens: 1, Blocks: make([]uint64, 8)},
 	}}
 	r, err := Traced{Trace: trace, Load: 0.25}.Requests(2, 1)
 	if err != nil {

@@ -65,11 +65,11 @@ func chainHash(chained, id uint64) uint64 { return mixBits(chained ^ mixBits(id+
 
 // newJob returns a request whose prompt and answer consist of the chain's blocks, as
 // far as they are full. The chain may grow later.
-func (c *chain) newJob(at time.Duration, promptTokens, answerTokens, blockTokens int) *Job {
+func (c *chain) newJob(at time.Duration, promptTokens, outputTokens, blockTokens int) *Job {
 	full := min(promptTokens/blockTokens, len(c.cache))
-	all := min((promptTokens+answerTokens)/blockTokens, len(c.cache))
+	all := min((promptTokens+outputTokens)/blockTokens, len(c.cache))
 	return &Job{
-		At: at, Prompt: promptTokens, Answer: answerTokens,
+		At: at, Prompt: promptTokens, Answer: outputTokens,
 		Blocks: c.names[:full:full], Reply: c.names[full:all:all], cache: c.cache[:all:all],
 	}
 }

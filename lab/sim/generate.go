@@ -103,7 +103,7 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 	case p.ignoreEOS:
 		q.text = generateText(seed, limit*bytes)
 	default:
-		q.text = generateText(seed, min(limit, max(drawAnswerLength(seed), p.minTokens))*bytes)
+		q.text = generateText(seed, min(limit, max(drawOutputLength(seed), p.minTokens))*bytes)
 	}
 	answer := append(s.tokenizer().split(q.text, nil), tokenTurnEnd)
 	if len(answer) > limit {
@@ -438,9 +438,9 @@ func generateText(seed uint64, bytes int) []byte {
 	return text[:bytes]
 }
 
-// drawAnswerLength returns the length in tokens of an answer that the request does
+// drawOutputLength returns the length in tokens of an answer that the request does
 // not bound: lognormal around 250, the same for the same seed.
-func drawAnswerLength(seed uint64) (tokens int) {
+func drawOutputLength(seed uint64) (tokens int) {
 	random := rand.New(rand.NewPCG(seed, 2))
 	return 1 + int(250*math.Exp(0.5*random.NormFloat64()))
 }

@@ -279,7 +279,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestAnswerLength(t *testing.T) {
+func TestOutputLength(t *testing.T) {
 	s := start(t, Config{Engine: fast, MaxModelLen: 2000})
 	for _, c := range []struct {
 		more     string

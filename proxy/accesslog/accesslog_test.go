@@ -102,11 +102,11 @@ func TestLines(t *testing.T) {
 	refused := &Entry{At: full.At, ID: "r-2", Endpoint: "/v1/chat/completions", Code: 503, Tokens: Tokens{Observed: -1}}
 	for format, want := range map[string]string{
 		"json": `{"time":"2026-01-02T03:04:05Z","level":"INFO","msg":"request","request_id":"r-1","client":"10.0.0.1:5","key":"team","endpoint":"/v1/chat/completions","model":"m","code":499,` +
-			`"duration_ms":2000,"bytes_in":10,"bytes_out":20,"backend":"b","reason":"prefix","attempts":3,"prompt_tokens":100,"predicted_tokens":64,"observed_tokens":0,"answer_tokens":7,"overhead_us":42,` +
+			`"duration_ms":2000,"bytes_in":10,"bytes_out":20,"backend":"b","reason":"prefix","attempts":3,"prompt_tokens":100,"predicted_tokens":64,"observed_tokens":0,"output_tokens":7,"overhead_us":42,` +
 			`"ttft_ms":1.5,"queue_ms":30,"failures":"connect,status_503","aborted":"in_stream","trace_id":"0af7651916cd43dd8448eb211c80319c"}` + "\n" +
 			`{"time":"2026-01-02T03:04:05Z","level":"WARN","msg":"request","request_id":"r-2","endpoint":"/v1/chat/completions","code":503,"duration_ms":0,"bytes_in":0,"bytes_out":0}` + "\n",
 		"text": `time=2026-01-02T03:04:05.000Z level=INFO msg=request request_id=r-1 client=10.0.0.1:5 key=team endpoint=/v1/chat/completions model=m code=499 ` +
-			`duration_ms=2000 bytes_in=10 bytes_out=20 backend=b reason=prefix attempts=3 prompt_tokens=100 predicted_tokens=64 observed_tokens=0 answer_tokens=7 overhead_us=42 ` +
+			`duration_ms=2000 bytes_in=10 bytes_out=20 backend=b reason=prefix attempts=3 prompt_tokens=100 predicted_tokens=64 observed_tokens=0 output_tokens=7 overhead_us=42 ` +
 			`ttft_ms=1.5 queue_ms=30 failures=connect,status_503 aborted=in_stream trace_id=0af7651916cd43dd8448eb211c80319c` + "\n" +
 			`time=2026-01-02T03:04:05.000Z level=WARN msg=request request_id=r-2 endpoint=/v1/chat/completions code=503 duration_ms=0 bytes_in=0 bytes_out=0` + "\n",
 	} {

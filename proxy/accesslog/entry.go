@@ -73,7 +73,7 @@ func (e *Entry) record() slog.Record {
 		if e.Tokens.Observed >= 0 {
 			attrs = append(attrs, slog.Int("observed_tokens", e.Tokens.Observed))
 		}
-		attrs = append(attrs, slog.Int("answer_tokens", e.Tokens.Output), slog.Int64("overhead_us", e.Times.Overhead.Microseconds()))
+		attrs = append(attrs, slog.Int("output_tokens", e.Tokens.Output), slog.Int64("overhead_us", e.Times.Overhead.Microseconds()))
 	}
 	if e.Times.TTFT > 0 {
 		attrs = append(attrs, slog.Float64("ttft_ms", milliseconds(e.Times.TTFT)))

@@ -48,7 +48,7 @@ func (e *encoder) isReplayable(q *Request) bool {
 	within := func(n, limit int) bool { return 0 <= n && n <= limit }
 	return within(q.Bytes, maxInputBytes) && within(q.ExtraBytes, maxInputBytes-q.Bytes) &&
 		within(len(q.Blocks), q.Bytes/e.blockBytes) &&
-		within(q.PromptTokens, maxPromptTokens) && within(q.AnswerTokens, maxOutputTokens) &&
+		within(q.PromptTokens, maxPromptTokens) && within(q.OutputTokens, maxOutputTokens) &&
 		q.Arrived.Sub(e.start) <= maxTimestamp
 }
 
@@ -68,7 +68,7 @@ func (e *encoder) encode(q *Request) []byte {
 	if q.Plain && q.PromptTokens > 0 {
 		b = append(b, `,"counted":true`...)
 	}
-	b = appendInt(b, `,"output_length":`, q.AnswerTokens)
+	b = appendInt(b, `,"output_length":`, q.OutputTokens)
 	if q.CachedKnown {
 		b = appendInt(b, `,"cached_tokens":`, q.CachedTokens)
 	}

@@ -19,10 +19,10 @@ func TestEncode(t *testing.T) {
 	r.run(
 		Request{Arrived: at(1.5), Model: "secret-model", Session: 0xfeedfacefeedface, Streams: true, Bytes: 700, Plain: true,
 			Blocks: []prompt.Block{0xdeadbeefdeadbeef, 0xabad1deaabad1dea}, PromptTokens: 170, CachedTokens: 64, CachedKnown: true,
-			AnswerTokens: 9, Code: 200, TTFT: 12*time.Millisecond + 345*time.Microsecond, Duration: time.Second},
+			OutputTokens: 9, Code: 200, TTFT: 12*time.Millisecond + 345*time.Microsecond, Duration: time.Second},
 		Request{Arrived: at(1.25), Model: "other", Bytes: 700, Blocks: []prompt.Block{0xdeadbeefdeadbeef, 7}, Code: 503},
 		Request{Arrived: at(2), Model: "secret-model", Session: 5, Code: 499},
-		Request{Arrived: at(3), Bytes: 100, ExtraBytes: 300, PromptTokens: 90, AnswerTokens: 1, Code: 200}, // a list
+		Request{Arrived: at(3), Bytes: 100, ExtraBytes: 300, PromptTokens: 90, OutputTokens: 1, Code: 200}, // a list
 		Request{Arrived: at(3), Bytes: 100, ExtraBytes: 300, Code: 503},
 	)
 	got := read(t, r.file)
@@ -48,7 +48,7 @@ func TestMaxLineLength(t *testing.T) {
 	q := Request{
 		Arrived: e.start.Add(maxTimestamp - time.Microsecond), Model: "m", Session: 1, Bytes: maxInputBytes / 2, ExtraBytes: maxInputBytes / 2,
 		Plain: true, Blocks: make([]prompt.Block, maxRequestBlocks), PromptTokens: maxPromptTokens, CachedTokens: math.MaxInt, CachedKnown: true,
-		AnswerTokens: maxOutputTokens, Code: 200, TTFT: math.MaxInt64, Duration: math.MaxInt64,
+		OutputTokens: maxOutputTokens, Code: 200, TTFT: math.MaxInt64, Duration: math.MaxInt64,
 	}
 	for i := range q.Blocks {
 		q.Blocks[i] = prompt.Block(i)

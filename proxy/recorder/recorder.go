@@ -83,7 +83,7 @@ type Request struct {
 	PromptTokens int            // as reported by the replica; 0: not reported
 	CachedTokens int
 	CachedKnown  bool
-	AnswerTokens int
+	OutputTokens int
 	Code         int
 	TTFT         time.Duration // 0: no content, or not a stream
 	Duration     time.Duration

@@ -12,7 +12,7 @@ const (
 	maxUncertainShare = 0.15             // of a window's tokens may have been counted on either side of its ends
 	maxWindowAge      = 10 * time.Minute // after which a window starts again
 	maxPendingStarts  = 512              // requests whose prefill ended since the last scrape was sent
-	maxForeignShare   = 0.25             // of our tokens, above which other clients use the replica too
+	maxExternalShare  = 0.25             // of our tokens, above which other clients use the replica too
 	minUsageGap       = 20               // answers without usage, after which the counters are used
 )
 
@@ -73,7 +73,7 @@ func (w *counterWindow) movePendingToTotals(n int) {
 // restart begins a new window at a scrape. Pending requests stay.
 func (w *counterWindow) restart(l *backends.Load, uncertainTokens float64) {
 	*w = counterWindow{
-		open: true, since: l.ScrapedAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertainTokens, pending: w.pending,
+		open: true, since: l.PolledAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertainTokens, pending: w.pending,
 		alone: l.QueuesKnown && int64(l.Running+l.Waiting) <= l.OwnInFlight,
 	}
 }
@@ -89,7 +89,7 @@ func (f *Fleet) advanceCounterWindow(slot int, scrape *backends.Load, unseenToke
 		return
 	}
 	counted := 0
-	for counted < len(w.pending) && !w.pending[counted].at.After(scrape.ScrapedAt) {
+	for counted < len(w.pending) && !w.pending[counted].at.After(scrape.PolledAt) {
 		counted++
 	}
 	w.movePendingToTotals(counted)
@@ -99,7 +99,7 @@ func (f *Fleet) advanceCounterWindow(slot int, scrape *backends.Load, unseenToke
 	}
 	w.alone = w.alone && !(scrape.QueuesKnown && int64(scrape.Running+scrape.Waiting) > scrape.OwnInFlight)
 	switch {
-	case !w.open || scrape.PrefixQueries < w.queries || scrape.PrefixHits < w.hits || scrape.ScrapedAt.Sub(w.since) > maxWindowAge,
+	case !w.open || scrape.PrefixQueries < w.queries || scrape.PrefixHits < w.hits || scrape.PolledAt.Sub(w.since) > maxWindowAge,
 		w.prompt == 0 && uncertain <= w.uncertain:
 		w.restart(scrape, uncertain)
 	case w.prompt > 0 && w.uncertain+uncertain <= maxUncertainShare*w.prompt:
@@ -123,7 +123,7 @@ func (f *Fleet) learnFromCounterWindow(slot int, l *backends.Load, exact bool, c
 			f.models.addPrompt(w.model, w.textClass, w.bytes, int(queries))
 		}
 	}
-	if math.Abs(queries-w.prompt) > maxForeignShare*w.prompt {
+	if math.Abs(queries-w.prompt) > maxExternalShare*w.prompt {
 		return
 	}
 	f.learnFromHits(slot, &w.predictions, hits, w.prompt, c)

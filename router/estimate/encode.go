@@ -58,7 +58,7 @@ func (f *Fleet) RestoreBackend(slot int, from []byte) (ok bool) {
 	switch {
 	case lastKept >= bucketCount,
 		ratio.tokens == 0 || ratio.bytesPerToken() < minBytesPerToken || ratio.bytesPerToken() > maxBytesPerToken,
-		answer.Value < 1 || answer.Value > MaxAnswerTokens,
+		answer.Value < 1 || answer.Value > MaxOutputTokens,
 		rate != 0 && (rate < minPrefillRate || rate > maxPrefillRate):
 		return false
 	}

@@ -168,7 +168,7 @@ func TestBytesPerTokenFromCounters(t *testing.T) {
 		now, queries := time.Unix(1000, 0), 0.0
 		observe := func() {
 			now = now.Add(time.Second)
-			l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, QueuesKnown: true, ScrapedAt: now}
+			l := &backends.Load{PrefixKnown: true, PrefixQueries: queries, QueuesKnown: true, PolledAt: now}
 			f.ObserveLoad(0, l, 0, CacheInfo{Alignment: 16})
 		}
 		observe()
@@ -345,16 +345,16 @@ func TestMeanUncachedByModel(t *testing.T) {
 	}
 }
 
-func TestMeanAnswerTokens(t *testing.T) {
+func TestMeanOutputTokens(t *testing.T) {
 	f := newTestFleet(3)
 	var list []*backends.Backend
-	for slot, tokens := range []int{100, 120, MaxAnswerTokens} {
+	for slot, tokens := range []int{100, 120, MaxOutputTokens} {
 		list = append(list, &backends.Backend{Slot: slot})
 		for range 1000 {
-			f.RecordAnswerLength(slot, 2*tokens, 2)
+			f.RecordOutputLength(slot, 2*tokens, 2)
 		}
 	}
-	if n := f.MeanAnswerTokens(list); n < 140 || n > 180 {
+	if n := f.MeanOutputTokens(list); n < 140 || n > 180 {
 		t.Errorf("answers of %.0f tokens, where two of three backends' have about 100", n)
 	}
 }

@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	defaultAnswerTokens = 250
-	answerPriorWeight   = 10
+	defaultOutputTokens = 250
+	outputPriorWeight   = 10
 	defaultCacheTokens  = 400_000
 	predictionTolerance = 0.05 // of a prediction by which bytes may be off as a measure of tokens
 
-	// MaxAnswerTokens is more tokens than any model answers with.
-	MaxAnswerTokens = 1e6
+	// MaxOutputTokens is more tokens than any model answers with.
+	MaxOutputTokens = 1e6
 	// MinUncachedTokens is what a replica computes at least: of a full hit the last block.
 	MinUncachedTokens = 16
 )
@@ -67,7 +67,7 @@ type Totals struct {
 type Summary struct {
 	CapacityFactor float64 // size of its cache for us over the reported size
 	BytesPerToken  float64 // of its own prompts
-	AnswerTokens   float64 // mean length of a sequence
+	OutputTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
 	Totals
 }
@@ -110,7 +110,7 @@ func (f *Fleet) ForgetReplicaProcess(slot int) {
 func newBackend() backend {
 	return backend{
 		cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
-		answer: NewAverage(defaultAnswerTokens, answerPriorWeight), withoutUsage: minUsageGap,
+		answer: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap,
 	}
 }
 
@@ -118,7 +118,7 @@ func newBackend() backend {
 func (f *Fleet) Summary(slot int) Summary {
 	b := &f.backends[slot]
 	return Summary{
-		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), AnswerTokens: b.answer.Value,
+		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), OutputTokens: b.answer.Value,
 		PrefillRate: f.PrefillRate(slot), Totals: b.totals,
 	}
 }
@@ -260,13 +260,13 @@ func (f *Fleet) ExceedsTokens(model string, class prompt.TextClass, bytes, limit
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
 func (f *Fleet) BackendBytesPerToken(slot int) float64 { return f.backends[slot].ratio.bytesPerToken() }
 
-// AnswerTokens returns how long a backend's answers are on average.
-func (f *Fleet) AnswerTokens(slot int) float64 { return f.backends[slot].answer.Value }
+// OutputTokens returns how long a backend's answers are on average.
+func (f *Fleet) OutputTokens(slot int) float64 { return f.backends[slot].answer.Value }
 
-// MeanAnswerTokens returns how long the answers of some backends are on average. None
+// MeanOutputTokens returns how long the answers of some backends are on average. None
 // counts for more than twice the median, so that one replica that counts wrong does
 // not decide for the others.
-func (f *Fleet) MeanAnswerTokens(list []*backends.Backend) float64 {
+func (f *Fleet) MeanOutputTokens(list []*backends.Backend) float64 {
 	means := f.scratch[:0]
 	for _, b := range list {
 		means = append(means, f.backends[b.Slot].answer.Value)
@@ -326,8 +326,8 @@ type CacheInfo struct {
 	Evicting  bool    // the index has evicted blocks
 }
 
-// RecordAnswerLength records the length of an answer, all sequences together.
-func (f *Fleet) RecordAnswerLength(slot, totalTokens int, sequences int64) {
+// RecordOutputLength records the length of an answer, all sequences together.
+func (f *Fleet) RecordOutputLength(slot, totalTokens int, sequences int64) {
 	f.backends[slot].answer.Add(float64(totalTokens) / float64(sequences))
 }
 

@@ -96,7 +96,7 @@ func (c *conversations) laterTurns() float64 {
 func (c *conversations) sequencesPerConversation(candidates []Candidate) float64 {
 	inFlight, underWay := 0.0, 0.0
 	for i := range candidates {
-		inFlight += candidates[i].InFlight - candidates[i].foreignSequences()
+		inFlight += candidates[i].InFlight - candidates[i].externalSequences()
 		underWay += c.countOn(candidates[i].Slot)
 	}
 	if underWay <= inFlight {
@@ -244,8 +244,8 @@ func (f *futureTurns) cost(c *Candidate, slowdown, kappa float64) float64 {
 	}
 	perTurn := f.spare * f.overflow(c)
 	if f.request.Turn == prompt.TurnFirst {
-		turn := Candidate{UncachedTokens: f.request.MeanUncachedTokens, InFlight: f.perConversation*f.countOn(c.Slot) + c.foreignSequences()}
-		perTurn += costOf(&turn, slowdown, f.request.MeanAnswerTokens, kappa).sum()
+		turn := Candidate{UncachedTokens: f.request.MeanUncachedTokens, InFlight: f.perConversation*f.countOn(c.Slot) + c.externalSequences()}
+		perTurn += costOf(&turn, slowdown, f.request.MeanOutputTokens, kappa).sum()
 	}
 	return f.turns * perTurn
 }
@@ -266,7 +266,7 @@ func (f *futureTurns) overflow(c *Candidate) (tokens float64) {
 			n, others = n-1, others-f.counted.tokens
 		}
 	}
-	own += growthShare * f.turns * (r.MeanUncachedTokens + r.MeanAnswerTokens)
+	own += growthShare * f.turns * (r.MeanUncachedTokens + r.MeanOutputTokens)
 	recomputed := func(n, tokens float64) float64 {
 		return min(n*max(0, tokens-c.EngineCacheTokens), tokens)
 	}

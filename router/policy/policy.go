@@ -61,7 +61,7 @@ type Request struct {
 	Retry        bool   // it was sent to another backend before
 	Session      uint64 // hash of the session's name; 0: none
 
-	MeanAnswerTokens   float64 // L̂: mean length of answers; 0 before the first
+	MeanOutputTokens   float64 // L̂: mean length of answers; 0 before the first
 	MeanUncachedTokens float64 // mean uncached tokens of earlier requests, where they were sent; 0 before the first
 
 	// Trace makes Choose a dry run, which fills it and changes nothing; nil when the
@@ -116,8 +116,8 @@ func AttendedTokens(promptTokens, uncachedTokens float64) float64 {
 	return uncachedTokens * max(0, promptTokens-uncachedTokens/2)
 }
 
-// foreignSequences returns how many of the sequences in flight are not of this router's requests.
-func (c *Candidate) foreignSequences() float64 { return max(0, c.InFlight-c.Requests*c.Weight) }
+// externalSequences returns how many of the sequences in flight are not of this router's requests.
+func (c *Candidate) externalSequences() float64 { return max(0, c.InFlight-c.Requests*c.Weight) }
 
 // Trace is what a dry run of Choose reports of its choice. Chance is drawn from as ever: a caller that
 // wants the next Choose to draw the same restores its source.

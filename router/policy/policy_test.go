@@ -119,7 +119,7 @@ type generator struct {
 
 func (d *generator) request() *Request {
 	d.now = d.now.Add(time.Duration(d.IntN(5000)) * time.Millisecond)
-	r := &Request{Now: d.now, BlockTokens: 64, MeanAnswerTokens: 250, MeanUncachedTokens: 500}
+	r := &Request{Now: d.now, BlockTokens: 64, MeanOutputTokens: 250, MeanUncachedTokens: 500}
 	topic, n := uint64(d.IntN(20)), max(0, d.IntN(60)-5)
 	for i := range n {
 		if d.IntN(40) == 0 {
@@ -160,7 +160,7 @@ func scenario(seed uint64) func(step int) (*Request, []Candidate) {
 	return func(step int) (*Request, []Candidate) {
 		r := &Request{
 			Now: time.Unix(1000, 0).Add(time.Duration(step) * 5 * time.Second), BlockTokens: 64,
-			PromptKey: uint64(rng.IntN(5)), MeanAnswerTokens: 250, MeanUncachedTokens: 500,
+			PromptKey: uint64(rng.IntN(5)), MeanOutputTokens: 250, MeanUncachedTokens: 500,
 		}
 		for i := range 1 + rng.IntN(6) {
 			r.Blocks = append(r.Blocks, prompt.Block(100*rng.IntN(3)+i+1))
@@ -254,7 +254,7 @@ func TestDefinitionSettingsHaveEffect(t *testing.T) {
 // A policy that did not forget would always send the prompt to the slot's next
 // backend.
 func TestForgetAllPolicies(t *testing.T) {
-	r := &Request{Now: time.Unix(1000, 0), Blocks: []prompt.Block{1, 2, 3}, BlockTokens: 64, PromptTokens: 192, MeanAnswerTokens: 100}
+	r := &Request{Now: time.Unix(1000, 0), Blocks: []prompt.Block{1, 2, 3}, BlockTokens: 64, PromptTokens: 192, MeanOutputTokens: 100}
 	forgetters := 0
 	for _, name := range Names() {
 		other := false

@@ -64,12 +64,12 @@ type costTerms struct {
 
 // costOf returns the terms for a candidate. slowdown is the mean prefill rate over
 // the candidate's, answer is L̂.
-func costOf(c *Candidate, slowdown, answerTokens, kappa float64) costTerms {
+func costOf(c *Candidate, slowdown, outputTokens, kappa float64) costTerms {
 	return costTerms{
 		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens + kvWaitCost*c.KVWaitTokens),
 		prefill: slowdown * c.UncachedTokens,
 		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall) + evictionCost*c.Recomputed/(1-c.Recomputed)),
-		decode:  decodeCost * answerTokens * c.InFlight,
+		decode:  decodeCost * outputTokens * c.InFlight,
 	}
 }
 
@@ -91,7 +91,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	matched := -1.0 // tokens, of the best one if that meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
-		terms := costOf(c, rate/c.PrefillRate, r.MeanAnswerTokens, kappa)
+		terms := costOf(c, rate/c.PrefillRate, r.MeanOutputTokens, kappa)
 		later := future.cost(c, rate/c.PrefillRate, kappa)
 		cost := (terms.sum() + later) / c.Weight
 		if r.Trace != nil {

@@ -28,7 +28,7 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 	if r.Now.IsZero() {
 		r.Now = time.Unix(1000, 0)
 	}
-	r.MeanAnswerTokens = 250
+	r.MeanOutputTokens = 250
 	return chooseAndRecord(p, &r, candidates)
 }
 

@@ -109,7 +109,7 @@ func warm(t testing.TB) *kept {
 		k.Store.ObserveLoad(b, &l)
 	}
 	for key := range 20 {
-		mustPick(t, k.Router, ask(k.fleet[key%2:key%2+1], key, 5+key)).Release(router.Outcome{End: router.Completed, AnswerTokens: 1})
+		mustPick(t, k.Router, ask(k.fleet[key%2:key%2+1], key, 5+key)).Release(router.Outcome{End: router.Completed, OutputTokens: 1})
 	}
 	return k
 }
@@ -170,7 +170,7 @@ func TestPendingPartsAreCompacted(t *testing.T) {
 	for i, b := range before.fleet {
 		before.Store.ObserveLoad(b, &l)
 		for key := range 10 {
-			mustPick(t, before.Router, ask(before.fleet[i:i+1], 100*i+key, 20)).Release(router.Outcome{End: router.Completed, AnswerTokens: 1})
+			mustPick(t, before.Router, ask(before.fleet[i:i+1], 100*i+key, 20)).Release(router.Outcome{End: router.Completed, OutputTokens: 1})
 		}
 	}
 	data := before.write(t)
@@ -276,7 +276,7 @@ func TestWriteUnderTraffic(t *testing.T) {
 					return
 				default:
 				}
-				mustPick(t, k.Router, ask(k.fleet, i%60, 10+i%40)).Release(router.Outcome{End: router.End(i % 4), AnswerTokens: 1})
+				mustPick(t, k.Router, ask(k.fleet, i%60, 10+i%40)).Release(router.Outcome{End: router.End(i % 4), OutputTokens: 1})
 				if i%100 == g {
 					k.ForgetCache(k.fleet[g])
 				}
@@ -301,7 +301,7 @@ func TestWriteUnderTraffic(t *testing.T) {
 // owner is never written under the address of the one before.
 func TestWriteFollowsTheFleet(t *testing.T) {
 	k := newKept(t, 3)
-	l := backends.Load{StartTime: 5, CacheTokens: 100_000, ScrapedAt: k.now}
+	l := backends.Load{StartTime: 5, CacheTokens: 100_000, PolledAt: k.now}
 	for i, b := range k.fleet {
 		k.Store.ObserveLoad(b, &l)
 		mustPick(t, k.Router, ask(k.fleet[i:i+1], i, 20)).Release(router.Outcome{End: router.Completed})
@@ -445,8 +445,8 @@ func TestGoldenSnapshot(t *testing.T) {
 	}
 	f := estimate.NewFleet(blockBytes, 1)
 	f.Grow(1)
-	if fresh := f.AnswerTokens(0); !f.RestoreBackend(0, p.estimates) || f.AnswerTokens(0) >= fresh {
-		t.Errorf("answers of %.0f tokens, where all had one", f.AnswerTokens(0))
+	if fresh := f.OutputTokens(0); !f.RestoreBackend(0, p.estimates) || f.OutputTokens(0) >= fresh {
+		t.Errorf("answers of %.0f tokens, where all had one", f.OutputTokens(0))
 	}
 	x := index.New(1, 1<<20)
 	x.SetRequestedCapacity(0, 10_000)
@@ -503,10 +503,10 @@ func TestRestoredEstimates(t *testing.T) {
 	before := warm(t)
 	for key := range 200 { // dense text, long answers, and a cache that holds less than it says
 		d := mustPick(t, before.Router, ask(before.fleet[:1], key%100, 60))
-		d.Release(router.Outcome{End: router.Completed, AnswerTokens: 700, PromptTokens: 60 * 256 / 3, CachedKnown: true})
+		d.Release(router.Outcome{End: router.Completed, OutputTokens: 700, PromptTokens: 60 * 256 / 3, CachedKnown: true})
 	}
 	want, fresh := before.Estimates(), newKept(t, 2).Estimates()
-	if want[0].BytesPerToken == fresh[0].BytesPerToken || want[0].AnswerTokens == fresh[0].AnswerTokens || want[0].CapacityFactor == fresh[0].CapacityFactor {
+	if want[0].BytesPerToken == fresh[0].BytesPerToken || want[0].OutputTokens == fresh[0].OutputTokens || want[0].CapacityFactor == fresh[0].CapacityFactor {
 		t.Fatalf("nothing was learned: %+v", want[0])
 	}
 	after := newKept(t, 2)
@@ -518,7 +518,7 @@ func TestRestoredEstimates(t *testing.T) {
 		after.Store.ObserveLoad(b, &l)
 	}
 	for slot, got := range after.Estimates() {
-		if got.BytesPerToken != want[slot].BytesPerToken || got.AnswerTokens != want[slot].AnswerTokens ||
+		if got.BytesPerToken != want[slot].BytesPerToken || got.OutputTokens != want[slot].OutputTokens ||
 			got.CapacityFactor != want[slot].CapacityFactor || got.PrefillRate != want[slot].PrefillRate {
 			t.Errorf("backend %d: %+v, want %+v", slot, got, want[slot])
 		}
