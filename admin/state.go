@@ -150,7 +150,7 @@ type decisionState struct {
 	MatchedTokens int       `json:"matched_tokens"`
 	PromptTokens  int       `json:"prompt_tokens"`
 	AheadTokens   int       `json:"ahead_tokens"`
-	Held          number    `json:"queue_s"`
+	QueueTime     number    `json:"queue_seconds"`
 	Attempt       int       `json:"attempt"`
 }
 

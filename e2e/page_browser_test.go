@@ -144,7 +144,7 @@ func TestPageShowsStalledBackend(t *testing.T) {
 	proxy, replicas := startPageWithReplicas(t, "")
 	page := openPage(t, proxy.admin)
 	proxy.askAtLength("stalled-later")
-	page.shows("#requests tbody tr .state", "answering")
+	page.shows("#requests tbody tr .state", "responding")
 	page.shows("#backends-count", "2 of 2 ready")
 	at := 0
 	if !evaluate[bool](page, `document.querySelector('#requests tbody tr').innerText.includes('gpu-one')`) {
@@ -162,7 +162,7 @@ func TestPageShowsStalledBackend(t *testing.T) {
 	page.until(`document.querySelector('#alarm').hidden`)
 	disturb(t, replicas[at], `{"kind":"clear"}`)
 	page.shows(row+" .state", "ready")
-	page.shows("#requests tbody tr .state", "answering")
+	page.shows("#requests tbody tr .state", "responding")
 }
 
 func TestPageWithNoReadyBackend(t *testing.T) {
@@ -250,7 +250,7 @@ func TestPageOperations(t *testing.T) {
 
 	first, second := proxy.askAtLength("the-first"), proxy.askAtLength("the-second")
 	page.until(`document.querySelectorAll('#requests tbody tr').length === 2`)
-	page.shows("#requests tbody tr:first-child .state", "answering")
+	page.shows("#requests tbody tr:first-child .state", "responding")
 	page.shows("#in-flight", "2")
 	page.until(`document.querySelectorAll('#decisions tbody tr').length === 2`)
 

@@ -244,7 +244,7 @@ func TestTraceOfRequestCutOffAtShutdown(t *testing.T) {
 	p.exit()
 	server, named := c.trace(p.program, "cut-off")
 	spanHas(t, server, map[string]any{"http.response.status_code": 503, "error.type": "503", "warmroute.aborted": nil})
-	spanHas(t, oneSpan(t, named, "chat m"), map[string]any{"error.type": "cut_off"})
+	spanHas(t, oneSpan(t, named, "chat m"), map[string]any{"error.type": "shutting_down"})
 	if !strings.Contains(p.log.String(), "msg=request request_id=cut-off") {
 		t.Error("the access log has nothing of it")
 	}
@@ -261,8 +261,8 @@ func TestTraceOfDisconnectedClient(t *testing.T) {
 	server, named := c.trace(p.program, "left")
 	attempt := oneSpan(t, named, "chat m")
 	isChild(t, oneSpan(t, named, "first token"), attempt)
-	spanHas(t, server, map[string]any{"http.response.status_code": 499, "error.type": "client_left", "warmroute.aborted": "in_stream"})
-	spanHas(t, attempt, map[string]any{"http.response.status_code": 200, "error.type": "client_left"})
+	spanHas(t, server, map[string]any{"http.response.status_code": 499, "error.type": "client_disconnected", "warmroute.aborted": "in_stream"})
+	spanHas(t, attempt, map[string]any{"http.response.status_code": 200, "error.type": "client_disconnected"})
 	if server.Status.GetCode() == tracepb.Status_STATUS_CODE_ERROR {
 		t.Error("it counts as the proxy's error")
 	}

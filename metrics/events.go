@@ -78,8 +78,8 @@ const (
 	RetryStale       RetryReason = "stale_connection" // kept-alive connection closed by the replica
 	RetryFirstByte   RetryReason = "first_byte_timeout"
 	RetryResponse    RetryReason = "response_timeout"
-	RetryStalled     RetryReason = "stuck"
-	RetryTruncated   RetryReason = "broken"      // response truncated or invalid
+	RetryStalled     RetryReason = "stalled"
+	RetryTruncated   RetryReason = "truncated"   // response truncated or invalid
 	RetryErrorEvent  RetryReason = "error_event" // first event of the stream
 	RetryAborted     RetryReason = "aborted"     // by the engine
 	RetryRedirect    RetryReason = "redirect"
@@ -103,8 +103,8 @@ type RetryWaitResult string
 // Results of waits for the retry budget.
 const (
 	RetryWaitSent         RetryWaitResult = "sent"
-	RetryWaitGivenUp      RetryWaitResult = "given_up" // no budget in time
-	RetryWaitDisconnected RetryWaitResult = "left"     // client disconnect
+	RetryWaitGivenUp      RetryWaitResult = "given_up"     // no budget in time
+	RetryWaitDisconnected RetryWaitResult = "disconnected" // client disconnect
 )
 
 // CountRetryWait counts a request that waited for the retry budget.
@@ -133,10 +133,10 @@ type QueueResult string
 // Results of the admission queue.
 const (
 	QueueSent         QueueResult = "sent"
-	QueueFull         QueueResult = "full"       // not queued
-	QueueTimeout      QueueResult = "too_long"   // no backend had room in time
-	QueueNoneReady    QueueResult = "none_ready" // no backend was ready in time
-	QueueDisconnected QueueResult = "left"       // client disconnect
+	QueueFull         QueueResult = "full"         // not queued
+	QueueTimeout      QueueResult = "timeout"      // no backend had room in time
+	QueueNoneReady    QueueResult = "none_ready"   // no backend was ready in time
+	QueueDisconnected QueueResult = "disconnected" // client disconnect
 )
 
 // RecordQueueExit records a request that left the admission queue after wait, or

@@ -115,7 +115,7 @@ func TestResetDuringWorkIsFailure(t *testing.T) {
 					t.Errorf("replica %d was sent the request %d times, want %d", i, got, want)
 				}
 			}
-			f.awaitMetric(`warmroute_retries_total{reason="broken"} 2`)
+			f.awaitMetric(`warmroute_retries_total{reason="truncated"} 2`)
 			f.awaitMetric(`warmroute_retries_total{reason="stale_connection"} 0`)
 		})
 	}
@@ -259,7 +259,7 @@ func TestRetryAfterHungReplica(t *testing.T) {
 			if a := <-done; a.body != want || a.header.Get("X-Warmroute-Attempts") != "2" {
 				t.Errorf("got %+v", a)
 			}
-			f.awaitMetric(`warmroute_retries_total{reason="stuck"} 1`)
+			f.awaitMetric(`warmroute_retries_total{reason="stalled"} 1`)
 		})
 	}
 }

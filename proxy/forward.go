@@ -357,7 +357,7 @@ func (r *request) respondWithError(a *action) {
 func attemptsFailedError(best *failure) *apiError {
 	switch {
 	case best.stalled:
-		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stuck",
+		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stalled",
 			message: "the replica is stalled, and no other could serve the request"}
 	case errors.Is(best.err, errResponse):
 		return responseTimeoutError()

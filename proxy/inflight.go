@@ -27,7 +27,7 @@ const (
 )
 
 func (p Phase) String() string {
-	return [...]string{"upload", "queued", "first token", "answering"}[p]
+	return [...]string{"upload", "queued", "first token", "responding"}[p]
 }
 
 // errCancelled is the cause of the context of a request that an operator has cancelled.

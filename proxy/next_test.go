@@ -31,7 +31,7 @@ func states(of string) (f fleetView) {
 // Failures of the tables below.
 var (
 	connectionRefused = failure{reason: "connect", err: errors.New("refused"), uncharged: true}
-	crash             = failure{reason: "broken", err: errTruncated, mayHaveCrashed: true}
+	crash             = failure{reason: "truncated", err: errTruncated, mayHaveCrashed: true}
 	fullFailure       = failure{reason: "status_503", status: 503, full: true}
 	staleConnection   = failure{reason: "stale_connection", stale: true}
 	shutdownStatus    = failure{reason: "status_500", status: 500, uncharged: true, shuttingDown: true}

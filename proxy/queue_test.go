@@ -202,7 +202,7 @@ func TestQueueTimeout(t *testing.T) {
 	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "no_replica") {
 		t.Errorf("where none is ready: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
-	f.awaitMetric(`warmroute_queue_ends_total{end="too_long"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{end="timeout"} 1`)
 	f.awaitMetric(`warmroute_queue_ends_total{end="none_ready"} 1`)
 	if len(g.requests()) != 1 {
 		t.Errorf("the replica saw %d requests", len(g.requests()))
@@ -270,7 +270,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 	f.awaitQueued(0)
 	eventually(t, "its body is freed", func() bool { return f.proxy.bodies.bytesInUse() == held })
 	f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
-	f.awaitMetric(`warmroute_queue_ends_total{end="left"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{end="disconnected"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 	g.next <- struct{}{}
 	<-first

@@ -292,7 +292,7 @@ func (r *request) recordEndInUpload() *apiError {
 	}
 	r.phase = metrics.AbortInUpload
 	r.proxy.metrics.CountAbort(metrics.AbortInUpload)
-	return &apiError{status: statusClientClosed, kind: "client_left", message: "client disconnected"}
+	return &apiError{status: statusClientClosed, kind: "client_disconnected", message: "client disconnected"}
 }
 
 // parseBody parses the JSON body into pr.

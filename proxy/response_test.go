@@ -468,7 +468,7 @@ func TestRetryAfterStalledHeader(t *testing.T) {
 	if _, answer := f.post("/v1/chat/completions", askWhole); answer != whole {
 		t.Errorf("got %q", answer)
 	}
-	f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="truncated"} 1`)
 }
 
 func TestEncodedResponseRelayed(t *testing.T) {

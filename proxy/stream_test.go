@@ -738,7 +738,7 @@ func TestRetryAfterStreamEndWithoutMark(t *testing.T) {
 		if got := f.askStreamAt(path); got != says.second {
 			t.Errorf("%s: got %q, want the second replica's", path, got)
 		}
-		f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
+		f.awaitMetric(`warmroute_retries_total{reason="truncated"} 1`)
 	}
 }
 
@@ -943,7 +943,7 @@ func TestRetryAfterKeepAlive(t *testing.T) {
 	if got := r.resp.Header.Get("X-Warmroute-Backend"); got != "r0" {
 		t.Errorf("the header names %q, and not the first attempt", got)
 	}
-	f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="truncated"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="r1",code="200",endpoint="/v1/chat/completions",model="m"} 1`)
 }
 

@@ -59,11 +59,13 @@ func (a *attempt) endAttemptSpan() {
 	switch {
 	case reason != "":
 	case a.result.End == router.Truncated:
-		reason = "broke_off"
+		reason = "truncated"
+	case a.phase == metrics.AbortCancelled:
+		reason = tracing.ErrorCancelled
 	case a.phase != "":
 		reason = tracing.ErrorDisconnected
 	case a.result.End == router.ClientDisconnected:
-		reason = "cut_off" // by an operator, or by the proxy's end
+		reason = "shutting_down"
 	}
 	if a.result.CachedKnown {
 		cached = a.result.CachedTokens

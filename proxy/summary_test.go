@@ -73,7 +73,7 @@ func TestAccessLog(t *testing.T) {
 	line := read(1)[0]
 	has(t, line, map[string]any{
 		"msg": "request", "request_id": "my-id", "endpoint": "/v1/chat/completions", "model": "m", "backend": "r1", "reason": "only", "code": 200.0, "attempts": 2.0,
-		"failures": "broken", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0, "observed_tokens": 8.0,
+		"failures": "truncated", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0, "observed_tokens": 8.0,
 		"output_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "aborted": nil, "key": nil, "ttft_ms": nil, "queue_ms": nil,
 	})
 	if host, _ := line["client"].(string); !strings.HasPrefix(host, "127.0.0.1:") || line["duration_ms"].(float64) <= 0 || line["overhead_us"].(float64) <= 0 {
@@ -233,14 +233,14 @@ func TestRetryReasonMetrics(t *testing.T) {
 	}
 	f.awaitIdle()
 	f.awaitMetric(`warmroute_retries_total{reason="status_503"} 1`)
-	f.awaitMetric(`warmroute_retries_total{reason="broken"} 1`)
+	f.awaitMetric(`warmroute_retries_total{reason="truncated"} 1`)
 }
 
 func TestFailedAttemptLog(t *testing.T) {
 	f := serve(t, nil, &replica{script: once()}, &replica{script: always(answered("200 OK", whole))})
 	f.post("/v1/chat/completions", askWhole, "X-Request-Id", "my-id")
 	log := f.log.String()
-	for _, want := range []string{`msg="attempt failed" backend=r0 reason=broken`, "request_id=my-id"} {
+	for _, want := range []string{`msg="attempt failed" backend=r0 reason=truncated`, "request_id=my-id"} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %s:\n%s", want, log)
 		}

@@ -281,7 +281,7 @@ func TestStateOfStalledBackend(t *testing.T) {
 	if m := s.Models; m.All != 1 || m.Unready != 0 || len(m.Listed) != 1 || m.Listed[0].ID != "sim" || m.Listed[0].Ready != 1 || m.Listed[0].Backends != 2 || m.Listed[0].Reason != "" {
 		t.Errorf("models: %+v", m)
 	}
-	if r := s.Requests.Oldest; len(r) != 1 || !r[0].Stalled || r[0].Phase != "answering" {
+	if r := s.Requests.Oldest; len(r) != 1 || !r[0].Stalled || r[0].Phase != "responding" {
 		t.Errorf("requests: %+v", r)
 	}
 	g.fault(stalled, sim.Fault{Kind: sim.Clear})

@@ -340,7 +340,7 @@ const phases = {
   'upload': ['', 'upload'],
   'queued': ['warn', 'queued'],
   'first token': ['calm', 'waiting for first token'],
-  'answering': ['good', 'answering'],
+  'responding': ['good', 'responding'],
 };
 
 function matched(r) {
@@ -473,10 +473,10 @@ function render(state) {
   setText(byId('policy'), `policy ${state.policy}`);
   setText(byId('uptime'), `up ${span(state.uptime_s)}`);
   setText(byId('redis'), redisText(state.redis));
-  const answering = state.requests.oldest.filter((r) => r.phase === 'answering' && !r.stalled).length;
+  const responding = state.requests.oldest.filter((r) => r.phase === 'responding' && !r.stalled).length;
   const stalled = state.requests.oldest.filter((r) => r.stalled).length;
   setText(byId('in-flight'), whole.format(state.requests.all));
-  setText(byId('in-flight-note'), state.requests.oldest.length < state.requests.all ? '' : `${answering} answering${stalled ? `, ${stalled} stalled` : ''}`);
+  setText(byId('in-flight-note'), state.requests.oldest.length < state.requests.all ? '' : `${responding} responding${stalled ? `, ${stalled} stalled` : ''}`);
   setText(byId('queued'), whole.format(state.queue.requests));
   setText(byId('queued-note'), state.queue.oldest_s === null ? 'queue is empty' : `oldest ${span(state.queue.oldest_s)}`);
   setText(byId('rate'), rate(state.recent.requests_per_second));

@@ -201,8 +201,11 @@ func (q *Request) AddFirstTokenSpan() {
 	trace.SpanFromContext(q.attempt).SetAttributes(firstChunk.Float64(now.Sub(q.sentAt).Seconds()))
 }
 
-// ErrorDisconnected is the error type of attempts and requests whose client disconnected.
-const ErrorDisconnected = "client_left"
+// Error types of attempts and requests that no failure has ended.
+const (
+	ErrorDisconnected = "client_disconnected"
+	ErrorCancelled    = "cancelled" // by an operator; also the phase of such a request
+)
 
 // EndAttempt ends the span of the attempt. errorType is why it failed, or empty. The
 // numbers of tokens are the replica's, 0 if it reported none; a negative cached is left out.
@@ -221,7 +224,7 @@ func (q *Request) EndAttempt(errorType string, promptTokens, completionTokens, c
 	}
 	if errorType != "" {
 		span.SetAttributes(semconv.ErrorTypeKey.String(errorType))
-		if errorType != ErrorDisconnected {
+		if errorType != ErrorDisconnected && errorType != ErrorCancelled {
 			span.SetStatus(codes.Error, "")
 		}
 	}
@@ -268,6 +271,8 @@ func (q *Request) End(e *accesslog.Entry) {
 		setTokenAttributes(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
 	}
 	switch {
+	case e.Phase == ErrorCancelled:
+		q.span.SetAttributes(semconv.ErrorTypeKey.String(ErrorCancelled))
 	case e.Phase != "":
 		q.span.SetAttributes(semconv.ErrorTypeKey.String(ErrorDisconnected))
 	case e.Code >= http.StatusInternalServerError:
