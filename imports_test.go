@@ -14,21 +14,23 @@ import (
 // allowedImports lists, for each top-level directory, the other directories whose
 // packages its packages may import. "main" is the root.
 var allowedImports = map[string]string{
+	"clock":    "",
 	"filelock": "",
-	"recovery": "",
-	"backends": "",
+	"recovery": "clock",
+	"backends": "clock",
 	"prompt":   "",
-	"router":   "backends prompt",
+	"router":   "backends prompt kvevents",
+	"kvevents": "clock recovery backends prompt router",
 	"metrics":  "recovery backends prompt router",
 	"proxy":    "filelock recovery backends prompt router metrics",
-	"cluster":  "recovery backends prompt router metrics proxy",
+	"cluster":  "clock recovery backends prompt router metrics proxy",
 	"admin":    "backends prompt router metrics proxy cluster",
-	"config":   "backends prompt router metrics proxy cluster admin",
-	"server":   "filelock recovery backends prompt router metrics proxy cluster admin config",
+	"config":   "backends prompt router kvevents metrics proxy cluster admin",
+	"server":   "clock filelock recovery backends prompt router kvevents metrics proxy cluster admin config",
 	"cli":      "backends prompt router metrics proxy cluster admin config server lab",
 	"main":     "server cli lab",
 
-	"lab":     "filelock backends prompt router metrics proxy cluster admin config server cli",
+	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster admin config server cli",
 	"e2e":     "filelock backends prompt router metrics proxy cluster admin config server cli lab",
 	"scripts": "lab",
 }

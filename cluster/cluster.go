@@ -18,6 +18,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
+	"warmroute/clock"
 	"warmroute/metrics"
 	"warmroute/proxy/apikey"
 	"warmroute/recovery"
@@ -202,12 +203,12 @@ func (c *Cluster) writeStream(ctx context.Context) {
 		if e := c.Outbox.take(); e != nil {
 			c.writeBatch(ctx, e)
 			c.Outbox.recycle(e)
-			sleep(ctx, minBatchInterval)
+			clock.Sleep(ctx, minBatchInterval)
 			continue
 		}
 		select {
 		case <-c.Outbox.ready:
-			sleep(ctx, batchDelay)
+			clock.Sleep(ctx, batchDelay)
 		case <-inFlight.C:
 			c.Outbox.addInFlight()
 		case <-usage.C:
@@ -226,7 +227,7 @@ func (c *Cluster) writeBatch(ctx context.Context, e *encoder) {
 			return
 		}
 		c.recordResult(&c.status.writeFailed, err)
-		if err == nil || !sleep(ctx, delay) {
+		if err == nil || !clock.Sleep(ctx, delay) {
 			return
 		}
 	}
@@ -289,7 +290,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 				c.position = latest
 			}
 			c.removeSilentPeers(time.Now())
-			sleep(ctx, delay)
+			clock.Sleep(ctx, delay)
 			delay = min(2*delay, maxRetryDelay)
 			continue
 		}
@@ -532,18 +533,6 @@ func (c *Cluster) forgetPeer(id uint64) {
 	}
 	delete(c.peers, id)
 	c.updateProxies()
-}
-
-// sleep reports whether d passed before ctx was done.
-func sleep(ctx context.Context, d time.Duration) (passed bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // logLimiter logs the same message once per logInterval.

@@ -26,6 +26,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"warmroute/backends"
+	"warmroute/clock"
 	"warmroute/prompt"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
@@ -402,7 +403,7 @@ func TestManyEvents(t *testing.T) {
 	sending.Go(func() {
 		for key := 0; ctx.Err() == nil; key++ {
 			complete(a.send(key, 10))
-			sleep(ctx, time.Millisecond)
+			clock.Sleep(ctx, time.Millisecond)
 		}
 	})
 	defer sending.Wait()

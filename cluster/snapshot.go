@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"warmroute/clock"
 )
 
 const (
@@ -163,7 +165,7 @@ func (c *Cluster) deletePieces(ctx context.Context, h *snapshotHead) error {
 // writeSnapshots writes a snapshot every snapshotInterval, unless another proxy does, until ctx is
 // done.
 func (c *Cluster) writeSnapshots(ctx context.Context) {
-	for sleep(ctx, snapshotInterval) {
+	for clock.Sleep(ctx, snapshotInterval) {
 		if err := c.writeSnapshot(ctx); err != nil && ctx.Err() == nil {
 			c.logs.warn("failed to write snapshot to redis", "err", err)
 		}
@@ -206,7 +208,7 @@ func (c *Cluster) writeSnapshot(ctx context.Context) error {
 		if err := set(c.pieceKey(&h, i), data.Next(pieceBytes)); err != nil {
 			return err
 		}
-		if !sleep(ctx, pieceInterval) {
+		if !clock.Sleep(ctx, pieceInterval) {
 			return ctx.Err()
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"warmroute/backends"
-	"warmroute/backends/vllm/kvevents"
+	"warmroute/kvevents/wire"
 )
 
 // setDefaultBackendNames gives each backend without a name its default one: host, port and
@@ -76,7 +76,7 @@ func validateKVEvents(errs *errorList, path, host string, b Backend) {
 		if e.endpoint == "" && e.setting == ".kv_replay" {
 			continue
 		}
-		if _, err := kvevents.ConfiguredSources(e.endpoint, "", "", host, 1); err != nil {
+		if _, err := wire.ConfiguredSources(e.endpoint, "", "", host, 1); err != nil {
 			errs.add(path+e.setting, "%v; use auto, off, or an address such as tcp://10.0.0.5:5557", err)
 		}
 	}

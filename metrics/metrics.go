@@ -60,6 +60,9 @@ func (m *Metrics) Handler() http.Handler {
 	})
 }
 
+// Register exports the metrics of a collector, whose names no other has.
+func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
+
 // RegisterRequestsInFlight exports the number of unfinished requests, which read returns
 // at each scrape. It must be called at most once.
 func (m *Metrics) RegisterRequestsInFlight(read func() int64) {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"runtime/debug"
 	"time"
+
+	"warmroute/clock"
 )
 
 // Place is where a panic was recovered.
@@ -42,9 +44,7 @@ const restartDelay = time.Second
 // recovers nothing.
 func (report Reporter) RunLoop(ctx context.Context, place Place, loop func(context.Context)) {
 	for report.callAndRecover(place, func() { loop(ctx) }) {
-		select {
-		case <-time.After(restartDelay):
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, restartDelay) {
 			return
 		}
 	}

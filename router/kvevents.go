@@ -16,10 +16,10 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
-	"warmroute/backends/vllm/kvevents"
+	"warmroute/kvevents/wire"
 	"warmroute/prompt"
 	"warmroute/router/index"
-	"warmroute/router/kvblocks"
+	"warmroute/kvevents/kvblocks"
 )
 
 const (
@@ -132,7 +132,7 @@ func (f *KVFollower) SetEngines(n int) {
 }
 
 // Apply applies a batch of an engine's events.
-func (f *KVFollower) Apply(rank int, batch *kvevents.Batch) {
+func (f *KVFollower) Apply(rank int, batch *wire.Batch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.closed {

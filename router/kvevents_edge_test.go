@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
-	"warmroute/backends/vllm/kvevents"
+	"warmroute/kvevents/wire"
 	"warmroute/prompt"
 )
 
@@ -231,11 +231,11 @@ func TestHotPromptWithLargeKVBlocks(t *testing.T) {
 	replicas := followAll(t, r, fleet)
 	const kv = 512
 	store := func(session string, hash, parent uint64, first uint32) {
-		e := kvevents.Event{Kind: kvevents.Stored, BlockSize: kv, Session: session, Hashes: []uint64{hash}, Parent: parent, HasParent: parent != 0}
+		e := wire.Event{Kind: wire.Stored, BlockSize: kv, Session: session, Hashes: []uint64{hash}, Parent: parent, HasParent: parent != 0}
 		for i := range kv {
 			e.Tokens = append(e.Tokens, first+uint32(i))
 		}
-		replicas[0].follower.Apply(0, &kvevents.Batch{Events: []kvevents.Event{e}})
+		replicas[0].follower.Apply(0, &wire.Batch{Events: []wire.Event{e}})
 	}
 	store("", 1, 0, 0)
 	linked := 0

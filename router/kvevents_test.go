@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
-	"warmroute/backends/vllm/kvevents"
+	"warmroute/kvevents/wire"
 	"warmroute/prompt"
 )
 
@@ -34,7 +34,7 @@ func (k *kvReplica) hash(key, i int) uint64 { return k.salt | uint64(key)<<32 | 
 // compute publishes that a request of so many tokens was computed, but for what is cached, and
 // returns how many tokens were.
 func (k *kvReplica) compute(session string, key, tokens int) (cached int) {
-	e := kvevents.Event{Kind: kvevents.Stored, BlockSize: testKVTokens, Session: session}
+	e := wire.Event{Kind: wire.Stored, BlockSize: testKVTokens, Session: session}
 	for i := range tokens / testKVTokens {
 		h := k.hash(key, i)
 		if k.held[h] > 0 {
@@ -48,7 +48,7 @@ func (k *kvReplica) compute(session string, key, tokens int) (cached int) {
 		}
 	}
 	if len(e.Hashes) > 0 {
-		k.follower.Apply(0, &kvevents.Batch{Events: []kvevents.Event{e}})
+		k.follower.Apply(0, &wire.Batch{Events: []wire.Event{e}})
 	}
 	return cached
 }
@@ -58,7 +58,7 @@ func (k *kvReplica) evict(key, from int) {
 	for i := 1 << 10; i >= from; i-- {
 		if h := k.hash(key, i); k.held[h] > 0 {
 			delete(k.held, h)
-			k.follower.Apply(0, &kvevents.Batch{Events: []kvevents.Event{{Kind: kvevents.Removed, Hashes: []uint64{h}}}})
+			k.follower.Apply(0, &wire.Batch{Events: []wire.Event{{Kind: wire.Removed, Hashes: []uint64{h}}}})
 		}
 	}
 }
@@ -309,7 +309,7 @@ func BenchmarkKVEvents(b *testing.B) {
 		f.Restart(0, true)
 		followers = append(followers, f)
 	}
-	var batch kvevents.Batch
+	var batch wire.Batch
 	tokens := make([]uint32, perBatch*testKVTokens)
 	hashes, gone := make([]uint64, perBatch), make([]uint64, perBatch)
 	blocks := 0
@@ -319,9 +319,9 @@ func BenchmarkKVEvents(b *testing.B) {
 			hashes[i], gone[perBatch-1-i] = n+uint64(i), n+uint64(i)-held
 			tokens[i*testKVTokens] = uint32(n) + uint32(i)
 		}
-		batch.Events = append(batch.Events[:0], kvevents.Event{Kind: kvevents.Stored, Hashes: hashes, Tokens: tokens, BlockSize: testKVTokens})
+		batch.Events = append(batch.Events[:0], wire.Event{Kind: wire.Stored, Hashes: hashes, Tokens: tokens, BlockSize: testKVTokens})
 		if n > held {
-			batch.Events = append(batch.Events, kvevents.Event{Kind: kvevents.Removed, Hashes: gone})
+			batch.Events = append(batch.Events, wire.Event{Kind: wire.Removed, Hashes: gone})
 		}
 		for replica, f := range followers {
 			tokens[1] = uint32(replica)

@@ -12,6 +12,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/config"
+	"warmroute/kvevents"
 	"warmroute/metrics"
 	"warmroute/recovery"
 	"warmroute/router"
@@ -32,7 +33,7 @@ type fleet struct {
 	router    *router.Router
 	checker   *backends.Checker
 	poller    *backends.Poller
-	kvEvents  *kvEventReader
+	kvEvents  *kvevents.Reader
 	metrics   *metrics.Metrics
 	log       *slog.Logger
 	panics    recovery.Reporter
@@ -167,7 +168,7 @@ func (f *fleet) startMonitoring(m *managedBackend) {
 	ctx, stop := context.WithCancel(f.running)
 	m.stopMonitoring = stop
 	for place, watch := range map[recovery.Place]func(context.Context, *backends.Backend){
-		recovery.HealthCheck: f.checker.Watch, recovery.Poll: f.poller.Watch, recovery.KVEvents: f.kvEvents.watch,
+		recovery.HealthCheck: f.checker.Watch, recovery.Poll: f.poller.Watch, recovery.KVEvents: f.kvEvents.Watch,
 	} {
 		m.monitoring.Add(1)
 		f.work.Go(func() {

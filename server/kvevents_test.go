@@ -1,19 +1,12 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"warmroute/backends"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 	"warmroute/router"
@@ -198,52 +191,4 @@ func TestKVEventsOfDataParallelEngines(t *testing.T) {
 	if n := metricSum(t, g.admin, "warmroute_kv_event_connected_engines"); n != 2 {
 		t.Errorf("events of %v engines are received, want 2", n)
 	}
-}
-
-// Where a replica publishes is looked up again after an error.
-func TestKVEventSourcesAfterError(t *testing.T) {
-	asked := make(chan struct{}, 10)
-	replica := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if asked <- struct{}{}; len(asked) == 1 {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return
-		}
-		w.Write([]byte(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557"}}`))
-	}))
-	defer replica.Close()
-	b := backends.New("a", mustParse(t, replica.URL), "", http.DefaultTransport)
-	o := *b.Options()
-	o.KVEvents = backends.KVEventsAuto
-	b.SetOptions(o)
-	b.SetState(backends.Ready)
-	registry, err := backends.NewRegistry([]*backends.Backend{b})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := router.New(router.Options{
-		Settings: router.Settings{Policy: "prefix"}, Backends: registry.All(), BlockBytes: 256, IndexMaxBytes: 1 << 20, Now: time.Now,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	k := newKVEventReader(registry, r, slog.New(slog.DiscardHandler), nil)
-	ctx, stop := context.WithCancel(t.Context())
-	var watching sync.WaitGroup
-	watching.Go(func() { k.watch(ctx, b) })
-	defer watching.Wait()
-	defer stop()
-	for deadline := time.Now().Add(time.Minute); k.stats(b) == nil; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the events are not read within a minute")
-		}
-	}
-}
-
-func mustParse(t *testing.T, text string) *url.URL {
-	t.Helper()
-	u, err := backends.ParseURL(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
 }

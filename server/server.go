@@ -19,6 +19,7 @@ import (
 	"warmroute/backends"
 	"warmroute/cluster"
 	"warmroute/config"
+	"warmroute/kvevents"
 	"warmroute/metrics"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
@@ -236,8 +237,8 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 	}
 	checker.SetSettings(s.config.Health)
 	poller.SetSettings(s.config.Poll)
-	kvEvents := newKVEventReader(registry, s.router, s.log, s.panics)
-	s.metrics.RegisterKVEvents(registry, kvEvents.stats)
+	kvEvents := kvevents.NewReader(registry, s.router, s.log, s.panics)
+	s.metrics.Register(kvEvents)
 	return &fleet{
 		registry: registry, router: s.router, checker: checker, poller: poller, kvEvents: kvEvents, metrics: s.metrics, log: s.log, panics: s.panics,
 		managed: managed, drainTimeout: s.config.Timeouts.Shutdown,

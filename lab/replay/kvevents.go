@@ -1,7 +1,7 @@
 package replay
 
 import (
-	"warmroute/backends/vllm/kvevents"
+	"warmroute/kvevents/wire"
 	"warmroute/lab/sim/engine"
 )
 
@@ -43,19 +43,19 @@ func (r *run) publishKVEvents(p *replica, rank int, events []engine.KVEvent) {
 
 // convertKVEvent returns an event as a replica publishes it. The tokens of a block follow from
 // its content.
-func (r *run) convertKVEvent(e *engine.KVEvent) kvevents.Event {
-	out := kvevents.Event{Kind: kvevents.Removed, BlockSize: r.requests.BlockTokens}
+func (r *run) convertKVEvent(e *engine.KVEvent) wire.Event {
+	out := wire.Event{Kind: wire.Removed, BlockSize: r.requests.BlockTokens}
 	if e.Host {
-		out.Medium = kvevents.CPU
+		out.Medium = wire.CPU
 	}
 	for _, h := range e.Hashes {
 		out.Hashes = append(out.Hashes, uint64(h))
 	}
 	switch {
 	case e.Kind == engine.CacheCleared:
-		out.Kind = kvevents.Cleared
+		out.Kind = wire.Cleared
 	case e.Kind == engine.BlocksStored:
-		out.Kind, out.Parent, out.HasParent = kvevents.Stored, uint64(e.Parent), e.Parent != 0
+		out.Kind, out.Parent, out.HasParent = wire.Stored, uint64(e.Parent), e.Parent != 0
 		if !e.Host {
 			out.Tokens = make([]uint32, len(e.Hashes)*out.BlockSize)
 			for i, h := range e.Hashes {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/backends/vllm/kvevents"
+	"warmroute/kvevents/wire"
 	"warmroute/lab/sim/engine"
 	"warmroute/router"
 )
@@ -46,7 +46,7 @@ type run struct {
 	ended      int        // requests that have ended, whichever way
 	last       time.Duration
 	measured   measures
-	kvBatch    kvevents.Batch // scratch of publishKVEvents
+	kvBatch    wire.Batch // scratch of publishKVEvents
 }
 
 func modelName(model int) string { return "model-" + strconv.Itoa(model) }

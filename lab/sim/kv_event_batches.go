@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	"warmroute/lab/sim/zmtp"
+	"warmroute/kvevents/zmtp"
 )
 
 const (

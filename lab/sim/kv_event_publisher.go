@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/kvevents/zmtp"
 	"warmroute/lab/sim/engine"
-	"warmroute/lab/sim/zmtp"
 )
 
 // kvEventPublisher publishes the events of one rank as vLLM does: on a PUB socket, and from
@@ -29,15 +29,15 @@ type kvEventPublisher struct {
 
 // kvEventSocket is one of the two sockets of a publisher.
 type kvEventSocket struct {
-	server   *zmtp.Server
+	server   *zmtpServer
 	listener net.Listener
 	endpoint string // as vLLM reports it
 }
 
 func newKVEventPublisher(rank int, topic string, faults *faults) *kvEventPublisher {
 	p := &kvEventPublisher{rank: rank, topic: []byte(topic), faults: faults, batches: newBatchLog()}
-	p.live.server = zmtp.NewServer("PUB", p.serveSubscriber)
-	p.replay.server = zmtp.NewServer("ROUTER", p.serveReplays)
+	p.live.server = newZMTPServer(zmtp.Pub, p.serveSubscriber)
+	p.replay.server = newZMTPServer(zmtp.Router, p.serveReplays)
 	return p
 }
 
@@ -96,16 +96,16 @@ func (p *kvEventPublisher) closeListeners() {
 func (p *kvEventPublisher) serve(ctx context.Context) {
 	var replays sync.WaitGroup
 	defer replays.Wait()
-	replays.Go(func() { p.replay.server.Serve(ctx, p.replay.listener) })
-	p.live.server.Serve(ctx, p.live.listener)
+	replays.Go(func() { p.replay.server.serve(ctx, p.replay.listener) })
+	p.live.server.serve(ctx, p.live.listener)
 }
 
 // restart makes the publisher appear killed and restarted: connections are reset, nothing can
 // be replayed, and the sequence begins at 0.
 func (p *kvEventPublisher) restart() {
 	p.setLog(newBatchLog())
-	p.live.server.ResetAll()
-	p.replay.server.ResetAll()
+	p.live.server.resetAll()
+	p.replay.server.resetAll()
 }
 
 func (p *kvEventPublisher) setLog(batches *batchLog) {

@@ -1,4 +1,7 @@
-package kvevents
+// Package zmtp is a connection between two ZeroMQ sockets: ZMTP over TCP (RFC 23, RFC 37) without
+// authentication. The end that dials is of version 3.0, the end that accepts of version 3.1; either
+// accepts peers of both. What a socket does with its messages is up to the caller.
+package zmtp
 
 import (
 	"bufio"
@@ -12,24 +15,22 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
-// ZMTP is the protocol of ZeroMQ sockets over TCP (RFC 23, RFC 37). This is a client's side of
-// version 3.0 without authentication, which all peers of versions 3.0 and later accept.
-
 const (
-	maxFrameBytes   = 16 << 20
-	maxMessageBytes = 16 << 20
-	maxFrames       = 8       // of one message
-	maxKeptBytes    = 1 << 20 // of the message buffer between messages
-	readStepBytes   = 64 << 10
+	maxFrames         = 8        // of a message that is received
+	maxPublishedBytes = 16 << 20 // of a message that a publisher sends
+	maxRequestBytes   = 64 << 10 // of a message that a publisher receives
+	maxKeptBytes      = 1 << 20  // of the message buffer between messages
+	readStepBytes     = 64 << 10
 
 	maxCommandBytes = 1 << 10 // of those that are read; longer ones are passed over
 
 	connectTimeout   = 5 * time.Second
 	handshakeTimeout = 5 * time.Second
-	writeTimeout     = 5 * time.Second
+	writeTimeout     = 5 * time.Second // of an end that dials
 )
 
 // keepAlive detects a peer whose machine is gone within half a minute. An idle publisher sends
@@ -43,35 +44,54 @@ const (
 	flagCommand             // for the connection itself
 )
 
-// socketType is the type of our end, as in ZeroMQ.
-type socketType string
-
+// First byte of the message by which a peer subscribes to the topics that begin with the rest, or
+// cancels that.
 const (
-	typeSub    socketType = "SUB"
-	typeDealer socketType = "DEALER"
+	Cancel    = 0
+	Subscribe = 1
 )
 
-// peers lists the types that our end can be connected to.
-func (t socketType) peers() []string {
-	if t == typeSub {
-		return []string{"PUB", "XPUB"}
-	}
-	return []string{"ROUTER", "REP", "DEALER"}
+// SocketType is the type of a socket, as in ZeroMQ.
+type SocketType string
+
+// The types that our end can have.
+const (
+	Sub    SocketType = "SUB"
+	Dealer SocketType = "DEALER"
+	Pub    SocketType = "PUB"
+	Router SocketType = "ROUTER"
+)
+
+// peers lists the types of sockets that one of each type can be connected to.
+var peers = map[SocketType][]string{
+	Sub:    {"PUB", "XPUB"},
+	Dealer: {"ROUTER", "REP", "DEALER"},
+	Pub:    {"SUB", "XSUB"},
+	Router: {"REQ", "DEALER", "ROUTER"},
 }
 
-// zmtpConn is a connection to a ZeroMQ socket. One goroutine at a time may use it.
-type zmtpConn struct {
+// accepts reports whether an end of this type accepts connections. Such an end never gives up on a
+// peer that does not read.
+func (t SocketType) accepts() bool { return t == Pub || t == Router }
+
+// Conn is a connection after its handshake. One goroutine may read while others write.
+type Conn struct {
 	net.Conn
-	reader *bufio.Reader
+	own      SocketType
+	reader   *bufio.Reader
+	maxBytes int // of a message that is received
 
 	message []byte // content of all frames of the last message
 	frames  [maxFrames][]byte
 	command []byte
+
+	writing sync.Mutex
+	out     []byte // what was written last; its memory is reused
 }
 
-// dialZMTP connects to an endpoint tcp://HOST:PORT. The connection is closed when ctx ends or
-// release is called.
-func dialZMTP(ctx context.Context, endpoint string, own socketType) (c *zmtpConn, release func(), err error) {
+// Dial connects an end of type Sub or Dealer to an endpoint tcp://HOST:PORT. The connection is closed
+// when ctx ends or release is called.
+func Dial(ctx context.Context, endpoint string, own SocketType) (c *Conn, release func(), err error) {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
 		return nil, nil, fmt.Errorf("connect to %s: not of the form tcp://HOST:PORT", endpoint)
@@ -81,8 +101,12 @@ func dialZMTP(ctx context.Context, endpoint string, own socketType) (c *zmtpConn
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect to %s: %w", endpoint, err)
 	}
-	release = closeWith(ctx, conn)
-	c, err = newZMTPConn(conn, own)
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	release = func() {
+		stop()
+		conn.Close()
+	}
+	c, err = Handshake(conn, own)
 	if err != nil {
 		release()
 		return nil, nil, fmt.Errorf("connect to %s: %w", endpoint, err)
@@ -90,29 +114,17 @@ func dialZMTP(ctx context.Context, endpoint string, own socketType) (c *zmtpConn
 	return c, release, nil
 }
 
-// closeWith closes conn when ctx ends or release is called, which returns when it is closed.
-func closeWith(ctx context.Context, conn net.Conn) (release func()) {
-	closed := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		conn.Close()
-		close(closed)
-	})
-	return func() {
-		if stop() {
-			conn.Close()
-		} else {
-			<-closed
-		}
+// Handshake greets the peer on conn and checks what it is. It returns after handshakeTimeout at the
+// latest, and leaves conn open.
+func Handshake(conn net.Conn, own SocketType) (*Conn, error) {
+	c := &Conn{Conn: conn, own: own, reader: bufio.NewReaderSize(conn, 32<<10), maxBytes: maxPublishedBytes}
+	if own.accepts() {
+		c.maxBytes = maxRequestBytes
 	}
-}
-
-// newZMTPConn greets the peer and checks what it is.
-func newZMTPConn(conn net.Conn, own socketType) (*zmtpConn, error) {
-	c := &zmtpConn{Conn: conn, reader: bufio.NewReaderSize(conn, 32<<10)}
 	if err := conn.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return nil, err
 	}
-	if err := c.handshake(own); err != nil {
+	if err := c.greet(); err != nil {
 		return nil, fmt.Errorf("ZeroMQ handshake: %w", err)
 	}
 	return c, conn.SetDeadline(time.Time{})
@@ -120,11 +132,15 @@ func newZMTPConn(conn net.Conn, own socketType) (*zmtpConn, error) {
 
 const greetingBytes = 64
 
-func (c *zmtpConn) handshake(own socketType) error {
+// greet exchanges greetings and READY commands.
+func (c *Conn) greet() error {
 	var greeting [greetingBytes]byte
 	greeting[0], greeting[9] = 0xff, 0x7f // signature
-	greeting[10] = 3                      // version 3.0
-	copy(greeting[12:32], "NULL")         // no authentication
+	greeting[10] = 3                      // version
+	if c.own.accepts() {
+		greeting[11] = 1
+	}
+	copy(greeting[12:32], "NULL") // no authentication
 	if _, err := c.Write(greeting[:]); err != nil {
 		return err
 	}
@@ -143,15 +159,14 @@ func (c *zmtpConn) handshake(own socketType) error {
 	if mechanism := bytes.TrimRight(greeting[12:32], "\x00"); string(mechanism) != "NULL" {
 		return fmt.Errorf("the peer wants authentication by %.20q, which is not supported", mechanism)
 	}
-	ready := []byte("\x05READY")
-	ready = appendProperty(ready, "Socket-Type", string(own))
-	if own == typeDealer {
+	ready := appendProperty([]byte("\x05READY"), "Socket-Type", string(c.own))
+	if c.own == Dealer || c.own == Router {
 		ready = appendProperty(ready, "Identity", "")
 	}
-	if err := c.writeFrame(flagCommand, ready); err != nil {
+	if err := c.writeFrames(flagCommand, ready); err != nil {
 		return err
 	}
-	return c.readReady(own)
+	return c.readReady()
 }
 
 // appendProperty appends a property of a READY command.
@@ -161,7 +176,7 @@ func appendProperty(b []byte, name, value string) []byte {
 }
 
 // readReady reads the peer's READY command.
-func (c *zmtpConn) readReady(own socketType) error {
+func (c *Conn) readReady() error {
 	flags, size, err := c.readFrameHeader()
 	if err != nil {
 		return err
@@ -176,19 +191,21 @@ func (c *zmtpConn) readReady(own socketType) error {
 	switch string(name) {
 	case "READY":
 	case "ERROR":
-		reason := body
-		if len(reason) > 0 {
-			reason = reason[1:]
-		}
-		return fmt.Errorf("refused by the peer: %.100q", reason)
+		return newPeerError(body)
 	default:
 		return errors.New("the peer sends another command than READY")
 	}
 	peer := findProperty(body, "Socket-Type")
-	if !slices.Contains(own.peers(), string(peer)) {
-		return fmt.Errorf("the peer is a socket of type %.20q, want %s: is this the right port?", peer, strings.Join(own.peers(), " or "))
+	if !slices.Contains(peers[c.own], string(peer)) {
+		return fmt.Errorf("the peer is a socket of type %.20q, want %s: is this the right port?", peer, strings.Join(peers[c.own], " or "))
 	}
 	return nil
+}
+
+// newPeerError returns the error that an ERROR command tells of.
+func newPeerError(body []byte) error {
+	reason := body[min(1, len(body)):] // after its length
+	return fmt.Errorf("refused by the peer: %.100q", reason)
 }
 
 // findProperty returns a property of a READY command, nil if it has none.
@@ -211,43 +228,46 @@ func findProperty(b []byte, name string) []byte {
 	return nil
 }
 
-// subscribe asks for messages whose first frame begins with topic. It is sent as version 3.0
+// Subscribe asks for messages whose first frame begins with topic. It is sent as version 3.0
 // does, as a message, which later versions accept as well.
-func (c *zmtpConn) subscribe(topic string) error {
-	return c.writeFrame(0, append([]byte{1}, topic...))
+func (c *Conn) Subscribe(topic string) error {
+	return c.WriteMessage(append([]byte{Subscribe}, topic...))
 }
 
-// writeMessage sends a message of one or more frames.
-func (c *zmtpConn) writeMessage(frames ...[]byte) error {
+// WriteMessage sends a message of one or more frames. It blocks while the peer's and the kernel's
+// buffers are full: for writeTimeout at most if this end has dialed, else until the connection is
+// closed.
+func (c *Conn) WriteMessage(frames ...[]byte) error { return c.writeFrames(0, frames...) }
+
+// writeFrames sends frames as one message, or one frame as a command.
+func (c *Conn) writeFrames(flags byte, frames ...[]byte) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	b := c.out[:0]
 	for i, frame := range frames {
-		var flags byte
+		flags := flags
 		if i < len(frames)-1 {
-			flags = flagMore
+			flags |= flagMore
 		}
-		if err := c.writeFrame(flags, frame); err != nil {
+		if n := len(frame); n > 255 {
+			b = binary.BigEndian.AppendUint64(append(b, flags|flagLong), uint64(n))
+		} else {
+			b = append(b, flags, byte(n))
+		}
+		b = append(b, frame...)
+	}
+	if c.out = b; !c.own.accepts() {
+		if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-func (c *zmtpConn) writeFrame(flags byte, body []byte) error {
-	var b []byte
-	if len(body) > 255 {
-		b = binary.BigEndian.AppendUint64([]byte{flags | flagLong}, uint64(len(body)))
-	} else {
-		b = []byte{flags, byte(len(body))}
-	}
-	if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-		return err
-	}
-	_, err := c.Write(append(b, body...))
+	_, err := c.Write(b)
 	return err
 }
 
-// waitReadable blocks until there is something to read, and reports false if there is nothing
+// WaitReadable blocks until there is something to read, and reports false if there is nothing
 // until a time; the zero time means no limit.
-func (c *zmtpConn) waitReadable(until time.Time) (readable bool, err error) {
+func (c *Conn) WaitReadable(until time.Time) (readable bool, err error) {
 	if err := c.SetReadDeadline(until); err != nil {
 		return false, err
 	}
@@ -261,9 +281,10 @@ func (c *zmtpConn) waitReadable(until time.Time) (readable bool, err error) {
 	return true, c.SetReadDeadline(time.Time{})
 }
 
-// readMessage returns the frames of the next message, which are valid until the next call. It
-// answers heartbeats meanwhile.
-func (c *zmtpConn) readMessage() ([][]byte, error) {
+// ReadMessage returns the frames of the next message, which are valid until the next call. It
+// answers heartbeats meanwhile. A subscription, which is a command in version 3.1, is returned as
+// the message of one frame that it is in version 3.0.
+func (c *Conn) ReadMessage() ([][]byte, error) {
 	if c.message = c.message[:0]; cap(c.message) > maxKeptBytes {
 		c.message = nil
 	}
@@ -274,16 +295,21 @@ func (c *zmtpConn) readMessage() ([][]byte, error) {
 			return nil, err
 		}
 		if flags&flagCommand != 0 {
-			if err := c.answerCommand(size); err != nil {
+			subscription, err := c.handleCommand(size)
+			if err != nil {
 				return nil, err
+			}
+			if subscription != nil {
+				c.frames[0] = subscription
+				return c.frames[:1], nil
 			}
 			continue
 		}
 		if n == maxFrames {
 			return nil, fmt.Errorf("a message of more than %d frames", maxFrames)
 		}
-		if size > maxMessageBytes-len(c.message) {
-			return nil, fmt.Errorf("a message of more than %d bytes", maxMessageBytes)
+		if size > c.maxBytes-len(c.message) {
+			return nil, fmt.Errorf("a message of more than %d bytes", c.maxBytes)
 		}
 		if c.message, err = appendBytes(c.message, c.reader, size); err != nil {
 			return nil, err
@@ -301,7 +327,7 @@ func (c *zmtpConn) readMessage() ([][]byte, error) {
 }
 
 // readFrameHeader reads the flags and the size of a frame.
-func (c *zmtpConn) readFrameHeader() (flags byte, size int, err error) {
+func (c *Conn) readFrameHeader() (flags byte, size int, err error) {
 	flags, err = c.reader.ReadByte()
 	if err != nil {
 		return 0, 0, err
@@ -318,30 +344,41 @@ func (c *zmtpConn) readFrameHeader() (flags byte, size int, err error) {
 		return 0, 0, noEOF(err)
 	}
 	declared := binary.BigEndian.Uint64(b[:])
-	if declared > maxFrameBytes {
-		return 0, 0, fmt.Errorf("a frame of %d bytes, the limit is %d", declared, maxFrameBytes)
+	if declared > uint64(c.maxBytes) {
+		return 0, 0, fmt.Errorf("a frame of %d bytes, the limit is %d", declared, c.maxBytes)
 	}
 	return flags, int(declared), nil
 }
 
-// answerCommand reads a command of size bytes and answers PING. Others mean nothing to us.
-func (c *zmtpConn) answerCommand(size int) error {
+// handleCommand reads a command of size bytes and answers PING. It returns that of a subscription as
+// a message of version 3.0. Commands that are not known mean nothing.
+func (c *Conn) handleCommand(size int) (subscription []byte, err error) {
 	if size > maxCommandBytes {
 		_, err := c.reader.Discard(size)
-		return noEOF(err)
+		return nil, noEOF(err)
 	}
 	name, body, err := c.readCommand(size)
-	if err != nil || string(name) != "PING" {
-		return err
+	if err != nil {
+		return nil, err
 	}
-	if len(body) < 2 {
-		return errors.New("a PING command without time to live")
+	switch string(name) {
+	case "SUBSCRIBE":
+		return append([]byte{Subscribe}, body...), nil
+	case "CANCEL":
+		return append([]byte{Cancel}, body...), nil
+	case "PING":
+		if len(body) < 2 {
+			return nil, errors.New("a PING command without time to live")
+		}
+		return nil, c.writeFrames(flagCommand, append([]byte("\x04PONG"), body[2:]...))
+	case "ERROR":
+		return nil, newPeerError(body)
 	}
-	return c.writeFrame(flagCommand, append([]byte("\x04PONG"), body[2:]...))
+	return nil, nil
 }
 
 // readCommand reads a command of size bytes. name and body are valid until the next call.
-func (c *zmtpConn) readCommand(size int) (name, body []byte, err error) {
+func (c *Conn) readCommand(size int) (name, body []byte, err error) {
 	if size > maxCommandBytes {
 		return nil, nil, fmt.Errorf("a command of %d bytes, the limit is %d", size, maxCommandBytes)
 	}

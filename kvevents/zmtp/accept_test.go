@@ -2,47 +2,47 @@ package zmtp
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"strings"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
-
-	"go.uber.org/goleak"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // failsafe bounds waits for events that always come.
 const failsafe = 20 * time.Second
 
-// serve runs a server until the test ends and returns its address.
-func serve(t *testing.T, socketType string, handle func(*Conn)) (s *Server, address string) {
+// serve accepts connections until the test ends and returns the address.
+func serve(t *testing.T, own SocketType, handle func(*Conn)) (address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s = NewServer(socketType, handle)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.Serve(ctx, l)
-	}()
+	l := listen(t)
+	var serving sync.WaitGroup
 	t.Cleanup(func() {
-		cancel()
-		<-done
+		l.Close()
+		serving.Wait()
 	})
-	return s, l.Addr().String()
+	serving.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				if c, err := Handshake(conn, own); err == nil {
+					handle(c)
+				}
+			})
+		}
+	})
+	return l.Addr().String()
 }
 
 // dial connects to a server and sends it bytes.
-func dial(t *testing.T, address, bytes string) net.Conn {
+func dialRaw(t *testing.T, address, bytes string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -81,8 +81,8 @@ func peerGreeting(major, minor byte, mechanism string) string {
 	return "\xFF\x00\x00\x00\x00\x00\x00\x00\x01\x7F" + string([]byte{major, minor}) + padded + strings.Repeat("\x00", 32)
 }
 
-// ready is the command of a peer of a type, as libzmq sends it.
-func ready(socketType string) string {
+// peerReady is the command of a peer of a type, as libzmq sends it.
+func peerReady(socketType string) string {
 	body := "\x05READY\x0BSocket-Type\x00\x00\x00" + string(byte(len(socketType))) + socketType + "\x08Identity\x00\x00\x00\x00"
 	return "\x04" + string(byte(len(body))) + body
 }
@@ -93,25 +93,25 @@ const (
 	readyRouter = "\x04\x29\x05READY\x0BSocket-Type\x00\x00\x00\x06ROUTER\x08Identity\x00\x00\x00\x00"
 )
 
-func TestHandshake(t *testing.T) {
+func TestAccept(t *testing.T) {
 	accepted := make(chan bool, 1)
-	_, pub := serve(t, "PUB", func(*Conn) { accepted <- true })
-	_, router := serve(t, "ROUTER", func(*Conn) { accepted <- true })
+	pub := serve(t, Pub, func(*Conn) { accepted <- true })
+	router := serve(t, Router, func(*Conn) { accepted <- true })
 	for _, c := range []struct {
 		name, address, sent string
 		ready               string // what the server sends after its greeting; "": it closes the connection
 		accepted            bool
 	}{
-		{"SUB to PUB", pub, peerGreeting(3, 1, "NULL") + ready("SUB"), readyPub, true},
-		{"XSUB of ZMTP 3.0 to PUB", pub, peerGreeting(3, 0, "NULL") + ready("XSUB"), readyPub, true},
-		{"DEALER to ROUTER", router, peerGreeting(3, 1, "NULL") + ready("DEALER"), readyRouter, true},
-		{"REQ to ROUTER", router, peerGreeting(3, 1, "NULL") + ready("REQ"), readyRouter, true},
-		{"names in lower case", pub, peerGreeting(3, 1, "NULL") + strings.Replace(ready("SUB"), "Socket-Type", "socket-type", 1), readyPub, true},
-		{"DEALER to PUB", pub, peerGreeting(3, 1, "NULL") + ready("DEALER"), readyPub, false},
-		{"SUB to ROUTER", router, peerGreeting(3, 1, "NULL") + ready("SUB"), readyRouter, false},
+		{"SUB to PUB", pub, peerGreeting(3, 1, "NULL") + peerReady("SUB"), readyPub, true},
+		{"XSUB of ZMTP 3.0 to PUB", pub, peerGreeting(3, 0, "NULL") + peerReady("XSUB"), readyPub, true},
+		{"DEALER to ROUTER", router, peerGreeting(3, 1, "NULL") + peerReady("DEALER"), readyRouter, true},
+		{"REQ to ROUTER", router, peerGreeting(3, 1, "NULL") + peerReady("REQ"), readyRouter, true},
+		{"names in lower case", pub, peerGreeting(3, 1, "NULL") + strings.Replace(peerReady("SUB"), "Socket-Type", "socket-type", 1), readyPub, true},
+		{"DEALER to PUB", pub, peerGreeting(3, 1, "NULL") + peerReady("DEALER"), readyPub, false},
+		{"SUB to ROUTER", router, peerGreeting(3, 1, "NULL") + peerReady("SUB"), readyRouter, false},
 		{"no type", pub, peerGreeting(3, 1, "NULL") + "\x04\x06\x05READY", readyPub, false},
-		{"another command", pub, peerGreeting(3, 1, "NULL") + strings.Replace(ready("SUB"), "READY", "HELLO", 1), readyPub, false},
-		{"a message in place of a command", pub, peerGreeting(3, 1, "NULL") + "\x00" + ready("SUB")[1:], readyPub, false},
+		{"another command", pub, peerGreeting(3, 1, "NULL") + strings.Replace(peerReady("SUB"), "READY", "HELLO", 1), readyPub, false},
+		{"a message in place of a command", pub, peerGreeting(3, 1, "NULL") + "\x00" + peerReady("SUB")[1:], readyPub, false},
 		{"a property longer than the command", pub, peerGreeting(3, 1, "NULL") + "\x04\x19\x05READY\x0BSocket-Type\xFF\xFF\xFF\xFFSUB", readyPub, false},
 		{"a name longer than the command", pub, peerGreeting(3, 1, "NULL") + "\x04\x03\x05RE", readyPub, false},
 		{"an empty command", pub, peerGreeting(3, 1, "NULL") + "\x04\x00", readyPub, false},
@@ -120,7 +120,7 @@ func TestHandshake(t *testing.T) {
 		{"HTTP", pub, "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\nUser-Agent: some client\r\n\r\n", "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			conn := dial(t, c.address, c.sent)
+			conn := dialRaw(t, c.address, c.sent)
 			expect(t, conn, ownGreeting+strings.Repeat("\x00", 64-len(ownGreeting))+c.ready)
 			expectEnd(t, conn)
 			select {
@@ -137,14 +137,14 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-func TestReadMessage(t *testing.T) {
+func TestAcceptedMessages(t *testing.T) {
 	type result struct {
 		message string // frames, joined by a bar
 		err     bool
 	}
 	long := strings.Repeat("x", 300)
 	results := make(chan result)
-	_, address := serve(t, "PUB", func(c *Conn) {
+	address := serve(t, Pub, func(c *Conn) {
 		for {
 			frames, err := c.ReadMessage()
 			results <- result{string(bytes.Join(frames, []byte("|"))), err != nil}
@@ -169,7 +169,7 @@ func TestReadMessage(t *testing.T) {
 		{"truncated ping", "\x04\x06\x04PING\x00", []result{{"", true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			conn := dial(t, address, peerGreeting(3, 1, "NULL")+ready("SUB")+c.sent)
+			conn := dialRaw(t, address, peerGreeting(3, 1, "NULL")+peerReady("SUB")+c.sent)
 			for _, want := range c.want {
 				if got := <-results; got != want {
 					t.Errorf("got %+v, want %+v", got, want)
@@ -186,8 +186,8 @@ func TestReadMessage(t *testing.T) {
 }
 
 func TestPing(t *testing.T) {
-	_, address := serve(t, "ROUTER", func(c *Conn) { _, _ = c.ReadMessage() })
-	conn := dial(t, address, peerGreeting(3, 1, "NULL")+ready("DEALER"))
+	address := serve(t, Router, func(c *Conn) { _, _ = c.ReadMessage() })
+	conn := dialRaw(t, address, peerGreeting(3, 1, "NULL")+peerReady("DEALER"))
 	expect(t, conn, ownGreeting+strings.Repeat("\x00", 64-len(ownGreeting))+readyRouter)
 	if _, err := io.WriteString(conn, "\x04\x0A\x04PING\x00\x64abc"); err != nil {
 		t.Fatal(err)
@@ -195,118 +195,17 @@ func TestPing(t *testing.T) {
 	expect(t, conn, "\x04\x08\x04PONGabc")
 }
 
-func TestWriteMessage(t *testing.T) {
+func TestAcceptedWrite(t *testing.T) {
 	long := strings.Repeat("x", 256)
-	_, address := serve(t, "PUB", func(c *Conn) {
+	address := serve(t, Pub, func(c *Conn) {
 		for _, frames := range [][][]byte{{nil, []byte("ab"), []byte(long)}, {[]byte("c")}} {
 			if err := c.WriteMessage(frames...); err != nil {
 				t.Error(err)
 			}
 		}
 	})
-	conn := dial(t, address, peerGreeting(3, 1, "NULL")+ready("SUB"))
+	conn := dialRaw(t, address, peerGreeting(3, 1, "NULL")+peerReady("SUB"))
 	expect(t, conn, ownGreeting+strings.Repeat("\x00", 64-len(ownGreeting))+readyPub+
 		"\x01\x00"+"\x01\x02ab"+"\x02\x00\x00\x00\x00\x00\x00\x01\x00"+long+"\x00\x01c")
 	expectEnd(t, conn)
-}
-
-func TestResetAll(t *testing.T) {
-	reading := make(chan bool, 1)
-	s, address := serve(t, "PUB", func(c *Conn) {
-		reading <- true
-		_, _ = c.ReadMessage()
-	})
-	for range 2 { // the server goes on
-		conn := dial(t, address, peerGreeting(3, 1, "NULL")+ready("SUB"))
-		<-reading
-		s.ResetAll()
-		if _, err := io.Copy(io.Discard, conn); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("error %v, want a reset", err)
-		}
-	}
-}
-
-// TestServerEnd ends a server with a peer that has not greeted it, one that is idle, and one
-// that does not read.
-func TestServerEnd(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	accepted := make(chan bool, 2)
-	s := NewServer("ROUTER", func(c *Conn) {
-		accepted <- true
-		if frames, _ := c.ReadMessage(); len(frames) > 0 {
-			for c.WriteMessage(make([]byte, 1<<20)) == nil {
-			}
-		}
-	})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.Serve(ctx, l)
-	}()
-	address := l.Addr().String()
-	dial(t, address, "")
-	dial(t, address, peerGreeting(3, 1, "NULL")+ready("DEALER"))
-	dial(t, address, peerGreeting(3, 1, "NULL")+ready("DEALER")+"\x00\x01a")
-	<-accepted
-	<-accepted
-	cancel()
-	<-done
-}
-
-func TestConnectionLimit(t *testing.T) {
-	s := NewServer("PUB", func(*Conn) {})
-	var last net.Conn
-	for range maxConns {
-		conn, peer := net.Pipe()
-		defer peer.Close()
-		if !s.add(conn) {
-			t.Fatal("a connection within the limit was refused")
-		}
-		last = conn
-	}
-	further, peer := net.Pipe()
-	defer peer.Close()
-	if s.add(further) {
-		t.Error("a connection above the limit was accepted")
-	}
-	s.remove(last)
-	if !s.add(further) {
-		t.Error("a connection was refused after another one had ended")
-	}
-	s.ResetAll()
-}
-
-// stream is a connection whose peer has sent all it sends.
-type stream struct {
-	net.Conn // nil: nothing else is called
-	in       *strings.Reader
-}
-
-func (s *stream) Read(b []byte) (int, error)    { return s.in.Read(b) }
-func (s *stream) Write(b []byte) (int, error)   { return len(b), nil }
-func (s *stream) SetDeadline(t time.Time) error { return nil }
-
-func FuzzConn(f *testing.F) {
-	f.Add(peerGreeting(3, 1, "NULL") + ready("SUB") + "\x04\x0C\x09SUBSCRIBEkv\x00\x03\x01kv")
-	f.Add(peerGreeting(3, 0, "NULL") + ready("XSUB") + "\x01\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00")
-	f.Add(peerGreeting(3, 1, "NULL") + ready("SUB") + "\x04\x0A\x04PING\x00\x64abc\x02\x00\x00\x00\x00\x00\x00\x01\x00")
-	f.Fuzz(func(t *testing.T, sent string) {
-		c, err := newConn(&stream{in: strings.NewReader(sent)}, "PUB")
-		if err != nil {
-			return
-		}
-		for {
-			frames, err := c.ReadMessage()
-			if err != nil {
-				return
-			}
-			if len(frames) == 0 || len(frames) > maxMessageFrames {
-				t.Fatalf("a message of %d frames", len(frames))
-			}
-		}
-	})
 }

@@ -1,6 +1,6 @@
 //go:build vllm
 
-package kvevents
+package wire
 
 import (
 	"encoding/json"

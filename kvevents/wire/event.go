@@ -1,10 +1,10 @@
-// Package kvevents receives the events that vLLM publishes about its KV cache: which blocks of
+// Package wire receives the events that vLLM publishes about its KV cache: which blocks of
 // tokens a replica has stored and removed.
 //
 // A Subscriber follows one publisher (one data-parallel rank of a replica) over ZeroMQ and calls
 // a Handler in the order of publication. It fills gaps from the publisher's replay endpoint, and
 // tells the Handler if it cannot.
-package kvevents
+package wire
 
 // Batch is what a publisher sends at once, mostly the events of one scheduler step.
 type Batch struct {

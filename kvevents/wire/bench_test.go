@@ -1,4 +1,4 @@
-package kvevents
+package wire
 
 import (
 	"context"
@@ -13,9 +13,9 @@ type countingHandler struct {
 	done         chan struct{}
 }
 
-func (*countingHandler) Restart(bool) {}
+func (*countingHandler) Restart(int, bool) {}
 
-func (h *countingHandler) Apply(b *Batch) {
+func (h *countingHandler) Apply(_ int, b *Batch) {
 	n := 0
 	for i := range b.Events {
 		n += len(b.Events[i].Hashes)

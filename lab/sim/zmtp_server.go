@@ -1,4 +1,4 @@
-package zmtp
+package sim
 
 import (
 	"context"
@@ -6,38 +6,37 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"warmroute/kvevents/zmtp"
 )
 
-// maxConns is the number of connections that a server has at most; it closes further ones at
+// maxPeers is the number of connections that a server has at most; it closes further ones at
 // once.
-const maxConns = 1024
+const maxPeers = 1024
 
-// acceptDelay is the time until the next try when no connection could be accepted.
-const acceptDelay = 50 * time.Millisecond
+// acceptRetryDelay is the time until the next try when no connection could be accepted.
+const acceptRetryDelay = 50 * time.Millisecond
 
-// Server accepts connections to one socket. Its methods are safe for concurrent use.
-type Server struct {
-	socketType string
-	handle     func(*Conn)
+// zmtpServer accepts connections to one ZeroMQ socket. Its methods are safe for concurrent use.
+type zmtpServer struct {
+	socketType zmtp.SocketType
+	handle     func(*zmtp.Conn)
 
 	mu     sync.Mutex
 	conns  map[net.Conn]bool
 	closed bool
 }
 
-// NewServer returns a server for a socket of type PUB or ROUTER. It calls handle in a goroutine
+// newZMTPServer returns a server for a socket of type PUB or ROUTER. It calls handle in a goroutine
 // of its own for each connection, and closes the connection when handle returns. The reads and
 // writes of a connection fail when the server closes it.
-func NewServer(socketType string, handle func(*Conn)) *Server {
-	if peersOf[socketType] == nil {
-		panic("zmtp: unknown socket type " + socketType)
-	}
-	return &Server{socketType: socketType, handle: handle, conns: make(map[net.Conn]bool)}
+func newZMTPServer(socketType zmtp.SocketType, handle func(*zmtp.Conn)) *zmtpServer {
+	return &zmtpServer{socketType: socketType, handle: handle, conns: make(map[net.Conn]bool)}
 }
 
-// Serve serves connections to l until ctx is done. Then it closes l and all connections, waits
+// serve serves connections to l until ctx is done. Then it closes l and all connections, waits
 // for what it started and returns.
-func (s *Server) Serve(ctx context.Context, l net.Listener) {
+func (s *zmtpServer) serve(ctx context.Context, l net.Listener) {
 	var handlers sync.WaitGroup
 	defer handlers.Wait()
 	handlers.Go(func() {
@@ -52,7 +51,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 		}
 		if err != nil { // such as too many open files
 			select {
-			case <-time.After(acceptDelay):
+			case <-time.After(acceptRetryDelay):
 			case <-ctx.Done():
 			}
 			continue
@@ -63,7 +62,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 		}
 		handlers.Go(func() {
 			defer s.remove(conn)
-			if c, err := newConn(conn, s.socketType); err == nil {
+			if c, err := zmtp.Handshake(conn, s.socketType); err == nil {
 				s.handle(c)
 			}
 		})
@@ -71,10 +70,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 }
 
 // add registers a connection, unless there are too many or the server is closed.
-func (s *Server) add(conn net.Conn) (added bool) {
+func (s *zmtpServer) add(conn net.Conn) (added bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || len(s.conns) >= maxConns {
+	if s.closed || len(s.conns) >= maxPeers {
 		return false
 	}
 	s.conns[conn] = true
@@ -82,16 +81,16 @@ func (s *Server) add(conn net.Conn) (added bool) {
 }
 
 // remove closes a connection.
-func (s *Server) remove(conn net.Conn) {
+func (s *zmtpServer) remove(conn net.Conn) {
 	conn.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, conn)
 }
 
-// ResetAll resets all connections, as the kernel does for a process that was killed. The server
+// resetAll resets all connections, as the kernel does for a process that was killed. The server
 // goes on.
-func (s *Server) ResetAll() {
+func (s *zmtpServer) resetAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for conn := range s.conns {
@@ -103,7 +102,7 @@ func (s *Server) ResetAll() {
 }
 
 // closeAll closes all connections and those that are accepted later.
-func (s *Server) closeAll() {
+func (s *zmtpServer) closeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true

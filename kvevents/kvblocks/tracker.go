@@ -13,7 +13,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"warmroute/backends/vllm/kvevents"
+	"warmroute/kvevents/wire"
 	"warmroute/router/index"
 )
 
@@ -195,7 +195,7 @@ func (t *Tracker) ForgetAll() []Change {
 // Apply applies the events of a batch, and returns what has changed, a predecessor before its
 // successors where they are stored, and after them where all are removed. The changes are valid
 // until the next call.
-func (t *Tracker) Apply(rank int, batch *kvevents.Batch) []Change {
+func (t *Tracker) Apply(rank int, batch *wire.Batch) []Change {
 	if cap(t.changes) > changesBuffer {
 		t.changes = nil
 	}
@@ -206,11 +206,11 @@ func (t *Tracker) Apply(rank int, batch *kvevents.Batch) []Change {
 	}
 	for i := range batch.Events {
 		switch ev := &batch.Events[i]; ev.Kind {
-		case kvevents.Stored:
+		case wire.Stored:
 			t.store(rank, e, ev)
-		case kvevents.Removed:
+		case wire.Removed:
 			t.remove(e, ev)
-		case kvevents.Cleared:
+		case wire.Cleared:
 			t.removeAll(e, Removed, func(b *block) bool { return b.other == 0 })
 			for _, at := range e.byHash {
 				e.blocks[at].gpu = 0
@@ -281,11 +281,11 @@ func (t *Tracker) countHolders() {
 
 // store applies a Stored event. The account is incomplete after one whose predecessor is not
 // known, or for which there is no room.
-func (t *Tracker) store(rank int, e *engine, ev *kvevents.Event) {
+func (t *Tracker) store(rank int, e *engine, ev *wire.Event) {
 	if ev.Remote || !e.isUsable(ev) {
 		return
 	}
-	e.offloads = e.offloads || ev.Medium != kvevents.GPU
+	e.offloads = e.offloads || ev.Medium != wire.GPU
 	if len(ev.Tokens) == 0 { // an event of the GPU had them
 		for _, h := range ev.Hashes {
 			if at := e.byHash[h]; at != 0 {
@@ -323,7 +323,7 @@ func (t *Tracker) store(rank int, e *engine, ev *kvevents.Event) {
 }
 
 // storeBlock counts one more copy of a block and returns its place; 0 if there is no room.
-func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, m kvevents.Medium) (at int32) {
+func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, m wire.Medium) (at int32) {
 	if at = e.byHash[hash]; at != 0 {
 		e.blocks[at].addCopies(m, 1)
 		return at
@@ -357,9 +357,9 @@ func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 }
 
 // addCopies adds n to the copies in a medium.
-func (b *block) addCopies(m kvevents.Medium, n int) {
+func (b *block) addCopies(m wire.Medium, n int) {
 	copies := &b.other
-	if m == kvevents.GPU {
+	if m == wire.GPU {
 		copies = &b.gpu
 	}
 	*copies = uint8(min(maxCopies, max(0, int(*copies)+n)))
@@ -367,13 +367,13 @@ func (b *block) addCopies(m kvevents.Medium, n int) {
 
 // isUsable reports whether the blocks of a Stored event's group mean a prefix that can be
 // reused. Of several groups that do, which have equal blocks, it is the first.
-func (e *engine) isUsable(ev *kvevents.Event) bool {
+func (e *engine) isUsable(ev *wire.Event) bool {
 	if known, ok := e.groups[ev.Group]; ok {
 		return known
 	}
 	usable := false
 	switch ev.SpecKind {
-	case kvevents.SpecUnknown, kvevents.SpecFullAttention, kvevents.SpecMLAAttention, kvevents.SpecSinkFullAttention:
+	case wire.SpecUnknown, wire.SpecFullAttention, wire.SpecMLAAttention, wire.SpecSinkFullAttention:
 		usable = true
 		for _, other := range e.groups {
 			usable = usable && !other
@@ -386,7 +386,7 @@ func (e *engine) isUsable(ev *kvevents.Event) bool {
 }
 
 // remove applies a Removed event.
-func (t *Tracker) remove(e *engine, ev *kvevents.Event) {
+func (t *Tracker) remove(e *engine, ev *wire.Event) {
 	if ev.Remote || !e.groups[ev.Group] {
 		return
 	}

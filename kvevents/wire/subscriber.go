@@ -1,4 +1,4 @@
-package kvevents
+package wire
 
 import (
 	"context"
@@ -7,6 +7,9 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"warmroute/clock"
+	"warmroute/kvevents/zmtp"
 )
 
 const (
@@ -26,11 +29,11 @@ type Handler interface {
 	// restarted, or batches were lost. It is called before the first Apply, too. If complete,
 	// everything that the replica holds is announced from now on; else it may hold blocks
 	// that no event names. Restart(true) may follow Restart(false) directly.
-	Restart(complete bool)
+	Restart(rank int, complete bool)
 
 	// Apply hands over the next batch, which has at least one event. b and all that it refers
 	// to, except strings, are valid until Apply returns.
-	Apply(b *Batch)
+	Apply(rank int, b *Batch)
 }
 
 // Subscriber follows one publisher. Set its fields before Run and do not change them.
@@ -89,22 +92,10 @@ func (s *Subscriber) Run(ctx context.Context) {
 		if time.Since(began) > maxReconnectDelay {
 			delay = minReconnectDelay
 		}
-		if !sleep(ctx, time.Duration(float64(delay)*(0.5+rand.Float64()/2))) {
+		if !clock.Sleep(ctx, time.Duration(float64(delay)*(0.5+rand.Float64()/2))) {
 			return
 		}
 		delay = min(2*delay, maxReconnectDelay)
-	}
-}
-
-// sleep returns false when ctx ends before d has passed.
-func sleep(ctx context.Context, d time.Duration) (notCanceled bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -145,12 +136,12 @@ func (l liveStream) isDuplicate(m message) bool {
 
 // follow connects, and applies what the publisher sends until the connection or ctx ends.
 func (f *follower) follow(ctx context.Context) error {
-	conn, release, err := dialZMTP(ctx, f.Source.Endpoint, typeSub)
+	conn, release, err := zmtp.Dial(ctx, f.Source.Endpoint, zmtp.Sub)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := conn.subscribe(f.Source.Topic); err != nil {
+	if err := conn.Subscribe(f.Source.Topic); err != nil {
 		return fmt.Errorf("subscribe at %s: %w", f.Source.Endpoint, err)
 	}
 	f.log.logConnected()
@@ -164,13 +155,13 @@ func (f *follower) follow(ctx context.Context) error {
 	f.live = liveStream{}
 	f.catchUp(ctx)
 	for {
-		if readable, err := conn.waitReadable(f.replays.retryAt()); err != nil {
+		if readable, err := conn.WaitReadable(f.replays.retryAt()); err != nil {
 			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
 		} else if !readable { // the publisher may be idle for long
 			f.catchUp(ctx)
 			continue
 		}
-		frames, err := conn.readMessage()
+		frames, err := conn.ReadMessage()
 		if err != nil {
 			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
 		}
@@ -246,7 +237,7 @@ func (f *follower) apply(m message) {
 	})
 	if len(b.Events) > 0 { // else it is a heartbeat
 		f.cleared = false
-		f.Handler.Apply(b)
+		f.Handler.Apply(f.Source.Rank, b)
 	}
 }
 
@@ -267,7 +258,7 @@ func (f *follower) restart(complete bool, next uint64) {
 	}
 	f.cleared = !complete
 	f.update(func(s *Stats) { s.Restarts++ })
-	f.Handler.Restart(complete)
+	f.Handler.Restart(f.Source.Rank, complete)
 }
 
 // forget makes the position unknown, because the publisher restarted.

@@ -1,4 +1,4 @@
-package kvevents
+package wire
 
 import (
 	"context"
@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"warmroute/clock"
+	"warmroute/kvevents/zmtp"
 )
 
 const (
@@ -76,7 +79,7 @@ func (f *follower) catchUp(ctx context.Context) {
 		default:
 			f.warn("KV event replay failed", err)
 			failures++
-			sleep(timeout, replayRetryDelay)
+			clock.Sleep(timeout, replayRetryDelay)
 		}
 	}
 	f.replays.fail(time.Now())
@@ -86,7 +89,7 @@ func (f *follower) catchUp(ctx context.Context) {
 // message if all is true, and applies the answers until the publisher ends them, one is missing or
 // the next takes too long.
 func (f *follower) replayOnce(ctx context.Context, all bool) error {
-	conn, release, err := dialZMTP(ctx, f.Source.Replay, typeDealer)
+	conn, release, err := zmtp.Dial(ctx, f.Source.Replay, zmtp.Dealer)
 	if err != nil {
 		return err
 	}
@@ -101,7 +104,7 @@ func (f *follower) replayOnce(ctx context.Context, all bool) error {
 	case verify:
 		from--
 	}
-	if err := conn.writeMessage(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
+	if err := conn.WriteMessage(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return fmt.Errorf("request replay at %s: %w", f.Source.Replay, err)
 	}
 	for first := true; ; first = false {
@@ -132,11 +135,11 @@ func (f *follower) replayOnce(ctx context.Context, all bool) error {
 }
 
 // readReplay reads the next answer to a request for replay.
-func (f *follower) readReplay(conn *zmtpConn) (m message, end bool, err error) {
+func (f *follower) readReplay(conn *zmtp.Conn) (m message, end bool, err error) {
 	if err := conn.SetReadDeadline(time.Now().Add(replayIdleTimeout)); err != nil {
 		return message{}, false, err
 	}
-	frames, err := conn.readMessage()
+	frames, err := conn.ReadMessage()
 	if err != nil {
 		return message{}, false, err
 	}

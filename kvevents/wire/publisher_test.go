@@ -1,4 +1,4 @@
-package kvevents
+package wire
 
 import (
 	"bufio"
@@ -353,7 +353,7 @@ func (r *recorder) record(calls ...int64) {
 	r.changed.Broadcast()
 }
 
-func (r *recorder) Restart(complete bool) {
+func (r *recorder) Restart(_ int, complete bool) {
 	if complete {
 		r.record(restartComplete)
 	} else {
@@ -361,7 +361,7 @@ func (r *recorder) Restart(complete bool) {
 	}
 }
 
-func (r *recorder) Apply(b *Batch) {
+func (r *recorder) Apply(_ int, b *Batch) {
 	if r.batches++; r.batches%100 == 0 {
 		time.Sleep(r.delay)
 	}

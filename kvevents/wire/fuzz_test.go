@@ -1,10 +1,7 @@
-package kvevents
+package wire
 
 import (
-	"encoding/binary"
 	"fmt"
-	"io"
-	"net"
 	"slices"
 	"testing"
 )
@@ -83,51 +80,18 @@ func FuzzParseSources(f *testing.F) {
 	})
 }
 
-// FuzzZMTP reads messages from a peer that sends anything, and checks their bounds.
-func FuzzZMTP(f *testing.F) {
-	greeting := slices.Concat([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'N', 'U', 'L', 'L'}, make([]byte, 48))
-	ready := []byte("\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")
-	f.Add(slices.Concat(greeting, ready, []byte("\x01\x02kv\x01\x08\x00\x00\x00\x00\x00\x00\x00\x07\x00\x03abc")))
-	f.Add(slices.Concat(greeting, ready, []byte("\x04\x0d\x04PING\x00\x64context\x04\x05\x04NEWS\x00\x01x"), binary.BigEndian.AppendUint64([]byte{2}, 300), make([]byte, 300)))
-	f.Add(slices.Concat(greeting, ready, binary.BigEndian.AppendUint64([]byte{2}, maxFrameBytes), make([]byte, 1000)))
-	f.Add(slices.Concat(greeting, []byte("\x04\x0d\x05ERROR\x06reason")))
-	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
-	f.Fuzz(func(t *testing.T, sent []byte) {
-		client, server := net.Pipe()
-		defer client.Close()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			go func() { // ends when client is closed
-				io.Copy(io.Discard, server)
-				server.Close()
-			}()
-			server.Write(sent)
-			server.Close()
-		}()
-		defer func() { client.Close(); <-done }()
-		conn, err := newZMTPConn(client, typeSub)
-		if err != nil {
-			return
+// FuzzParseMessage parses frames of any content, as those of live events and as those of a replay.
+func FuzzParseMessage(f *testing.F) {
+	f.Add([]byte(""), []byte("kv"), []byte("\x00\x00\x00\x00\x00\x00\x00\x07"), []byte("abc"), uint8(4))
+	f.Add([]byte("kv"), []byte("\x80\x00\x00\x00\x00\x00\x00\x07publisher"), []byte("abc"), []byte(nil), uint8(3))
+	f.Add([]byte(""), []byte(""), replayEnd, []byte(nil), uint8(4))
+	f.Fuzz(func(t *testing.T, a, b, c, d []byte, n uint8) {
+		frames := [][]byte{a, b, c, d}[:min(n, 4)]
+		if m, err := parseLive(frames); err == nil && m.sequence>>63 != 0 {
+			t.Fatalf("sequence %d", m.sequence)
 		}
-		if len(sent) < greetingBytes {
-			t.Fatal("a handshake without greeting")
-		}
-		for {
-			frames, err := conn.readMessage()
-			if err != nil {
-				if cap(conn.message) > 4*len(sent)+4*readStepBytes {
-					t.Fatalf("a buffer of %d bytes for %d that were sent", cap(conn.message), len(sent))
-				}
-				return
-			}
-			if len(frames) == 0 || len(frames) > maxFrames {
-				t.Fatalf("%d frames", len(frames))
-			}
-			if m, err := parseLive(frames); err == nil && m.sequence>>63 != 0 {
-				t.Fatalf("sequence %d", m.sequence)
-			}
-			parseReplay(frames)
+		if m, end, err := parseReplay(frames); err == nil && m.sequence>>63 != 0 || err != nil && end {
+			t.Fatalf("sequence %d, end %v, error %v", m.sequence, end, err)
 		}
 	})
 }

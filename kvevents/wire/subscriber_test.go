@@ -1,4 +1,4 @@
-package kvevents
+package wire
 
 import (
 	"bytes"
@@ -285,7 +285,7 @@ func TestInvalidMessages(t *testing.T) {
 	sequence := make([]byte, 8)
 	for name, sent := range map[string][]byte{
 		"one frame":         packMessage([]byte("kv-events")),
-		"many frames":       packMessage(make([][]byte, maxFrames+1)...),
+		"many frames":       packMessage(make([][]byte, 9)...),
 		"short sequence":    packMessage([]byte("kv-events"), sequence[:7], packBatch()),
 		"negative sequence": packMessage([]byte("kv-events"), replayEnd, packBatch()),
 		"huge frame":        {2, 0x7f, 0, 0, 0, 0, 0, 0, 0},
@@ -340,7 +340,7 @@ func TestHeartbeats(t *testing.T) {
 	p.send(packBatch(), true)
 	p.write(packFrame(4, []byte("\x04PING\x00\x64context")))
 	p.write(packFrame(4, []byte("\x07UNKNOWNsomething")))
-	p.write(packFrame(4, append([]byte("\x07UNKNOWN"), make([]byte, 2*maxCommandBytes)...)))
+	p.write(packFrame(4, append([]byte("\x07UNKNOWN"), make([]byte, 2<<10)...)))
 	p.send(packBatch(), true)
 	p.publish(1)
 	r.expect(t, restart(true), from(0, 0), from(3, 3))
@@ -438,8 +438,8 @@ func TestWarningLog(t *testing.T) {
 
 type restarts []bool
 
-func (r *restarts) Restart(complete bool) { *r = append(*r, complete) }
-func (r *restarts) Apply(*Batch)          {}
+func (r *restarts) Restart(_ int, complete bool) { *r = append(*r, complete) }
+func (r *restarts) Apply(int, *Batch)            {}
 
 func TestOutage(t *testing.T) {
 	var got restarts

@@ -1,0 +1,183 @@
+// Package kvevents makes the router's picture of the replicas' caches exact where they publish KV
+// events: it reads the events of each replica, and relates the KV blocks that they name to the
+// blocks of prompts that the router's index knows.
+package kvevents
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/clock"
+	"warmroute/kvevents/wire"
+	"warmroute/recovery"
+	"warmroute/router"
+)
+
+const (
+	discoveryTimeout = 5 * time.Second
+	settingsInterval = 5 * time.Second // after which a changed setting is noticed at the latest
+	settleInterval   = 100 * time.Millisecond
+)
+
+// Reader reads the KV events of the backends that publish them. As a prometheus.Collector it exports
+// what it received. Safe for concurrent use.
+type Reader struct {
+	registry *backends.Registry
+	router   *router.Router
+	log      *slog.Logger
+	panics   recovery.Reporter
+
+	mu       sync.Mutex
+	readings map[*backends.Backend]*reading
+}
+
+// reading reads the events of one backend.
+type reading struct {
+	sources     []wire.Source
+	follower    *router.KVFollower
+	subscribers []*wire.Subscriber
+	stop        func() // waits until all is stopped
+}
+
+// NewReader returns a Reader, which reads nothing until Watch is called.
+func NewReader(registry *backends.Registry, router *router.Router, log *slog.Logger, panics recovery.Reporter) *Reader {
+	return &Reader{registry: registry, router: router, log: log, panics: panics, readings: map[*backends.Backend]*reading{}}
+}
+
+// Watch reads the events of a backend until ctx is done. What it publishes is looked up whenever
+// it becomes ready, since it may be another process then, and when its settings change.
+func (r *Reader) Watch(ctx context.Context, b *backends.Backend) {
+	defer r.replaceSources(ctx, b, nil, 0)
+	ticks := time.NewTicker(settingsInterval)
+	defer ticks.Stop()
+	var found, failed sourceSettings // for which the sources were looked up last, and for which that failed
+	for {
+		changed := r.registry.StateChanged()
+		if b.State() != backends.Ready {
+			found = sourceSettings{}
+		} else if s := readSourceSettings(b); s != found {
+			sources, err := findSources(ctx, b, s)
+			if err != nil && ctx.Err() == nil && s != failed {
+				failed = s
+				r.log.Warn("KV event sources not found", "backend", b.Name, "err", err)
+			}
+			if err == nil || len(sources) > 0 {
+				found = s
+				r.replaceSources(ctx, b, sources, s.engines)
+			} // else it is tried again
+		}
+		select {
+		case <-changed:
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// sourceSettings are what the sources of a backend depend on.
+type sourceSettings struct {
+	events, replay string
+	engines        int
+}
+
+func readSourceSettings(b *backends.Backend) sourceSettings {
+	o, engines := b.Options(), 1
+	if l := b.Load(); l != nil {
+		engines = max(1, l.Engines)
+	}
+	return sourceSettings{o.KVEvents, o.KVReplay, engines}
+}
+
+// findSources returns where a replica publishes its events; nothing if it does not. It may return
+// some of the sources and an error about others.
+func findSources(ctx context.Context, b *backends.Backend, s sourceSettings) ([]wire.Source, error) {
+	host := b.URL.Hostname()
+	switch s.events {
+	case backends.KVEventsOff, "":
+		return nil, nil
+	case backends.KVEventsAuto:
+	default:
+		return wire.ConfiguredSources(s.events, s.replay, "", host, s.engines)
+	}
+	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
+	defer cancel()
+	res, err := b.Get(ctx, "/kv_event_sources", "application/json", "")
+	if err != nil {
+		return nil, fmt.Errorf("/kv_event_sources: %w", err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, wire.MaxSourcesBytes))
+	switch {
+	case res.StatusCode == http.StatusNotFound, res.StatusCode == http.StatusMethodNotAllowed:
+		return nil, nil // of a version without it
+	case res.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("/kv_event_sources returned status %d; set kv_events of the backend to off, or to the replica's endpoint", res.StatusCode)
+	case err != nil:
+		return nil, fmt.Errorf("/kv_event_sources: %w", err)
+	}
+	return wire.ParseSources(body, host)
+}
+
+// replaceSources stops reading the events of a backend, unless it reads them from these sources, and
+// starts to read from these.
+func (r *Reader) replaceSources(ctx context.Context, b *backends.Backend, sources []wire.Source, engines int) {
+	r.mu.Lock()
+	old := r.readings[b]
+	r.mu.Unlock()
+	engines = max(engines, len(sources))
+	if old != nil && slices.Equal(old.sources, sources) {
+		old.follower.SetEngines(engines)
+		return
+	}
+	if old != nil {
+		old.stop()
+	}
+	started := r.start(ctx, b, sources, engines)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if delete(r.readings, b); started != nil {
+		r.readings[b] = started
+	}
+}
+
+// start starts to read the events of a backend. It returns nil if there are no sources, or the backend
+// was removed.
+func (r *Reader) start(ctx context.Context, b *backends.Backend, sources []wire.Source, engines int) *reading {
+	if len(sources) == 0 {
+		return nil
+	}
+	follower := r.router.FollowKVEvents(b, engines)
+	if follower == nil {
+		return nil
+	}
+	r.log.Info("reading KV events", "backend", b.Name, "engines", len(sources))
+	ctx, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	started := &reading{sources: sources, follower: follower, stop: func() {
+		cancel()
+		work.Wait()
+		follower.Close()
+	}}
+	run := func(loop func(context.Context)) {
+		work.Go(func() { r.panics.RunLoop(ctx, recovery.KVEvents, loop) })
+	}
+	for _, source := range sources {
+		s := &wire.Subscriber{Source: source, Handler: follower, Logger: r.log.With("backend", b.Name)}
+		started.subscribers = append(started.subscribers, s)
+		run(s.Run)
+	}
+	run(func(ctx context.Context) {
+		for clock.Sleep(ctx, settleInterval) {
+			follower.Settle()
+		}
+	})
+	return started
+}
