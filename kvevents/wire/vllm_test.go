@@ -143,9 +143,9 @@ type eventRecorder struct {
 	events  []Event // Stored
 }
 
-func (*eventRecorder) Restart(bool) {}
+func (*eventRecorder) Restart(int, bool) {}
 
-func (r *eventRecorder) Apply(b *Batch) {
+func (r *eventRecorder) Apply(_ int, b *Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range b.Events {
