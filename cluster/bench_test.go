@@ -92,7 +92,7 @@ func BenchmarkApply(b *testing.B) {
 			}
 			var messages [][]byte
 			for i := range 256 {
-				var e encoder
+				e := newEncoder(testAddress)
 				events := sampleEvents(list[i%8])
 				sent := &events[0]
 				sent.ID, sent.TooLong, sent.Blocks = 7, false, make([]prompt.Block, blocks)
@@ -103,7 +103,7 @@ func BenchmarkApply(b *testing.B) {
 					}
 				}
 				for k := range events {
-					e.addEvent(&events[k], fmt.Sprintf("http://10.0.0.%d:8000", i%8))
+					e.addEvent(&events[k])
 				}
 				messages = append(messages, e.message(messageHead{1, 2, 3, testTime}, authenticator{}))
 			}

@@ -24,6 +24,9 @@ func newBackend(t testing.TB, address string) *backends.Backend {
 	return &backends.Backend{Name: address, URL: u}
 }
 
+// testAddress returns the address of a backend of newBackend.
+func testAddress(b *backends.Backend) string { return backends.NormalizeURL(b.URL) }
+
 // sampleEvents returns one event of each kind for a backend.
 func sampleEvents(b *backends.Backend) []router.PlacementEvent {
 	return []router.PlacementEvent{
@@ -48,9 +51,9 @@ var testTime = time.UnixMilli(1_700_000_000_123)
 func TestMessageRoundTrip(t *testing.T) {
 	b := newBackend(t, "http://10.0.0.1:8000")
 	events := sampleEvents(b)
-	var e encoder
+	e := newEncoder(testAddress)
 	for i := range events {
-		e.addEvent(&events[i], "http://10.0.0.1:8000")
+		e.addEvent(&events[i])
 	}
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
@@ -87,9 +90,9 @@ func TestMessageRoundTrip(t *testing.T) {
 
 func TestDamagedMessages(t *testing.T) {
 	b := newBackend(t, "http://10.0.0.1:8000")
-	var e encoder
+	e := newEncoder(testAddress)
 	for _, v := range sampleEvents(b) {
-		e.addEvent(&v, "http://10.0.0.1:8000")
+		e.addEvent(&v)
 	}
 	good := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
 	find := func(string) *backends.Backend { return b }
@@ -114,8 +117,9 @@ func TestDamagedMessages(t *testing.T) {
 		}
 	}
 	// Behind a right checksum.
-	for i := range e.records {
-		cut := encoder{names: e.names, records: e.records[:i]}
+	for i := range e.Data {
+		cut := *e
+		cut.Data = e.Data[:i]
 		_, rest, err := parseHead(cut.message(messageHead{1, 2, 3, testTime}, authenticator{}), authenticator{})
 		if err != nil {
 			t.Fatal(err)
@@ -128,7 +132,7 @@ func TestDamagedMessages(t *testing.T) {
 }
 
 func TestMessageSignature(t *testing.T) {
-	var e encoder
+	e := newEncoder(testAddress)
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
 	plain, signed := authenticator{prefix: "a:"}, authenticator{secret: "secret", prefix: "a:"}
 	for _, c := range []struct {
@@ -165,9 +169,9 @@ func TestMessageSignature(t *testing.T) {
 
 func FuzzRecords(f *testing.F) {
 	b := newBackend(f, "http://10.0.0.1:8000")
-	var e encoder
+	e := newEncoder(testAddress)
 	for _, v := range sampleEvents(b) {
-		e.addEvent(&v, "http://10.0.0.1:8000")
+		e.addEvent(&v)
 	}
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
 	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
@@ -185,11 +189,11 @@ func FuzzRecords(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again := encoder{}
+		again := newEncoder(testAddress)
 		for i := range records {
 			switch r := &records[i]; r.kind {
 			case recordSent, recordPrefilled, recordEnded, recordIndexed:
-				again.addEvent(&r.event, "http://10.0.0.1:8000")
+				again.addEvent(&r.event)
 			case recordKeyUsage:
 				again.addKeyUsage(&r.usage)
 			case recordResponse, recordForgotten:
@@ -210,8 +214,8 @@ func FuzzRecords(f *testing.F) {
 
 func FuzzHead(f *testing.F) {
 	signed := authenticator{secret: "secret", prefix: "a:"}
-	f.Add(new(encoder).message(messageHead{1, 2, 3, testTime}, authenticator{}))
-	f.Add(new(encoder).message(messageHead{1, 2, 3, testTime}, signed))
+	f.Add(newEncoder(testAddress).message(messageHead{1, 2, 3, testTime}, authenticator{}))
+	f.Add(newEncoder(testAddress).message(messageHead{1, 2, 3, testTime}, signed))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, a := range []authenticator{{}, signed} {
 			if _, rest, err := parseHead(data, a); err == nil && len(rest) >= len(data) {

@@ -30,7 +30,7 @@ type Outbox struct {
 	current   *encoder
 	bytes     int // of complete
 	dropped   int64
-	inFlight  map[uint64]account           // sent and not ended, by ID
+	inFlight  map[uint64]router.Placement  // sent and not ended, by ID, without strings and slices
 	addresses map[*backends.Backend]string // of the backends, as messages name them
 	free      []*encoder
 }
@@ -38,29 +38,29 @@ type Outbox struct {
 // NewOutbox returns an empty one. A Router reports to it, and so do a responseindex.Index and an
 // apikey.Set.
 func NewOutbox() *Outbox {
-	return &Outbox{ready: make(chan struct{}, 1), current: new(encoder), inFlight: map[uint64]account{}, addresses: map[*backends.Backend]string{}}
+	o := &Outbox{ready: make(chan struct{}, 1), inFlight: map[uint64]router.Placement{}, addresses: map[*backends.Backend]string{}}
+	o.current = newEncoder(o.addressOf)
+	return o
 }
 
 // ReportPlacement implements router.PlacementReporter.
 func (o *Outbox) ReportPlacement(v *router.PlacementEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	address := ""
 	switch v.Kind {
 	case router.PlacementSent:
-		address = o.addressOf(v.Backend)
-		o.inFlight[v.ID] = accountOf(&v.Placement, address)
+		p := v.Placement
+		p.Model, p.Adapter, p.Blocks, p.Forks = "", "", nil, nil
+		o.inFlight[v.ID] = p
 	case router.PlacementPrefilled:
-		if a, ok := o.inFlight[v.ID]; ok {
-			a.flags |= flagPrefilled
-			o.inFlight[v.ID] = a
+		if p, ok := o.inFlight[v.ID]; ok {
+			p.Prefilled = true
+			o.inFlight[v.ID] = p
 		}
 	case router.PlacementEnded:
 		delete(o.inFlight, v.ID)
-	case router.PlacementIndexed:
-		address = o.addressOf(v.Backend)
 	}
-	o.current.addEvent(v, address)
+	o.current.addEvent(v)
 	o.finishRecord()
 }
 
@@ -109,13 +109,12 @@ func (o *Outbox) addInFlight() {
 	defer o.mu.Unlock()
 	e := o.current
 	e.start(recordInFlight)
-	e.uvarint(uint64(min(len(o.inFlight), maxInFlight)))
-	n := 0
-	for id, a := range o.inFlight {
-		if n++; n > maxInFlight {
+	n := e.Count(len(o.inFlight), maxInFlight, minAccountBytes)
+	for _, p := range o.inFlight {
+		if n--; n < 0 {
 			break
 		}
-		e.addAccount(id, &a)
+		e.account(&p)
 	}
 	o.completeBatch() // there is one in a message
 	o.signalReady()
@@ -131,7 +130,7 @@ func (o *Outbox) addLeaving() {
 
 // finishRecord follows each record. o.mu is held.
 func (o *Outbox) finishRecord() {
-	if e := o.current; e.len() >= batchBytes || e.events >= batchRecords {
+	if e := o.current; e.Len() >= batchBytes || e.events >= batchRecords {
 		o.completeBatch()
 	}
 	o.signalReady()
@@ -139,7 +138,7 @@ func (o *Outbox) finishRecord() {
 
 // completeBatch begins the next batch. o.mu is held.
 func (o *Outbox) completeBatch() {
-	o.complete, o.bytes = append(o.complete, o.current), o.bytes+o.current.len()
+	o.complete, o.bytes = append(o.complete, o.current), o.bytes+o.current.Len()
 	o.current = o.newEncoder()
 	o.dropBeyondBound()
 }
@@ -151,12 +150,12 @@ func (o *Outbox) newEncoder() *encoder {
 		o.free = o.free[:n-1]
 		return e
 	}
-	return new(encoder)
+	return newEncoder(o.addressOf)
 }
 
 // recycle takes back an encoder of take.
 func (o *Outbox) recycle(e *encoder) {
-	if cap(e.records) > 2*batchBytes {
+	if cap(e.Data) > 2*batchBytes {
 		return
 	}
 	e.reset()
@@ -170,7 +169,7 @@ func (o *Outbox) recycle(e *encoder) {
 // dropBeyondBound drops the oldest batches beyond maxOutboxBytes. o.mu is held.
 func (o *Outbox) dropBeyondBound() {
 	for o.bytes > maxOutboxBytes && len(o.complete) > 1 {
-		o.bytes -= o.complete[0].len()
+		o.bytes -= o.complete[0].Len()
 		o.dropped += int64(o.complete[0].events)
 		o.complete[0] = nil
 		o.complete = o.complete[1:]
@@ -191,7 +190,7 @@ func (o *Outbox) take() *encoder {
 	if len(o.complete) > 0 {
 		e := o.complete[0]
 		o.complete[0] = nil
-		o.complete, o.bytes = o.complete[1:], o.bytes-e.len()
+		o.complete, o.bytes = o.complete[1:], o.bytes-e.Len()
 		return e
 	}
 	if o.current.empty() {
@@ -206,5 +205,5 @@ func (o *Outbox) take() *encoder {
 func (o *Outbox) waiting() (bytes int, dropped int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.bytes + o.current.len(), o.dropped
+	return o.bytes + o.current.Len(), o.dropped
 }

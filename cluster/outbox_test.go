@@ -25,7 +25,7 @@ func TestOutboxBound(t *testing.T) {
 	taken := 0
 	for e := o.take(); e != nil; e = o.take() {
 		if len(e.message(messageHead{1, 2, 3, testTime}, authenticator{})) > maxMessageBytes {
-			t.Errorf("message of %d bytes", e.len())
+			t.Errorf("message of %d bytes", e.Len())
 		}
 		taken += e.events
 	}

@@ -326,8 +326,8 @@ func TestHostileStream(t *testing.T) {
 		}
 	}
 	events := sampleEvents(b.backends[0])
-	var e encoder
-	e.addEvent(&events[0], "http://10.0.0.1:8000")
+	e := newEncoder(testAddress)
+	e.addEvent(&events[0])
 	good := e.message(messageHead{a.fingerprint, 99, 1, time.Now()}, a.auth)
 	add("other", "field")
 	add(messageField, "")
@@ -371,7 +371,7 @@ func TestForgedMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var e encoder
+	e := newEncoder(testAddress)
 	e.addResponse(recordResponse, &storedResponse{"resp_of_another_key", "http://10.0.0.1:8000", "k"})
 	head := messageHead{a.fingerprint, 99, 1, time.Now()}
 	add(e.message(head, authenticator{prefix: "test:"}))

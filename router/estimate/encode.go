@@ -8,24 +8,8 @@ import (
 // encodedNumbers is how many numbers AppendBackend writes.
 const encodedNumbers = 2*bucketCount + 6
 
-// EncodedBytes is the length of what AppendBackend writes, and ShortEncodedBytes that of what it
-// wrote when there were fewer buckets.
-const (
-	EncodedBytes      = 8 * encodedNumbers
-	ShortEncodedBytes = EncodedBytes - 2*8*(bucketCount-shortBucketCount)
-
-	shortBucketCount = 17
-)
-
-// AppendFromShortEncoding appends what AppendBackend would have written in place of the
-// ShortEncodedBytes of short.
-func AppendFromShortEncoding(to, short []byte) []byte {
-	const buckets = 8 * shortBucketCount
-	var empty [8 * (bucketCount - shortBucketCount)]byte
-	to = append(append(to, short[:buckets]...), empty[:]...)
-	to = append(append(to, short[buckets:2*buckets]...), empty[:]...)
-	return append(to, short[2*buckets:]...)
-}
+// EncodedBytes is the length of what AppendBackend writes.
+const EncodedBytes = 8 * encodedNumbers
 
 // AppendBackend appends the estimates of a backend that take long to learn: the capacity,
 // the token ratio, the answers' length and the prefill rate. A change of what is

@@ -375,16 +375,3 @@ func TestIndexBlocks(t *testing.T) {
 		}
 	}
 }
-
-func TestRestoreOfShortEncoding(t *testing.T) {
-	f := newTestFleet(1)
-	f.backends[0].capacity.present[16], f.backends[0].capacity.absent[3] = 7, 5
-	f.backends[0].capacity.lastKept = 16
-	want := f.AppendBackend(nil, 0)
-	const unused = 8 * (bucketCount - shortBucketCount)
-	short := append(bytes.Clone(want[:8*shortBucketCount]), want[8*shortBucketCount+unused:8*(bucketCount+shortBucketCount)]...)
-	short = append(short, want[8*2*bucketCount:]...)
-	if len(short) != ShortEncodedBytes || !bytes.Equal(AppendFromShortEncoding(nil, short), want) {
-		t.Errorf("%d bytes, which are widened to %v, want %d and %v", len(short), AppendFromShortEncoding(nil, short), ShortEncodedBytes, want)
-	}
-}

@@ -1,10 +1,11 @@
 package responseindex
 
 import (
-	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
+
+	"warmroute/router/wire"
 )
 
 // The entries are, the least recently used first,
@@ -15,7 +16,6 @@ import (
 //	         last use as a varint, ms since 1970
 const (
 	maxNames     = 1 << 16
-	maxNameBytes = 4 << 10
 	minEntrySize = 5 // bytes
 
 	// MaxEncodedBytes bounds the entries that Restore accepts.
@@ -28,37 +28,17 @@ var errDamaged = errors.New("responses are damaged")
 // are left out as they are from an Index that is full.
 func (x *Index) AppendTo(b []byte) []byte {
 	entries := limitSize(x.list(), MaxEncodedBytes/2)
-	numbers := map[string]uint64{}
-	var names []string
-	number := func(name string) uint64 {
-		n, ok := numbers[name]
-		if !ok {
-			n = uint64(len(names))
-			numbers[name], names = n, append(names, name)
-		}
-		return n
-	}
+	var c wire.Coder
 	for i := range entries {
-		number(entries[i].Backend)
-		number(entries[i].Owner)
+		c.AddName(entries[i].Backend)
+		c.AddName(entries[i].Owner)
 	}
-	b = binary.AppendUvarint(b, uint64(len(names)))
-	for _, name := range names {
-		b = appendString(b, name)
-	}
-	b = binary.AppendUvarint(b, uint64(len(entries)))
+	c.Data = c.AppendNames(b)
+	c.Count(len(entries), MaxEntries, minEntrySize)
 	for i := range entries {
-		e := &entries[i]
-		b = appendString(b, e.id)
-		b = binary.AppendUvarint(b, number(e.Backend))
-		b = binary.AppendUvarint(b, number(e.Owner))
-		b = binary.AppendVarint(b, e.usedAt.UnixMilli())
+		codeEntry(&c, &entries[i])
 	}
-	return b
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+	return c.Data
 }
 
 // limitSize returns the entries without those beyond maxBytes, which the owners with the most entries
@@ -130,80 +110,26 @@ func (x *Index) Restore(data []byte) error {
 
 // decode returns the entries in data, which holds nothing else.
 func decode(data []byte) ([]record, error) {
-	d := decoder{rest: data}
-	names := make([]string, d.count(maxNames, 1))
-	for i := range names {
-		names[i] = d.text(maxNameBytes)
-	}
-	name := func() string {
-		n := d.uvarint()
-		if n >= uint64(len(names)) {
-			d.damaged = true
-			return ""
-		}
-		return names[n]
-	}
-	entries := make([]record, d.count(MaxEntries, minEntrySize))
+	c := wire.NewReader(data)
+	c.ReadNames(maxNames)
+	entries := make([]record, c.Count(0, MaxEntries, minEntrySize))
 	for i := range entries {
-		e := &entries[i]
-		e.id = d.text(maxIDBytes)
-		e.Backend, e.Owner = name(), name()
-		e.usedAt = time.UnixMilli(d.varint())
-		if d.damaged || !IsValidID(e.id) {
+		if codeEntry(&c, &entries[i]); c.Damaged() || !IsValidID(entries[i].id) {
 			return nil, errDamaged
 		}
 	}
-	if d.damaged || len(d.rest) > 0 {
+	if c.Damaged() || len(c.Data) > 0 {
 		return nil, errDamaged
 	}
 	return entries, nil
 }
 
-// decoder reads the parts of encoded entries. After the first error it returns zeros.
-type decoder struct {
-	rest    []byte
-	damaged bool
-}
-
-func (d *decoder) uvarint() uint64 {
-	n, size := binary.Uvarint(d.rest)
-	return advance(d, n, size)
-}
-
-func (d *decoder) varint() int64 {
-	n, size := binary.Varint(d.rest)
-	return advance(d, n, size)
-}
-
-// advance skips the size bytes of a number n, and returns n.
-func advance[T int64 | uint64](d *decoder, n T, size int) T {
-	if d.damaged || size <= 0 {
-		d.damaged = true
-		return 0
-	}
-	d.rest = d.rest[size:]
-	return n
-}
-
-// count reads a number of things of minSize bytes each, of which there is room for no more
-// than the rest holds.
-func (d *decoder) count(limit, minSize int) int {
-	n := d.uvarint()
-	if n > uint64(limit) || n > uint64(len(d.rest)/minSize) {
-		d.damaged = true
-		return 0
-	}
-	return int(n)
-}
-
-// text reads a string of at most maxBytes.
-func (d *decoder) text(maxBytes int) string {
-	n := d.uvarint()
-	if n > uint64(maxBytes) || n > uint64(len(d.rest)) {
-		d.damaged = true
-		return ""
-	}
-	s := string(d.rest[:n])
-	d.rest = d.rest[n:]
-	return s
+// codeEntry writes or reads an entry.
+func codeEntry(c *wire.Coder, e *record) {
+	c.Text(&e.id, maxIDBytes)
+	c.Name(&e.Backend)
+	c.Name(&e.Owner)
+	usedAt := e.usedAt.UnixMilli()
+	c.Varint(&usedAt)
+	e.usedAt = time.UnixMilli(usedAt)
 }

@@ -19,6 +19,7 @@ import (
 	"warmroute/prompt"
 	"warmroute/router/estimate"
 	"warmroute/router/index"
+	"warmroute/router/wire"
 )
 
 // A snapshot is, in numbers little-endian,
@@ -27,15 +28,15 @@ import (
 //	version      uint32
 //	fingerprint  uint64, see HashingFingerprint
 //	parts        uint32, how many
-//	responses    uint32 length, bytes: see responseindex.Index.AppendTo; not in version 1
-//	each part    uint32 length, bytes: see part; with shorter estimates before version 3
+//	responses    uint32 length, bytes: see responseindex.Index.AppendTo
+//	each part    uint32 length, bytes: see part
 //	checksum     uint64, xxh3 of all before it
 //
 // It holds hashes of prompts, by which a guessed one can be confirmed: keep it
 // from strangers.
 const (
 	magic         = "warmroute index\n"
-	formatVersion = 3
+	formatVersion = 1
 	headBytes     = len(magic) + 4 + 8 + 4
 	maxParts      = 1 << 16
 
@@ -158,7 +159,6 @@ func mayBeSnapshot(head []byte) bool {
 
 // frame is an undamaged snapshot whose parts are not parsed. It aliases the file's data.
 type frame struct {
-	version     uint32
 	fingerprint uint64
 	partCount   uint32
 	responses   []byte
@@ -174,21 +174,18 @@ func parseFrame(data []byte) (f frame, err error) {
 		return f, errors.New("snapshot is damaged: truncated")
 	}
 	head := data[len(magic):]
-	version := binary.LittleEndian.Uint32(head)
-	if version < 1 || version > formatVersion {
+	if version := binary.LittleEndian.Uint32(head); version != formatVersion {
 		return f, fmt.Errorf("snapshot has format version %d, expected %d", version, formatVersion)
 	}
 	end := len(data) - 8
 	if binary.LittleEndian.Uint64(data[end:]) != xxh3.Hash(data[:end]) {
 		return f, errors.New("snapshot is damaged: wrong checksum")
 	}
-	f = frame{version: version, fingerprint: binary.LittleEndian.Uint64(head[4:]), partCount: binary.LittleEndian.Uint32(head[12:]), parts: data[headBytes:end]}
+	f = frame{fingerprint: binary.LittleEndian.Uint64(head[4:]), partCount: binary.LittleEndian.Uint32(head[12:])}
 	if f.partCount > maxParts {
 		return f, fmt.Errorf("snapshot is damaged: %d parts", f.partCount)
 	}
-	if version > 1 {
-		f.responses, f.parts, err = cutPart(f.parts)
-	}
+	f.responses, f.parts, err = cutPart(data[headBytes:end])
 	return f, err
 }
 
@@ -214,11 +211,6 @@ func (f *frame) parseParts(wantFingerprint uint64, now time.Time) (byAddress map
 		if raw, rest, err = cutPart(rest); err != nil {
 			return nil, err
 		}
-		if f.version < 3 {
-			if raw, err = widenEstimates(raw); err != nil {
-				return nil, err
-			}
-		}
 		p, err := parsePart(raw)
 		if err != nil {
 			return nil, err
@@ -239,18 +231,10 @@ func (f *frame) parseParts(wantFingerprint uint64, now time.Time) (byAddress map
 	return parts, nil
 }
 
-// part is what a snapshot holds of one backend. Its bytes are
-//
-//	address      uvarint length, bytes
-//	takenAt      int64, ms since 1970
-//	load         see appendLoad
-//	estimates    see estimate.Fleet.AppendBackend
-//	blocks       uvarint number; for each, the latest used first, its hash in
-//	             8 bytes and a uvarint: how many blocks before it in this list
-//	             its predecessor stands, 0 for a first block
-//
-// numbers little-endian. A block comes after its predecessor, so the list
-// cannot name one that is not held.
+// part is what a snapshot holds of one backend: what code describes, and then the blocks up to
+// the end. A block is its hash in 8 bytes, and a uvarint that says how many blocks before it in the list its
+// predecessor stands, 0 for a first block. The blocks used last come first, but each after
+// its predecessor, so the list cannot name one that is not held.
 type part struct {
 	address   string
 	takenAt   time.Time
@@ -261,10 +245,27 @@ type part struct {
 	raw       []byte // all of it; list is its end
 }
 
+// code writes or reads all but the blocks.
+func (p *part) code(c *wire.Coder) {
+	c.Text(&p.address, wire.MaxNameBytes)
+	takenAt := p.takenAt.UnixMilli()
+	c.Varint(&takenAt)
+	p.takenAt = time.UnixMilli(takenAt)
+	l := &p.load
+	cacheTokens := int64(l.CacheTokens)
+	c.Varint(&cacheTokens)
+	l.CacheTokens = int(cacheTokens)
+	for _, x := range []*float64{&l.StartTime, &l.PromptTokens, &l.GenerationTokens, &l.PrefixQueries, &l.PrefixHits} {
+		c.Float64(x)
+	}
+	c.Flags(&l.TokensKnown, &l.PrefixKnown)
+	c.Bytes(&p.estimates, estimate.EncodedBytes)
+}
+
 var errTruncated = errors.New("snapshot is damaged: truncated part")
 
 // mismatchReason returns why a backend's cache is not the one of p, judged by its first
-// scrape; "" when it may be.
+// poll; "" when it may be.
 func (p *part) mismatchReason(firstLoad *backends.Load) string {
 	then := &p.load
 	sameProcess := then.StartTime != 0 && then.StartTime == firstLoad.StartTime
@@ -290,25 +291,17 @@ func (p *part) mismatchReason(firstLoad *backends.Load) string {
 	return ""
 }
 
-// appendTo appends p's bytes, with estimates and blocks, to to.
-func (p *part) appendTo(to, estimates []byte, blocks []index.ExportedBlock) (extended []byte) {
-	to = binary.AppendUvarint(to, uint64(len(p.address)))
-	to = append(to, p.address...)
-	to = binary.LittleEndian.AppendUint64(to, uint64(p.takenAt.UnixMilli()))
-	to = appendLoad(to, &p.load)
-	to = append(to, estimates...)
-	count := len(to)
-	to = append(to, make([]byte, 8)...) // a number of fixed length: it is not known yet
-	var n uint64
-	to, n = appendBlocks(to, blocks)
-	binary.LittleEndian.PutUint64(to[count:], n)
-	return to
+// appendTo appends p's bytes, with blocks, to to.
+func (p *part) appendTo(to []byte, blocks []index.ExportedBlock) (extended []byte) {
+	c := wire.Coder{Data: to}
+	p.code(&c)
+	return appendBlocks(c.Data, blocks)
 }
 
 // appendBlocks writes the blocks in the order of their use, and before each
 // what it stands on. Blocks whose predecessor was evicted, or moved, while they
 // were copied are left out.
-func appendBlocks(to []byte, copied []index.ExportedBlock) (extended []byte, written uint64) {
+func appendBlocks(to []byte, copied []index.ExportedBlock) (extended []byte) {
 	const unknown, leftOut = 0, math.MaxUint32
 	number := make([]uint32, len(copied)) // in the list, from 1
 	order := make([]int32, 0, len(copied))
@@ -349,71 +342,35 @@ func appendBlocks(to []byte, copied []index.ExportedBlock) (extended []byte, wri
 			to = binary.AppendUvarint(to, uint64(back))
 		}
 	}
-	return to, uint64(n)
-}
-
-// widenEstimates returns a part of a version before 3 as one of today's.
-func widenEstimates(raw []byte) ([]byte, error) {
-	n, size := binary.Uvarint(raw)
-	if size <= 0 || n > uint64(len(raw)-size) {
-		return nil, errTruncated
-	}
-	start := size + int(n) + 8 + loadBytes // of the estimates
-	if len(raw) < start+estimate.ShortEncodedBytes {
-		return nil, errTruncated
-	}
-	end := start + estimate.ShortEncodedBytes
-	wide := make([]byte, 0, len(raw)+estimate.EncodedBytes-estimate.ShortEncodedBytes)
-	wide = estimate.AppendFromShortEncoding(append(wide, raw[:start]...), raw[start:end])
-	return append(wide, raw[end:]...), nil
+	return to
 }
 
 // parsePart checks all of a part, so that nothing can fail when it is used.
 func parsePart(raw []byte) (*part, error) {
 	p := &part{raw: raw}
-	n, size := binary.Uvarint(raw)
-	if size <= 0 || n > uint64(len(raw)-size) {
-		return nil, errTruncated
-	}
-	p.address, raw = string(raw[size:size+int(n)]), raw[size+int(n):]
-	if len(raw) < 8+loadBytes+estimate.EncodedBytes+8 {
-		return nil, errTruncated
-	}
-	p.takenAt = time.UnixMilli(int64(binary.LittleEndian.Uint64(raw)))
-	p.load = decodeLoad(raw[8:])
-	raw = raw[8+loadBytes:]
-	p.estimates, raw = raw[:estimate.EncodedBytes], raw[estimate.EncodedBytes:]
-	count := binary.LittleEndian.Uint64(raw)
-	p.list = raw[8:]
-	if count > uint64(len(p.list)/9) || count > math.MaxInt32 { // a block takes 9 bytes at least
-		return nil, errTruncated
-	}
-	p.count = int(count)
-	rest := p.list
-	for i := range count {
-		if len(rest) < 9 {
-			return nil, errTruncated
-		}
-		back, size := binary.Uvarint(rest[8:])
-		if size <= 0 || back > i {
+	c := wire.NewReader(raw)
+	p.code(&c)
+	p.list = c.Data
+	for ; len(c.Data) > 0 && p.count < math.MaxInt32; p.count++ {
+		var block, back uint64
+		c.Uint64(&block)
+		if wire.Number(&c, &back, math.MaxUint64); back > uint64(p.count) {
 			return nil, errors.New("snapshot is damaged: missing predecessor of a block")
 		}
-		rest = rest[8+size:]
+		if c.Damaged() {
+			break
+		}
 	}
-	if len(rest) > 0 {
-		return nil, errors.New("snapshot is damaged: data after the end of a part")
+	if c.Damaged() || len(c.Data) > 0 {
+		return nil, errTruncated
 	}
 	return p, nil
 }
 
 // clone returns a copy that shares no memory with p.
 func (p *part) clone() *part {
-	c := *p
-	c.raw = bytes.Clone(p.raw)
-	list := len(c.raw) - len(p.list)
-	c.list = c.raw[list:]
-	c.estimates = c.raw[list-8-len(p.estimates) : list-8] // the number of blocks is between them
-	return &c
+	c, _ := parsePart(bytes.Clone(p.raw)) // valid, as p is
+	return c
 }
 
 // decodeBlocks lists what the backend held, in the order that index.Import takes.
@@ -429,38 +386,4 @@ func (p *part) decodeBlocks() []index.ImportedBlock {
 		all[i], rest = b, rest[8+size:]
 	}
 	return all
-}
-
-// loadBytes is the length of a load in a snapshot: six numbers and two flags.
-const loadBytes = 6*8 + 2
-
-// appendLoad writes what tells one cache, or one process, from another.
-func appendLoad(to []byte, l *backends.Load) []byte {
-	for _, x := range []float64{
-		l.StartTime, float64(l.CacheTokens),
-		l.PromptTokens, l.GenerationTokens, l.PrefixQueries, l.PrefixHits,
-	} {
-		to = binary.LittleEndian.AppendUint64(to, math.Float64bits(x))
-	}
-	return append(to, boolByte(l.TokensKnown), boolByte(l.PrefixKnown))
-}
-
-func boolByte(b bool) byte {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// decodeLoad reads loadBytes bytes.
-func decodeLoad(from []byte) backends.Load {
-	next := func() float64 {
-		x := math.Float64frombits(binary.LittleEndian.Uint64(from))
-		from = from[8:]
-		return x
-	}
-	l := backends.Load{StartTime: next(), CacheTokens: int(next())}
-	l.PromptTokens, l.GenerationTokens, l.PrefixQueries, l.PrefixHits = next(), next(), next(), next()
-	l.TokensKnown, l.PrefixKnown = from[0] == 1, from[1] == 1
-	return l
 }

@@ -381,7 +381,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 	}
 	f("empty", "truncated", nil, plain)
 	f("another format", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
-	f("version", "version 4", edit(func(b []byte) { b[len(magic)] = 4 }), plain)
+	f("version", "version 2", edit(func(b []byte) { b[len(magic)] = 2 }), plain)
 	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = HashingFingerprint(512) })
 	f("too old", "25h", good, func(k *kept) { k.now = k.now.Add(25 * time.Hour) })
 	f("too large", "index.max_bytes", good, func(k *kept) { k.options.MaxBytes = int64(len(good)) - 1 })
@@ -429,9 +429,9 @@ func TestFingerprintDependsOnBlockBytes(t *testing.T) {
 	}
 }
 
-// A snapshot of format 1, which has no responses, stays readable.
+// A snapshot that was written earlier stays readable. One of another format needs another formatVersion.
 func TestGoldenSnapshot(t *testing.T) {
-	data, err := os.ReadFile("testdata/format-1")
+	data, err := os.ReadFile("testdata/snapshot")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -446,7 +446,7 @@ func TestGoldenSnapshot(t *testing.T) {
 	f := estimate.NewFleet(blockBytes, 1)
 	f.Grow(1)
 	if fresh := f.OutputTokens(0); !f.RestoreBackend(0, p.estimates) || f.OutputTokens(0) >= fresh {
-		t.Errorf("answers of %.0f tokens, where all had one", f.OutputTokens(0))
+		t.Errorf("outputs of %.0f tokens, where all had one", f.OutputTokens(0))
 	}
 	x := index.New(1, 1<<20)
 	x.SetRequestedCapacity(0, 10_000)
@@ -501,7 +501,7 @@ func FuzzParse(f *testing.F) {
 
 func TestRestoredEstimates(t *testing.T) {
 	before := warm(t)
-	for key := range 200 { // dense text, long answers, and a cache that holds less than it says
+	for key := range 200 { // dense text, long outputs, and a cache that holds less than it says
 		d := mustPick(t, before.Router, ask(before.fleet[:1], key%100, 60))
 		d.Release(router.Outcome{End: router.Completed, OutputTokens: 700, PromptTokens: 60 * 256 / 3, CachedKnown: true})
 	}

@@ -163,15 +163,15 @@ func (s *Store) Write(to io.Writer) error {
 	}
 	w := startSnapshot(to, s.fingerprint, len(list), responses)
 	var blocks []index.ExportedBlock
-	var estimates, buf []byte
+	var buf []byte
 	for _, b := range list {
 		if p := pending[b]; p != nil {
 			w.writePart(p.raw)
 			continue
 		}
 		p := part{address: backends.NormalizeURL(b.URL), takenAt: s.options.Now(), load: *loads[b]}
-		estimates, blocks = s.router.Export(b, estimates[:0], blocks[:0])
-		buf = p.appendTo(buf[:0], estimates, blocks)
+		p.estimates, blocks = s.router.Export(b, nil, blocks[:0])
+		buf = p.appendTo(buf[:0], blocks)
 		w.writePart(buf)
 	}
 	if err := w.writeChecksum(); err != nil {
