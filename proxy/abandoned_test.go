@@ -12,6 +12,7 @@ import (
 
 // A key pays for what the engine generates, whether or not the response is read to its end.
 func TestAbandonedRequestCharged(t *testing.T) {
+	t.Parallel()
 	body := func(fields string) string { return strings.Replace(askWhole, "{", "{"+fields+",", 1) }
 	const prompts = `{"model":"m","prompt":["a","b","c"],"max_tokens":3}`
 	long := `{"choices":[{"message":{"content":"` + strings.Repeat("x", 3*maxBufferedResponseBytes) + `"}}]}`

@@ -31,6 +31,7 @@ func outOfStep(respond func(r seen) string) func(*session) {
 
 // No client gets another's response, also when a replica sends one too many.
 func TestResponseToAnotherRequest(t *testing.T) {
+	t.Parallel()
 	const ask = `{"model":"m","prompt":"x","input":"x","max_tokens":1,"token_ids":[1],"messages":[{"role":"user","content":"x"}]`
 	event := func(text string) string { return streamed("data: " + text + "\n\n") }
 	for name, c := range map[string]struct {

@@ -86,6 +86,7 @@ func TestRetryAfterStaleConnection(t *testing.T) {
 
 // What a replica has worked on for a while is not sent to it again.
 func TestResetDuringWorkIsFailure(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*session){
 		"reset":  (*session).reset,
 		"closed": func(s *session) { s.Conn.Close() },
@@ -145,6 +146,7 @@ func TestStaleConnectionIsNotRetriedWithoutBudget(t *testing.T) {
 // A replica that closes all its idle connections at once, when requests are on
 // their way on each: none is lost, and none is sent more than twice.
 func TestManyStaleConnections(t *testing.T) {
+	t.Parallel()
 	const requests = 20
 	first := make(chan struct{})
 	var warm sync.WaitGroup
@@ -265,6 +267,7 @@ func TestRetryAfterHungReplica(t *testing.T) {
 }
 
 func TestHungReplicaStatus504(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*Options){
 		"by the operator's word": func(o *Options) { o.Retry.Stalled = false },
 		"for want of attempts":   func(o *Options) { o.Attempts = 1 },
@@ -307,6 +310,7 @@ func TestCommittedStreamNotRetried(t *testing.T) {
 }
 
 func TestRetryTimeouts(t *testing.T) {
+	t.Parallel()
 	f := serve(t, func(o *Options) { o.FirstByte, o.Retry.Timeouts = 50*time.Millisecond, true },
 		&replica{script: hang(sseHead)}, &replica{script: always(streamed(goodStream))})
 	if resp, got := f.post("/v1/chat/completions", askStream); got != goodStream {
@@ -318,6 +322,7 @@ func TestRetryTimeouts(t *testing.T) {
 // A replica that fails all it is sent is asked last, and is found out when it
 // has healed.
 func TestBreakerLimitsFailingBackend(t *testing.T) {
+	t.Parallel()
 	var healed = make(chan struct{})
 	failing := &replica{}
 	failing.script = func(s *session) {
@@ -376,6 +381,7 @@ func hangOn(word, answer string, free <-chan struct{}) func(*session) {
 // A replica without token counters that hangs does not show it, and a request that
 // is not streaming has no first event.
 func TestResponseTimeout(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		path, body string
 		says       []string
@@ -442,6 +448,7 @@ func TestResponseTimeout(t *testing.T) {
 
 // As long as the replica makes progress, an answer may take any time.
 func TestResponseTimeoutSparesProgress(t *testing.T) {
+	t.Parallel()
 	const limit = 2 * time.Second
 	long := func(f *fleet) <-chan answer { return f.background(asked("take long", false)) }
 	// during does something at short intervals, until a request has waited for much

@@ -134,6 +134,7 @@ func TestBodyAtLimitAccepted(t *testing.T) {
 }
 
 func TestStalledBodyStatus408(t *testing.T) {
+	t.Parallel()
 	r := &replica{}
 	f := serve(t, func(o *Options) { o.BodyIdle = 50 * time.Millisecond }, r)
 	resp, answer := f.raw("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
@@ -146,6 +147,7 @@ func TestStalledBodyStatus408(t *testing.T) {
 }
 
 func TestSlowBodyAccepted(t *testing.T) {
+	t.Parallel()
 	const idle = 2 * time.Second
 	f := serve(t, func(o *Options) { o.BodyIdle = idle }, &replica{script: always(answered("200 OK", whole))})
 	conn := f.dial()
@@ -193,6 +195,7 @@ func TestBodyRateDeadline(t *testing.T) {
 }
 
 func TestTricklingBodyStatus408(t *testing.T) {
+	t.Parallel()
 	const idle = time.Second
 	f := serve(t, func(o *Options) { o.BodyIdle = idle }, &replica{})
 	conn := f.dial()
@@ -229,6 +232,7 @@ func (r observingReader) Read(p []byte) (int, error) {
 }
 
 func TestBodyReservationFollowsArrival(t *testing.T) {
+	t.Parallel()
 	const size = 5<<20 + 12345
 	for _, claimed := range []int64{-1, 1, size, 60 << 20} {
 		b, body := bodyPool{}, bytes.NewReader(make([]byte, size))

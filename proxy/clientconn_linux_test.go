@@ -37,6 +37,7 @@ func dropIncoming(t *testing.T, conn *net.TCPConn) {
 // The kernel takes what little a stream writes, so no write blocks: only the
 // missing acknowledgements tell that the client has vanished.
 func TestUnreachableClientEndsRequest(t *testing.T) {
+	t.Parallel()
 	ended := make(chan struct{})
 	f := serve(t, func(o *Options) { o.WriteIdle = time.Second }, &replica{script: func(s *session) {
 		defer close(ended)
@@ -120,6 +121,7 @@ func onManyConnections(t *testing.T, act func(l net.Listener)) {
 // The next request comes before, while or after the background read waits and is ended: the
 // read ends each time, and then the request is read.
 func TestBackgroundReadEndsAtAnyTime(t *testing.T) {
+	t.Parallel()
 	onManyConnections(t, func(l net.Listener) {
 		client, server := acceptedPair(t, l)
 		if server == nil {
@@ -164,6 +166,7 @@ func TestBackgroundReadEndsAtAnyTime(t *testing.T) {
 // The client disconnects before, while or after the background read begins to wait, also with
 // bytes that were not read: it ends each time.
 func TestBackgroundReadNoticesHangupAtAnyTime(t *testing.T) {
+	t.Parallel()
 	onManyConnections(t, func(l net.Listener) {
 		for i := range 500 {
 			client, server := acceptedPair(t, l)

@@ -47,6 +47,7 @@ func TestDisconnectAfterMoreThanTheRequest(t *testing.T) {
 
 // A byte that was read ahead belongs to the next request.
 func TestPipelinedRequestsAreServed(t *testing.T) {
+	t.Parallel()
 	f := serve(t, nil, &replica{script: func(s *session) {
 		for range 3 {
 			s.request()
@@ -115,6 +116,7 @@ func TestBackgroundReadConsumesNothing(t *testing.T) {
 // net/http reads a single byte of a header as well, where that is what its buffer of
 // 4 KiB has left for a long line.
 func TestHeaderLineAtBufferEnd(t *testing.T) {
+	t.Parallel()
 	f := serve(t, nil, &replica{})
 	conn := f.dial()
 	start := "GET /livez HTTP/1.1\r\nHost: x\r\n"

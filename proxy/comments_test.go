@@ -76,6 +76,7 @@ func TestCommentsOfReplicaAreDropped(t *testing.T) {
 
 // The client's keep-alive events come also while the replica sends comments more often than that.
 func TestKeepAliveDuringCommentsOfReplica(t *testing.T) {
+	t.Parallel()
 	over := make(chan struct{})
 	f := serve(t, func(o *Options) { o.Keepalive = 50 * time.Millisecond }, &replica{script: func(s *session) {
 		s.request()

@@ -90,6 +90,7 @@ func TestMissingEndpointAwaitsUnreadyBackend(t *testing.T) {
 
 // The client has the header of a stream, because the first backend was silent.
 func TestMissingEndpointAfterKeepAlive(t *testing.T) {
+	t.Parallel()
 	silent := func(s *session) {
 		s.request()
 		s.say(sseHead)

@@ -34,6 +34,7 @@ func isAnthropicError(t *testing.T, data, kind string) {
 }
 
 func TestAnthropicErrorBodies(t *testing.T) {
+	t.Parallel()
 	const ask = `{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}`
 	silent := func(s *session) { s.request(); s.closed() }
 	for name, c := range map[string]struct {
@@ -130,6 +131,7 @@ func TestAnthropicReplicaErrorsRelayed(t *testing.T) {
 
 // An error event has the type of the status that the error would have been.
 func TestAnthropicErrorEvents(t *testing.T) {
+	t.Parallel()
 	const (
 		ask   = `{"model":"m","max_tokens":5,"messages":[],"stream":true}`
 		begun = "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n"
@@ -200,6 +202,7 @@ func TestMethodNotAllowed(t *testing.T) {
 }
 
 func TestBodyLimitMessage(t *testing.T) {
+	t.Parallel()
 	for limit, want := range map[int64]string{64 << 20: "64 MiB", 3 << 10: "3 KiB", 1000: "1000 bytes"} {
 		f := serve(t, func(o *Options) { o.BodyBytes = limit }, &replica{})
 		resp, body := f.post("/v1/chat/completions", string(bytes.Repeat([]byte(" "), int(limit)+1)))

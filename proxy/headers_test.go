@@ -84,6 +84,7 @@ func allRouted() []routed {
 // TestRouteHeaders looks at each kind of answer as everybody
 // gets it who may know, and as those do who may not.
 func TestRouteHeaders(t *testing.T) {
+	t.Parallel()
 	for _, c := range allRouted() {
 		for _, who := range []struct {
 			name    string

@@ -175,6 +175,7 @@ func TestCancelLongResponse(t *testing.T) {
 
 // Not before the minute that it may take otherwise.
 func TestCancelWithBlockedClient(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		ask    string
 		script func(*session)
@@ -430,6 +431,7 @@ func (f *fleet) cancelAll() {
 
 // Whoever comes next on the connection of a cancelled request is answered as any other.
 func TestCancelKeepsConnection(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		body   string
 		atEnd  bool // else when the body was read
@@ -519,6 +521,7 @@ func (f *fleet) proxyHas(phase Phase) {
 
 // A client that reads, but slowly, has no more time than one that does not.
 func TestCancelWithSlowClient(t *testing.T) {
+	t.Parallel()
 	f := serve(t, func(o *Options) { o.WriteIdle = 4 * time.Second }, &replica{script: func(s *session) {
 		once(answered("200 OK", strings.Repeat("x", maxBufferedResponseBytes-1)))(s)
 		s.closed()

@@ -67,6 +67,7 @@ var queuedStreams = []struct {
 }
 
 func TestQueueKeepalive(t *testing.T) {
+	t.Parallel()
 	for _, c := range queuedStreams {
 		t.Run(c.path, func(t *testing.T) {
 			t.Parallel()
@@ -107,6 +108,7 @@ func TestQueueKeepalive(t *testing.T) {
 }
 
 func TestErrorsAfterQueueKeepalive(t *testing.T) {
+	t.Parallel()
 	queue := oneStreamQueue(10)
 	queue.OutageTimeout, queue.BusyTimeout = 10*testKeepalive, 10*testKeepalive
 	for _, c := range queuedStreams {
@@ -156,6 +158,7 @@ func TestErrorsAfterQueueKeepalive(t *testing.T) {
 
 // TestEndDuringQueueKeepalive ends queued requests that have the header of a stream.
 func TestEndDuringQueueKeepalive(t *testing.T) {
+	t.Parallel()
 	open := func(t *testing.T) (f *fleet, r *bufio.Reader, disconnect func()) {
 		g := newGated()
 		f = serveWithQueue(t, oneStreamQueue(10), setQueueKeepalive, &g.replica)
@@ -190,6 +193,7 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 
 // TestQueueKeepaliveOfOtherRequests checks that responses that are no streams are not begun early.
 func TestQueueKeepaliveOfOtherRequests(t *testing.T) {
+	t.Parallel()
 	queue := oneStreamQueue(10)
 	queue.OutageTimeout, queue.BusyTimeout = 5*testKeepalive, 5*testKeepalive
 	g := newGated()

@@ -124,6 +124,7 @@ func TestQueueUntilCapacity(t *testing.T) {
 
 // The wait is not the proxy's own doing, but it is the client's.
 func TestQueueTimeInTTFT(t *testing.T) {
+	t.Parallel()
 	const wait = 300 * time.Millisecond
 	g := newGated()
 	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
@@ -185,9 +186,10 @@ func TestQueueFullStatus429(t *testing.T) {
 }
 
 func TestQueueTimeout(t *testing.T) {
+	t.Parallel()
 	g := newGated()
 	hold := oneStreamQueue(10)
-	hold.BusyTimeout = 50 * time.Millisecond
+	hold.BusyTimeout, hold.OutageTimeout = 50*time.Millisecond, 50*time.Millisecond
 	f := serveWithQueue(t, hold, nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
@@ -319,6 +321,7 @@ func heldTooLong(t *testing.T, name string, a answer) {
 // TestKeyQueueTime holds that a key's queue_time takes the place of
 // routing.queue.time, be it longer or shorter.
 func TestKeyQueueTime(t *testing.T) {
+	t.Parallel()
 	users := withKeys(keyOf("plain", nil),
 		keyOf("patient", func(k *apikey.Key) { k.QueueTime = time.Hour }),
 		keyOf("hasty", func(k *apikey.Key) { k.QueueTime = 50 * time.Millisecond }))
@@ -384,6 +387,7 @@ func TestKeyQueueTime(t *testing.T) {
 // TestQueueBoundsPerPriorityClass holds that requests of one priority class that
 // fill its part of the queue leave the others' to these.
 func TestQueueBoundsPerPriorityClass(t *testing.T) {
+	t.Parallel()
 	classes := []struct {
 		name string
 		may  int
@@ -430,6 +434,7 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 // TestBatchReserve holds that batch requests leave a tenth
 // of the limits on all requests together to others.
 func TestBatchReserve(t *testing.T) {
+	t.Parallel()
 	const inBatch = 18
 	f := func(name string, limits func(*Options), code string) {
 		t.Run(name, func(t *testing.T) {
@@ -467,6 +472,7 @@ func TestBatchReserve(t *testing.T) {
 // waits beside an interactive one on the only replica, and is sent after half of the
 // time for which it may wait.
 func TestBatchQueueTime(t *testing.T) {
+	t.Parallel()
 	started, end := make(chan struct{}, 10), make(chan struct{})
 	r := &replica{script: func(s *session) {
 		for {
@@ -611,6 +617,7 @@ func (f *fleet) playStream(i, tokens int) error {
 // One prompt that everybody shares, short questions and long answers: the
 // replica that holds the prompt must not get all of them.
 func TestHotPromptSpills(t *testing.T) {
+	t.Parallel()
 	const (
 		replicas = 8
 		speed    = 8

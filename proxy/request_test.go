@@ -213,6 +213,7 @@ func refused(t *testing.T, body string) refusal {
 }
 
 func TestBadBodyRejected(t *testing.T) {
+	t.Parallel()
 	const limit = 64 << 20
 	chat := `{"model":"m","messages":[{"role":"user","content":"hi"}]`
 	cases := []struct{ name, path, body, param, says string }{
@@ -428,6 +429,7 @@ func TestQueryLimit(t *testing.T) {
 
 // net/http reads what a handler left of a body, for as long as it takes.
 func TestMissingBodyFreesConnection(t *testing.T) {
+	t.Parallel()
 	for line, c := range map[string]struct {
 		status int
 		change func(*Options)
@@ -506,6 +508,7 @@ func TestLingeringLimit(t *testing.T) {
 }
 
 func TestDrippingBodyStatus408(t *testing.T) {
+	t.Parallel()
 	f := serve(t, func(o *Options) { o.BodyIdle = 100 * time.Millisecond }, &replica{})
 	conn := f.dial()
 	io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
@@ -727,6 +730,7 @@ func TestEarlyDisconnectRevertsIndex(t *testing.T) {
 }
 
 func TestCompressedBodyRefused(t *testing.T) {
+	t.Parallel()
 	r := &replica{script: always(answered("200 OK", "{}"))}
 	f := serve(t, nil, r)
 	var gzipped bytes.Buffer

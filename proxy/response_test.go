@@ -212,6 +212,7 @@ func dripError(status string) func(*session) {
 }
 
 func TestErrorBodyTimeout(t *testing.T) {
+	t.Parallel()
 	for _, status := range []string{"500 Internal Server Error", "503 Service Unavailable"} {
 		t.Run(status, func(t *testing.T) {
 			t.Parallel()
@@ -305,6 +306,7 @@ func TestErrorBodyMemory(t *testing.T) {
 }
 
 func TestErrorBodyWithoutMemory(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ ask, says string }{
 		"response": {askWhole, answered("503 Service Unavailable", errorJSON("no"))},
 		"event":    {askStream, streamed(strings.Replace(dead, "500", "503", 1), doneLine)},
@@ -612,6 +614,7 @@ func TestResponseBufferLimit(t *testing.T) {
 }
 
 func TestResponseBufferWithSlowClient(t *testing.T) {
+	t.Parallel()
 	const size = 900 << 10
 	f := serve(t, nil, &replica{script: always(answered("200 OK", strings.Repeat("x", size)))})
 	for range 20 { // more than sockets hold
@@ -621,6 +624,7 @@ func TestResponseBufferWithSlowClient(t *testing.T) {
 }
 
 func TestLongResponseUsage(t *testing.T) {
+	t.Parallel()
 	filler := strings.Repeat(`{"token":"\"usage\":{\"completion_tokens\":1}"},`, 60_000) // 2.8 MB
 	answer := func(end string) string {
 		return answered("200 OK", `{"choices":[{"logprobs":[`+filler+`{}]}]`+end)

@@ -80,6 +80,7 @@ func engineDies(m *mortal, s *session) {
 }
 
 func TestPoisonRequestStopsAfterTwoCrashes(t *testing.T) {
+	t.Parallel()
 	for name, script := range map[string]func(*mortal, *session){"reset": dies, "engine": engineDies} {
 		for _, body := range []string{askWhole, askStream} {
 			t.Run(fmt.Sprint(name, " ", body == askStream), func(t *testing.T) {
@@ -104,6 +105,7 @@ func TestPoisonRequestStopsAfterTwoCrashes(t *testing.T) {
 
 // What looks like a killer and is none: the request is answered.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	good := always(answered("200 OK", whole))
 	t.Run("two fail and stay alive", func(t *testing.T) {
 		f := serveChecked(t, &replica{script: once()}, &replica{script: once()}, &replica{script: good})
@@ -179,6 +181,7 @@ func (f *fleet) revive(t *testing.T, slot int, script func(*session)) {
 }
 
 func TestRetryBudgetWithFailingFleet(t *testing.T) {
+	t.Parallel()
 	for _, answer := range []string{
 		answered("503 Service Unavailable", `{"error":{"message":"no","code":503}}`),
 		answered("500 Internal Server Error", `{"error":{"message":"no","code":500}}`),
@@ -407,6 +410,7 @@ var firstFails = []struct {
 }
 
 func TestRetryOnAnotherBackend(t *testing.T) {
+	t.Parallel()
 	for _, c := range firstFails {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -458,6 +462,7 @@ func TestConnectionRefusedNotCharged(t *testing.T) {
 }
 
 func TestMaxAttempts(t *testing.T) {
+	t.Parallel()
 	var replicas []*replica
 	for range 5 {
 		replicas = append(replicas, &replica{script: once()})
@@ -475,6 +480,7 @@ func TestMaxAttempts(t *testing.T) {
 }
 
 func TestAllBackendsFail(t *testing.T) {
+	t.Parallel()
 	full := answered("503 Service Unavailable", `{"error":{"message":"queue full","type":"x","param":null,"code":503}}`, "x-why: full")
 	cases := []struct {
 		name       string
@@ -714,6 +720,7 @@ func TestAttemptWarningsRateLimited(t *testing.T) {
 
 // After the last allowed attempt the checks are asked only whether every backend is down.
 func TestLastAttemptAwaitsOutageVerdict(t *testing.T) {
+	t.Parallel()
 	dies := func(s *session) { s.request(); s.reset() }
 	suspected := make(chan string, 100)
 	f := serveWithQueue(t, queueForAMinute, func(o *Options) {
@@ -731,6 +738,7 @@ func TestLastAttemptAwaitsOutageVerdict(t *testing.T) {
 // An only replica that is stopped in good order, and comes back: in between its
 // requests wait.
 func TestGracefulRestartOfOnlyReplica(t *testing.T) {
+	t.Parallel()
 	good := always(answered("200 OK", whole))
 	for name, says := range map[string]string{
 		"abort":   answered("200 OK", wholeAbort),
@@ -802,6 +810,7 @@ func TestQueueUntilBackendReady(t *testing.T) {
 
 // Before the checks have found out, a dead fleet looks ready.
 func TestQueueAfterAllConnectionsRefused(t *testing.T) {
+	t.Parallel()
 	r := &replica{}
 	f := serveWithQueue(t, router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil, r)
 	address := r.listener.Addr().String()
@@ -861,6 +870,7 @@ func TestQueueTimeSpentOnce(t *testing.T) {
 }
 
 func TestBurstAboveCapacity(t *testing.T) {
+	t.Parallel()
 	// A configured step budget applies from the first request on, before a prefill rate is known.
 	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute, StepTokens: 8192})
 	long := strings.Repeat(question, 20) // some 5,000 tokens each, of 8,192 a step
@@ -895,6 +905,7 @@ func errorJSON(message string) string {
 // An error that quotes its prompt must not look like the message of a replica that
 // shuts down: the prompt could kill one replica after another.
 func TestPoisonGuardIgnoresQuotedShutdownMessages(t *testing.T) {
+	t.Parallel()
 	for name, body := range map[string]string{
 		"word":             errorJSON("no template for 'what does shutdown do'"),
 		"message":          errorJSON("no template for 'cannot schedule new futures after shutdown'"),

@@ -51,6 +51,7 @@ func TestEndpointPaths(t *testing.T) {
 }
 
 func TestUnknownPathsRejected(t *testing.T) {
+	t.Parallel()
 	r := &replica{script: always(answered("200 OK", "{}"))}
 	f := serve(t, nil, r)
 	var lines []string

@@ -297,6 +297,7 @@ func TestSearchSkipsDownReplicas(t *testing.T) {
 }
 
 func TestLostResponse(t *testing.T) {
+	t.Parallel()
 	const code = "previous_response_not_found"
 	t.Run("restarted", func(t *testing.T) {
 		f := serveStored(t, router.QueueSettings{}, keyOf("alice", nil))

@@ -235,6 +235,7 @@ func TestFirstByteTimeoutSparesBufferedResponses(t *testing.T) {
 }
 
 func TestIdleTimeoutMidStreamSendsErrorEvent(t *testing.T) {
+	t.Parallel()
 	gone := make(chan struct{})
 	f := serve(t, func(o *Options) { o.Idle = 50 * time.Millisecond }, &replica{script: func(s *session) {
 		s.request()
@@ -251,6 +252,7 @@ func TestIdleTimeoutMidStreamSendsErrorEvent(t *testing.T) {
 }
 
 func TestRetryAfterIdleTimeoutInBufferedResponse(t *testing.T) {
+	t.Parallel()
 	other := &replica{script: always(answered("200 OK", whole))}
 	f := serve(t, func(o *Options) { o.Idle = 50 * time.Millisecond }, &replica{script: func(s *session) {
 		s.request()
@@ -563,6 +565,7 @@ func TestEmptyResponseIsNotAborted(t *testing.T) {
 }
 
 func TestStreamTruncatedByConnectionClose(t *testing.T) {
+	t.Parallel()
 	for _, api := range apis {
 		whole := golden(t, api.name+"-stream")
 		events := strings.SplitAfter(strings.TrimSuffix(whole, "\n\n"), "\n\n")
@@ -893,6 +896,7 @@ func (r *reader) rest() string {
 const comment = ": keep-alive"
 
 func TestKeepAliveDuringPrefill(t *testing.T) {
+	t.Parallel()
 	for name, before := range map[string]string{
 		"nothing":                 "",
 		"comments of the replica": chunk(": ping\n\n"),
@@ -948,6 +952,7 @@ func TestRetryAfterKeepAlive(t *testing.T) {
 }
 
 func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
+	t.Parallel()
 	chat := func(message string) []string { return []string{"data: {", message, "data: [DONE]\n\n"} }
 	for name, c := range map[string]struct {
 		path   string
@@ -1000,6 +1005,7 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 }
 
 func TestFirstByteTimeoutAfterKeepAlive(t *testing.T) {
+	t.Parallel()
 	f := serve(t, func(o *Options) { o.Keepalive, o.FirstByte = 20*time.Millisecond, 300*time.Millisecond }, &replica{script: func(s *session) {
 		s.request()
 		s.say(sseHead)
@@ -1014,6 +1020,7 @@ func TestFirstByteTimeoutAfterKeepAlive(t *testing.T) {
 
 // Before a replica took a request there may be an error yet, and its status.
 func TestNoKeepAliveBeforeResponseHeader(t *testing.T) {
+	t.Parallel()
 	silence := func(s *session) {
 		s.request()
 		time.Sleep(200 * time.Millisecond)
@@ -1032,6 +1039,7 @@ func TestNoKeepAliveBeforeResponseHeader(t *testing.T) {
 }
 
 func TestKeepAliveMidStream(t *testing.T) {
+	t.Parallel()
 	heard, over := make(chan struct{}), make(chan struct{})
 	f := keepingAlive(t, &replica{script: func(s *session) {
 		s.request()
@@ -1079,6 +1087,7 @@ func withoutEmptyEvents(stream string) string {
 // OpenAI's SDK for Go before 3.43 takes an empty line without data before it for an event, and
 // fails; that for Python does once an event had an id.
 func TestNoEmptyEvents(t *testing.T) {
+	t.Parallel()
 	const ping = ": ping - 2026-11-26 14:00:00+00:00\r\n\r\n" // as sse-starlette sends it
 	for name, says := range map[string][]string{
 		"comments":           {chunk(ping), chunk(role), chunk(ping + hello), chunk(ping), chunk(stop), chunk(ping), chunk(doneLine), lastChunk},
@@ -1125,6 +1134,7 @@ func TestDisconnectBetweenKeepAlives(t *testing.T) {
 // A gap lies between two chunks with events: neither the first one, nor a comment,
 // nor the mark of the end makes one.
 func TestChunkIntervals(t *testing.T) {
+	t.Parallel()
 	const pause = 30 * time.Millisecond
 	next := make(chan struct{})
 	f := keepingAlive(t, &replica{script: func(s *session) {

@@ -66,6 +66,7 @@ func has(t *testing.T, line, want map[string]any) {
 }
 
 func TestAccessLog(t *testing.T) {
+	t.Parallel()
 	change, read := accessLines(t)
 	f := serve(t, change, &replica{script: once()}, &replica{script: always(answered("200 OK", whole))})
 	const traceID = "0af7651916cd43dd8448eb211c80319c"
@@ -82,6 +83,7 @@ func TestAccessLog(t *testing.T) {
 }
 
 func TestAccessLogStream(t *testing.T) {
+	t.Parallel()
 	change, read := accessLines(t)
 	f := serve(t, change, &replica{script: always(streamed(goodStream))})
 	f.post("/v1/chat/completions", askStream)
@@ -93,6 +95,7 @@ func TestAccessLogStream(t *testing.T) {
 }
 
 func TestAccessLogRejected(t *testing.T) {
+	t.Parallel()
 	change, read := accessLines(t)
 	f := serve(t, change, &replica{script: always(answered("200 OK", whole))})
 	f.post("/v1/chat/completions", `{"model":"other","messages":[]}`)
@@ -103,6 +106,7 @@ func TestAccessLogRejected(t *testing.T) {
 }
 
 func TestAccessLogDisconnect(t *testing.T) {
+	t.Parallel()
 	change, read := accessLines(t)
 	f := serve(t, change, &replica{script: func(s *session) {
 		s.request()
@@ -118,6 +122,7 @@ func TestAccessLogDisconnect(t *testing.T) {
 }
 
 func TestAccessLogQueued(t *testing.T) {
+	t.Parallel()
 	change, read := accessLines(t)
 	free := make(chan bool)
 	r := &replica{script: func(s *session) {
@@ -153,6 +158,7 @@ func TestAccessLogQueued(t *testing.T) {
 }
 
 func TestRequestMetrics(t *testing.T) {
+	t.Parallel()
 	chat, other := &replica{models: []string{"m"}, script: always(streamed(goodStream))}, &replica{models: []string{"n"}, script: always(answered("400 Bad Request", "{}"))}
 	f := serve(t, nil, chat, other)
 	f.post("/v1/chat/completions", askStream)
@@ -190,6 +196,7 @@ func TestRequestMetrics(t *testing.T) {
 }
 
 func TestEstimateMetrics(t *testing.T) {
+	t.Parallel()
 	f := simulated(t, 1, router.QueueSettings{})
 	ask := `{"model":"m","max_tokens":30,"messages":[{"role":"user","content":"` + question + `"}]}`
 	for range 5 {
@@ -251,6 +258,7 @@ func TestFailedAttemptLog(t *testing.T) {
 }
 
 func TestAccessLogClientBehindProxy(t *testing.T) {
+	t.Parallel()
 	change, read := accessLines(t)
 	f := serve(t, func(o *Options) {
 		change(o)

@@ -116,6 +116,7 @@ func TestTransferParamsOfClientData(t *testing.T) {
 }
 
 func TestTransferParamsRemovedFromResponses(t *testing.T) {
+	t.Parallel()
 	const params = `{"remote_host":"10.0.0.1","remote_block_ids":[[1,2]],"a":{"b":"}\"\\"}}`
 	blank := "null" + strings.Repeat(" ", len(params)-len("null"))
 	long := strings.Repeat("x", 3*chunkBytes)
