@@ -19,7 +19,7 @@ var archs = []string{"amd64", "arm64"}
 // shippedPaths are in every archive beside the binary, so that the links and commands
 // of the documents work.
 var shippedPaths = []string{
-	"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "config.yaml", "docker-compose.yml", ".env",
+	"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "config.yaml", "docker-compose.yml", ".env",
 	"docs", "scripts/monitoring", "scripts/systemd",
 }
 
