@@ -16,10 +16,10 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
+	"warmroute/kvevents/kvblocks"
 	"warmroute/kvevents/wire"
 	"warmroute/prompt"
 	"warmroute/router/index"
-	"warmroute/kvevents/kvblocks"
 )
 
 const (
@@ -131,12 +131,12 @@ func (f *KVFollower) SetEngines(n int) {
 	f.complete.Store(f.tracker.IsComplete())
 }
 
-// Apply applies a batch of an engine's events.
-func (f *KVFollower) Apply(rank int, batch *wire.Batch) {
+// Apply applies an engine's next events.
+func (f *KVFollower) Apply(rank int, events []wire.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.closed {
-		f.applyChanges(f.tracker.Apply(rank, batch))
+		f.applyChanges(f.tracker.Apply(rank, events))
 	}
 }
 

@@ -235,7 +235,7 @@ func TestHotPromptWithLargeKVBlocks(t *testing.T) {
 		for i := range kv {
 			e.Tokens = append(e.Tokens, first+uint32(i))
 		}
-		replicas[0].follower.Apply(0, &wire.Batch{Events: []wire.Event{e}})
+		replicas[0].follower.Apply(0, []wire.Event{e})
 	}
 	store("", 1, 0, 0)
 	linked := 0

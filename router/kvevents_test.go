@@ -48,7 +48,7 @@ func (k *kvReplica) compute(session string, key, tokens int) (cached int) {
 		}
 	}
 	if len(e.Hashes) > 0 {
-		k.follower.Apply(0, &wire.Batch{Events: []wire.Event{e}})
+		k.follower.Apply(0, []wire.Event{e})
 	}
 	return cached
 }
@@ -58,7 +58,7 @@ func (k *kvReplica) evict(key, from int) {
 	for i := 1 << 10; i >= from; i-- {
 		if h := k.hash(key, i); k.held[h] > 0 {
 			delete(k.held, h)
-			k.follower.Apply(0, &wire.Batch{Events: []wire.Event{{Kind: wire.Removed, Hashes: []uint64{h}}}})
+			k.follower.Apply(0, []wire.Event{{Kind: wire.Removed, Hashes: []uint64{h}}})
 		}
 	}
 }
@@ -309,7 +309,7 @@ func BenchmarkKVEvents(b *testing.B) {
 		f.Restart(0, true)
 		followers = append(followers, f)
 	}
-	var batch wire.Batch
+	var events []wire.Event
 	tokens := make([]uint32, perBatch*testKVTokens)
 	hashes, gone := make([]uint64, perBatch), make([]uint64, perBatch)
 	blocks := 0
@@ -319,13 +319,13 @@ func BenchmarkKVEvents(b *testing.B) {
 			hashes[i], gone[perBatch-1-i] = n+uint64(i), n+uint64(i)-held
 			tokens[i*testKVTokens] = uint32(n) + uint32(i)
 		}
-		batch.Events = append(batch.Events[:0], wire.Event{Kind: wire.Stored, Hashes: hashes, Tokens: tokens, BlockSize: testKVTokens})
+		events = append(events[:0], wire.Event{Kind: wire.Stored, Hashes: hashes, Tokens: tokens, BlockSize: testKVTokens})
 		if n > held {
-			batch.Events = append(batch.Events, wire.Event{Kind: wire.Removed, Hashes: gone})
+			events = append(events, wire.Event{Kind: wire.Removed, Hashes: gone})
 		}
 		for replica, f := range followers {
 			tokens[1] = uint32(replica)
-			f.Apply(0, &batch)
+			f.Apply(0, events)
 		}
 		blocks += replicas * perBatch
 	}

@@ -32,7 +32,7 @@ func FuzzApply(f *testing.F) {
 				tr.TakeSequence("our"+string(rune('a'+next()%4)), 0)
 				continue
 			}
-			e := wire.Event{Kind: wire.Kind(op % 4), Medium: wire.Medium(op / 8 % 3), SpecKind: wire.SpecKind(op / 64), Group: int(op / 32 % 2)}
+			e := wire.Event{Kind: wire.Kind(op % 4), Offloaded: op/8%2 > 0, NoPrefix: op/64 > 0, Group: int(op / 32 % 2)}
 			if parent := next(); parent%4 > 0 {
 				e.HasParent, e.Parent = true, uint64(parent%32)
 			}
@@ -44,7 +44,7 @@ func FuzzApply(f *testing.F) {
 				e.Tokens = append(e.Tokens, uint32(next()))
 			}
 			e.Session = "our" + string(rune('a'+next()%4))
-			h.apply(t, tr.Apply(rank, &wire.Batch{Events: []wire.Event{e}}))
+			h.apply(t, tr.Apply(rank, []wire.Event{e}))
 			if tr.Len() > maxBlocks || tr.places > maxBlocks || tr.places < 0 || len(h) > tr.Len() {
 				t.Fatalf("%d blocks in %d places of %d; %d by the changes", tr.Len(), tr.places, maxBlocks, len(h))
 			}

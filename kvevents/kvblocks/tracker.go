@@ -192,10 +192,10 @@ func (t *Tracker) ForgetAll() []Change {
 	return t.changes
 }
 
-// Apply applies the events of a batch, and returns what has changed, a predecessor before its
+// Apply applies an engine's next events, and returns what has changed, a predecessor before its
 // successors where they are stored, and after them where all are removed. The changes are valid
 // until the next call.
-func (t *Tracker) Apply(rank int, batch *wire.Batch) []Change {
+func (t *Tracker) Apply(rank int, events []wire.Event) []Change {
 	if cap(t.changes) > changesBuffer {
 		t.changes = nil
 	}
@@ -204,8 +204,8 @@ func (t *Tracker) Apply(rank int, batch *wire.Batch) []Change {
 	if e == nil {
 		return nil
 	}
-	for i := range batch.Events {
-		switch ev := &batch.Events[i]; ev.Kind {
+	for i := range events {
+		switch ev := &events[i]; ev.Kind {
 		case wire.Stored:
 			t.store(rank, e, ev)
 		case wire.Removed:
@@ -285,11 +285,11 @@ func (t *Tracker) store(rank int, e *engine, ev *wire.Event) {
 	if ev.Remote || !e.isUsable(ev) {
 		return
 	}
-	e.offloads = e.offloads || ev.Medium != wire.GPU
+	e.offloads = e.offloads || ev.Offloaded
 	if len(ev.Tokens) == 0 { // an event of the GPU had them
 		for _, h := range ev.Hashes {
 			if at := e.byHash[h]; at != 0 {
-				e.blocks[at].addCopies(ev.Medium, 1)
+				e.blocks[at].addCopies(ev.Offloaded, 1)
 			}
 		}
 		return
@@ -312,7 +312,7 @@ func (t *Tracker) store(rank int, e *engine, ev *wire.Event) {
 			extra = ev.Extra[i]
 		}
 		kv := t.name(e.blocks[at].kv, ev.Tokens[i*size:(i+1)*size], extra, ev.LoRA)
-		if at = t.storeBlock(e, h, kv, at, size, ev.Medium); at == 0 {
+		if at = t.storeBlock(e, h, kv, at, size, ev.Offloaded); at == 0 {
 			e.complete = false
 			return
 		}
@@ -323,9 +323,9 @@ func (t *Tracker) store(rank int, e *engine, ev *wire.Event) {
 }
 
 // storeBlock counts one more copy of a block and returns its place; 0 if there is no room.
-func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, m wire.Medium) (at int32) {
+func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, offloaded bool) (at int32) {
 	if at = e.byHash[hash]; at != 0 {
-		e.blocks[at].addCopies(m, 1)
+		e.blocks[at].addCopies(offloaded, 1)
 		return at
 	}
 	if !t.room.take() {
@@ -343,7 +343,7 @@ func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 	}
 	b := &e.blocks[at]
 	*b = block{kv: kv, parent: parent, tokens: e.blocks[parent].tokens + int32(size)}
-	b.addCopies(m, 1)
+	b.addCopies(offloaded, 1)
 	e.blocks[parent].successors++
 	e.byHash[hash] = at
 	t.blocks++
@@ -356,11 +356,11 @@ func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 	return at
 }
 
-// addCopies adds n to the copies in a medium.
-func (b *block) addCopies(m wire.Medium, n int) {
-	copies := &b.other
-	if m == wire.GPU {
-		copies = &b.gpu
+// addCopies adds n to the copies on the GPU, or to those elsewhere.
+func (b *block) addCopies(offloaded bool, n int) {
+	copies := &b.gpu
+	if offloaded {
+		copies = &b.other
 	}
 	*copies = uint8(min(maxCopies, max(0, int(*copies)+n)))
 }
@@ -371,13 +371,9 @@ func (e *engine) isUsable(ev *wire.Event) bool {
 	if known, ok := e.groups[ev.Group]; ok {
 		return known
 	}
-	usable := false
-	switch ev.SpecKind {
-	case wire.SpecUnknown, wire.SpecFullAttention, wire.SpecMLAAttention, wire.SpecSinkFullAttention:
-		usable = true
-		for _, other := range e.groups {
-			usable = usable && !other
-		}
+	usable := !ev.NoPrefix
+	for _, other := range e.groups {
+		usable = usable && !other
 	}
 	if len(e.groups) < maxGroups {
 		e.groups[ev.Group] = usable
@@ -396,7 +392,7 @@ func (t *Tracker) remove(e *engine, ev *wire.Event) {
 			continue
 		}
 		if b := &e.blocks[at]; b.isHeld() {
-			if b.addCopies(ev.Medium, -1); !b.isHeld() {
+			if b.addCopies(ev.Offloaded, -1); !b.isHeld() {
 				t.removeBlock(e, h, at, Removed)
 			}
 		}

@@ -21,8 +21,8 @@ func stored(parent uint64, first uint32, hashes ...uint64) wire.Event {
 	return e
 }
 
-func removed(m wire.Medium, hashes ...uint64) wire.Event {
-	return wire.Event{Kind: wire.Removed, Medium: m, Hashes: hashes}
+func removed(hashes ...uint64) wire.Event {
+	return wire.Event{Kind: wire.Removed, Hashes: hashes}
 }
 
 func with(e wire.Event, change func(*wire.Event)) wire.Event {
@@ -30,7 +30,7 @@ func with(e wire.Event, change func(*wire.Event)) wire.Event {
 	return e
 }
 
-func onCPU(e *wire.Event) { e.Medium, e.Tokens = wire.CPU, nil }
+func onCPU(e *wire.Event) { e.Offloaded, e.Tokens = true, nil }
 
 // holding replays changes.
 type holding map[index.KVBlock]bool
@@ -53,8 +53,8 @@ func (h holding) apply(t *testing.T, changes []Change) {
 }
 
 func TestApply(t *testing.T) {
-	group := func(n int, k wire.SpecKind) func(*wire.Event) {
-		return func(e *wire.Event) { e.Group, e.SpecKind = n, k }
+	group := func(n int, noPrefix bool) func(*wire.Event) {
+		return func(e *wire.Event) { e.Group, e.NoPrefix = n, noPrefix }
 	}
 	tests := []struct {
 		name     string
@@ -63,25 +63,25 @@ func TestApply(t *testing.T) {
 		complete bool
 	}{
 		{"chain", []wire.Event{stored(0, 1, 10, 11), stored(11, 9, 12)}, 3, true},
-		{"removed", []wire.Event{stored(0, 1, 10, 11), removed(wire.GPU, 11)}, 1, true},
-		{"two copies, one removed", []wire.Event{stored(0, 1, 10), stored(0, 1, 10), removed(wire.GPU, 10)}, 1, true},
-		{"two copies removed", []wire.Event{stored(0, 1, 10), stored(0, 1, 10), removed(wire.GPU, 10, 10)}, 0, true},
-		{"removed twice", []wire.Event{stored(0, 1, 10, 11), removed(wire.GPU, 11, 11)}, 1, true},
-		{"also on the CPU", []wire.Event{stored(0, 1, 10), with(stored(0, 1, 10), onCPU), removed(wire.GPU, 10)}, 1, true},
-		{"on the CPU no more", []wire.Event{stored(0, 1, 10), with(stored(0, 1, 10), onCPU), removed(wire.GPU, 10), removed(wire.CPU, 10)}, 0, true},
+		{"removed", []wire.Event{stored(0, 1, 10, 11), removed(11)}, 1, true},
+		{"two copies, one removed", []wire.Event{stored(0, 1, 10), stored(0, 1, 10), removed(10)}, 1, true},
+		{"two copies removed", []wire.Event{stored(0, 1, 10), stored(0, 1, 10), removed(10, 10)}, 0, true},
+		{"removed twice", []wire.Event{stored(0, 1, 10, 11), removed(11, 11)}, 1, true},
+		{"also on the CPU", []wire.Event{stored(0, 1, 10), with(stored(0, 1, 10), onCPU), removed(10)}, 1, true},
+		{"on the CPU no more", []wire.Event{stored(0, 1, 10), with(stored(0, 1, 10), onCPU), removed(10), with(removed(10), onCPU)}, 0, true},
 		{"never on the GPU", []wire.Event{with(stored(0, 1, 10), onCPU)}, 0, true},
 		{"unknown parent", []wire.Event{stored(77, 1, 10)}, 0, false},
-		{"predecessor removed before", []wire.Event{stored(0, 1, 10, 11), removed(wire.GPU, 10), stored(11, 9, 12), removed(wire.GPU, 11)}, 1, true},
-		{"predecessor stored again", []wire.Event{stored(0, 1, 10, 11), removed(wire.GPU, 10), stored(0, 1, 10)}, 2, true},
+		{"predecessor removed before", []wire.Event{stored(0, 1, 10, 11), removed(10), stored(11, 9, 12), removed(11)}, 1, true},
+		{"predecessor stored again", []wire.Event{stored(0, 1, 10, 11), removed(10), stored(0, 1, 10)}, 2, true},
 		{"partial block", []wire.Event{stored(0, 1, 10), with(stored(10, 5, 11), func(e *wire.Event) { e.BlockSize, e.Tokens = 2, e.Tokens[:2] })}, 2, true},
 		{"blocks without content left out", []wire.Event{with(stored(0, 1, 10, 11), func(e *wire.Event) { e.Tokens = e.Tokens[:6] })}, 0, false},
 		{"sliding window", []wire.Event{
-			with(stored(0, 1, 10), group(0, wire.SpecSlidingWindow)), with(stored(0, 1, 20), group(1, wire.SpecFullAttention)),
-			removed(wire.GPU, 10),
+			with(stored(0, 1, 10), group(0, true)), with(stored(0, 1, 20), group(1, false)),
+			removed(10),
 		}, 1, true},
 		{"two groups of full attention", []wire.Event{
-			with(stored(0, 1, 10), group(1, wire.SpecFullAttention)), with(stored(0, 1, 10), group(2, wire.SpecMLAAttention)),
-			with(removed(wire.GPU, 10), group(1, 0)),
+			with(stored(0, 1, 10), group(1, false)), with(stored(0, 1, 10), group(2, false)),
+			with(removed(10), group(1, false)),
 		}, 0, true},
 		{"held by another replica", []wire.Event{with(stored(0, 1, 10), func(e *wire.Event) { e.Remote = true })}, 0, true},
 		{"cleared", []wire.Event{stored(0, 1, 10, 11), {Kind: wire.Cleared}, stored(0, 1, 10)}, 1, true},
@@ -93,7 +93,7 @@ func TestApply(t *testing.T) {
 			tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: ""}), holding{}
 			h.apply(t, tr.Restart(0, true))
 			for i := range tt.events {
-				h.apply(t, tr.Apply(0, &wire.Batch{Events: tt.events[i : i+1]}))
+				h.apply(t, tr.Apply(0, tt.events[i:i+1]))
 			}
 			if len(h) != tt.held || tr.Len() != tt.held {
 				t.Errorf("%d blocks by the changes, Len %d, want %d", len(h), tr.Len(), tt.held)
@@ -110,12 +110,12 @@ func TestRestart(t *testing.T) {
 	if tr.IsComplete() {
 		t.Error("complete before an engine has said so")
 	}
-	tr.Apply(0, &wire.Batch{Events: []wire.Event{stored(0, 1, 10, 11, 12)}})
+	tr.Apply(0, []wire.Event{stored(0, 1, 10, 11, 12)})
 	changes := slices.Clone(tr.Restart(0, false))
 	if len(changes) != 3 || changes[0].Op != Forgotten || tr.IsComplete() || tr.Len() != 0 {
 		t.Errorf("after lost events: %v, complete %v", changes, tr.IsComplete())
 	}
-	stores := slices.Clone(tr.Apply(0, &wire.Batch{Events: []wire.Event{stored(0, 1, 10, 11, 12)}}))
+	stores := slices.Clone(tr.Apply(0, []wire.Event{stored(0, 1, 10, 11, 12)}))
 	for i, s := range stores {
 		if changes[2-i].KV != s.KV {
 			t.Error("forgotten in another order than from the last to the first")
@@ -129,7 +129,7 @@ func TestRestart(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	name := func(seed uint64, events ...wire.Event) (last index.KVBlock) {
-		for _, c := range New(Options{Seed: seed, Engines: 1, Room: NewRoom(100), Prefix: ""}).Apply(0, &wire.Batch{Events: events}) {
+		for _, c := range New(Options{Seed: seed, Engines: 1, Room: NewRoom(100), Prefix: ""}).Apply(0, events) {
 			last = c.KV
 		}
 		return last
@@ -157,12 +157,12 @@ func TestDataParallelEngines(t *testing.T) {
 	for rank := range 2 {
 		h.apply(t, tr.Restart(rank, true))
 		e := stored(0, 1, uint64(10+rank))
-		h.apply(t, tr.Apply(rank, &wire.Batch{Events: []wire.Event{e}}))
+		h.apply(t, tr.Apply(rank, []wire.Event{e}))
 	}
 	if len(h) != 1 || tr.Len() != 2 {
 		t.Errorf("%d blocks held, %d counted; want 1 and 2", len(h), tr.Len())
 	}
-	h.apply(t, tr.Apply(0, &wire.Batch{Events: []wire.Event{removed(wire.GPU, 10)}}))
+	h.apply(t, tr.Apply(0, []wire.Event{removed(10)}))
 	if len(h) != 1 {
 		t.Error("the block of the other engine is gone")
 	}
@@ -170,7 +170,7 @@ func TestDataParallelEngines(t *testing.T) {
 	if len(h) != 0 || tr.Len() != 0 {
 		t.Errorf("%d blocks held, %d counted", len(h), tr.Len())
 	}
-	if tr.Apply(maxEngines, &wire.Batch{Events: []wire.Event{stored(0, 1, 10)}}) != nil || tr.Restart(-1, true) != nil {
+	if tr.Apply(maxEngines, []wire.Event{stored(0, 1, 10)}) != nil || tr.Restart(-1, true) != nil {
 		t.Error("an impossible rank has changes")
 	}
 }
@@ -178,11 +178,11 @@ func TestDataParallelEngines(t *testing.T) {
 func TestTrackerBound(t *testing.T) {
 	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(3), Prefix: ""})
 	tr.Restart(0, true)
-	tr.Apply(0, &wire.Batch{Events: []wire.Event{stored(0, 1, 10, 11, 12, 13), stored(0, 90, 20)}})
+	tr.Apply(0, []wire.Event{stored(0, 1, 10, 11, 12, 13), stored(0, 90, 20)})
 	if tr.Len() != 3 || tr.IsComplete() {
 		t.Errorf("%d blocks, complete %v", tr.Len(), tr.IsComplete())
 	}
-	tr.Apply(0, &wire.Batch{Events: []wire.Event{removed(wire.GPU, 12), stored(0, 90, 20)}})
+	tr.Apply(0, []wire.Event{removed(12), stored(0, 90, 20)})
 	if tr.Len() != 3 {
 		t.Errorf("%d blocks after one has made room", tr.Len())
 	}
@@ -193,14 +193,14 @@ func TestSequence(t *testing.T) {
 	session := func(name string) func(*wire.Event) {
 		return func(e *wire.Event) { e.Session = name }
 	}
-	tr.Apply(0, &wire.Batch{Events: []wire.Event{
+	tr.Apply(0, []wire.Event{
 		with(stored(0, 1, 10, 11), session("theirs")),
 		with(stored(11, 9, 12), session("ours-1")),
 		with(stored(12, 13, 13), session("ours-1")),
-	}})
+	})
 	e := tr.engines[0]
 	last := e.blocks[e.byHash[12]].kv
-	tr.Apply(0, &wire.Batch{Events: []wire.Event{removed(wire.GPU, 13, 12)}})
+	tr.Apply(0, []wire.Event{removed(13, 12)})
 	all := tr.TakeSequence("ours-1", 0)
 	if len(all) != 4 || all[0].Tokens != blockSize || all[3].Tokens != 4*blockSize || all[3].Size != blockSize {
 		t.Fatalf("%v", all)
@@ -211,12 +211,12 @@ func TestSequence(t *testing.T) {
 	if tr.TakeSequence("ours-1", 0) != nil || tr.TakeSequence("theirs", 0) != nil || tr.TakeSequence("ours-2", 0) != nil {
 		t.Error("a sequence that was taken, or of another session")
 	}
-	tr.Apply(0, &wire.Batch{Events: []wire.Event{with(stored(11, 9, 12, 13), session("ours-1"))}})
+	tr.Apply(0, []wire.Event{with(stored(11, 9, 12, 13), session("ours-1"))})
 	if part := tr.TakeSequence("ours-1", last); len(part) != 2 || part[0] != all[2] {
 		t.Errorf("from the third block: %v", part)
 	}
 	for i := range 2 * maxSequences {
-		tr.Apply(0, &wire.Batch{Events: []wire.Event{with(stored(0, 1, 10), session(fmt.Sprint("ours-x", i)))}})
+		tr.Apply(0, []wire.Event{with(stored(0, 1, 10), session(fmt.Sprint("ours-x", i)))})
 	}
 	if n := len(tr.sequences.last); n != maxSequences || len(tr.sequences.order) != n {
 		t.Errorf("%d sequences are remembered, of at most %d", n, maxSequences)
@@ -235,10 +235,10 @@ func TestTrackerAgainstCount(t *testing.T) {
 			switch {
 			case rng.IntN(2) == 0 && (n == 1 || copies[n/2] > 0) && copies[n] < maxCopies:
 				e := stored(n/2, uint32(n), n)
-				h.apply(t, tr.Apply(0, &wire.Batch{Events: []wire.Event{e}}))
+				h.apply(t, tr.Apply(0, []wire.Event{e}))
 				copies[n]++
 			case copies[n] > 0:
-				h.apply(t, tr.Apply(0, &wire.Batch{Events: []wire.Event{removed(wire.GPU, n)}}))
+				h.apply(t, tr.Apply(0, []wire.Event{removed(n)}))
 				copies[n]--
 			}
 			held := 0
@@ -251,7 +251,7 @@ func TestTrackerAgainstCount(t *testing.T) {
 		}
 		for n := range copies {
 			for range copies[n] {
-				tr.Apply(0, &wire.Batch{Events: []wire.Event{removed(wire.GPU, n)}})
+				tr.Apply(0, []wire.Event{removed(n)})
 			}
 		}
 		e, unused := tr.engines[0], 0
@@ -266,20 +266,20 @@ func TestTrackerAgainstCount(t *testing.T) {
 
 func BenchmarkApply(b *testing.B) {
 	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(1 << 20), Prefix: "ours-"})
-	var batch wire.Batch
+	var events []wire.Event
 	n := uint64(1)
 	for b.Loop() {
-		batch.Events = batch.Events[:0]
+		events = events[:0]
 		e := stored(0, uint32(n), n, n+1, n+2, n+3)
 		e.BlockSize = 16
 		for len(e.Tokens) < 64 {
 			e.Tokens = append(e.Tokens, uint32(n))
 		}
-		batch.Events = append(batch.Events, e)
+		events = append(events, e)
 		if n > 1<<19 {
-			batch.Events = append(batch.Events, removed(wire.GPU, n-1<<19+3, n-1<<19+2, n-1<<19+1, n-1<<19))
+			events = append(events, removed(n-1<<19+3, n-1<<19+2, n-1<<19+1, n-1<<19))
 		}
-		tr.Apply(0, &batch)
+		tr.Apply(0, events)
 		n += 4
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/block")
@@ -296,7 +296,7 @@ func TestUntakenSequences(t *testing.T) {
 			e.Hashes = append(e.Hashes, uint64(10*n+i+1))
 			e.Tokens = append(e.Tokens, uint32(10*n+i))
 		}
-		tr.Apply(0, &wire.Batch{Events: []wire.Event{e, {Kind: wire.Removed, Hashes: e.Hashes}}})
+		tr.Apply(0, []wire.Event{e, {Kind: wire.Removed, Hashes: e.Hashes}})
 	}
 	if tr.Len() != 0 {
 		t.Fatal(tr.Len())
@@ -322,7 +322,7 @@ func TestCompleteWithAllEngines(t *testing.T) {
 func TestRestartAfterLostEvents(t *testing.T) {
 	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: "our"})
 	tr.Restart(0, true)
-	tr.Apply(0, &wire.Batch{Events: []wire.Event{{Kind: wire.Stored, Hashes: []uint64{1}, Tokens: []uint32{1}, BlockSize: 1}}})
+	tr.Apply(0, []wire.Event{{Kind: wire.Stored, Hashes: []uint64{1}, Tokens: []uint32{1}, BlockSize: 1}})
 	tr.Restart(0, false)
 	changes := tr.Restart(0, true)
 	if len(changes) == 0 {

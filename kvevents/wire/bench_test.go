@@ -15,10 +15,10 @@ type countingHandler struct {
 
 func (*countingHandler) Restart(int, bool) {}
 
-func (h *countingHandler) Apply(_ int, b *Batch) {
+func (h *countingHandler) Apply(_ int, events []Event) {
 	n := 0
-	for i := range b.Events {
-		n += len(b.Events[i].Hashes)
+	for i := range events {
+		n += len(events[i].Hashes)
 	}
 	if h.blocks.Add(int64(n)) == h.want.Load() {
 		close(h.done)

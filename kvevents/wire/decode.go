@@ -7,13 +7,13 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/tinylib/msgp/msgp"
 	"github.com/zeebo/xxh3"
 )
 
 const (
 	maxEvents       = 1 << 16 // of one batch
 	maxHashes       = 1 << 20 // of one event
-	maxRank         = 1<<16 - 1
 	maxGroup        = 1<<16 - 1
 	maxBlockSize    = 1 << 20
 	maxNameBytes    = 1 << 10 // of a LoRA adapter's name
@@ -31,26 +31,36 @@ const (
 	fieldDepth = maxDepth - 3
 )
 
+// kinds are the types of events by their names.
+var kinds = map[string]Kind{"BlockStored": Stored, "BlockRemoved": Removed, "AllBlocksCleared": Cleared}
+
+// arrayFields are the fields of events that are arrays, in their order after the type.
+var arrayFields = map[Kind][]string{
+	Stored: {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
+		"group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership", "session_id"},
+	Removed: {"block_hashes", "medium", "group_idx", "locality", "ownership"},
+}
+
 // decoder decodes batches into memory that it uses again. The zero decoder is ready.
 type decoder struct {
 	msgpackReader
-	batch    Batch
+	events   []Event
 	hashes   []uint64 // of all events of the batch
 	tokens   []uint32
 	extra    []uint64
 	interned map[string]string
 }
 
-// decode decodes the payload of one message. The batch is valid until the next call. An error
-// means that the payload is not a batch or exceeds a bound; unknown events and fields are not
-// errors.
-func (d *decoder) decode(payload []byte) (*Batch, error) {
+// decode decodes the payload of one message and returns the events of the batch, which are valid
+// until the next call. An error means that the payload is not a batch or exceeds a bound; unknown
+// events and fields are not errors.
+func (d *decoder) decode(payload []byte) ([]Event, error) {
 	d.msgpackReader = msgpackReader{rest: payload}
 	d.reset()
-	if isMap(d.peek()) {
-		d.mapBatch()
+	if d.nextType() == msgp.MapType {
+		d.decodeMapBatch()
 	} else {
-		d.arrayBatch()
+		d.decodeArrayBatch()
 	}
 	if d.err == nil && len(d.rest) > 0 {
 		d.fail("%d bytes follow the batch", len(d.rest))
@@ -58,72 +68,13 @@ func (d *decoder) decode(payload []byte) (*Batch, error) {
 	if d.err != nil {
 		return nil, fmt.Errorf("decode batch: %w", d.err)
 	}
-	return &d.batch, nil
-}
-
-// arrayBatch decodes a batch as vLLM sends it: time, events, and perhaps the rank and more.
-func (d *decoder) arrayBatch() {
-	n := d.arrayLen()
-	if d.err == nil && n < 2 {
-		d.fail("an array of %d elements", n)
-	}
-	d.skip(batchDepth)
-	d.events()
-	if n > 2 {
-		d.rank()
-	}
-	for i := 3; i < n && d.err == nil; i++ {
-		d.skip(batchDepth)
-	}
-}
-
-// mapBatch decodes a batch that is a map, as its events are from vLLM 0.24.
-func (d *decoder) mapBatch() {
-	n := d.mapLen()
-	for i := 0; i < n && d.err == nil; i++ {
-		switch string(d.key(batchDepth)) {
-		case "events":
-			d.events()
-		case "data_parallel_rank":
-			d.rank()
-		default:
-			d.skip(batchDepth)
-		}
-	}
-}
-
-func (d *decoder) rank() {
-	if !d.isNil() {
-		d.batch.Rank = d.count(maxRank)
-	}
-}
-
-func (d *decoder) events() {
-	n := d.arrayLen()
-	if n+len(d.batch.Events) > maxEvents {
-		d.fail("%d events, the limit is %d", n, maxEvents)
-	}
-	for i := 0; i < n && d.err == nil; i++ {
-		if d.event(); d.err != nil {
-			d.err = fmt.Errorf("event %d: %w", i, d.err)
-		}
-	}
-}
-
-// key returns the next key of a map, nil if it is not a string.
-func (d *decoder) key(depth int) []byte {
-	if isBytes(d.peek()) {
-		return d.bytes()
-	}
-	d.skip(depth)
-	return nil
+	return d.events, nil
 }
 
 // reset empties the batch and releases buffers that an unusually large batch has grown.
 func (d *decoder) reset() {
-	clear(d.batch.Events) // releases what they refer to
-	d.batch.Rank = -1
-	d.batch.Events = emptied(d.batch.Events, maxKeptEvents)
+	clear(d.events) // releases what they refer to
+	d.events = emptied(d.events, maxKeptEvents)
 	d.hashes, d.tokens, d.extra = emptied(d.hashes, maxKeptValues), emptied(d.tokens, maxKeptValues), emptied(d.extra, maxKeptValues)
 }
 
@@ -135,222 +86,197 @@ func emptied[T any](s []T, limit int) []T {
 	return s[:0]
 }
 
-// field is a field of an event.
-type field uint8
-
-const (
-	fieldUnknown field = iota
-	fieldHashes
-	fieldParent
-	fieldTokens
-	fieldBlockSize
-	fieldLoRAID
-	fieldMedium
-	fieldLoRAName
-	fieldExtraKeys
-	fieldGroup
-	fieldSpecKind
-	fieldSlidingWindow
-	fieldLocality
-	fieldOwnership
-	fieldSession
-)
-
-// fieldNamed returns the field of an event that is a map.
-func fieldNamed(name []byte) field {
-	switch string(name) {
-	case "block_hashes":
-		return fieldHashes
-	case "parent_block_hash":
-		return fieldParent
-	case "token_ids":
-		return fieldTokens
-	case "block_size":
-		return fieldBlockSize
-	case "lora_id":
-		return fieldLoRAID
-	case "medium":
-		return fieldMedium
-	case "lora_name":
-		return fieldLoRAName
-	case "extra_keys":
-		return fieldExtraKeys
-	case "group_idx":
-		return fieldGroup
-	case "kv_cache_spec_kind":
-		return fieldSpecKind
-	case "locality":
-		return fieldLocality
-	case "session_id":
-		return fieldSession
+// decodeArrayBatch decodes a batch as vLLM sends it: time, events, and perhaps more.
+func (d *decoder) decodeArrayBatch() {
+	n := d.arrayLen()
+	if d.err == nil && n < 2 {
+		d.fail("an array of %d elements", n)
 	}
-	return fieldUnknown
-}
-
-// fieldAt returns the field at a place after the tag of an event that is an array.
-func fieldAt(kind Kind, i int) field {
-	var fields []field
-	switch kind {
-	case Stored:
-		fields = []field{fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoRAID, fieldMedium, fieldLoRAName, fieldExtraKeys,
-			fieldGroup, fieldSpecKind, fieldSlidingWindow, fieldLocality, fieldOwnership, fieldSession}
-	case Removed:
-		fields = []field{fieldHashes, fieldMedium, fieldGroup, fieldLocality, fieldOwnership}
-	}
-	if i < len(fields) {
-		return fields[i]
-	}
-	return fieldUnknown
-}
-
-func kindNamed(tag []byte) (kind Kind, ok bool) {
-	switch string(tag) {
-	case "BlockStored":
-		return Stored, true
-	case "BlockRemoved":
-		return Removed, true
-	case "AllBlocksCleared":
-		return Cleared, true
-	}
-	return 0, false
-}
-
-// event decodes the next event and appends it, if its type is known.
-func (d *decoder) event() {
-	switch lead := d.peek(); {
-	case isArray(lead):
-		d.arrayEvent()
-	case isMap(lead):
-		d.mapEvent()
-	default:
-		d.fail("expected a map or an array, found a value of type %#x", lead)
+	d.skip(batchDepth)
+	d.decodeEvents()
+	for i := 2; i < n && d.err == nil; i++ {
+		d.skip(batchDepth)
 	}
 }
 
-// arrayEvent decodes an event as vLLM before 0.24 sends it: its type, then its fields in order.
-func (d *decoder) arrayEvent() {
+// decodeMapBatch decodes a batch that is a map, as its events are from vLLM 0.24.
+func (d *decoder) decodeMapBatch() {
+	n := d.mapLen()
+	for i := 0; i < n && d.err == nil; i++ {
+		if string(d.key(batchDepth)) == "events" {
+			d.decodeEvents()
+		} else {
+			d.skip(batchDepth)
+		}
+	}
+}
+
+// key returns the next key of a map, nil if it is not a string.
+func (d *decoder) key(depth int) []byte {
+	if d.isText() {
+		return d.text()
+	}
+	d.skip(depth)
+	return nil
+}
+
+func (d *decoder) decodeEvents() {
+	n := d.arrayLen()
+	if n+len(d.events) > maxEvents {
+		d.fail("%d events, the limit is %d", n, maxEvents)
+	}
+	for i := 0; i < n && d.err == nil; i++ {
+		switch t := d.nextType(); t {
+		case msgp.ArrayType:
+			d.decodeArrayEvent()
+		case msgp.MapType:
+			d.decodeMapEvent()
+		default:
+			d.fail("expected a map or an array, found %v", t)
+		}
+		if d.err != nil {
+			d.err = fmt.Errorf("event %d: %w", i, d.err)
+		}
+	}
+}
+
+// decodeArrayEvent decodes an event as vLLM before 0.24 sends it, its type and its fields in order,
+// and appends it, if its type is known.
+func (d *decoder) decodeArrayEvent() {
 	whole := d.msgpackReader
 	n := d.arrayLen()
 	var tag []byte
-	if n > 0 && isBytes(d.peek()) {
-		tag = d.bytes()
+	if n > 0 && d.isText() {
+		tag = d.text()
 	}
-	kind, ok := kindNamed(tag)
-	if !ok {
+	kind, known := kinds[string(tag)]
+	if !known {
 		d.msgpackReader = whole
 		d.skip(eventDepth)
 		return
 	}
-	e := d.newEvent(kind)
+	e, fields := d.appendEvent(kind), arrayFields[kind]
 	for i := 0; i < n-1 && d.err == nil; i++ {
-		d.field(e, fieldAt(kind, i))
+		if i < len(fields) {
+			d.decodeField(e, fields[i])
+		} else {
+			d.skip(fieldDepth)
+		}
 	}
 }
 
-// mapEvent decodes an event that is a map, its type under "type".
-func (d *decoder) mapEvent() {
+// decodeMapEvent decodes an event that is a map, its type under "type", and appends it, if its type
+// is known.
+func (d *decoder) decodeMapEvent() {
 	whole := d.msgpackReader
-	kind, ok := d.mapEventKind()
+	kind, known := d.findKind()
 	d.msgpackReader = whole
-	if !ok {
+	if !known {
 		d.skip(eventDepth)
 		return
 	}
-	e := d.newEvent(kind)
+	e := d.appendEvent(kind)
 	n := d.mapLen()
 	for i := 0; i < n && d.err == nil; i++ {
-		d.field(e, fieldNamed(d.key(fieldDepth)))
+		d.decodeField(e, string(d.key(fieldDepth)))
 	}
 }
 
-// mapEventKind finds the type, mostly in the first pair.
-func (d *decoder) mapEventKind() (kind Kind, ok bool) {
+// findKind finds the type of an event that is a map, mostly in the first pair.
+func (d *decoder) findKind() (kind Kind, known bool) {
 	n := d.mapLen()
 	for i := 0; i < n && d.err == nil; i++ {
-		if string(d.key(fieldDepth)) == "type" && isBytes(d.peek()) {
-			return kindNamed(d.bytes())
+		if string(d.key(fieldDepth)) == "type" && d.isText() {
+			kind, known = kinds[string(d.text())]
+			return kind, known
 		}
 		d.skip(fieldDepth)
 	}
 	return 0, false
 }
 
-func (d *decoder) newEvent(kind Kind) *Event {
-	d.batch.Events = append(d.batch.Events, Event{Kind: kind})
-	return &d.batch.Events[len(d.batch.Events)-1]
+func (d *decoder) appendEvent(kind Kind) *Event {
+	d.events = append(d.events, Event{Kind: kind})
+	return &d.events[len(d.events)-1]
 }
 
-// field decodes the next value into a field of e. Nil is as good as no value.
-func (d *decoder) field(e *Event, f field) {
-	if f != fieldUnknown && d.isNil() {
+// decodeField decodes the next value into a field of e. Nil is as good as no value.
+func (d *decoder) decodeField(e *Event, name string) {
+	if d.isNil() {
 		return
 	}
-	switch f {
+	switch name {
 	default:
 		d.skip(fieldDepth)
-	case fieldHashes:
-		e.Hashes = d.hashList()
-	case fieldParent:
-		e.Parent, e.HasParent = d.hash(), true
-	case fieldTokens:
+	case "block_hashes":
+		e.Hashes = d.decodeHashes()
+	case "parent_block_hash":
+		e.Parent, e.HasParent = d.decodeHash(), true
+	case "token_ids":
 		start := len(d.tokens)
-		d.tokens = d.appendTokens(d.tokens)
+		for n := d.arrayLen(); n > 0 && d.err == nil; n-- {
+			d.tokens = append(d.tokens, uint32(d.integer()))
+		}
 		e.Tokens = slices.Clip(d.tokens[start:])
-	case fieldBlockSize:
+	case "block_size":
 		e.BlockSize = d.count(maxBlockSize)
-	case fieldLoRAID:
+	case "lora_id":
 		// The name, which follows, replaces it. Without a name, the adapter must not be taken
 		// for the base model.
 		if id := strconv.AppendUint([]byte("#"), d.integer(), 10); e.LoRA == "" {
 			e.LoRA = d.intern(id)
 		}
-	case fieldLoRAName:
-		switch name := d.bytes(); {
+	case "lora_name":
+		switch name := d.text(); {
 		case len(name) > maxNameBytes:
 			d.fail("a LoRA name of %d bytes, the limit is %d", len(name), maxNameBytes)
 		case len(name) > 0:
 			e.LoRA = d.intern(name)
 		}
-	case fieldMedium:
-		e.Medium = mediumNamed(d.bytes())
-	case fieldExtraKeys:
-		e.Extra = d.extraKeysList()
-	case fieldGroup:
+	case "medium":
+		switch string(d.text()) {
+		case "GPU", "gpu", "":
+		default:
+			e.Offloaded = true
+		}
+	case "extra_keys":
+		e.Extra = d.decodeExtraKeys()
+	case "group_idx":
 		e.Group = d.count(maxGroup)
-	case fieldSpecKind:
-		e.SpecKind = specKindNamed(d.bytes())
-	case fieldLocality:
-		e.Remote = string(d.bytes()) == "REMOTE"
-	case fieldSession:
-		if id := d.bytes(); len(id) <= maxSessionBytes {
+	case "kv_cache_spec_kind":
+		switch string(d.text()) {
+		case "full_attention", "mla_attention", "sink_full_attention", "":
+		default:
+			e.NoPrefix = true
+		}
+	case "locality":
+		e.Remote = string(d.text()) == "REMOTE"
+	case "session_id":
+		if id := d.text(); len(id) <= maxSessionBytes {
 			e.Session = d.intern(id)
 		}
 	}
 }
 
-// hashList decodes the hashes of an event's blocks.
-func (d *decoder) hashList() []uint64 {
+// decodeHashes decodes the hashes of an event's blocks.
+func (d *decoder) decodeHashes() []uint64 {
 	n := d.arrayLen()
 	if n > maxHashes {
 		d.fail("%d block hashes, the limit is %d", n, maxHashes)
 	}
 	start := len(d.hashes)
 	for i := 0; i < n && d.err == nil; i++ {
-		d.hashes = append(d.hashes, d.hash())
+		d.hashes = append(d.hashes, d.decodeHash())
 	}
 	return slices.Clip(d.hashes[start:])
 }
 
-// hash decodes a block hash, an integer or bytes, of which the last eight count.
-func (d *decoder) hash() uint64 {
-	if b := d.rest; len(b) >= 9 && b[0] == msgUint64 {
-		d.rest = b[9:]
-		return binary.BigEndian.Uint64(b[1:])
-	}
-	if !isBytes(d.peek()) {
+// decodeHash decodes a block hash, an integer or bytes, of which the last eight count.
+func (d *decoder) decodeHash() uint64 {
+	if !d.isText() {
 		return d.integer()
 	}
-	b := d.bytes()
+	b := d.text()
 	if len(b) == 0 {
 		d.fail("an empty block hash")
 	}
@@ -374,44 +300,8 @@ func (d *decoder) intern(b []byte) string {
 	return s
 }
 
-func mediumNamed(name []byte) Medium {
-	switch string(name) {
-	case "GPU", "gpu", "":
-		return GPU
-	case "CPU", "cpu":
-		return CPU
-	}
-	return Storage
-}
-
-func specKindNamed(name []byte) SpecKind {
-	switch string(name) {
-	case "":
-		return SpecUnknown
-	case "full_attention":
-		return SpecFullAttention
-	case "mla_attention":
-		return SpecMLAAttention
-	case "sliding_window":
-		return SpecSlidingWindow
-	case "sliding_window_mla":
-		return SpecSlidingWindowMLA
-	case "mamba":
-		return SpecMamba
-	case "chunked_local_attention":
-		return SpecChunkedLocalAttention
-	case "sink_full_attention":
-		return SpecSinkFullAttention
-	case "encoder_only_attention":
-		return SpecEncoderOnlyAttention
-	case "cross_attention":
-		return SpecCrossAttention
-	}
-	return SpecOther
-}
-
-// extraKeysList decodes the extra keys of an event's blocks into one hash each.
-func (d *decoder) extraKeysList() []uint64 {
+// decodeExtraKeys decodes the extra keys of an event's blocks into one hash each.
+func (d *decoder) decodeExtraKeys() []uint64 {
 	n := d.arrayLen()
 	if n > maxHashes {
 		d.fail("extra keys of %d blocks, the limit is %d", n, maxHashes)
@@ -419,7 +309,7 @@ func (d *decoder) extraKeysList() []uint64 {
 	start := len(d.extra)
 	var any uint64
 	for i := 0; i < n && d.err == nil; i++ {
-		h := d.extraKeys()
+		h := d.hashExtraKeys()
 		d.extra = append(d.extra, h)
 		any |= h
 	}
@@ -430,26 +320,9 @@ func (d *decoder) extraKeysList() []uint64 {
 	return slices.Clip(d.extra[start:])
 }
 
-// HashExtraKeys returns what Event.Extra has for a block whose hash contains these strings, in
-// this order, besides its tokens. It is 0 for none, and never 0 otherwise.
-func HashExtraKeys(keys ...string) uint64 {
-	var h uint64
-	for _, key := range keys {
-		h = hashExtraKey(h, extraBytes, []byte(key))
-	}
-	return nonZero(h, len(keys))
-}
-
-func nonZero(h uint64, keys int) uint64 {
-	if keys > 0 && h == 0 {
-		return 1
-	}
-	return h
-}
-
 // The kinds of extra keys, which differ in their hash.
 const (
-	extraBytes   = iota + 1 // strings are as good as bytes
+	extraText    = iota + 1 // strings are as good as bytes
 	extraInteger            // of any width
 	extraFloat
 	extraListBegin
@@ -468,33 +341,36 @@ func hashExtraNumber(before uint64, kind uint64, bits uint64) uint64 {
 	return hashExtraKey(before, kind, b[:])
 }
 
-// extraKeys decodes the extra keys of one block: a list, nil for none, or a single key.
-func (d *decoder) extraKeys() uint64 {
+// hashExtraKeys decodes the extra keys of one block: a list, nil for none, or a single key. The hash
+// is 0 for none, and never 0 otherwise.
+func (d *decoder) hashExtraKeys() (h uint64) {
 	n := 1
-	if lead := d.peek(); lead == msgNil || isArray(lead) {
+	if t := d.nextType(); t == msgp.NilType || t == msgp.ArrayType {
 		n = d.arrayLen()
 	}
-	var h uint64
 	for i := 0; i < n && d.err == nil; i++ {
-		h = d.extraKey(h, fieldDepth-2)
+		h = d.hashNextExtraKey(h, fieldDepth-2)
 	}
-	return nonZero(h, n)
+	if n > 0 {
+		h = max(h, 1)
+	}
+	return h
 }
 
-// extraKey decodes one key, which may be a list, and continues the hash of those before it.
-func (d *decoder) extraKey(h uint64, depth int) uint64 {
-	switch lead := d.peek(); {
-	case isBytes(lead):
-		return hashExtraKey(h, extraBytes, d.bytes())
-	case isInteger(lead):
+// hashNextExtraKey decodes one key, which may be a list, and continues the hash of those before it.
+func (d *decoder) hashNextExtraKey(h uint64, depth int) uint64 {
+	switch t := d.nextType(); {
+	case t == msgp.StrType, t == msgp.BinType:
+		return hashExtraKey(h, extraText, d.text())
+	case t == msgp.IntType, t == msgp.UintType:
 		return hashExtraNumber(h, extraInteger, d.integer())
-	case lead == msgFloat32, lead == msgFloat64:
-		return hashExtraNumber(h, extraFloat, math.Float64bits(d.float()))
-	case isArray(lead) && depth > 0:
+	case t == msgp.Float32Type, t == msgp.Float64Type:
+		return hashExtraNumber(h, extraFloat, math.Float64bits(read(&d.msgpackReader, msgp.ReadFloat64Bytes)))
+	case t == msgp.ArrayType && depth > 0:
 		n := d.arrayLen()
 		h = hashExtraNumber(h, extraListBegin, uint64(n))
 		for i := 0; i < n && d.err == nil; i++ {
-			h = d.extraKey(h, depth-1)
+			h = d.hashNextExtraKey(h, depth-1)
 		}
 		return hashExtraKey(h, extraListEnd, nil)
 	}

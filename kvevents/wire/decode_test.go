@@ -51,37 +51,33 @@ func TestDecodeCapturedEvents(t *testing.T) {
 		tokens    int
 		lastToken uint32
 		blockSize int
-		spec      SpecKind
 	}
-	chain := summary{Stored, 11, 6963506914859854579, false, 0, 352, 16, 32, SpecFullAttention}
+	chain := summary{Stored, 11, 6963506914859854579, false, 0, 352, 16, 32}
 	for i, want := range [][]summary{
 		{chain},
-		{{Stored, 1, 10242347920244126723, true, 2170022817268981876, 32, 4, 32, SpecFullAttention}},
+		{{Stored, 1, 10242347920244126723, true, 2170022817268981876, 32, 4, 32}},
 		{
 			{kind: Removed, hashes: 1, first: 10242347920244126723},
 			{kind: Removed, hashes: 1, first: 10242347920244126723},
 			{kind: Removed, hashes: 1, first: 5143544948591665997},
-			{Stored, 1, 12768854406399194492, true, 9501975504348185373, 32, 75, 32, SpecFullAttention},
+			{Stored, 1, 12768854406399194492, true, 9501975504348185373, 32, 75, 32},
 		},
 		{{kind: Cleared}, chain},
 	} {
-		b, err := d.decode(capturedPayloads(t)[i])
+		events, err := d.decode(capturedPayloads(t)[i])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b.Rank != 0 {
-			t.Errorf("batch %d: rank %d", i, b.Rank)
-		}
 		var got []summary
-		for _, e := range b.Events {
-			s := summary{e.Kind, len(e.Hashes), 0, e.HasParent, e.Parent, len(e.Tokens), 0, e.BlockSize, e.SpecKind}
+		for _, e := range events {
+			s := summary{e.Kind, len(e.Hashes), 0, e.HasParent, e.Parent, len(e.Tokens), 0, e.BlockSize}
 			if len(e.Hashes) > 0 {
 				s.first = e.Hashes[0]
 			}
 			if len(e.Tokens) > 0 {
 				s.lastToken = e.Tokens[len(e.Tokens)-1]
 			}
-			if e.Medium != GPU || e.Group != 0 || e.Extra != nil || e.LoRA != "" || e.Session != "" || e.Remote {
+			if e.Offloaded || e.NoPrefix || e.Group != 0 || e.Extra != nil || e.LoRA != "" || e.Session != "" || e.Remote {
 				t.Errorf("batch %d: %+v", i, e)
 			}
 			got = append(got, s)
@@ -94,7 +90,7 @@ func TestDecodeCapturedEvents(t *testing.T) {
 
 func TestDecodeArraysAndMaps(t *testing.T) {
 	var d decoder
-	b, err := d.decode(pack([]any{1.5, []any{
+	events, err := d.decode(pack([]any{1.5, []any{
 		[]any{"BlockStored", list(1, 2), 7, list(10, 11, 12, 13), 2, nil, "CPU", "adapter", []any{[]any{"adapter"}, nil}, 3, "mamba", nil, "REMOTE", "tier", "s"},
 		pairs{"type", "BlockStored", "session_id", "s", "ownership", "tier", "locality", "REMOTE", "kv_cache_spec_sliding_window", 5, "kv_cache_spec_kind", "mamba", "group_idx", 3,
 			"extra_keys", []any{[]any{"adapter"}, nil}, "lora_name", "adapter", "medium", "CPU", "block_size", 2, "token_ids", list(10, 11, 12, 13), "parent_block_hash", 7, "block_hashes", list(1, 2)},
@@ -108,20 +104,17 @@ func TestDecodeArraysAndMaps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.Rank != -1 {
-		t.Errorf("rank %d", b.Rank)
-	}
 	want := []Event{
-		{Kind: Stored, Medium: CPU, SpecKind: SpecMamba, HasParent: true, Remote: true, Group: 3, Hashes: []uint64{1, 2}, Parent: 7,
-			Tokens: []uint32{10, 11, 12, 13}, BlockSize: 2, Extra: []uint64{HashExtraKeys("adapter"), 0}, LoRA: "adapter", Session: "s"},
-		{Kind: Removed, Medium: Storage, Remote: true, Group: 3, Hashes: []uint64{4}},
+		{Kind: Stored, Offloaded: true, NoPrefix: true, HasParent: true, Remote: true, Group: 3, Hashes: []uint64{1, 2}, Parent: 7,
+			Tokens: []uint32{10, 11, 12, 13}, BlockSize: 2, Extra: []uint64{hashKeys("adapter"), 0}, LoRA: "adapter", Session: "s"},
+		{Kind: Removed, Offloaded: true, Remote: true, Group: 3, Hashes: []uint64{4}},
 		{Kind: Cleared},
 		{Kind: Stored, Hashes: []uint64{1}, Tokens: []uint32{5}, BlockSize: 1},
 	}
-	if len(b.Events) != 2*len(want) {
-		t.Fatalf("%d events", len(b.Events))
+	if len(events) != 2*len(want) {
+		t.Fatalf("%d events", len(events))
 	}
-	for i, e := range b.Events {
+	for i, e := range events {
 		if !reflect.DeepEqual(e, want[i/2]) {
 			t.Errorf("event %d:\ngot  %+v\nwant %+v", i, e, want[i/2])
 		}
@@ -130,9 +123,9 @@ func TestDecodeArraysAndMaps(t *testing.T) {
 
 func TestDecodeMapBatch(t *testing.T) {
 	var d decoder
-	b, err := d.decode(pack(pairs{"ts", 1.5, "data_parallel_rank", 3, 5, "new", "events", []any{pairs{"type", "AllBlocksCleared"}}}))
-	if err != nil || b.Rank != 3 || len(b.Events) != 1 || b.Events[0].Kind != Cleared {
-		t.Errorf("%+v, %v", b, err)
+	events, err := d.decode(pack(pairs{"ts", 1.5, "data_parallel_rank", 3, 5, "new", "events", []any{pairs{"type", "AllBlocksCleared"}}}))
+	if err != nil || len(events) != 1 || events[0].Kind != Cleared {
+		t.Errorf("%+v, %v", events, err)
 	}
 }
 
@@ -196,14 +189,11 @@ func TestDecodeExtraKeys(t *testing.T) {
 			t.Errorf("%v and %v: hashes %x", c.a, c.b, got)
 		}
 	}
-	if got, want := extra(nil, []any{}, []any{"adapter", "salt"}), []uint64{0, 0, HashExtraKeys("adapter", "salt")}; !slices.Equal(got, want) {
+	if got, want := extra(nil, []any{}, []any{"adapter", "salt"}), []uint64{0, 0, hashKeys("adapter", "salt")}; !slices.Equal(got, want) {
 		t.Errorf("got %x, want %x", got, want)
 	}
 	if got := extra(nil, []any{}); got != nil {
 		t.Errorf("hashes %x of no keys", got)
-	}
-	if HashExtraKeys() != 0 || HashExtraKeys("") == 0 {
-		t.Error("only no keys should have the hash 0")
 	}
 }
 
@@ -225,19 +215,18 @@ func TestDecodeLoRA(t *testing.T) {
 }
 
 func TestDecodeNames(t *testing.T) {
-	for name, want := range map[string]Medium{"": GPU, "GPU": GPU, "CPU": CPU, "cpu": CPU, "STORAGE": Storage, "disk": Storage} {
-		if e := decodeOne(t, pairs{"type", "BlockRemoved", "medium", name}); e.Medium != want {
-			t.Errorf("medium %q: %d, want %d", name, e.Medium, want)
+	for name, want := range map[string]bool{"": false, "GPU": false, "gpu": false, "CPU": true, "cpu": true, "STORAGE": true, "disk": true} {
+		if e := decodeOne(t, pairs{"type", "BlockRemoved", "medium", name}); e.Offloaded != want {
+			t.Errorf("medium %q: offloaded %v, want %v", name, e.Offloaded, want)
 		}
 	}
-	for name, want := range map[string]SpecKind{
-		"": SpecUnknown, "full_attention": SpecFullAttention, "mla_attention": SpecMLAAttention, "sliding_window": SpecSlidingWindow,
-		"sliding_window_mla": SpecSlidingWindowMLA, "mamba": SpecMamba, "chunked_local_attention": SpecChunkedLocalAttention,
-		"sink_full_attention": SpecSinkFullAttention, "encoder_only_attention": SpecEncoderOnlyAttention,
-		"cross_attention": SpecCrossAttention, "new_attention": SpecOther,
+	for name, want := range map[string]bool{
+		"": false, "full_attention": false, "mla_attention": false, "sink_full_attention": false,
+		"sliding_window": true, "sliding_window_mla": true, "mamba": true, "chunked_local_attention": true,
+		"encoder_only_attention": true, "cross_attention": true, "new_attention": true,
 	} {
-		if e := decodeOne(t, pairs{"type", "BlockStored", "kv_cache_spec_kind", name}); e.SpecKind != want {
-			t.Errorf("kind %q: %d, want %d", name, e.SpecKind, want)
+		if e := decodeOne(t, pairs{"type", "BlockStored", "kv_cache_spec_kind", name}); e.NoPrefix != want {
+			t.Errorf("kind %q: no prefix %v, want %v", name, e.NoPrefix, want)
 		}
 	}
 	if e := decodeOne(t, pairs{"type", "BlockStored", "session_id", strings.Repeat("s", maxSessionBytes+1), "locality", "LOCAL"}); e.Session != "" || e.Remote {
@@ -263,13 +252,13 @@ func TestDecodeUnknown(t *testing.T) {
 	}
 	known = append(known, 7, "a key that is not a string", "lookahead_token_ids", []any{list(1, 2), list(3)})
 	var d decoder
-	b, err := d.decode(pack([]any{nil, append(events, known, asArray), nil, "a new field", deep}))
+	decoded, err := d.decode(pack([]any{nil, append(events, known, asArray), nil, "a new field", deep}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Event{Kind: Removed, Hashes: []uint64{1}}
-	if len(b.Events) != 2 || !reflect.DeepEqual(b.Events[0], want) || !reflect.DeepEqual(b.Events[1], want) {
-		t.Errorf("events %+v", b.Events)
+	if !reflect.DeepEqual(decoded, []Event{want, want}) {
+		t.Errorf("events %+v", decoded)
 	}
 }
 
@@ -291,7 +280,6 @@ func TestDecodeInvalid(t *testing.T) {
 		"too short":         pack([]any{1.5}),
 		"events not a list": pack([]any{1.5, 1}),
 		"event not a map":   packBatch(1),
-		"rank":              pack([]any{1.5, []any{}, -1}),
 		"trailing bytes":    append(packBatch(), 0),
 		"invalid value":     packBatch(pairs{"type", "New", "a", raw{0xc1}}),
 		"deep field":        event("new_field", deep),
@@ -319,8 +307,8 @@ func TestDecodeInvalid(t *testing.T) {
 		"medium type":       event("medium", 1),
 	} {
 		var d decoder
-		if b, err := d.decode(payload); err == nil {
-			t.Errorf("%s: no error, but %d events", name, len(b.Events))
+		if events, err := d.decode(payload); err == nil {
+			t.Errorf("%s: no error, but %d events", name, len(events))
 		}
 	}
 }
@@ -366,12 +354,12 @@ func TestDecodeManyNames(t *testing.T) {
 	var d decoder
 	for i := range 3 * maxInterned {
 		name := "adapter-" + strings.Repeat("x", i%7) + string(rune('a'+i%26)) + hex.EncodeToString([]byte{byte(i >> 8), byte(i)})
-		b, err := d.decode(packBatch(pairs{"type", "BlockStored", "lora_name", name}))
+		events, err := d.decode(packBatch(pairs{"type", "BlockStored", "lora_name", name}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b.Events[0].LoRA != name || len(d.interned) > maxInterned {
-			t.Fatalf("name %q, %d strings kept", b.Events[0].LoRA, len(d.interned))
+		if events[0].LoRA != name || len(d.interned) > maxInterned {
+			t.Fatalf("name %q, %d strings kept", events[0].LoRA, len(d.interned))
 		}
 	}
 }

@@ -6,12 +6,6 @@
 // tells the Handler if it cannot.
 package wire
 
-// Batch is what a publisher sends at once, mostly the events of one scheduler step.
-type Batch struct {
-	Rank   int // data-parallel rank; -1: not given
-	Events []Event
-}
-
 // Kind is the type of an Event.
 type Kind uint8
 
@@ -21,41 +15,16 @@ const (
 	Cleared             // AllBlocksCleared: the GPU holds no blocks any more; other media are untouched
 )
 
-// Medium is where blocks are kept.
-type Medium uint8
-
-const (
-	GPU     Medium = iota // also if an event does not say
-	CPU                   // host memory
-	Storage               // everything else
-)
-
-// SpecKind is the kind of a KV cache group's layers. Of hybrid models, which publish the same
-// tokens once per group, only the groups of full attention mean a usable prefix.
-type SpecKind uint8
-
-const (
-	SpecUnknown SpecKind = iota // not given, as in all but Stored events
-	SpecFullAttention
-	SpecMLAAttention
-	SpecSlidingWindow
-	SpecSlidingWindowMLA
-	SpecMamba
-	SpecChunkedLocalAttention
-	SpecSinkFullAttention
-	SpecEncoderOnlyAttention
-	SpecCrossAttention
-	SpecOther // a name that is not in this list
-)
-
 // Event is one change of a replica's KV cache.
 type Event struct {
 	Kind      Kind
-	Medium    Medium
-	SpecKind  SpecKind // Stored only
-	HasParent bool     // Parent is set; else the first block is the head of a sequence
-	Remote    bool     // the blocks are kept by another replica ("locality": "REMOTE")
-	Group     int      // KV cache group; 0 if not given
+	HasParent bool // Parent is set; else the first block is the head of a sequence
+	Offloaded bool // the blocks are in another medium than the GPU, such as host memory
+	Remote    bool // the blocks are kept by another replica ("locality": "REMOTE")
+	// NoPrefix: the KV cache group is one whose blocks do not mean that a prefix can be reused, as
+	// that of a sliding window. Hybrid models publish the same tokens once per group. Stored only.
+	NoPrefix bool
+	Group    int // KV cache group; 0 if not given
 
 	// Hashes name the blocks, in order of the sequence. They are the publisher's: the low 64
 	// bits of each, which other replicas share only if they hash alike.
@@ -68,7 +37,7 @@ type Event struct {
 	Tokens    []uint32
 	BlockSize int // in tokens, of this event; 0 if not given
 
-	// Extra has for each block HashExtraKeys of what its hash contains besides tokens, such as
+	// Extra has for each block a hash of what the block's own hash contains besides tokens, such as
 	// the LoRA name, media and the cache salt; 0 for nothing. It is nil if no block has any,
 	// else as long as the list that was sent, which should be that of Hashes.
 	Extra []uint64

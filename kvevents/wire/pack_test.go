@@ -104,12 +104,22 @@ func stored(parent any, hashes []any, tokens []any, blockSize int) pairs {
 func decodeOne(t *testing.T, event any) Event {
 	t.Helper()
 	var d decoder
-	b, err := d.decode(packBatch(event))
+	events, err := d.decode(packBatch(event))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(b.Events) != 1 {
-		t.Fatalf("%d events", len(b.Events))
+	if len(events) != 1 {
+		t.Fatalf("%d events", len(events))
 	}
-	return b.Events[0]
+	return events[0]
+}
+
+// hashKeys returns what Event.Extra has for a block whose hash contains these strings, in this order,
+// besides its tokens.
+func hashKeys(keys ...string) uint64 {
+	var h uint64
+	for _, key := range keys {
+		h = hashExtraKey(h, extraText, []byte(key))
+	}
+	return h
 }

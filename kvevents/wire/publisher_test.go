@@ -361,11 +361,11 @@ func (r *recorder) Restart(_ int, complete bool) {
 	}
 }
 
-func (r *recorder) Apply(_ int, b *Batch) {
+func (r *recorder) Apply(_ int, events []Event) {
 	if r.batches++; r.batches%100 == 0 {
 		time.Sleep(r.delay)
 	}
-	for _, e := range b.Events {
+	for _, e := range events {
 		for _, hash := range e.Hashes {
 			r.record(int64(hash))
 		}

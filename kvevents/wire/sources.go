@@ -17,6 +17,7 @@ const (
 	MaxSourcesBytes = 64 << 10
 
 	maxRanks = 256 // of one replica
+	maxRank  = 1<<16 - 1
 )
 
 // Source names a publisher of KV cache events.

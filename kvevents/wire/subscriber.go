@@ -31,9 +31,9 @@ type Handler interface {
 	// that no event names. Restart(true) may follow Restart(false) directly.
 	Restart(rank int, complete bool)
 
-	// Apply hands over the next batch, which has at least one event. b and all that it refers
-	// to, except strings, are valid until Apply returns.
-	Apply(rank int, b *Batch)
+	// Apply hands over the events of the next batch, of which there is at least one. They and all
+	// that they refer to, except strings, are valid until Apply returns.
+	Apply(rank int, events []Event)
 }
 
 // Subscriber follows one publisher. Set its fields before Run and do not change them.
@@ -215,7 +215,7 @@ func (f *follower) receive(ctx context.Context, m message) {
 // apply hands over the batch of m, which is next. If it is invalid, it is lost: a replay would
 // bring the same bytes.
 func (f *follower) apply(m message) {
-	b, err := f.decoder.decode(m.payload)
+	events, err := f.decoder.decode(m.payload)
 	if err != nil {
 		f.warn("KV event batch invalid", err)
 		f.update(func(s *Stats) { s.LostBatches++ })
@@ -225,19 +225,19 @@ func (f *follower) apply(m message) {
 	}
 	f.position = after(m)
 	blocks := 0
-	for i := range b.Events {
-		blocks += len(b.Events[i].Hashes)
+	for i := range events {
+		blocks += len(events[i].Hashes)
 	}
 	f.update(func(s *Stats) {
 		s.Sequence = m.sequence
-		if len(b.Events) > 0 {
+		if len(events) > 0 {
 			s.Batches++
 			s.Blocks += uint64(blocks)
 		}
 	})
-	if len(b.Events) > 0 { // else it is a heartbeat
+	if len(events) > 0 { // else it is a heartbeat
 		f.cleared = false
-		f.Handler.Apply(f.Source.Rank, b)
+		f.Handler.Apply(f.Source.Rank, events)
 	}
 }
 

@@ -439,7 +439,7 @@ func TestWarningLog(t *testing.T) {
 type restarts []bool
 
 func (r *restarts) Restart(_ int, complete bool) { *r = append(*r, complete) }
-func (r *restarts) Apply(int, *Batch)            {}
+func (r *restarts) Apply(int, []Event)           {}
 
 func TestOutage(t *testing.T) {
 	var got restarts

@@ -121,14 +121,14 @@ func TestVLLM(t *testing.T) {
 	chat(t, replica, session+"-c", session+system, "Name a river of Europe.", session+"-salt")
 	first, second, salted := events.await(t, session+"-a"), events.await(t, session+"-b"), events.await(t, session+"-c")
 	for _, e := range []Event{first, second, salted} {
-		if e.Kind != Stored || e.Medium != GPU || e.SpecKind != SpecFullAttention || e.BlockSize != 32 || len(e.Tokens) != 32*len(e.Hashes) || len(e.Hashes) == 0 {
+		if e.Kind != Stored || e.Offloaded || e.NoPrefix || e.BlockSize != 32 || len(e.Tokens) != 32*len(e.Hashes) || len(e.Hashes) == 0 {
 			t.Errorf("event %+v", e)
 		}
 	}
 	if first.HasParent || !second.HasParent || !slices.Contains(first.Hashes, second.Parent) {
 		t.Errorf("the second chat does not continue the blocks of the first: %+v\n%+v", first, second)
 	}
-	if first.Extra != nil || !slices.Equal(salted.Tokens, first.Tokens) || len(salted.Extra) != len(salted.Hashes) || salted.Extra[0] != HashExtraKeys(session+"-salt") {
+	if first.Extra != nil || !slices.Equal(salted.Tokens, first.Tokens) || len(salted.Extra) != len(salted.Hashes) || salted.Extra[0] != hashKeys(session+"-salt") {
 		t.Errorf("extra keys %x without and %x with salt", first.Extra, salted.Extra)
 	}
 	if stats := s.Stats(); stats.LostBatches > 0 || stats.Restarts != 1 {
@@ -145,10 +145,10 @@ type eventRecorder struct {
 
 func (*eventRecorder) Restart(int, bool) {}
 
-func (r *eventRecorder) Apply(_ int, b *Batch) {
+func (r *eventRecorder) Apply(_ int, events []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, e := range b.Events {
+	for _, e := range events {
 		if e.Kind == Stored {
 			e.Hashes, e.Tokens, e.Extra = slices.Clone(e.Hashes), slices.Clone(e.Tokens), slices.Clone(e.Extra)
 			r.events = append(r.events, e)

@@ -30,13 +30,12 @@ func (r *run) publishKVEvents(p *replica, rank int, events []engine.KVEvent) {
 	if p.follower == nil {
 		return
 	}
-	b := &r.kvBatch
-	b.Events = b.Events[:0]
+	r.kvEvents = r.kvEvents[:0]
 	for i := range events {
-		b.Events = append(b.Events, r.convertKVEvent(&events[i]))
+		r.kvEvents = append(r.kvEvents, r.convertKVEvent(&events[i]))
 	}
-	if len(b.Events) > 0 {
-		p.follower.Apply(rank, b)
+	if len(r.kvEvents) > 0 {
+		p.follower.Apply(rank, r.kvEvents)
 	}
 	p.follower.Settle()
 }
@@ -44,10 +43,7 @@ func (r *run) publishKVEvents(p *replica, rank int, events []engine.KVEvent) {
 // convertKVEvent returns an event as a replica publishes it. The tokens of a block follow from
 // its content.
 func (r *run) convertKVEvent(e *engine.KVEvent) wire.Event {
-	out := wire.Event{Kind: wire.Removed, BlockSize: r.requests.BlockTokens}
-	if e.Host {
-		out.Medium = wire.CPU
-	}
+	out := wire.Event{Kind: wire.Removed, Offloaded: e.Host, BlockSize: r.requests.BlockTokens}
 	for _, h := range e.Hashes {
 		out.Hashes = append(out.Hashes, uint64(h))
 	}

@@ -46,7 +46,7 @@ type run struct {
 	ended      int        // requests that have ended, whichever way
 	last       time.Duration
 	measured   measures
-	kvBatch    wire.Batch // scratch of publishKVEvents
+	kvEvents   []wire.Event // scratch of publishKVEvents
 }
 
 func modelName(model int) string { return "model-" + strconv.Itoa(model) }
