@@ -77,7 +77,7 @@ func (f *follower) catchUp(ctx context.Context) {
 		case f.position != before: // the publisher drops what exceeds its send buffer
 			all, failures = false, 0
 		default:
-			f.warn("KV event replay failed", err)
+			f.log.warn("KV event replay failed", err)
 			failures++
 			clock.Sleep(timeout, replayRetryDelay)
 		}
@@ -108,7 +108,7 @@ func (f *follower) replayOnce(ctx context.Context, all bool) error {
 		return fmt.Errorf("request replay at %s: %w", f.Source.Replay, err)
 	}
 	for first := true; ; first = false {
-		m, end, err := f.readReplay(conn)
+		m, end, err := readReplay(conn)
 		switch {
 		case err != nil:
 			return fmt.Errorf("read replay from %s: %w", f.Source.Replay, err)
@@ -134,8 +134,8 @@ func (f *follower) replayOnce(ctx context.Context, all bool) error {
 	}
 }
 
-// readReplay reads the next answer to a request for replay.
-func (f *follower) readReplay(conn *zmtp.Conn) (m message, end bool, err error) {
+// readReplay reads the next message of a replay.
+func readReplay(conn *zmtp.Conn) (m message, end bool, err error) {
 	if err := conn.SetReadDeadline(time.Now().Add(replayIdleTimeout)); err != nil {
 		return message{}, false, err
 	}
@@ -143,8 +143,5 @@ func (f *follower) readReplay(conn *zmtp.Conn) (m message, end bool, err error) 
 	if err != nil {
 		return message{}, false, err
 	}
-	if m, end, err = parseReplay(frames); err == nil && !end {
-		f.countMessage()
-	}
-	return m, end, err
+	return parseReplay(frames)
 }

@@ -48,17 +48,12 @@ type Subscriber struct {
 
 // Stats are a Subscriber's counts since it was made.
 type Stats struct {
-	Connected   bool      // to the endpoint of live events
-	Messages    uint64    // received, including replayed ones, duplicates and those without events
-	LastMessage time.Time // when the last was received; zero: never
-	Sequence    uint64    // of the last message that was applied
-	Batches     uint64    // applied
-	Blocks      uint64    // stored and removed by them
-	Restarts    uint64    // calls of Handler.Restart
-	Gaps        uint64    // live messages before which some were missing, or that were invalid
-	Replays     uint64    // requests to the replay endpoint
-	LostBatches uint64    // missing or invalid, and not replayed; those before the first message are not counted
-	LastError   error     // of the connection, a replay or a batch; nil: none so far
+	Connected   bool   // to the endpoint of live events
+	Batches     uint64 // applied
+	Blocks      uint64 // stored and removed by them
+	Restarts    uint64 // calls of Handler.Restart
+	Replays     uint64 // requests to the replay endpoint
+	LostBatches uint64 // missing or invalid, and not replayed; those before the first message are not counted
 }
 
 // Stats returns the present counts. Safe for concurrent use.
@@ -87,7 +82,7 @@ func (s *Subscriber) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		f.warn("KV event connection failed", err)
+		f.log.warn("KV event connection failed", err)
 		f.forgetAfterOutage(time.Now())
 		if time.Since(began) > maxReconnectDelay {
 			delay = minReconnectDelay
@@ -169,14 +164,8 @@ func (f *follower) follow(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
 		}
-		f.countMessage()
 		f.receive(ctx, m)
 	}
-}
-
-func (f *follower) countMessage() {
-	now := time.Now()
-	f.update(func(s *Stats) { s.Messages, s.LastMessage = s.Messages+1, now })
 }
 
 // receive handles one live message.
@@ -198,9 +187,6 @@ func (f *follower) receive(ctx context.Context, m message) {
 		}
 	}
 	if !f.position.isNext(m) {
-		if f.position.known {
-			f.update(func(s *Stats) { s.Gaps++ })
-		}
 		f.catchUp(ctx)
 		if ctx.Err() != nil || f.position.isPast(m) {
 			return
@@ -217,28 +203,26 @@ func (f *follower) receive(ctx context.Context, m message) {
 func (f *follower) apply(m message) {
 	events, err := f.decoder.decode(m.payload)
 	if err != nil {
-		f.warn("KV event batch invalid", err)
+		f.log.warn("KV event batch invalid", err)
 		f.update(func(s *Stats) { s.LostBatches++ })
 		f.restart(false, m.sequence+1)
 		f.position = after(m)
 		return
 	}
 	f.position = after(m)
+	if len(events) == 0 { // a heartbeat
+		return
+	}
 	blocks := 0
 	for i := range events {
 		blocks += len(events[i].Hashes)
 	}
 	f.update(func(s *Stats) {
-		s.Sequence = m.sequence
-		if len(events) > 0 {
-			s.Batches++
-			s.Blocks += uint64(blocks)
-		}
+		s.Batches++
+		s.Blocks += uint64(blocks)
 	})
-	if len(events) > 0 { // else it is a heartbeat
-		f.cleared = false
-		f.Handler.Apply(f.Source.Rank, events)
-	}
+	f.cleared = false
+	f.Handler.Apply(f.Source.Rank, events)
 }
 
 // skipTo starts again at m, without what is missing before it.
@@ -273,12 +257,6 @@ func (f *follower) forgetAfterOutage(now time.Time) {
 	if f.position.known && now.Sub(f.lostAt) > maxOutage {
 		f.forget()
 	}
-}
-
-// warn keeps err and logs it, if the last warning is long enough ago.
-func (f *follower) warn(message string, err error) {
-	f.update(func(s *Stats) { s.LastError = err })
-	f.log.warn(message, err)
 }
 
 // warningLog logs at most one warning in warningInterval.
