@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/redis/go-redis/v9"
 	"github.com/zeebo/xxh3"
+	"golang.org/x/time/rate"
 
 	"warmroute/backends"
 	"warmroute/clock"
@@ -87,7 +88,7 @@ type Cluster struct {
 	fingerprint uint64
 	stream      string // its key
 	auth        authenticator
-	logs        logLimiter
+	logs        logLimits
 
 	number   uint64 // of the last message written; used by the writer alone
 	position string // of the last message read; used by the reader alone
@@ -100,6 +101,9 @@ type Cluster struct {
 	status              Status
 	lost                bool // the peers' load was dropped, since nothing can be read
 }
+
+// logLimits limit how often each message is logged.
+type logLimits struct{ connected, unusable, ignored, unread, snapshot rate.Sometimes }
 
 // peer is another proxy.
 type peer struct {
@@ -128,11 +132,15 @@ func New(o Options) (*Cluster, error) {
 		return nil, err
 	}
 	o.Keys.SetProxies(1, false)
-	return &Cluster{
-		Options: o, client: client, id: rand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
-		stream: o.Settings.Prefix + "stream", auth: authenticator{secret: o.Settings.Secret, prefix: o.Settings.Prefix}, removed: removed, logs: logLimiter{to: o.Log}, peers: map[uint64]*peer{},
+	c := &Cluster{
+		Options: o, client: client, id: mathrand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
+		stream: o.Settings.Prefix + "stream", auth: authenticator{secret: o.Settings.Secret, prefix: o.Settings.Prefix}, removed: removed, peers: map[uint64]*peer{},
 		status: Status{RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet", meanBytes: batchBytes},
-	}, nil
+	}
+	for _, l := range []*rate.Sometimes{&c.logs.connected, &c.logs.unusable, &c.logs.ignored, &c.logs.unread, &c.logs.snapshot} {
+		l.Interval = logInterval
+	}
+	return c, nil
 }
 
 // Run exchanges until ctx is done, and then tells the others that this proxy ends. It returns when
@@ -177,11 +185,11 @@ func (c *Cluster) recordResult(failed *string, err error) {
 		s.Since = time.Now()
 		c.Keys.SetProxies(s.Proxies, s.Connected)
 		if s.Connected {
-			c.logs.log(slog.LevelInfo, "redis connected")
+			c.logs.connected.Do(func() { c.Log.Info("redis connected") })
 		}
 	}
 	if err != nil {
-		c.logs.warn("redis not usable, deciding without the other proxies", "err", err)
+		c.logs.unusable.Do(func() { c.Log.Warn("redis not usable, deciding without the other proxies", "err", err) })
 	}
 }
 
@@ -302,7 +310,9 @@ func (c *Cluster) readStream(ctx context.Context) {
 		c.setReadPosition(c.position)
 		c.removeSilentPeers(time.Now())
 		if c.readsNothing(time.Now()) {
-			c.logs.warn("messages are written to redis and not read, reading from the latest", "position", c.position)
+			c.logs.unread.Do(func() {
+				c.Log.Warn("messages are written to redis and not read, reading from the latest", "position", c.position)
+			})
 			c.position = latest
 		}
 	}
@@ -395,9 +405,14 @@ func entryTime(id string) time.Time {
 
 func (c *Cluster) ignoreMessage(err error) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ignoreMessageLocked(err)
+}
+
+// ignoreMessageLocked is ignoreMessage while c.mu is held.
+func (c *Cluster) ignoreMessageLocked(err error) {
 	c.status.IgnoredMessages++
-	c.mu.Unlock()
-	c.logs.warn("message of another proxy ignored", "stream", c.stream, "err", err)
+	c.logs.ignored.Do(func() { c.Log.Warn("message of another proxy ignored", "stream", c.stream, "err", err) })
 }
 
 // recordHeard records a message of a peer, and reports whether it is to be applied: it was not
@@ -417,8 +432,7 @@ func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool,
 	case number <= last:
 		return false, 0
 	case p == nil && len(c.peers) >= maxPeers:
-		c.status.IgnoredMessages++
-		c.logs.warn("message of another proxy ignored", "stream", c.stream, "err", fmt.Errorf("more than %d proxies", maxPeers))
+		c.ignoreMessageLocked(fmt.Errorf("more than %d proxies", maxPeers))
 		return false, 0
 	case p == nil:
 		p = &peer{}
@@ -533,28 +547,4 @@ func (c *Cluster) forgetPeer(id uint64) {
 	}
 	delete(c.peers, id)
 	c.updateProxies()
-}
-
-// logLimiter logs the same message once per logInterval.
-type logLimiter struct {
-	to *slog.Logger
-
-	mu   sync.Mutex
-	last map[string]time.Time // by message; these are few and constant
-}
-
-func (l *logLimiter) warn(message string, args ...any) { l.log(slog.LevelWarn, message, args...) }
-
-func (l *logLimiter) log(level slog.Level, message string, args ...any) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := time.Now()
-	if last, ok := l.last[message]; ok && now.Sub(last) < logInterval {
-		return
-	}
-	if l.last == nil {
-		l.last = map[string]time.Time{}
-	}
-	l.last[message] = now
-	l.to.Log(context.Background(), level, message, args...)
 }

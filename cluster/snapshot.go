@@ -116,14 +116,14 @@ func (c *Cluster) readHead(ctx context.Context) (*snapshotHead, error) {
 	if err != nil || len(text) == 0 {
 		return nil, err
 	}
-	h, err := parseHeadOfSnapshot(text)
+	h, err := parseSnapshotHead(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.headKey(), err)
 	}
 	return h, nil
 }
 
-func parseHeadOfSnapshot(text []byte) (*snapshotHead, error) {
+func parseSnapshotHead(text []byte) (*snapshotHead, error) {
 	var h snapshotHead
 	if err := json.Unmarshal(text, &h); err != nil {
 		return nil, err
@@ -167,7 +167,7 @@ func (c *Cluster) deletePieces(ctx context.Context, h *snapshotHead) error {
 func (c *Cluster) writeSnapshots(ctx context.Context) {
 	for clock.Sleep(ctx, snapshotInterval) {
 		if err := c.writeSnapshot(ctx); err != nil && ctx.Err() == nil {
-			c.logs.warn("failed to write snapshot to redis", "err", err)
+			c.logs.snapshot.Do(func() { c.Log.Warn("failed to write snapshot to redis", "err", err) })
 		}
 	}
 }

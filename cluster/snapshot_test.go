@@ -6,7 +6,7 @@ func FuzzSnapshotHead(f *testing.F) {
 	f.Add([]byte(`{"generation":"OF66UGCC6RCHSMNBIPA5WT5JFH","bytes":345398,"checksum":18446744073709551615,"position":"1795660997804-0"}`))
 	f.Add([]byte(`{"bytes":-1}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		h, err := parseHeadOfSnapshot(text)
+		h, err := parseSnapshotHead(text)
 		if err != nil {
 			return
 		}

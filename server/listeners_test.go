@@ -45,7 +45,7 @@ func TestServeContinuesAfterAcceptError(t *testing.T) {
 	}
 	url := "http://" + l.Addr().String()
 	var log syncBuffer
-	resources := &resourceLog{log: slog.New(slog.NewTextHandler(&log, nil))}
+	resources := newResourceLog(slog.New(slog.NewTextHandler(&log, nil)))
 	failing := &failingListener{l, []error{syscall.EMFILE, syscall.ENFILE, syscall.EPROTO, syscall.ENOBUFS, syscall.EPERM}}
 	server := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
 	ended := make(chan error, 1)

@@ -4,7 +4,10 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
@@ -33,46 +36,43 @@ func formatDuration(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// minResourceLogInterval is the least time between two logs of the same failure, of
-// which there may be thousands a second.
-const minResourceLogInterval = time.Minute
+// resourceLogInterval is the time between two logs of the same failure, of which there may be
+// thousands a second.
+const resourceLogInterval = time.Minute
 
 // resourceLog logs, once a minute each, that this process is out of file
 // descriptors, and that connections cannot be accepted. Safe for concurrent use.
 type resourceLog struct {
-	log *slog.Logger
-
-	mu                  sync.Mutex
-	descriptors, accept messageLimit
+	log                 *slog.Logger
+	descriptors, accept limitedLog
 }
 
-// messageLimit lets one message be logged in each minResourceLogInterval.
-type messageLimit struct {
-	next       time.Time
-	suppressed int
+func newResourceLog(log *slog.Logger) *resourceLog {
+	l := &resourceLog{log: log}
+	l.descriptors.limit.Interval = resourceLogInterval
+	l.accept.limit.Interval = resourceLogInterval
+	return l
 }
 
-// allow reports whether the message is to be logged, and how many were suppressed
-// since the last that was.
-func (m *messageLimit) allow(now time.Time) (ok bool, suppressed int) {
-	if now.Before(m.next) {
-		m.suppressed++
-		return false, 0
-	}
-	suppressed = m.suppressed
-	*m = messageLimit{next: now.Add(minResourceLogInterval)}
-	return true, suppressed
+// limitedLog writes one message of many.
+type limitedLog struct {
+	limit rate.Sometimes
+	calls atomic.Int64 // since the last one that wrote, and that one
+}
+
+// call calls write, unless it was called a short time ago, with how many calls it suppressed since.
+func (l *limitedLog) call(write func(suppressed int64)) {
+	l.calls.Add(1)
+	l.limit.Do(func() { write(l.calls.Swap(0) - 1) })
 }
 
 // logOutOfDescriptors logs, if it is time, that a connection could not be made or accepted for lack
 // of a file descriptor.
 func (l *resourceLog) logOutOfDescriptors(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if ok, suppressed := l.descriptors.allow(time.Now()); ok {
+	l.descriptors.call(func(suppressed int64) {
 		l.log.Error("out of file descriptors", "limit", fileDescriptorLimit(), "err", err, "suppressed", suppressed,
 			"fix", "raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight")
-	}
+	})
 }
 
 // logAcceptError logs, if it is time, that a connection could not be accepted.
@@ -81,11 +81,7 @@ func (l *resourceLog) logAcceptError(err error) {
 		l.logOutOfDescriptors(err)
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if ok, suppressed := l.accept.allow(time.Now()); ok {
-		l.log.Error("accept failed", "err", err, "suppressed", suppressed)
-	}
+	l.accept.call(func(suppressed int64) { l.log.Error("accept failed", "err", err, "suppressed", suppressed) })
 }
 
 // stallLog logs when backends stall with requests of ours, and when they recover.

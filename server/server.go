@@ -91,7 +91,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		log: o.Log, process: o.process, started: c, config: c,
 		instance: cmp.Or(o.process.inherited.Instance, rand.Text()),
-		keys:     apikey.New(c.APIKeys()), resources: &resourceLog{log: o.Log},
+		keys:     apikey.New(c.APIKeys()), resources: newResourceLog(o.Log),
 	}
 	s.panics = s.reportPanic
 	peers := newPeerReporters(c)
