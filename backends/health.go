@@ -67,9 +67,9 @@ type Checker struct {
 
 // HealthSettings configure a Checker. Zero means the default.
 type HealthSettings struct {
-	Interval     time.Duration `mapstructure:"interval"`      // between checks of a backend that passes them; 5 s
-	DownInterval time.Duration `mapstructure:"down_interval"` // while it is down or its last check timed out; 1 s
-	Timeout      time.Duration `mapstructure:"timeout"`       // for each of a check's two requests; 5 s
+	Interval     time.Duration `mapstructure:"interval" range:"10ms.."`      // between checks of a backend that passes them; 5 s
+	DownInterval time.Duration `mapstructure:"down_interval" range:"10ms.."` // while it is down or its last check timed out; 1 s
+	Timeout      time.Duration `mapstructure:"timeout" range:"1ms.."`        // for each of a check's two requests; 5 s
 }
 
 // SetSettings applies from the next check on; current waits restart.

@@ -60,9 +60,9 @@ type Poller struct {
 
 // PollSettings configure a Poller. Zero means the default.
 type PollSettings struct {
-	Interval     time.Duration `mapstructure:"interval"`      // from the end of a poll to the next, up to MaxPollInterval while they show nothing new; 1 s
-	FastInterval time.Duration `mapstructure:"fast_interval"` // while a backend has external load or waits for room in its KV cache; 250 ms
-	Timeout      time.Duration `mapstructure:"timeout"`       // of one poll, body included; Interval
+	Interval     time.Duration `mapstructure:"interval" range:"10ms.."`      // from the end of a poll to the next, up to MaxPollInterval while they show nothing new; 1 s
+	FastInterval time.Duration `mapstructure:"fast_interval" range:"10ms.."` // while a backend has external load or waits for room in its KV cache; 250 ms
+	Timeout      time.Duration `mapstructure:"timeout" range:"1ms.."`        // of one poll, body included; Interval
 }
 
 // SetSettings applies from the next poll on; current waits restart.

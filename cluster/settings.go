@@ -19,13 +19,13 @@ import (
 
 // Settings say which Redis the proxies share.
 type Settings struct {
-	URL          string `mapstructure:"url"`           // empty: this proxy is alone
-	Mode         string `mapstructure:"mode"`          // one of Modes
-	PasswordFile string `mapstructure:"password_file"` // empty: the URL's password, or none
-	CAFile       string `mapstructure:"ca_file"`       // for rediss; empty: the system's authorities
-	SecretFile   string `mapstructure:"secret_file"`   // empty: messages are not signed
-	Prefix       string `mapstructure:"prefix"`        // of all keys
-	MaxBytes     int64  `mapstructure:"max_bytes"`     // of the stream, about
+	URL          string `mapstructure:"url"`                                  // empty: this proxy is alone
+	Mode         string `mapstructure:"mode" oneof:"single sentinel cluster"` // see ModeSingle
+	PasswordFile string `mapstructure:"password_file"`                        // empty: the URL's password, or none
+	CAFile       string `mapstructure:"ca_file"`                              // for rediss; empty: the system's authorities
+	SecretFile   string `mapstructure:"secret_file"`                          // empty: messages are not signed
+	Prefix       string `mapstructure:"prefix"`                               // of all keys
+	MaxBytes     int64  `mapstructure:"max_bytes" range:"1MiB..16GiB"`        // of the stream, about
 
 	Password string `mapstructure:"-"` // the content of PasswordFile
 	CA       string `mapstructure:"-"` // the content of CAFile
@@ -38,9 +38,6 @@ const (
 	ModeSentinel = "sentinel"
 	ModeCluster  = "cluster"
 )
-
-// Modes are the values of Settings.Mode.
-var Modes = []string{ModeSingle, ModeSentinel, ModeCluster}
 
 // MinSecretBytes is the length of the shortest Settings.Secret.
 const MinSecretBytes = 16

@@ -68,7 +68,7 @@ type Listeners struct {
 type Tenants struct {
 	Keys     []Key  `mapstructure:"keys"` // those of KeysFile included
 	KeysFile string `mapstructure:"keys_file"`
-	Tenant   string `mapstructure:"tenant"` // share or isolate
+	Tenant   string `mapstructure:"tenant" oneof:"share isolate"` // share or isolate
 }
 
 // Backend is one vLLM server. Name is never empty after loading.
@@ -81,8 +81,8 @@ type Backend struct {
 	ServerName string `mapstructure:"server_name"` // for https; empty: the URL's host
 	CA         string `mapstructure:"-"`           // the content of CAFile
 
-	MaxInFlight int     `mapstructure:"max_in_flight"` // 0: no limit
-	Weight      float64 `mapstructure:"weight"`        // 1 unless given
+	MaxInFlight int     `mapstructure:"max_in_flight" range:"0..1048576"` // 0: no limit
+	Weight      float64 `mapstructure:"weight" range:"0.01..100"`         // 1 unless given
 
 	EnginePriority bool `mapstructure:"engine_priority"`
 
@@ -131,10 +131,10 @@ type Key struct {
 // Routing selects and tunes the routing policy.
 type Routing struct {
 	Policy         string         `mapstructure:"policy"`
-	Attempts       int            `mapstructure:"attempts"` // the first one included
+	Attempts       int            `mapstructure:"attempts" range:"1..10"` // the first one included
 	Queue          queue.Settings `mapstructure:"queue"`
-	StepTokens     int            `mapstructure:"step_tokens"`    // 0: a default
-	BatchSlowdown  float64        `mapstructure:"batch_slowdown"` // 0: no limit
+	StepTokens     int            `mapstructure:"step_tokens" range:"0|64..1048576"` // 0: a default
+	BatchSlowdown  float64        `mapstructure:"batch_slowdown" range:"0..10"`      // 0: no limit
 	Learn          bool           `mapstructure:"learn"`
 	SessionHeaders []string       `mapstructure:"session_headers"`
 
@@ -143,13 +143,13 @@ type Routing struct {
 
 // SLO holds latency targets.
 type SLO struct {
-	TTFT time.Duration `mapstructure:"ttft"` // 0: off
+	TTFT time.Duration `mapstructure:"ttft" range:"0s.."` // 0: off
 }
 
 // Index bounds the index of the replicas' prefix caches.
 type Index struct {
-	BlockBytes int    `mapstructure:"block_bytes"`
-	MaxBytes   int64  `mapstructure:"max_bytes"`
+	BlockBytes int    `mapstructure:"block_bytes" range:"64..4096"`
+	MaxBytes   int64  `mapstructure:"max_bytes" range:"1MiB..1024TiB"`
 	Snapshot   string `mapstructure:"snapshot"` // file; empty: none
 }
 
@@ -157,29 +157,29 @@ type Index struct {
 type Limits struct {
 	proxy.Limits `mapstructure:",squash"`
 
-	HeaderBytes int64 `mapstructure:"header_bytes" reload:"no"`
+	HeaderBytes int64 `mapstructure:"header_bytes" reload:"no" range:"4KiB..1GiB"`
 }
 
 // Timeouts bounds every wait. Drain and those of the proxy are off when 0.
 type Timeouts struct {
 	proxy.Timeouts `mapstructure:",squash"`
 
-	Connect       time.Duration `mapstructure:"connect"`
-	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle"`
-	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no"`
-	Drain         time.Duration `mapstructure:"drain"`
-	Shutdown      time.Duration `mapstructure:"shutdown"`
+	Connect       time.Duration `mapstructure:"connect" range:"1ms.."`
+	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle" range:"1ms.."`
+	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no" range:"1ms.."`
+	Drain         time.Duration `mapstructure:"drain" range:"0s.."`
+	Shutdown      time.Duration `mapstructure:"shutdown" range:"0s.."`
 }
 
 // SSE configures streamed responses.
 type SSE struct {
-	Keepalive      time.Duration `mapstructure:"keepalive"`       // 0: none
-	QueueKeepalive time.Duration `mapstructure:"queue_keepalive"` // 0: none
+	Keepalive      time.Duration `mapstructure:"keepalive" range:"0s.."`       // 0: none
+	QueueKeepalive time.Duration `mapstructure:"queue_keepalive" range:"0s.."` // 0: none
 }
 
 // Connections bounds the connections to the backends.
 type Connections struct {
-	MaxPerBackend int `mapstructure:"max_per_backend"`
+	MaxPerBackend int `mapstructure:"max_per_backend" range:"1..1048576"`
 }
 
 // CORS lets web pages of other origins use the API.
@@ -189,8 +189,8 @@ type CORS struct {
 
 // Log configures the log.
 type Log struct {
-	Level  string `mapstructure:"level"`
-	Format string `mapstructure:"format" reload:"no"`
+	Level  string `mapstructure:"level" oneof:"debug info warn error"`
+	Format string `mapstructure:"format" reload:"no" oneof:"text json"`
 }
 
 // ProxySettings returns the settings of the proxy in a process that may have maxOpenFiles file

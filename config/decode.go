@@ -198,7 +198,7 @@ func normalizeBackend(value any) (any, error) {
 	case string:
 		return Backend{URL: v, Weight: 1, KVEvents: backends.KVEventsAuto}, nil
 	case map[string]any:
-		known := settingNames(reflect.TypeFor[Backend]())
+		known := settingNames[Backend]()
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			if slices.Contains(known, key) {
 				continue
@@ -231,7 +231,7 @@ func checkKey(value any) (key any, err error) {
 	if !ok {
 		return nil, fmt.Errorf("expected a mapping with name and sha256, got %s; plain keys belong in keys_file", describeType(value))
 	}
-	known := settingNames(reflect.TypeFor[Key]())
+	known := settingNames[Key]()
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		switch near := nearestWord(name, known); {
 		case !slices.Contains(known, name) && near != "":
@@ -249,16 +249,6 @@ func checkKey(value any) (key any, err error) {
 		return nil, errors.New("models is empty, which allows none; delete the line to allow all models")
 	}
 	return given, nil
-}
-
-// settingNames returns the names of the settings of a struct, in order.
-func settingNames(of reflect.Type) (names []string) {
-	for _, field := range reflect.VisibleFields(of) {
-		if name, _, _ := strings.Cut(field.Tag.Get("mapstructure"), ","); name != "" && name != "-" {
-			names = append(names, name)
-		}
-	}
-	return names
 }
 
 // describeType names the type of a value, with an article. It never shows the value,

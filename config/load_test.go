@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -62,25 +61,6 @@ func mustLoad(t *testing.T, yaml string, args ...string) *Config {
 	return c
 }
 
-// settingTypes walks Config and returns the path and type of every setting.
-func settingTypes(of reflect.Type, prefix string) map[string]reflect.Type {
-	found := map[string]reflect.Type{}
-	for i := range of.NumField() {
-		field := of.Field(i)
-		name, option, _ := strings.Cut(field.Tag.Get("mapstructure"), ",")
-		switch {
-		case name == "-":
-		case option == "squash":
-			maps.Copy(found, settingTypes(field.Type, prefix))
-		case field.Type.Kind() == reflect.Struct:
-			maps.Copy(found, settingTypes(field.Type, prefix+name+"."))
-		default:
-			found[prefix+name] = field.Type
-		}
-	}
-	return found
-}
-
 func TestDefaults(t *testing.T) {
 	want := &Config{
 		Listeners: Listeners{Listen: ":8080", Admin: "127.0.0.1:9090", TrustedProxies: []netip.Prefix{}},
@@ -134,7 +114,12 @@ func TestDefaultsCoverAllSettings(t *testing.T) {
 	}
 	walk(given, "")
 	slices.Sort(lines)
-	if fields := slices.Sorted(maps.Keys(settingTypes(reflect.TypeFor[Config](), ""))); !slices.Equal(lines, fields) {
+	var fields []string
+	for _, s := range settingsOf(reflect.ValueOf(Config{}), "", false) {
+		fields = append(fields, s.path)
+	}
+	slices.Sort(fields)
+	if !slices.Equal(lines, fields) {
 		t.Errorf("config.yaml has\n%v\nConfig has\n%v", lines, fields)
 	}
 }
@@ -241,24 +226,21 @@ func otherValues() map[string]struct {
 	}
 }
 
-// setting returns the value at path.
-func setting(c *Config, path string) any {
-	at := reflect.ValueOf(*c)
-	for name := range strings.SplitSeq(path, ".") {
-		for _, field := range reflect.VisibleFields(at.Type()) { // embedded ones included
-			if field.Tag.Get("mapstructure") == name {
-				at = at.FieldByIndex(field.Index)
-				break
-			}
+// valueAt returns the value of the setting at path.
+func valueAt(c *Config, path string) any {
+	for _, s := range settingsOf(reflect.ValueOf(*c), "", false) {
+		if s.path == path {
+			return s.value.Interface()
 		}
 	}
-	return at.Interface()
+	return nil
 }
 
 func TestSettingFromFileAndEnvironment(t *testing.T) {
 	values := otherValues()
-	for path, kind := range settingTypes(reflect.TypeFor[Config](), "") {
-		if kind.Kind() == reflect.Slice || strings.HasPrefix(path, "tls.") || strings.HasPrefix(path, "admin_tls.") { // a pair, and of files that are there
+	for _, s := range settingsOf(reflect.ValueOf(Config{}), "", false) {
+		path := s.path
+		if s.value.Kind() == reflect.Slice || strings.HasPrefix(path, "tls.") || strings.HasPrefix(path, "admin_tls.") { // a pair, and of files that are there
 			continue
 		}
 		other, ok := values[path]
@@ -273,11 +255,11 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 				indent += "  "
 			}
 			yaml += " \"" + other.text + "\"\n"
-			if got := setting(mustLoad(t, yaml, "http://a:8000"), path); got != other.value {
+			if got := valueAt(mustLoad(t, yaml, "http://a:8000"), path); got != other.value {
 				t.Errorf("from the file: got %v, want %v", got, other.value)
 			}
 			t.Setenv(envName(path), other.text)
-			if got := setting(mustLoad(t, "", "http://a:8000"), path); got != other.value {
+			if got := valueAt(mustLoad(t, "", "http://a:8000"), path); got != other.value {
 				t.Errorf("from %s: got %v, want %v", envName(path), got, other.value)
 			}
 		})
@@ -321,7 +303,7 @@ func TestFlagUsageShowsDefaults(t *testing.T) {
 	AddFlags(flags)
 	c := mustLoad(t, "", "http://a:8000")
 	for flag, path := range flagSettings() {
-		if want := fmt.Sprintf("(default %v)", setting(c, path)); !strings.HasSuffix(flags.Lookup(flag).Usage, want) {
+		if want := fmt.Sprintf("(default %v)", valueAt(c, path)); !strings.HasSuffix(flags.Lookup(flag).Usage, want) {
 			t.Errorf("--%s: %q does not end with %q", flag, flags.Lookup(flag).Usage, want)
 		}
 	}

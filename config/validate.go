@@ -4,15 +4,14 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"warmroute/cluster"
-	"warmroute/proxy"
 	"warmroute/router/policy"
-	"warmroute/router/responseindex"
 )
 
 // validate adds an error for every rule that the settings break.
@@ -22,24 +21,13 @@ func (c *Config) validate(errs *errorList) {
 	c.validateBackends(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
-	checkOneOf(errs, "routing.policy", "policy", strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policy.Names()...)
-	checkOneOf(errs, "log.level", "level", c.Log.Level, "debug", "info", "warn", "error")
-	checkOneOf(errs, "log.format", "format", c.Log.Format, "text", "json")
-	checkOneOf(errs, "access_log.format", "format", c.AccessLog.Format, "json", "text")
-	checkRange(errs, "access_log.sample", c.AccessLog.Sample, 0, 1)
+	checkOneOf(errs, "routing.policy", strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policy.Names()...)
+	validateTags(errs, *c, "")
 	c.validateFiles(errs)
 	c.validateRouting(errs)
-	c.validateRetry(errs)
 	c.validateCORS(errs)
-	checkRange(errs, "index.block_bytes", c.Index.BlockBytes, 64, 4096)
-	checkRange(errs, "connections.max_per_backend", c.Connections.MaxPerBackend, 1, 1<<20)
-	checkRange(errs, "index.max_bytes", c.Index.MaxBytes, 1<<20, 1<<50)
-	checkRange(errs, "responses.max_entries", c.Responses.MaxEntries, 0, responseindex.MaxEntries)
 	c.validateRedis(errs)
-	checkRange(errs, "record.max_bytes", c.Record.MaxBytes, 1<<20, 1<<40)
-	checkRange(errs, "record.keep", c.Record.Keep, 0, 1000)
-	c.validateLimits(errs)
-	c.validateDurations(errs)
+	c.validateRelations(errs)
 }
 
 func (c *Config) validateListeners(errs *errorList) {
@@ -80,8 +68,6 @@ func (c *Config) validateTrustedProxies(errs *errorList) {
 }
 
 func (c *Config) validateRedis(errs *errorList) {
-	checkOneOf(errs, "redis.mode", "mode", c.Redis.Mode, cluster.Modes...)
-	checkRange(errs, "redis.max_bytes", c.Redis.MaxBytes, 1<<20, 1<<34)
 	if n := len(c.Redis.Secret); n > 0 && n < cluster.MinSecretBytes {
 		errs.add("redis.secret_file", "the secret in %s has %d bytes, expected at least %d; write one with openssl rand -hex 32", c.Redis.SecretFile, n, cluster.MinSecretBytes)
 	}
@@ -116,68 +102,22 @@ func (c *Config) validateCORS(errs *errorList) {
 	}
 }
 
-func (c *Config) validateRetry(errs *errorList) {
-	checkRange(errs, "retry.share", c.Retry.Share, 0, 1)
-	checkRange(errs, "retry.per_second", c.Retry.PerSecond, 0, 1<<20)
-	checkRange(errs, "breaker.failures", c.Breaker.Failures, 0, 1<<20)
+// validateRelations validates settings by others.
+func (c *Config) validateRelations(errs *errorList) {
 	if c.Breaker.Failures > 0 && c.Breaker.Open < 10*time.Millisecond {
 		errs.add("breaker.open", "%v is too short; the minimum is 10ms; to disable the breaker, set breaker.failures to 0", c.Breaker.Open)
 	}
-}
-
-func (c *Config) validateLimits(errs *errorList) {
-	l := &c.Limits
-	checkRange(errs, "limits.in_flight", l.InFlight, 1, 1<<20)
-	checkRange(errs, "limits.connections", l.Connections, 16, 1<<20)
-	checkRange(errs, "limits.query_bytes", l.QueryBytes, 0, 1<<20)
-	checkRange(errs, "limits.body_bytes", l.BodyBytes, 1<<10, 1<<40)
-	checkRange(errs, "limits.body_bytes_total", l.BodyBytesTotal, 1<<10, 1<<50)
-	checkOneOf(errs, "limits.kv_transfer_params", "mode", l.KVTransferParams, proxy.RefuseTransferParams, proxy.AllowTransferParams)
-	checkRange(errs, "limits.header_bytes", l.HeaderBytes, 4<<10, 1<<30)
-	if !errs.hasAny("limits.body_bytes", "limits.body_bytes_total") && l.BodyBytes > l.BodyBytesTotal {
+	if l := &c.Limits; !errs.hasAny("limits.body_bytes", "limits.body_bytes_total") && l.BodyBytes > l.BodyBytesTotal {
 		errs.add("limits.body_bytes", "%s exceeds limits.body_bytes_total %s, so such a body could never be accepted; raise the total or lower this",
 			formatByteSize(l.BodyBytes), formatByteSize(l.BodyBytesTotal))
-	}
-}
-
-func (c *Config) validateDurations(errs *errorList) {
-	for _, d := range []struct {
-		path  string
-		value time.Duration
-		min   time.Duration
-	}{
-		{"poll.interval", c.Poll.Interval, 10 * time.Millisecond},
-		{"poll.fast_interval", c.Poll.FastInterval, 10 * time.Millisecond},
-		{"poll.timeout", c.Poll.Timeout, time.Millisecond},
-		{"health.interval", c.Health.Interval, 10 * time.Millisecond},
-		{"health.down_interval", c.Health.DownInterval, 10 * time.Millisecond},
-		{"health.timeout", c.Health.Timeout, time.Millisecond},
-		{"slo.ttft", c.SLO.TTFT, 0},
-		{"responses.ttl", c.Responses.TTL, time.Second},
-		{"timeouts.connect", c.Timeouts.Connect, time.Millisecond},
-		{"timeouts.first_byte", c.Timeouts.FirstByte, 0},
-		{"timeouts.response", c.Timeouts.Response, 0},
-		{"timeouts.body_idle", c.Timeouts.BodyIdle, 0},
-		{"sse.keepalive", c.SSE.Keepalive, 0},
-		{"sse.queue_keepalive", c.SSE.QueueKeepalive, 0},
-		{"timeouts.write_idle", c.Timeouts.WriteIdle, 0},
-		{"timeouts.idle", c.Timeouts.Idle, 0},
-		{"timeouts.keepalive_idle", c.Timeouts.KeepaliveIdle, time.Millisecond},
-		{"timeouts.read_header", c.Timeouts.ReadHeader, time.Millisecond},
-		{"timeouts.drain", c.Timeouts.Drain, 0},
-		{"timeouts.shutdown", c.Timeouts.Shutdown, 0},
-	} {
-		if d.value < d.min {
-			errs.add(d.path, "%v is too short; the minimum is %v", d.value, d.min)
-		}
 	}
 	notAbove := func(path string, value time.Duration, limitPath string, limit time.Duration, why string) {
 		if value > limit && !errs.hasAny(path, limitPath) {
 			errs.add(path, "%v exceeds %s %v, so %s; lower it", value, limitPath, limit, why)
 		}
 	}
-	notAbove("poll.timeout", c.Poll.Timeout, "poll.interval", c.Poll.Interval, "scrapes would overlap")
-	notAbove("poll.fast_interval", c.Poll.FastInterval, "poll.interval", c.Poll.Interval, "busy replicas would be scraped less often than idle ones")
+	notAbove("poll.timeout", c.Poll.Timeout, "poll.interval", c.Poll.Interval, "polls would overlap")
+	notAbove("poll.fast_interval", c.Poll.FastInterval, "poll.interval", c.Poll.Interval, "busy replicas would be polled less often than idle ones")
 	notAbove("health.down_interval", c.Health.DownInterval, "health.interval", c.Health.Interval, "a restarted replica would be detected late")
 }
 
@@ -263,11 +203,36 @@ func (t ListenerTLS) expiryWarnings(section string) []string {
 	return []string{fmt.Sprintf("%s.cert_file: %s expired on %s; clients will reject it", section, t.CertFile, t.Certificate.Leaf.NotAfter.Format(time.DateOnly))}
 }
 
-// checkOneOf adds an error unless value is one of allowed. noun says what they are.
-func checkOneOf(errs *errorList, path, noun, value string, allowed ...string) {
+// validateTags adds an error for each setting of a struct whose value its tags do not allow. prefix is
+// the beginning of the settings' paths.
+func validateTags(errs *errorList, section any, prefix string) {
+	for _, s := range settingsOf(reflect.ValueOf(section), prefix, false) {
+		if names := s.tag.Get("oneof"); names != "" {
+			checkOneOf(errs, s.path, s.value.String(), strings.Fields(names)...)
+		}
+		bounds, orZero := strings.CutPrefix(s.tag.Get("range"), "0|")
+		if bounds == "" || orZero && s.value.IsZero() {
+			continue
+		}
+		switch value := s.value.Interface().(type) {
+		case int:
+			checkRange(errs, s.path, value, bounds, decodeInt)
+		case int64:
+			checkRange(errs, s.path, value, bounds, decodeByteSize)
+		case float64:
+			checkRange(errs, s.path, value, bounds, decodeFloat)
+		case time.Duration:
+			checkRange(errs, s.path, value, bounds, decodeDuration)
+		}
+	}
+}
+
+// checkOneOf adds an error unless value is one of allowed.
+func checkOneOf(errs *errorList, path, value string, allowed ...string) {
 	if slices.Contains(allowed, value) {
 		return
 	}
+	noun := path[strings.LastIndexByte(path, '.')+1:]
 	if near := nearestWord(strings.ToLower(value), allowed); near != "" {
 		errs.add(path, "unknown %s %q; did you mean %s?", noun, value, near)
 		return
@@ -275,12 +240,17 @@ func checkOneOf(errs *errorList, path, noun, value string, allowed ...string) {
 	errs.add(path, "unknown %s %q; choose one of %s", noun, value, strings.Join(allowed, ", "))
 }
 
-// checkRange adds an error unless value is at least min and at most max.
-func checkRange[T int | float64 | int64](errs *errorList, path string, value, min, max T) {
-	if !(value >= min) { // true for NaN
-		errs.add(path, "%v is too small; the minimum is %v", formatIfByteSize(value), formatIfByteSize(min))
-	} else if value > max {
-		errs.add(path, "%v is too large; the maximum is %v", formatIfByteSize(value), formatIfByteSize(max))
+// checkRange adds an error unless value is in the bounds, such as "1..10" or "10ms..", which decode reads.
+func checkRange[T int | float64 | int64 | time.Duration](errs *errorList, path string, value T, bounds string, decode func(any) (any, error)) {
+	low, high, _ := strings.Cut(bounds, "..")
+	small, large := "small", "large"
+	if reflect.TypeFor[T]() == reflect.TypeFor[time.Duration]() {
+		small, large = "short", "long"
+	}
+	if least, err := decode(low); err == nil && !(value >= least.(T)) { // true for NaN
+		errs.add(path, "%v is too %s; the minimum is %v", formatIfByteSize(value), small, formatIfByteSize(least))
+	} else if most, err := decode(high); err == nil && value > most.(T) {
+		errs.add(path, "%v is too %s; the maximum is %v", formatIfByteSize(value), large, formatIfByteSize(most))
 	}
 }
 
@@ -313,13 +283,6 @@ func isWildcard(host string) bool {
 func isLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
-
-// isHeaderName reports whether s can be the name of a header.
-func isHeaderName(s string) bool {
-	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
-	})
 }
 
 // IsHeaderValue reports whether s can be the value of a header: visible ASCII and

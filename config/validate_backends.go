@@ -44,8 +44,7 @@ func (c *Config) validateBackends(errs *errorList) {
 		}
 		validateBackendTLS(errs, at, u.Scheme, b)
 		validateKVEvents(errs, at, u.Hostname(), b)
-		checkRange(errs, at+".max_in_flight", b.MaxInFlight, 0, 1<<20)
-		checkRange(errs, at+".weight", b.Weight, 0.01, 100)
+		validateTags(errs, b, at+".")
 		if !IsHeaderValue(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {
 			errs.add(at+".name", "%q is not a valid name; it is used in headers and labels: use letters, digits and ._:-", b.Name)
 			continue

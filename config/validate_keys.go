@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"time"
 
@@ -44,7 +43,6 @@ func (c *Config) APIKeys() []apikey.Key {
 // validateKeys validates each API key, that keys are unique, and that entries of one name
 // agree. The errors show only positions: a key may be in the wrong place.
 func (c *Config) validateKeys(errs *errorList) {
-	checkOneOf(errs, "tenant", "mode", c.Tenant, "share", "isolate")
 	if errs.hasAny("keys") {
 		return
 	}
@@ -58,12 +56,7 @@ func (c *Config) validateKeys(errs *errorList) {
 		if errs.hasAny(at) {
 			continue
 		}
-		checkRange(errs, at+".requests_per_minute", k.RequestsPerMinute, 0, 1<<30)
-		if k.TokensPerMinute != 0 {
-			checkRange(errs, at+".tokens_per_minute", k.TokensPerMinute, 1000, 1<<40)
-		}
-		checkRange(errs, at+".concurrency", k.Concurrency, 0, 1<<30)
-		checkRange(errs, at+".priority", k.Priority, -100, 100)
+		validateTags(errs, k, at+".")
 		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
 			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.time and .busy_time", k.QueueTime, maxQueueTime)
 		}
@@ -73,22 +66,15 @@ func (c *Config) validateKeys(errs *errorList) {
 		}
 		if first, listed := names[k.Name]; !listed {
 			names[k.Name] = i
-		} else if differ := differingSettings(&c.Keys[first].Key, &k.Key); len(differ) > 0 {
-			errs.add(at, "has the name of keys[%d], so both are one key, but they differ in %s; give both the same values, or rename one", first, strings.Join(differ, ", "))
+		} else if differing := differingSettings(c.Keys[first].Key, k.Key); len(differing) > 0 {
+			var names []string
+			for _, s := range differing {
+				names = append(names, s.name)
+			}
+			errs.add(at, "has the name of keys[%d], so both are one key, but they differ in %s; give both the same values, or rename one", first, strings.Join(names, ", "))
 		}
 		c.validateKeyHashes(errs, at, k, hashes)
 	}
-}
-
-// differingSettings returns the names of the settings in which two entries of one name differ.
-func differingSettings(a, b *apikey.Key) (names []string) {
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[apikey.Key]()) {
-		name := field.Tag.Get("mapstructure")
-		if x, y := reflect.ValueOf(*a).FieldByIndex(field.Index), reflect.ValueOf(*b).FieldByIndex(field.Index); name != "-" && !reflect.DeepEqual(x.Interface(), y.Interface()) {
-			names = append(names, name)
-		}
-	}
-	return names
 }
 
 // validateKeyHashes validates the hashes of the key at path at. seen has the path of

@@ -54,7 +54,7 @@ func TestKeyErrorsHideKeys(t *testing.T) {
 		{"empty file", "", "# none\n", "keys_file: KEYS contains no keys; add one, or remove the setting to allow access without a key"},
 		{"missing file", "keys_file: none", "", "keys_file: stat none: no such file or directory"},
 		{"directory", "keys_file: /", "", "keys_file: / is not a regular file"},
-		{"unknown tenant mode", "tenant: alone", "", `tenant: unknown mode "alone"; choose one of share, isolate`},
+		{"unknown tenant mode", "tenant: alone", "", `tenant: unknown tenant "alone"; choose one of share, isolate`},
 		{"short token", "admin_token: secret", "", "admin_token: is shorter than 16 characters and could be guessed; create one with openssl rand -hex 32"},
 		{"token with a line break", "admin_token: \"" + plainKey + "\\n\"", "", "admin_token: contains characters that are not allowed in a header; does it end with a line break?"},
 		{"two tokens", "admin_token: " + plainKey + "\nadmin_token_file: none", "", "admin_token_file: admin_token is given as well; remove one of the two"},

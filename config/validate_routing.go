@@ -5,33 +5,20 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"warmroute/router/policy"
 )
 
 func (c *Config) validateRouting(errs *errorList) {
 	r := &c.Routing
-	checkRange(errs, "routing.attempts", r.Attempts, 1, 10)
-	checkRange(errs, "routing.queue.requests", r.Queue.Requests, 0, 1<<20)
-	checkRange(errs, "routing.queue.batch_requests", r.Queue.BatchRequests, 0, 1<<20)
-	checkRange(errs, "routing.batch_slowdown", r.BatchSlowdown, 0, 10)
 	if r.Queue.Requests > 0 {
-		checkRange(errs, "routing.queue.bytes", r.Queue.Bytes, 1<<10, 1<<50)
-		checkRange(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, 1<<10, 1<<50)
+		checkRange(errs, "routing.queue.bytes", r.Queue.Bytes, "1KiB..1024TiB", decodeByteSize)
+		checkRange(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, "1KiB..1024TiB", decodeByteSize)
 		validateQueueTime(errs, "routing.queue.time", r.Queue.OutageTimeout)
 		validateQueueTime(errs, "routing.queue.busy_time", r.Queue.BusyTimeout)
 	}
-	if r.StepTokens != 0 {
-		checkRange(errs, "routing.step_tokens", r.StepTokens, 64, 1<<20)
-	}
 	r.validateSessionHeaders(errs)
-	checkRange(errs, "routing.match_ratio", r.MatchRatio, 0, 1)
-	checkRange(errs, "routing.imbalance_abs", r.ImbalanceAbs, 0, 1<<20)
-	if r.ImbalanceRatio != 0 {
-		checkRange(errs, "routing.imbalance_ratio", r.ImbalanceRatio, 1, 1<<20)
-	}
-	if r.LoadFactor != 0 {
-		checkRange(errs, "routing.load_factor", r.LoadFactor, 1, 1<<20)
-	}
 }
 
 func validateQueueTime(errs *errorList, name string, d time.Duration) {
@@ -51,7 +38,7 @@ func (r *Routing) validateSessionHeaders(errs *errorList) {
 	names := r.canonicalSessionHeaders()
 	for i, name := range names {
 		at := fmt.Sprintf("routing.session_headers[%d]", i)
-		if !isHeaderName(name) {
+		if !httpguts.ValidHeaderFieldName(name) {
 			errs.add(at, "%q is not the name of a header; use letters, digits, - and _", name)
 		}
 		if first := slices.Index(names, name); first < i {

@@ -30,30 +30,30 @@ type Settings struct {
 
 // Limits bound what clients may send.
 type Limits struct {
-	InFlight       int   `mapstructure:"in_flight"`        // requests at once, queued ones included
-	Connections    int   `mapstructure:"connections"`      // of clients; idle ones are closed for new ones
-	QueryBytes     int64 `mapstructure:"query_bytes"`      // of a URL
-	BodyBytes      int64 `mapstructure:"body_bytes"`       // of one request
-	BodyBytesTotal int64 `mapstructure:"body_bytes_total"` // of all requests in memory
+	InFlight       int   `mapstructure:"in_flight" range:"1..1048576"`           // requests at once, queued ones included
+	Connections    int   `mapstructure:"connections" range:"16..1048576"`        // of clients; idle ones are closed for new ones
+	QueryBytes     int64 `mapstructure:"query_bytes" range:"0..1MiB"`            // of a URL
+	BodyBytes      int64 `mapstructure:"body_bytes" range:"1KiB..1TiB"`          // of one request
+	BodyBytesTotal int64 `mapstructure:"body_bytes_total" range:"1KiB..1024TiB"` // of all requests in memory
 
-	KVTransferParams string `mapstructure:"kv_transfer_params"` // AllowTransferParams, or they are refused
+	KVTransferParams string `mapstructure:"kv_transfer_params" oneof:"refuse allow"` // AllowTransferParams, or they are refused
 }
 
 // Timeouts bound the waits of a request. They are off when 0.
 type Timeouts struct {
-	FirstByte time.Duration `mapstructure:"first_byte"` // of a stream
-	Response  time.Duration `mapstructure:"response"`   // without progress of the replica, of a response that is not a stream
-	Idle      time.Duration `mapstructure:"idle"`       // between two reads of a response
-	BodyIdle  time.Duration `mapstructure:"body_idle"`  // between two reads of a request's body, and the window of its rate
-	WriteIdle time.Duration `mapstructure:"write_idle"` // for a client to read some of its response
+	FirstByte time.Duration `mapstructure:"first_byte" range:"0s.."` // of a stream
+	Response  time.Duration `mapstructure:"response" range:"0s.."`   // without progress of the replica, of a response that is not a stream
+	Idle      time.Duration `mapstructure:"idle" range:"0s.."`       // between two reads of a response
+	BodyIdle  time.Duration `mapstructure:"body_idle" range:"0s.."`  // between two reads of a request's body, and the window of its rate
+	WriteIdle time.Duration `mapstructure:"write_idle" range:"0s.."` // for a client to read some of its response
 }
 
 // RetrySettings bound the retries of all requests.
 type RetrySettings struct {
-	Share     float64 `mapstructure:"share"`      // of the requests of the last 10 s
-	PerSecond int     `mapstructure:"per_second"` // always allowed
-	Stalled   bool    `mapstructure:"stalled"`    // retry requests that wait for a stalled replica
-	Timeouts  bool    `mapstructure:"timeouts"`   // retry after Timeouts.FirstByte and Timeouts.Response
+	Share     float64 `mapstructure:"share" range:"0..1"`            // of the requests of the last 10 s
+	PerSecond int     `mapstructure:"per_second" range:"0..1048576"` // always allowed
+	Stalled   bool    `mapstructure:"stalled"`                       // retry requests that wait for a stalled replica
+	Timeouts  bool    `mapstructure:"timeouts"`                      // retry after Timeouts.FirstByte and Timeouts.Response
 }
 
 // Configure gives the requests that arrive from now on other settings.

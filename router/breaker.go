@@ -8,8 +8,8 @@ import (
 
 // BreakerSettings determine when a backend whose requests fail is avoided.
 type BreakerSettings struct {
-	Failures int           `mapstructure:"failures"` // in a row that open the breaker; 0: none do
-	Open     time.Duration `mapstructure:"open"`     // until the backend is tried again; doubles with each try that fails, up to 4 s
+	Failures int           `mapstructure:"failures" range:"0..1048576"` // in a row that open the breaker; 0: none do
+	Open     time.Duration `mapstructure:"open"`                        // until the backend is tried again; doubles with each try that fails, up to 4 s
 }
 
 // maxOpenDelay bounds the time for which a recovered backend is not noticed.

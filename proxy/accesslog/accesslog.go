@@ -31,9 +31,9 @@ const (
 
 // Settings configure a Log. They may be changed while it is in use.
 type Settings struct {
-	File   string  `mapstructure:"file"`   // a path, stdout or stderr; empty: none
-	Format string  `mapstructure:"format"` // json or text
-	Sample float64 `mapstructure:"sample"` // share of the successful requests that are logged, 0 to 1
+	File   string  `mapstructure:"file"`                     // a path, stdout or stderr; empty: none
+	Format string  `mapstructure:"format" oneof:"json text"` // json or text
+	Sample float64 `mapstructure:"sample" range:"0..1"`      // share of the successful requests that are logged, 0 to 1
 }
 
 // Log is the access log. It is safe for concurrent use. A nil Log is disabled.

@@ -29,11 +29,11 @@ type Key struct {
 	Hashes []Hash `mapstructure:"-"`    // of each secret that is this key; several while one replaces another
 
 	Models            []string      `mapstructure:"models"` // ids that it may use; nil: all
-	RequestsPerMinute int           `mapstructure:"requests_per_minute"`
-	TokensPerMinute   int           `mapstructure:"tokens_per_minute"` // of prompts and completions
-	Concurrency       int           `mapstructure:"concurrency"`       // requests at once
-	Priority          int           `mapstructure:"priority"`          // lower first; a request may only raise it
-	QueueTime         time.Duration `mapstructure:"queue_time"`        // maximum time in the admission queue; 0: routing.queue.time and .busy_time
+	RequestsPerMinute int           `mapstructure:"requests_per_minute" range:"0..1073741824"`
+	TokensPerMinute   int           `mapstructure:"tokens_per_minute" range:"0|1000..1099511627776"` // of prompts and completions
+	Concurrency       int           `mapstructure:"concurrency" range:"0..1073741824"`               // requests at once
+	Priority          int           `mapstructure:"priority" range:"-100..100"`                      // lower first; a request may only raise it
+	QueueTime         time.Duration `mapstructure:"queue_time"`                                      // maximum time in the admission queue; 0: routing.queue.time and .busy_time
 	RouteHeaders      bool          `mapstructure:"route_headers"`
 	Expires           time.Time     `mapstructure:"expires"` // zero: never
 }

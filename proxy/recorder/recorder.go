@@ -56,9 +56,9 @@ const (
 
 // Settings name the files that a Recorder writes.
 type Settings struct {
-	File     string `mapstructure:"file"`      // empty: none
-	MaxBytes int64  `mapstructure:"max_bytes"` // of one file; a full one is renamed to File.1
-	Keep     int    `mapstructure:"keep"`      // number of full files that are kept
+	File     string `mapstructure:"file"`                         // empty: none
+	MaxBytes int64  `mapstructure:"max_bytes" range:"1MiB..1TiB"` // of one file; a full one is renamed to File.1
+	Keep     int    `mapstructure:"keep" range:"0..1000"`         // number of full files that are kept
 }
 
 // Options configure a Recorder.

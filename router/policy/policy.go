@@ -42,12 +42,12 @@ type ConversationTracker interface {
 // Definition.Settings. Zero is the policy's own default, which is that of the
 // router it comes from.
 type Settings struct {
-	MatchRatio     float64       `mapstructure:"match_ratio"`     // share of the prompt that must match for a backend to be chosen for it
-	ImbalanceAbs   float64       `mapstructure:"imbalance_abs"`   // requests in flight: most loaded minus least loaded, above which only load counts
-	ImbalanceRatio float64       `mapstructure:"imbalance_ratio"` // the same as a ratio; where a policy has both, both must be exceeded
-	LoadFactor     float64       `mapstructure:"load_factor"`     // requests in flight over the mean, up to which a backend is chosen
-	SLO            time.Duration `mapstructure:"-"`               // see Prefix
-	AttentionCost  float64       `mapstructure:"-"`               // share by which each token before it makes a token more expensive to prefill; below 0: none does
+	MatchRatio     float64       `mapstructure:"match_ratio" range:"0..1"`             // share of the prompt that must match for a backend to be chosen for it
+	ImbalanceAbs   float64       `mapstructure:"imbalance_abs" range:"0..1048576"`     // requests in flight: most loaded minus least loaded, above which only load counts
+	ImbalanceRatio float64       `mapstructure:"imbalance_ratio" range:"0|1..1048576"` // the same as a ratio; where a policy has both, both must be exceeded
+	LoadFactor     float64       `mapstructure:"load_factor" range:"0|1..1048576"`     // requests in flight over the mean, up to which a backend is chosen
+	SLO            time.Duration `mapstructure:"-"`                                    // see Prefix
+	AttentionCost  float64       `mapstructure:"-"`                                    // share by which each token before it makes a token more expensive to prefill; below 0: none does
 }
 
 // Request is what policies know about a request. Counts of tokens are estimates.

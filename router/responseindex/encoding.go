@@ -34,7 +34,7 @@ func (x *Index) AppendTo(b []byte) []byte {
 		c.AddName(entries[i].Owner)
 	}
 	c.Data = c.AppendNames(b)
-	c.Count(len(entries), MaxEntries, minEntrySize)
+	c.Count(len(entries), maxEntries, minEntrySize)
 	for i := range entries {
 		codeEntry(&c, &entries[i])
 	}
@@ -112,7 +112,7 @@ func (x *Index) Restore(data []byte) error {
 func decode(data []byte) ([]record, error) {
 	c := wire.NewReader(data)
 	c.ReadNames(maxNames)
-	entries := make([]record, c.Count(0, MaxEntries, minEntrySize))
+	entries := make([]record, c.Count(0, maxEntries, minEntrySize))
 	for i := range entries {
 		if codeEntry(&c, &entries[i]); c.Damaged() || !IsValidID(entries[i].id) {
 			return nil, errDamaged

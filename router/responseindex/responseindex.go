@@ -21,13 +21,13 @@ const (
 	absentLifetime = 10 * time.Second
 )
 
-// MaxEntries bounds Settings.MaxEntries.
-const MaxEntries = 5_000_000
+// maxEntries bounds Settings.MaxEntries.
+const maxEntries = 5_000_000
 
 // Settings bound an Index.
 type Settings struct {
-	MaxEntries int           `mapstructure:"max_entries"` // 0: nothing is remembered
-	TTL        time.Duration `mapstructure:"ttl"`         // since the last use
+	MaxEntries int           `mapstructure:"max_entries" range:"0..5000000"` // 0: nothing is remembered
+	TTL        time.Duration `mapstructure:"ttl" range:"1s.."`               // since the last use
 }
 
 // Entry says where a response is held and whose it is.

@@ -1,9 +1,39 @@
 package config
 
 import (
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 )
+
+// TestSettingBounds checks that each number has bounds in its tag, and that they can be read.
+func TestSettingBounds(t *testing.T) {
+	elsewhere := []string{ // with a condition or an advice of their own
+		"routing.queue.bytes", "routing.queue.batch_bytes", "routing.queue.time", "routing.queue.busy_time", "breaker.open", "keys[].queue_time",
+	}
+	all := settingsOf(reflect.ValueOf(Config{}), "", false)
+	all = append(all, settingsOf(reflect.ValueOf(Backend{}), "backends[].", false)...)
+	all = append(all, settingsOf(reflect.ValueOf(Key{}), "keys[].", false)...)
+	for _, s := range all {
+		bounds, _ := strings.CutPrefix(s.tag.Get("range"), "0|")
+		decode := map[string]func(any) (any, error){"int": decodeInt, "int64": decodeByteSize, "float64": decodeFloat, "time.Duration": decodeDuration}[s.value.Type().String()]
+		if decode == nil || slices.Contains(elsewhere, s.path) {
+			if bounds != "" {
+				t.Errorf("%s has bounds", s.path)
+			}
+			continue
+		}
+		low, high, _ := strings.Cut(bounds, "..")
+		if _, err := decode(low); err != nil {
+			t.Errorf("%s: minimum: %v", s.path, err)
+		}
+		if _, err := decode(high); err != nil && (high != "" || s.value.Type() != reflect.TypeFor[time.Duration]()) {
+			t.Errorf("%s: maximum: %v", s.path, err)
+		}
+	}
+}
 
 func TestDiff(t *testing.T) {
 	const backends = "backends: [{url: \"http://a:8000\", weight: 2}]\n"
