@@ -27,8 +27,8 @@ var allowedImports = map[string]string{
 	"admin":    "backends prompt router metrics proxy cluster",
 	"config":   "backends prompt router kvevents metrics proxy cluster admin",
 	"server":   "clock filelock recovery backends prompt router kvevents metrics proxy cluster admin config",
-	"cli":      "backends prompt router metrics proxy cluster admin config server lab",
-	"main":     "server cli lab",
+	"cli":      "backends prompt router metrics proxy cluster admin config server",
+	"main":     "cli config server lab",
 
 	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster admin config server cli",
 	"e2e":     "filelock backends prompt router metrics proxy cluster admin config server cli lab",
@@ -69,6 +69,7 @@ func TestMayImport(t *testing.T) {
 		{"router", "proxy", true, false},
 		{"proxy", "lab/sim", false, false},
 		{"proxy", "lab/sim", true, true},
+		{"cli", "lab/replay", false, false},
 		{"", "cli", false, true},
 		{"", "router", false, false},
 		{"lab/chaos", "lab/testbed", false, true},

@@ -11,6 +11,9 @@ import (
 	"syscall"
 
 	"warmroute/cli"
+	"warmroute/config"
+	labcli "warmroute/lab/cli"
+	"warmroute/lab/policies"
 	"warmroute/server"
 )
 
@@ -26,5 +29,6 @@ func main() {
 		signal.Stop(signals) // the second one kills the process
 		stop(server.StopSignal{Signal: first})
 	}()
-	os.Exit(cli.Run(ctx, os.Args[1:], defaultConfig, os.Stdout, os.Stderr))
+	configs := config.Loader{Defaults: defaultConfig, Policies: policies.All()}
+	os.Exit(cli.Run(ctx, os.Args[1:], configs, labcli.Commands(configs), os.Stdout, os.Stderr))
 }

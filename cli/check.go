@@ -8,8 +8,8 @@ import (
 	"warmroute/config"
 )
 
-// newCheckCommand returns the check command. defaults is the content of config.yaml.
-func newCheckCommand(defaults []byte) *cobra.Command {
+// newCheckCommand returns the check command.
+func newCheckCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [URL ...]",
 		Short: "Validate a configuration and report all errors",
@@ -18,11 +18,11 @@ any backend. Print a summary, or one error per line and exit with status 2.`,
 		Example: `  warmroute check --config warmroute.yaml
   warmroute check --policy chwbl http://10.0.0.5:8000 http://10.0.0.6:8000`,
 		RunE: func(cmd *cobra.Command, urls []string) error {
-			c, err := config.Load(defaults, cmd.Flags(), urls)
+			c, err := configs.Load(cmd.Flags(), urls)
 			if err != nil {
 				return err
 			}
-			for _, w := range c.Warnings() {
+			for _, w := range c.Warnings(configs.Policies) {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
 			summary := fmt.Sprintf("%s, policy %s, listen %s", plural(len(c.Backends), "backend"), c.Routing.Policy, c.Listen)
@@ -33,7 +33,7 @@ any backend. Print a summary, or one error per line and exit with status 2.`,
 			return nil
 		},
 	}
-	config.AddFlags(cmd.Flags())
+	configs.AddFlags(cmd.Flags())
 	return cmd
 }
 

@@ -15,11 +15,11 @@ import (
 
 // Run executes a command line and returns the exit status: 0 on success, 1 for a
 // failure while running, 2 for an invalid command line or configuration. It returns
-// when the command is done, or has stopped because ctx is done. defaults is the
-// content of config.yaml.
-func Run(ctx context.Context, args []string, defaults []byte, stdout, stderr io.Writer) int {
+// when the command is done, or has stopped because ctx is done. The other arguments
+// are those of NewRootCommand.
+func Run(ctx context.Context, args []string, configs config.Loader, lab []*cobra.Command, stdout, stderr io.Writer) int {
 	started := false // the command line was valid
-	root := newRootCommand(defaults)
+	root := NewRootCommand(configs, lab)
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	root.SetArgs(args)
 	root.SetOut(stdout)
@@ -27,7 +27,7 @@ func Run(ctx context.Context, args []string, defaults []byte, stdout, stderr io.
 
 	cmd, err := root.ExecuteContextC(ctx)
 	var invalid config.Errors
-	var usage usageError
+	var usage UsageError
 	switch {
 	case err == nil:
 		return 0
@@ -42,10 +42,12 @@ func Run(ctx context.Context, args []string, defaults []byte, stdout, stderr io.
 	return 1
 }
 
-// usageError is an error in the command line that is found when the command runs.
-type usageError struct{ error }
+// UsageError is an error in the command line that is found when the command runs.
+type UsageError struct{ Err error }
 
-func (e usageError) Unwrap() error { return e.error }
+func (e UsageError) Error() string { return e.Err.Error() }
+
+func (e UsageError) Unwrap() error { return e.Err }
 
 // The groups of commands in the help.
 const (
@@ -53,10 +55,12 @@ const (
 	groupMeasure = "measure"
 )
 
-func newRootCommand(defaults []byte) *cobra.Command {
+// NewRootCommand returns the command line's root. configs loads the configuration of its
+// commands, and lab are the commands that simulate and measure.
+func NewRootCommand(configs config.Loader, lab []*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:     "warmroute",
-		Version: version(),
+		Version: Version(),
 		Long: `Warmroute is a reverse proxy for several vLLM replicas. It speaks the OpenAI API
 and sends each request to the replica with the lowest expected time to first
 token, given the prompt prefixes that the replicas have cached and their load.
@@ -71,16 +75,15 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 	}
 	root.AddGroup(&cobra.Group{ID: groupRun, Title: "Run a proxy:"}, &cobra.Group{ID: groupMeasure, Title: "Simulate and measure:"})
 	root.AddCommand(
-		setGroup(groupRun, newServeCommand(defaults)),
-		setGroup(groupRun, newCheckCommand(defaults)),
-		setGroup(groupRun, newExplainCommand(defaults)),
-		setGroup(groupRun, newHealthCommand(defaults)),
-		setGroup(groupMeasure, newDemoCommand(defaults)),
-		setGroup(groupMeasure, newSimCommand()),
-		setGroup(groupMeasure, newReplayCommand(defaults)),
-		setGroup(groupMeasure, newBenchCommand()),
-		newVersionCommand(),
+		setGroup(groupRun, newServeCommand(configs)),
+		setGroup(groupRun, newCheckCommand(configs)),
+		setGroup(groupRun, newExplainCommand(configs)),
+		setGroup(groupRun, newHealthCommand(configs)),
 	)
+	for _, cmd := range lab {
+		root.AddCommand(setGroup(groupMeasure, cmd))
+	}
+	root.AddCommand(newVersionCommand())
 	root.SetVersionTemplate(versionLine())
 	// By itself, cobra does not wrap the descriptions of flags.
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 100"))

@@ -39,8 +39,8 @@ type explainOptions struct {
 	json                     bool
 }
 
-// newExplainCommand returns the explain command. defaults is the content of config.yaml.
-func newExplainCommand(defaults []byte) *cobra.Command {
+// newExplainCommand returns the explain command.
+func newExplainCommand(configs config.Loader) *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
 		Use:   "explain -f FILE",
@@ -70,7 +70,7 @@ name with --key.`,
 			return err
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.run(cmd.Context(), defaults, cmd.InOrStdin(), cmd.OutOrStdout())
+			return o.run(cmd.Context(), configs, cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 	o.addFlags(cmd.Flags())
@@ -91,12 +91,12 @@ func (o *explainOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the response of the admin listener as JSON")
 }
 
-func (o *explainOptions) run(ctx context.Context, defaults []byte, stdin io.Reader, out io.Writer) error {
+func (o *explainOptions) run(ctx context.Context, configs config.Loader, stdin io.Reader, out io.Writer) error {
 	body, err := o.readBody(stdin)
 	if err != nil {
 		return err
 	}
-	admin, err := o.resolveAdminEndpoint(defaults)
+	admin, err := o.resolveAdminEndpoint(configs)
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (o *explainOptions) readBody(stdin io.Reader) ([]byte, error) {
 	}
 	body, err := os.ReadFile(o.file)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("-f: %w", err)}
+		return nil, UsageError{fmt.Errorf("-f: %w", err)}
 	}
 	return body, nil
 }
@@ -138,13 +138,13 @@ type adminEndpoint struct {
 
 // resolveAdminEndpoint returns the admin listener that the flags or else the
 // configuration name. It reads the files with the token and the certificates.
-func (o *explainOptions) resolveAdminEndpoint(defaults []byte) (a adminEndpoint, err error) {
+func (o *explainOptions) resolveAdminEndpoint(configs config.Loader) (a adminEndpoint, err error) {
 	if o.admin == "" || o.tokenFile == "" {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.String("config", o.config, "")
 		// Errors of single settings do not matter: the proxy may have been started
 		// before the file got them.
-		c, err := config.Load(defaults, flags, nil)
+		c, err := configs.Load(flags, nil)
 		if c == nil {
 			return a, err
 		}
@@ -160,7 +160,7 @@ func (o *explainOptions) resolveAdminEndpoint(defaults []byte) (a adminEndpoint,
 	if o.tokenFile != "" {
 		text, err := config.ReadFileOrPipe(o.tokenFile)
 		if err != nil {
-			return a, usageError{fmt.Errorf("--token-file: %w", err)}
+			return a, UsageError{fmt.Errorf("--token-file: %w", err)}
 		}
 		if a.token = string(bytes.TrimSpace(text)); a.token == "" || !config.IsHeaderValue(a.token) {
 			return a, fmt.Errorf("--token-file: %s has no token: expected one line of text", o.tokenFile)
@@ -188,7 +188,7 @@ func (o *explainOptions) resolveAdminEndpoint(defaults []byte) (a adminEndpoint,
 func loadCATLSConfig(caFile string) (*tls.Config, error) {
 	text, err := config.ReadFileOrPipe(caFile)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--ca-file: %w", err)}
+		return nil, UsageError{fmt.Errorf("--ca-file: %w", err)}
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(text) {

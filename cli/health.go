@@ -17,7 +17,7 @@ const healthTimeout = 3 * time.Second
 
 // newHealthCommand returns the health command, for container images without a shell
 // and curl. defaults is the content of config.yaml.
-func newHealthCommand(defaults []byte) *cobra.Command {
+func newHealthCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "health [URL]",
 		Short: "Check that a running proxy is alive",
@@ -30,24 +30,24 @@ request URL. The exit status is 0 if the response has status 200, else 1.`,
 			ctx, cancel := context.WithTimeout(cmd.Context(), healthTimeout)
 			defer cancel()
 			if len(args) == 1 {
-				return checkHealth(ctx, args[0])
+				return CheckHealth(ctx, args[0])
 			}
 			// Errors of single settings do not matter: the proxy may have been started
 			// before the file got them.
-			c, err := config.Load(defaults, cmd.Flags(), nil)
+			c, err := configs.Load(cmd.Flags(), nil)
 			if c == nil {
 				return errors.New(err.Error()) // not status 2, which Docker reserves
 			}
-			return checkHealth(ctx, c.PublicURL()+"/livez")
+			return CheckHealth(ctx, c.PublicURL()+"/livez")
 		},
 	}
-	config.AddFlags(cmd.Flags())
+	configs.AddFlags(cmd.Flags())
 	return cmd
 }
 
-// checkHealth returns an error unless GET url has status 200. It does not verify
+// CheckHealth returns an error unless GET url has status 200. It does not verify
 // certificates.
-func checkHealth(ctx context.Context, url string) error {
+func CheckHealth(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err

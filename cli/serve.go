@@ -7,8 +7,8 @@ import (
 	"warmroute/server"
 )
 
-// newServeCommand returns the serve command. defaults is the content of config.yaml.
-func newServeCommand(defaults []byte) *cobra.Command {
+// newServeCommand returns the serve command.
+func newServeCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [URL ...]",
 		Short: "Run the proxy",
@@ -26,13 +26,14 @@ changes of the file reload the configuration.`,
 				return err
 			}
 			return server.Serve(cmd.Context(), server.ServeOptions{
-				File:    file,
-				Load:    func() (*config.Config, error) { return config.Load(defaults, cmd.Flags(), urls) },
-				Log:     cmd.ErrOrStderr(),
-				Version: version(),
+				File:     file,
+				Policies: configs.Policies,
+				Load:     func() (*config.Config, error) { return configs.Load(cmd.Flags(), urls) },
+				Log:      cmd.ErrOrStderr(),
+				Version:  Version(),
 			})
 		},
 	}
-	config.AddFlags(cmd.Flags())
+	configs.AddFlags(cmd.Flags())
 	return cmd
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version returns the version that the Go toolchain recorded in the binary: a tag,
+// Version returns the version that the Go toolchain recorded in the binary: a tag,
 // or a pseudo-version of the commit, with "+dirty" for modified sources; "devel"
 // outside a repository.
-func version() string {
+func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
 		return "devel"
@@ -32,7 +32,7 @@ func commit() string {
 }
 
 func versionLine() string {
-	return fmt.Sprintf("warmroute %s commit %s %s %s/%s\n", version(), commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("warmroute %s commit %s %s %s/%s\n", Version(), commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 func newVersionCommand() *cobra.Command {

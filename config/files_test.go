@@ -86,7 +86,7 @@ func TestListenerWarnings(t *testing.T) {
 		{fmt.Sprintf("admin_tls: {cert_file: %s, key_file: %s}", expired, expiredKey), "admin_tls.cert_file: " + expired + " expired on "},
 		{fmt.Sprintf("tls: {cert_file: %s, key_file: %s}", expired, expiredKey), "tls.cert_file: " + expired + " expired on "},
 	} {
-		got := strings.Join(mustLoad(t, c.yaml, "http://a:8000").Warnings(), "\n")
+		got := strings.Join(mustLoad(t, c.yaml, "http://a:8000").Warnings(testLoader.Policies), "\n")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: got %q, want %q", c.yaml, got, c.want)
 		}
@@ -115,7 +115,7 @@ func TestCAWarnings(t *testing.T) {
 		}
 		path, _ := writeCertificateLike(t, c.certificate)
 		yaml := fmt.Sprintf("backends: [{url: \"https://vllm:8000\", ca_file: %s, server_name: %q}]", path, c.serverName)
-		got := strings.Join(mustLoad(t, yaml).Warnings(), "\n")
+		got := strings.Join(mustLoad(t, yaml).Warnings(testLoader.Policies), "\n")
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) || got != "" && !strings.HasPrefix(got, "backends[0].ca_file: "+path) {
 			t.Errorf("%s: got %q, want a warning with %q", c.name, got, c.want)
 		}

@@ -29,14 +29,20 @@ const (
 	pathSeparator = "\x00"
 )
 
+// Loader loads configurations. Its fields are what the program has built in.
+type Loader struct {
+	Defaults []byte          // the content of config.yaml
+	Policies policy.Registry // that routing.policy may name beside prefix
+}
+
 // AddFlags defines the flags that Load reads. Their values are empty unless given,
 // since the defaults are in config.yaml; the help repeats these.
-func AddFlags(flags *pflag.FlagSet) {
+func (l Loader) AddFlags(flags *pflag.FlagSet) {
 	flags.SortFlags = false
 	flags.String("config", "", "read the configuration from `FILE` (default: $WARMROUTE_CONFIG); config.yaml documents all settings")
 	flags.String("listen", "", "listen on `ADDRESS` for clients (default :8080)")
 	flags.String("admin", "", "listen on `ADDRESS` for metrics and operators; \"\" disables it (default 127.0.0.1:9090)")
-	flags.String("policy", "", "routing `POLICY`: "+strings.Join(policy.Names(), ", ")+" (default prefix)")
+	flags.String("policy", "", "routing `POLICY`: "+strings.Join(l.Policies.Names(), ", ")+" (default prefix)")
 	flags.String("log-level", "", "minimum log `LEVEL`: debug, info, warn or error (default info)")
 }
 
@@ -50,20 +56,19 @@ func flagSettings() map[string]string {
 	}
 }
 
-// Load reads the configuration: defaults, which is the content of config.yaml,
-// then the file that --config or WARMROUTE_CONFIG names, then the environment,
+// Load reads the configuration: the defaults, then the file that --config or WARMROUTE_CONFIG names, then the environment,
 // then the flags that AddFlags defined. Each overrides the one before. urls, if
 // any, are the backends.
 //
 // The error is an Errors. Where the file could be parsed, Load returns the
 // configuration along with the error.
-func Load(defaults []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
+func (l Loader) Load(flags *pflag.FlagSet, urls []string) (*Config, error) {
 	path, err := FilePath(flags)
 	if err != nil {
 		return nil, err
 	}
 	if path == "" {
-		return parse(defaults, "", nil, flags, urls)
+		return l.parse("", nil, flags, urls)
 	}
 	data, err := ReadFileOrPipe(path)
 	if err != nil {
@@ -73,12 +78,12 @@ func Load(defaults []byte, flags *pflag.FlagSet, urls []string) (*Config, error)
 		}
 		return nil, Errors{explainReadError(source, path, err).Error()}
 	}
-	return parse(defaults, path, data, flags, urls)
+	return l.parse(path, data, flags, urls)
 }
 
 // LoadWithoutFile is Load, but ignores the configuration file.
-func LoadWithoutFile(defaults []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
-	return parse(defaults, "", nil, flags, urls)
+func (l Loader) LoadWithoutFile(flags *pflag.FlagSet, urls []string) (*Config, error) {
+	return l.parse("", nil, flags, urls)
 }
 
 // FilePath returns the path of the configuration file, or "" for none: the one
@@ -89,10 +94,10 @@ func FilePath(flags *pflag.FlagSet) (string, error) {
 }
 
 // parse is Load for a file that was already read.
-func parse(defaults []byte, file string, data []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
+func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
 	v := viper.NewWithOptions(viper.KeyDelimiter(pathSeparator))
 	v.SetConfigType("yaml")
-	if err := v.ReadConfig(bytes.NewReader(defaults)); err != nil {
+	if err := v.ReadConfig(bytes.NewReader(l.Defaults)); err != nil {
 		return nil, fmt.Errorf("built-in config.yaml: %w", err)
 	}
 	settings := map[string]string{} // shown path → viper's
@@ -127,7 +132,7 @@ func parse(defaults []byte, file string, data []byte, flags *pflag.FlagSet, urls
 	errs.addDecodeErrors(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
 	c.setDefaultBackendNames()
 	c.readFiles(&errs)
-	c.validate(&errs)
+	c.validate(&errs, l.Policies)
 	return &c, errs.err()
 }
 

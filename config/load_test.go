@@ -16,6 +16,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/cluster"
+	"warmroute/lab/policies"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/recorder"
@@ -33,12 +34,15 @@ var defaults = func() []byte {
 	return data
 }()
 
+// testLoader is that of the shipped binary.
+var testLoader = Loader{Defaults: defaults, Policies: policies.All()}
+
 // load reads a configuration as `serve --config FILE` followed by args does.
 // No file is used if yaml is empty.
 func load(t *testing.T, yaml string, args ...string) (*Config, error) {
 	t.Helper()
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	AddFlags(flags)
+	testLoader.AddFlags(flags)
 	if yaml != "" {
 		file := filepath.Join(t.TempDir(), "test.yaml")
 		if err := os.WriteFile(file, []byte(yaml), 0o600); err != nil {
@@ -49,7 +53,7 @@ func load(t *testing.T, yaml string, args ...string) (*Config, error) {
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
-	return Load(defaults, flags, flags.Args())
+	return testLoader.Load(flags, flags.Args())
 }
 
 func mustLoad(t *testing.T, yaml string, args ...string) *Config {
@@ -300,7 +304,7 @@ func TestFlags(t *testing.T) {
 
 func TestFlagUsageShowsDefaults(t *testing.T) {
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	AddFlags(flags)
+	testLoader.AddFlags(flags)
 	c := mustLoad(t, "", "http://a:8000")
 	for flag, path := range flagSettings() {
 		if want := fmt.Sprintf("(default %v)", valueAt(c, path)); !strings.HasSuffix(flags.Lookup(flag).Usage, want) {
@@ -399,9 +403,9 @@ func FuzzConfig(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	AddFlags(flags)
+	testLoader.AddFlags(flags)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := parse(defaults, "fuzz.yaml", data, flags, nil)
+		c, err := testLoader.parse("fuzz.yaml", data, flags, nil)
 		var listed Errors
 		if err != nil {
 			if !errors.As(err, &listed) || len(listed) == 0 {
@@ -413,7 +417,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		again := errorList{}
-		if c.validate(&again); again.err() != nil || len(c.Backends) == 0 {
+		if c.validate(&again, testLoader.Policies); again.err() != nil || len(c.Backends) == 0 {
 			t.Fatalf("accepted %+v: %v", c, again.err())
 		}
 	})

@@ -15,13 +15,13 @@ import (
 )
 
 // validate adds an error for every rule that the settings break.
-func (c *Config) validate(errs *errorList) {
+func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateListeners(errs)
 	c.validateTrustedProxies(errs)
 	c.validateBackends(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
-	checkOneOf(errs, "routing.policy", strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policy.Names()...)
+	checkOneOf(errs, "routing.policy", strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policies.Names()...)
 	validateTags(errs, *c, "")
 	c.validateFiles(errs)
 	c.validateRouting(errs)
@@ -121,8 +121,9 @@ func (c *Config) validateRelations(errs *errorList) {
 	notAbove("health.down_interval", c.Health.DownInterval, "health.interval", c.Health.Interval, "a restarted replica would be detected late")
 }
 
-// Warnings returns a line about each setting that is allowed but rarely intended.
-func (c *Config) Warnings() []string {
+// Warnings returns a line about each setting that is allowed but rarely intended. policies are
+// those of the Loader.
+func (c *Config) Warnings(policies policy.Registry) []string {
 	var warnings []string
 	if c.Timeouts.KeepaliveIdle >= 5*time.Second {
 		warnings = append(warnings, fmt.Sprintf("timeouts.keepalive_idle: %v is not below the 5s after which vLLM closes idle connections; "+
@@ -132,7 +133,7 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, `cors.origins: "*" without keys: any web page that is opened on a machine that reaches this proxy can use the replicas; `+
 			"configure keys, or list the origins")
 	}
-	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.caWarnings(), c.routingWarnings())
+	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.caWarnings(), c.routingWarnings(policies))
 }
 
 // spareFileDescriptors are for listeners, files, name servers and admin clients.

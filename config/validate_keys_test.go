@@ -162,7 +162,7 @@ func TestAdminTokenFile(t *testing.T) {
 		t.Error("the token is not what the file has")
 	}
 	t.Setenv("WARMROUTE_ADMIN", ":9090")
-	if w := mustLoad(t, "", "http://a:8000").Warnings(); slices.ContainsFunc(w, func(s string) bool { return strings.Contains(s, "until admin_token is set") }) {
+	if w := mustLoad(t, "", "http://a:8000").Warnings(testLoader.Policies); slices.ContainsFunc(w, func(s string) bool { return strings.Contains(s, "until admin_token is set") }) {
 		t.Errorf("a warning of no token where one is set: %q", w)
 	}
 }

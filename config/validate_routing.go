@@ -49,10 +49,10 @@ func (r *Routing) validateSessionHeaders(errs *errorList) {
 
 // routingWarnings returns the warnings about routing settings that have no
 // effect, or an effect that is rarely intended.
-func (c *Config) routingWarnings() (warnings []string) {
+func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	r := &c.Routing
-	chosen, _ := policy.Lookup(r.Policy) // an unknown policy is an error elsewhere
+	chosen, _ := policies.Lookup(r.Policy) // an unknown policy is an error elsewhere
 	for _, gate := range []struct {
 		key   string
 		value float64

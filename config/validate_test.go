@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"warmroute/router/policy"
 )
 
 // loadErrors returns the error lines of loading test.yaml with that content, in
@@ -234,7 +232,7 @@ backends: [{name: a, url: "http://a"}, {name: a, url: "b"}]
 		"poll.interval: 5 has no unit; write a duration such as 250ms, 5s or 1m30s",
 		`timeouts.connect (from WARMROUTE_TIMEOUTS_CONNECT): "2" is not a duration such as 250ms, 2s or 1m30s`,
 		`backends[1].url: backend URL "b": no scheme; write http://HOST:PORT or https://HOST:PORT`,
-		`routing.policy: unknown policy "fastest"; choose one of ` + strings.Join(policy.Names(), ", "),
+		`routing.policy: unknown policy "fastest"; choose one of ` + strings.Join(testLoader.Policies.Names(), ", "),
 		`log.level (from --log-level): unknown level "loud"; choose one of debug, info, warn, error`,
 	}
 	if want := strings.Join(want, "\n"); got != want {
@@ -304,7 +302,7 @@ func TestWarnings(t *testing.T) {
 			if !strings.Contains(c.yaml, "backends") {
 				c.yaml += "\nbackends: [\"http://a:8000\"]"
 			}
-			if got := mustLoad(t, c.yaml).Warnings(); len(got) != 1 || !strings.HasPrefix(got[0], c.want) {
+			if got := mustLoad(t, c.yaml).Warnings(testLoader.Policies); len(got) != 1 || !strings.HasPrefix(got[0], c.want) {
 				t.Errorf("got %q, want one line %q", got, c.want)
 			}
 		})

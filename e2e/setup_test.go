@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/config"
+	"warmroute/lab/policies"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 	"warmroute/server"
@@ -26,7 +27,7 @@ import (
 func startServer(t *testing.T, urls ...string) (s *server.Server, stop func()) {
 	t.Helper()
 	c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n", urls...)
-	s, err := server.New(server.Options{Config: c, Log: slog.New(slog.DiscardHandler)})
+	s, err := server.New(server.Options{Config: c, Policies: policies.All(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,12 +55,13 @@ func loadConfigFile(t *testing.T, file string, urls ...string) (*config.Config, 
 	if err != nil {
 		t.Fatal(err)
 	}
+	loader := config.Loader{Defaults: defaults, Policies: policies.All()}
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	config.AddFlags(flags)
+	loader.AddFlags(flags)
 	if err := flags.Parse([]string{"--config", file}); err != nil {
 		t.Fatal(err)
 	}
-	return config.Load(defaults, flags, urls)
+	return loader.Load(flags, urls)
 }
 
 // syncBuffer is a log that may be read while it is written.

@@ -25,6 +25,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/lab/policies"
 	"warmroute/metrics"
 	"warmroute/router"
 )
@@ -133,7 +134,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 			Policy: policy, Queue: hold,
 			PollInterval: time.Hour, // what serve says of load does not fade
 		},
-		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 256, IndexMaxBytes: 64 << 20,
+		Policies: policies.All(), Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 256, IndexMaxBytes: 64 << 20,
 		Now: time.Now, Rand: rand.NewPCG(1, 2),
 	})
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/lab/policies"
 	"warmroute/prompt"
-	"warmroute/router/policy"
 )
 
 // backend is the part of an explanation that is about b.
@@ -107,7 +107,7 @@ func TestExplainTie(t *testing.T) {
 // TestExplainAgreesWithPick asks twice before each of many picks, and in a second
 // fleet never: both answers are the same, what is explained is done, and both fleets do the same.
 func TestExplainAgreesWithPick(t *testing.T) {
-	for _, name := range policy.Names() {
+	for _, name := range policies.All().Names() {
 		for _, queue := range []bool{false, true} {
 			build := func() (*Router, []*backends.Backend, *clock) {
 				return newFleet(t, 3, name, func(o *Options) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/policy"
+	"warmroute/lab/policies"
 	"warmroute/router/queue"
 )
 
@@ -168,7 +168,10 @@ func fluxOnce(t *testing.T, seed uint64) {
 				registry.Remove(b)
 			}
 		case 2:
-			reconfigured(t, r, func(o *Options) { o.Policy = policy.Names()[rng.IntN(len(policy.Names()))] })
+			reconfigured(t, r, func(o *Options) {
+				names := policies.All().Names()
+				o.Policy = names[rng.IntN(len(names))]
+			})
 		case 3:
 			there := registry.All()
 			r.ObserveLoad(there[rng.IntN(len(there))], &backends.Load{CacheTokens: 50_000, QueuesKnown: true, TokensKnown: true, PolledAt: c.now})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/lab/policies"
 	"warmroute/prompt"
 	"warmroute/router/estimate"
 )
@@ -44,7 +45,7 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 	}
 	c := &clock{time.Unix(1000, 0)}
 	o := Options{
-		Settings: Settings{Policy: name, PollInterval: time.Second}, Backends: fleet, BlockBytes: 256, IndexMaxBytes: 1 << 26,
+		Settings: Settings{Policy: name, PollInterval: time.Second}, Policies: policies.All(), Backends: fleet, BlockBytes: 256, IndexMaxBytes: 1 << 26,
 		Now: c.read, Rand: rand.NewPCG(1, 1),
 	}
 	for _, f := range change {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/policy"
+	"warmroute/lab/policies"
 )
 
 // usesKV lets a scrape find such a share of a cache of so many tokens in use.
@@ -167,7 +167,7 @@ func TestFullCacheIsBetterThanStalled(t *testing.T) {
 
 // Other rules are to do what they do elsewhere.
 func TestKVWaitIsOfPolicyPrefix(t *testing.T) {
-	for _, name := range policy.Names() {
+	for _, name := range policies.All().Names() {
 		r, fleet, c := newFleet(t, 2, name)
 		usesKV(r, fleet[0], c, 1000, 1)
 		r.beginDecision(ask(fleet, 1, 1), nil, c.now)

@@ -33,7 +33,7 @@ var ErrNoneReady = errors.New("no backend is ready")
 
 // Settings are what Configure may change.
 type Settings struct {
-	Policy         string // one of policy.Names()
+	Policy         string // one of Options.Policies, or prefix
 	PolicySettings policy.Settings
 	Queue          QueueSettings
 	Breaker        BreakerSettings
@@ -54,6 +54,7 @@ type Waited = queue.Waited
 // Options configure a Router.
 type Options struct {
 	Settings
+	Policies      policy.Registry     // that Settings may name beside prefix
 	Backends      []*backends.Backend // at the start, by Slot
 	BlockBytes    int                 // of canonical prompt in a block
 	IndexMaxBytes int64
@@ -71,6 +72,7 @@ type Options struct {
 
 // Router picks backends. Safe for concurrent use.
 type Router struct {
+	policies     policy.Registry
 	blockBytes   int
 	now          func() time.Time
 	start        time.Time
@@ -130,6 +132,7 @@ type backendState struct {
 func New(o Options) (*Router, error) {
 	now := o.Now()
 	r := &Router{
+		policies:     o.Policies,
 		blockBytes:   o.BlockBytes,
 		now:          o.Now,
 		rand:         o.Rand,
@@ -171,7 +174,7 @@ func (r *Router) Configure(s Settings) error {
 // and lower bounds are for those to come. A policy keeps what it remembers unless
 // its name or its settings change.
 func (r *Router) PrepareSettings(s Settings) (apply func(), err error) {
-	definition, err := policy.Lookup(s.Policy)
+	definition, err := r.policies.Lookup(s.Policy)
 	if err != nil {
 		return nil, fmt.Errorf("routing.policy: %w", err)
 	}
@@ -184,7 +187,7 @@ func (r *Router) configure(s Settings, definition policy.Definition) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if r.policy.Policy == nil || s.Policy != r.policy.definition.Name || s.PolicySettings != r.settings.PolicySettings {
-		r.policy = activePolicy{definition.New(s.PolicySettings, rand.New(r.rand)), definition}
+		r.policy = activePolicy{definition.New(policy.Options{Settings: s.PolicySettings, Rand: rand.New(r.rand)}), definition}
 	}
 	r.settings = s
 	r.queue.Configure(s.Queue)

@@ -26,6 +26,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
+	"warmroute/lab/policies"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 )
@@ -538,7 +539,7 @@ func TestRemovalCancelledWithNewTransports(t *testing.T) {
 // A signal that came during the start is heeded as soon as the service runs.
 func TestFleetUpdateAfterStart(t *testing.T) {
 	c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://127.0.0.1:1", "http://127.0.0.1:2")
-	s, err := New(Options{Config: c, Log: slog.New(slog.DiscardHandler)})
+	s, err := New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"warmroute/lab/policies"
 )
 
 // newSuccessor returns a Server that takes over from a process with the other end of
@@ -27,7 +29,7 @@ func newSuccessor(t *testing.T, p process) (s *Server, ready *os.File) {
 	t.Cleanup(func() { ready.Close() })
 	p.inherited = &inherited{ready: childReady}
 	c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", startSimFleet(t, 1, 200_000).urls[0])
-	if s, err = New(Options{Config: c, Log: slog.New(slog.DiscardHandler), process: p}); err != nil {
+	if s, err = New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.DiscardHandler), process: p}); err != nil {
 		t.Fatal(err)
 	}
 	s.startupChecks = newStartupChecks(nil)

@@ -29,7 +29,7 @@ const (
 // applied.
 func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 	err := loadErr
-	known := s.config.Warnings() // logged at the start or by an earlier reload
+	known := s.config.Warnings(s.policies) // logged at the start or by an earlier reload
 	var apply func()
 	if err == nil {
 		apply, err = s.prepareReload(c)
@@ -48,7 +48,7 @@ func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 	for _, path := range s.settingsNeedingRestart(c) {
 		s.log.Warn("setting change requires a restart", "setting", path)
 	}
-	for _, w := range c.Warnings() {
+	for _, w := range c.Warnings(s.policies) {
 		if !slices.Contains(known, w) {
 			s.log.Warn(w)
 		}

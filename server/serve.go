@@ -10,14 +10,16 @@ import (
 	"time"
 
 	"warmroute/config"
+	"warmroute/router/policy"
 )
 
-// ServeOptions are what Serve needs of a command line. All are required but File.
+// ServeOptions are what Serve needs of a command line. Load, Log and Version are required.
 type ServeOptions struct {
-	File    string                         // the configuration's file; empty: none
-	Load    func() (*config.Config, error) // as config.Load: it returns what it could read beside an error
-	Log     io.Writer
-	Version string
+	File     string                         // the configuration's file; empty: none
+	Load     func() (*config.Config, error) // as config.Loader.Load: it returns what it could read beside an error
+	Policies policy.Registry                // those of the config.Loader
+	Log      io.Writer
+	Version  string
 }
 
 // Serve runs one proxy until ctx is done. It takes sockets from systemd or from a
@@ -55,10 +57,10 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 		}
 		log.Info("stopped", "reason", reason, "uptime", time.Since(started).Round(time.Millisecond))
 	}()
-	for _, w := range c.Warnings() {
+	for _, w := range c.Warnings(o.Policies) {
 		log.Warn(w)
 	}
-	s, err := New(Options{Config: c, Log: log, Version: o.Version, process: process{
+	s, err := New(Options{Config: c, Policies: o.Policies, Log: log, Version: o.Version, process: process{
 		logLevel: level, watcher: watcher, reloads: reloads, handOvers: handOvers, program: program, inherited: in,
 	}})
 	if err != nil {

@@ -28,15 +28,17 @@ import (
 	"warmroute/proxy/tracing"
 	"warmroute/recovery"
 	"warmroute/router"
+	"warmroute/router/policy"
 	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
 )
 
 // Options are what a Server is made of. Config and Log are required.
 type Options struct {
-	Config  *config.Config
-	Log     *slog.Logger
-	Version string
+	Config   *config.Config
+	Policies policy.Registry // those of its config.Loader
+	Log      *slog.Logger
+	Version  string
 
 	process process // zero: nothing reloads it, and it does not hand over
 }
@@ -54,6 +56,7 @@ type process struct {
 // Server is one proxy with everything that runs for it.
 type Server struct {
 	log      *slog.Logger
+	policies policy.Registry
 	process  process
 	started  *config.Config // as of New
 	config   *config.Config // in use; replaced by a reload, in the goroutine of Run
@@ -89,7 +92,7 @@ func New(o Options) (*Server, error) {
 	}
 	hasPredecessor := o.process.inherited.ready != nil
 	s := &Server{
-		log: o.Log, process: o.process, started: c, config: c,
+		log: o.Log, policies: o.Policies, process: o.process, started: c, config: c,
 		instance: cmp.Or(o.process.inherited.Instance, rand.Text()),
 		keys:     apikey.New(c.APIKeys()), resources: newResourceLog(o.Log),
 	}
@@ -106,6 +109,7 @@ func New(o Options) (*Server, error) {
 	}
 	if s.router, err = router.New(router.Options{
 		Settings:      c.RouterSettings(),
+		Policies:      o.Policies,
 		Backends:      registry.All(),
 		Catalog:       registry.Catalog,
 		Reporter:      peers.placements,

@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/config"
+	"warmroute/lab/policies"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 )
@@ -35,7 +36,7 @@ func startServer(t *testing.T, log io.Writer, change func(*config.Config), urls 
 	if change != nil {
 		change(c)
 	}
-	s, err := New(Options{Config: c, Log: slog.New(slog.NewTextHandler(log, nil))})
+	s, err := New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,12 +68,13 @@ func loadConfigFile(t *testing.T, file string, urls ...string) (*config.Config, 
 	if err != nil {
 		t.Fatal(err)
 	}
+	loader := config.Loader{Defaults: defaults, Policies: policies.All()}
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	config.AddFlags(flags)
+	loader.AddFlags(flags)
 	if err := flags.Parse([]string{"--config", file}); err != nil {
 		t.Fatal(err)
 	}
-	return config.Load(defaults, flags, urls)
+	return loader.Load(flags, urls)
 }
 
 // syncBuffer is a log that may be read while it is written.

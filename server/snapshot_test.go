@@ -12,6 +12,7 @@ import (
 
 	"warmroute/config"
 	"warmroute/lab/loadgen"
+	"warmroute/lab/policies"
 	"warmroute/lab/replay"
 )
 
@@ -163,7 +164,7 @@ func TestSnapshotNeverOverwritesOtherFile(t *testing.T) {
 	open := func(path string) (*snapshotFile, error) {
 		c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://a:8000")
 		c.Index.Snapshot = path
-		s, err := New(Options{Config: c, Log: slog.New(slog.DiscardHandler)})
+		s, err := New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return nil, err
 		}
@@ -231,7 +232,7 @@ func TestStaleTempSnapshotsRemoved(t *testing.T) {
 	put("other.4"+snapshotTempSuffix, "warmroute index\nhalf", old)        // of another snapshot
 	c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://a:8000")
 	c.Index.Snapshot = path
-	s, err := New(Options{Config: c, Log: slog.New(slog.DiscardHandler)})
+	s, err := New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,15 +10,15 @@ import (
 	"strings"
 	"testing"
 
+	"warmroute/lab/policies"
 	"warmroute/lab/replay"
-	"warmroute/router/policy"
 )
 
 var (
 	// Not -trace, which go test takes as its own and overwrites.
 	gateTrace    = flag.String("tracefile", "../conversation_trace.jsonl", "Mooncake's conversation trace; README.md says where to download it")
 	gateRows     = flag.String("rows", "", "run only rows whose names match this regular expression")
-	gatePolicies = flag.String("policy", strings.Join(append(policy.Names(), replay.Pooled), ","), "policies to compare")
+	gatePolicies = flag.String("policy", strings.Join(append(policies.All().Names(), replay.Pooled), ","), "policies to compare")
 	gateSeeds    = flag.Int("seeds", 5, "runs of which the mean counts")
 )
 

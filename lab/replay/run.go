@@ -10,6 +10,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/kvevents/wire"
+	"warmroute/lab/policies"
 	"warmroute/lab/sim/engine"
 	"warmroute/router"
 )
@@ -95,7 +96,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 			Settings: router.Settings{
 				Policy: s.Policy, PolicySettings: settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
 			},
-			Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
+			Policies: policies.All(), Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
 			Now:  func() time.Time { return wallTime(r.now) },
 			Rand: rand.NewPCG(s.Seed, 2),
 		})

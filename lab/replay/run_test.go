@@ -11,9 +11,9 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
+	"warmroute/lab/policies"
 	"warmroute/lab/sim/engine"
 	"warmroute/router"
-	"warmroute/router/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -135,7 +135,7 @@ func eventful(name string) *Scenario {
 }
 
 func TestEveryRequestEndsOnce(t *testing.T) {
-	for _, name := range append(policy.Names(), Pooled) {
+	for _, name := range append(policies.All().Names(), Pooled) {
 		_, sum := mustPlay(t, eventful(name))
 		if sum.Lost > 0 {
 			t.Errorf("%s lost %v, though a backend was ready all the time", name, sum.Errors)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"warmroute/lab/policies"
 	"warmroute/lab/sim/engine"
 	"warmroute/router"
 	"warmroute/router/policy"
@@ -29,7 +30,7 @@ type Scenario struct {
 	Speeds   []float64     // of the replicas; further ones have 1
 	ModelOf  []int         // the model that each replica serves; nil: each serves all
 
-	Policy   string // one of policy.Names(), or Pooled
+	Policy   string // one of policies.All().Names(), or Pooled
 	Settings policy.Settings
 	Queue    router.QueueSettings
 	SLO      time.Duration
@@ -98,13 +99,13 @@ const (
 func (s *Scenario) bytesPerToken() float64 { return cmp.Or(s.BytesPerToken, CharsPerToken) }
 
 func (s *Scenario) pollInterval() time.Duration {
-	def, _ := policy.Lookup(s.Policy) // there is none for Pooled
+	def, _ := policies.All().Lookup(s.Policy) // there is none for Pooled
 	return cmp.Or(s.PollInterval, def.PollInterval, defaultPoll)
 }
 
 // sendsSessions reports whether requests name their sessions.
 func (s *Scenario) sendsSessions() bool {
-	def, _ := policy.Lookup(s.Policy) // there is none for Pooled
+	def, _ := policies.All().Lookup(s.Policy) // there is none for Pooled
 	return s.SessionIDs || def.NeedsSession
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"text/tabwriter"
 
+	"warmroute/lab/policies"
 	"warmroute/router"
 	"warmroute/router/policy"
 )
@@ -24,7 +25,7 @@ const (
 // worldRivals are the policies that prefix is compared with. Those that are left out are the
 // best in no world: random choices, and earlier versions of others.
 func worldRivals() []string {
-	return slices.DeleteFunc(policy.Names(), func(name string) bool {
+	return slices.DeleteFunc(policies.All().Names(), func(name string) bool {
 		return slices.Contains([]string{ownRule, "random", "round-robin", "power-of-two", "simhash", "cache-threshold-old"}, name)
 	})
 }
@@ -53,7 +54,7 @@ func (w World) Run(ctx context.Context) (WorldResult, error) {
 	}
 	for _, name := range worldRivals() {
 		queue := router.QueueSettings{}
-		if d, _ := policy.Lookup(name); d.UsesQueue {
+		if d, _ := policies.All().Lookup(name); d.UsesQueue {
 			queue = worldQueue()
 		}
 		if err := w.play(ctx, &result, name, name, queue); err != nil {
@@ -101,7 +102,7 @@ func (w World) play(ctx context.Context, into *WorldResult, label, name string, 
 // TTFT.
 func (r WorldResult) bestRivals() []string {
 	others := slices.DeleteFunc(slices.Clone(r.Results), func(s Summary) bool {
-		d, err := policy.Lookup(s.Policy)
+		d, err := policies.All().Lookup(s.Policy)
 		return s.Policy == ownRule || err != nil || d.UsesQueue
 	})
 	slices.SortFunc(others, func(a, b Summary) int { return cmp.Compare(a.E2EMean*a.TTFTMean, b.E2EMean*b.TTFTMean) })
@@ -152,7 +153,7 @@ func isPlainRival(name string) bool {
 }
 
 func cutQueue(name string) (rule string, withQueue bool) {
-	d, err := policy.Lookup(name)
+	d, err := policies.All().Lookup(name)
 	return name, err == nil && d.UsesQueue && name != ownRule && name != "skywalker"
 }
 

@@ -1,9 +1,8 @@
-// Package policy holds the rules that choose a request's backend, one file for
-// each, and their registry. To add one, write its file and its registry entry.
+// Package policy has the rule that chooses a request's backend, Prefix, and what
+// other rules implement. Those that warmroute is compared with are in lab/policies.
 package policy
 
 import (
-	"cmp"
 	"time"
 
 	"warmroute/prompt"
@@ -77,9 +76,6 @@ func (r *Request) FirstBlock() uint64 {
 	return uint64(r.Blocks[0])
 }
 
-// promptStartHash returns the hash that stands for the beginning of the prompt, or 0.
-func (r *Request) promptStartHash() uint64 { return cmp.Or(r.PromptKey, r.FirstBlock()) }
-
 // Candidate is one backend that could take the request. Counts of tokens are
 // estimates.
 type Candidate struct {
@@ -134,19 +130,3 @@ type Term struct {
 	Name   string  `json:"name"`
 	Tokens float64 `json:"tokens"` // of prefill
 }
-
-// traceScores records the scores that the choice is about to be made by. A later
-// step of the same policy overwrites them.
-func (r *Request) traceScores(criterion string, highestWins bool, n int, score func(i int) float64) {
-	t := r.Trace
-	if t == nil {
-		return
-	}
-	t.Criterion, t.HighestWins, t.Scores = criterion, highestWins, nil
-	for i := range n {
-		t.Scores = append(t.Scores, score(i))
-	}
-}
-
-// traceCriterion is traceScores for a step that compares no scores.
-func (r *Request) traceCriterion(criterion string) { r.traceScores(criterion, false, 0, nil) }

@@ -105,7 +105,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 				continue
 			}
 		}
-		if cost < lowest || cost == lowest && rendezvousRank(tieKey, c.NameHash) > rendezvousRank(tieKey, candidates[best].NameHash) {
+		if cost < lowest || cost == lowest && RendezvousRank(tieKey, c.NameHash) > RendezvousRank(tieKey, candidates[best].NameHash) {
 			best, lowest = i, cost
 		}
 	}

@@ -9,7 +9,8 @@ import (
 	"warmroute/prompt"
 )
 
-// choose asks p about candidates that are plain where they say nothing else.
+// choose makes p choose among candidates that are plain where they say nothing else, and record
+// the choice.
 func choose(p *Prefix, r Request, candidates ...Candidate) int {
 	for i := range candidates {
 		if candidates[i].NameHash == 0 {
@@ -29,7 +30,9 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 		r.Now = time.Unix(1000, 0)
 	}
 	r.MeanOutputTokens = 250
-	return chooseAndRecord(p, &r, candidates)
+	index := p.Choose(&r, candidates)
+	p.RecordSent(&r, &candidates[index])
+	return index
 }
 
 func TestPrefixCost(t *testing.T) {
@@ -171,7 +174,7 @@ func TestPrefixEqualRates(t *testing.T) {
 	var a, b Prefix
 	start := time.Unix(1000, 0)
 	state := uint64(7)
-	draw := func(n uint64) float64 { state = rendezvousRank(state, 99); return float64(state % n) }
+	draw := func(n uint64) float64 { state = RendezvousRank(state, 99); return float64(state % n) }
 	for i := range 5000 {
 		plain := make([]Candidate, 1+int(draw(8)))
 		for j := range plain {

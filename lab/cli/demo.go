@@ -1,0 +1,327 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"warmroute/cli"
+	"warmroute/config"
+	"warmroute/lab/loadgen"
+	"warmroute/lab/replay"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
+	"warmroute/server"
+)
+
+const (
+	// demoKVTokens is the size of a replica's KV cache: small, so that 20 seconds of
+	// a few users' chats show what hours of many users' chats do to a large one.
+	demoKVTokens = 32_000
+
+	maxDemoBackends    = 64
+	demoRequestTimeout = time.Minute // requests take about a second
+	demoReadyTimeout   = 10 * time.Second
+	demoSampleInterval = 50 * time.Millisecond
+)
+
+// demoOptions are the flags of demo.
+type demoOptions struct {
+	backends int
+	duration time.Duration // 0: until interrupted
+	listen   string
+	admin    string
+	json     bool
+}
+
+// newDemoCommand returns the demo command.
+func newDemoCommand(configs config.Loader) *cobra.Command {
+	var o demoOptions
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Compare round robin and prefix routing live on simulated replicas",
+		Long: `Send the same live chats to two identical fleets of simulated replicas, over real
+sockets: one behind a proxy with the policy round-robin, one behind a proxy with
+the policy prefix. It runs until Ctrl-C, or for --for, and needs no GPU and no
+network.`,
+		Example: `  warmroute demo
+  warmroute demo --for 30s --backends 8
+  warmroute demo --for 20s --json | jq '.results[] | {policy, hit_ratio, ttft_mean_s}'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(cmd, args); err != nil {
+				return err
+			}
+			return o.validate()
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runDemo(cmd.Context(), o, configs, cmd.OutOrStdout())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&o.backends, "backends", 4, "number `N` of simulated replicas in each fleet")
+	flags.DurationVar(&o.duration, "for", 0, "stop after `DURATION`; 0 runs until Ctrl-C")
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:0", "`ADDRESS` of the proxy with the policy prefix, which accepts other requests too; port 0 selects a free one")
+	flags.StringVar(&o.admin, "admin", "127.0.0.1:0", "`ADDRESS` of its admin listener, with metrics and the live page")
+	flags.BoolVar(&o.json, "json", false, "print only the results, as JSON")
+	return cmd
+}
+
+func (o *demoOptions) validate() error {
+	switch {
+	case o.backends < 1 || o.backends > maxDemoBackends:
+		return fmt.Errorf("--backends %d is not between 1 and %d", o.backends, maxDemoBackends)
+	case o.duration < 0:
+		return fmt.Errorf("--for %v is negative", o.duration)
+	}
+	return nil
+}
+
+// demoChats returns the demo's traffic: long chats over many system prompts, of six
+// users per replica, each pausing about a second between messages. Their
+// conversations fit into the caches of all replicas together, but a quarter of them
+// does not quite fit into one.
+func demoChats(backends int) *loadgen.Chats {
+	return &loadgen.Chats{
+		Seed:          1,
+		Concurrency:   6 * backends,
+		SystemPrompts: 10 * backends,
+		SystemTokens:  1200,
+		Zipf:          0.8,
+		Turns:         loadgen.Range{Min: 6, Max: 14},
+		UserTokens:    loadgen.Range{Min: 200, Max: 600},
+		OutputTokens:  loadgen.Range{Min: 30, Max: 90},
+		Think:         time.Second,
+	}
+}
+
+// runDemo runs the demo until ctx is done or its time is over, and prints the results.
+func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.Writer) error {
+	// The servers outlive the clients, so that no request is aborted.
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	load, stopLoad := context.WithCancelCause(ctx)
+	defer stopLoad(nil)
+
+	var servers sync.WaitGroup
+	defer servers.Wait()
+	defer stop()
+	// startServer runs a server until the end; if the server fails, the demo ends.
+	startServer := func(serve func(context.Context) error) {
+		servers.Go(func() {
+			if err := serve(serving); err != nil {
+				stopLoad(err)
+			}
+		})
+	}
+	baseline, err := startDemoReplicasAndProxy(configs, "round-robin", o.backends, "127.0.0.1:0", "", startServer)
+	if err != nil {
+		return err
+	}
+	if err := baseline.waitReady(ctx); err != nil {
+		return err
+	}
+	prefix, err := startDemoReplicasAndProxy(configs, "prefix", o.backends, o.listen, o.admin, startServer)
+	if err != nil {
+		return err
+	}
+	if err := prefix.waitReady(ctx); err != nil {
+		return err
+	}
+	fleets := []*demoFleet{baseline, prefix}
+
+	screen := newDemoScreen(out)
+	if !o.json {
+		writeDemoIntroduction(out, o.backends, prefix)
+	}
+	if o.duration > 0 {
+		var cancel context.CancelFunc
+		load, cancel = context.WithTimeout(load, o.duration)
+		defer cancel()
+	}
+	elapsed := runDemoLoad(load, o, fleets, screen)
+	if cause := context.Cause(load); ctx.Err() == nil && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause // a server failed
+	}
+	results := summarizeFleets(fleets, elapsed)
+	if o.json {
+		return json.NewEncoder(out).Encode(replay.Report{Results: results})
+	}
+	screen.showFinal(elapsed, results)
+	return nil
+}
+
+// runDemoLoad sends the chats to all fleets until ctx is done, and returns the time
+// that this took.
+func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen) (elapsed time.Duration) {
+	chats := demoChats(o.backends)
+	start := time.Now()
+	var clients sync.WaitGroup
+	for _, f := range fleets {
+		clients.Go(func() { f.runChats(ctx, chats) })
+	}
+	sample, refresh := time.NewTicker(demoSampleInterval), time.NewTicker(screen.updateInterval())
+	defer sample.Stop()
+	defer refresh.Stop()
+	if screen.terminal && !o.json {
+		screen.update(0, summarizeFleets(fleets, 0))
+	}
+	for ctx.Err() == nil {
+		select {
+		case <-sample.C:
+			for _, f := range fleets {
+				f.sampleInFlight()
+			}
+		case <-refresh.C:
+			if !o.json {
+				screen.update(time.Since(start), summarizeFleets(fleets, time.Since(start)))
+			}
+		case <-ctx.Done():
+		}
+	}
+	elapsed = time.Since(start)
+	clients.Wait()
+	return elapsed
+}
+
+// summarizeFleets returns a summary of the results so far for each fleet.
+func summarizeFleets(fleets []*demoFleet, elapsed time.Duration) []replay.Summary {
+	var all []replay.Summary
+	for _, f := range fleets {
+		all = append(all, f.summary(elapsed))
+	}
+	return all
+}
+
+func writeDemoIntroduction(out io.Writer, backends int, f *demoFleet) {
+	fmt.Fprintf(out, `Two fleets of %d simulated replicas serve the same live chats: one behind a proxy
+with the policy round-robin, one behind a proxy with the policy prefix. You can
+send requests to the second one too, with any API key:
+
+  curl %s/v1/chat/completions \
+    -H 'Content-Type: application/json' \
+    -d '{"model":"sim","messages":[{"role":"user","content":"Hello"}]}'
+
+`, backends, f.url)
+	if f.adminURL != "" {
+		fmt.Fprintf(out, "Live page: %s/\nMetrics:   %[1]s/metrics\n\n", f.adminURL)
+	}
+}
+
+// demoFleet is a proxy with simulated replicas, and the results of the chats sent to it.
+type demoFleet struct {
+	policy   string
+	url      string // of the proxy, without /v1
+	adminURL string // of its admin listener; empty: none
+	tally    replay.Tally
+
+	replicas []*sim.Server
+	inFlight []float64 // sum of samples, by replica
+}
+
+// startDemoReplicasAndProxy starts simulated replicas and a proxy with the policy in front of
+// them, each with startServer, which does not block. It does not wait until they are
+// ready. An empty adminAddr means no admin listener.
+func startDemoReplicasAndProxy(configs config.Loader, policy string, replicas int, proxyAddr, adminAddr string, startServer func(serve func(context.Context) error)) (*demoFleet, error) {
+	f := &demoFleet{policy: policy, inFlight: make([]float64, replicas)}
+	var urls []string
+	for range replicas {
+		replica := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: demoKVTokens}})
+		if err := replica.Bind("127.0.0.1:0"); err != nil {
+			return nil, err
+		}
+		startServer(replica.Run)
+		f.replicas = append(f.replicas, replica)
+		urls = append(urls, replica.URL())
+	}
+	c, err := demoConfig(configs, policy, proxyAddr, adminAddr, urls)
+	if err != nil {
+		return nil, err
+	}
+	log, _ := server.NewLogger(c.Log, os.Stderr)
+	s, err := server.New(server.Options{Config: c, Policies: configs.Policies, Log: log, Version: cli.Version()})
+	if err != nil {
+		return nil, err
+	}
+	startServer(s.Run)
+	f.url = localBaseURL(s.Addr())
+	if s.AdminAddr() != nil {
+		f.adminURL = localBaseURL(s.AdminAddr())
+	}
+	return f, nil
+}
+
+// demoConfig returns the default configuration with the settings of the demo.
+func demoConfig(configs config.Loader, policy, proxyAddr, adminAddr string, urls []string) (*config.Config, error) {
+	flags := pflag.NewFlagSet("demo", pflag.ContinueOnError)
+	configs.AddFlags(flags)
+	for name, value := range map[string]string{
+		"policy":    policy,
+		"listen":    proxyAddr,
+		"admin":     adminAddr,
+		"log-level": "error", // replicas start and stop with the demo
+	} {
+		if err := flags.Set(name, value); err != nil {
+			return nil, err
+		}
+	}
+	return configs.LoadWithoutFile(flags, urls)
+}
+
+// localBaseURL returns the URL at which this machine reaches a listener.
+func localBaseURL(a net.Addr) string { return "http://" + config.LocalAddr(a.String()) }
+
+// waitReady returns when the proxy has a ready replica.
+func (f *demoFleet) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, demoReadyTimeout)
+	defer cancel()
+	for cli.CheckHealth(ctx, f.url+"/readyz") != nil {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("proxy with policy %s did not become ready: %w", f.policy, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// runChats sends the chats to the proxy until ctx is done.
+func (f *demoFleet) runChats(ctx context.Context, chats *loadgen.Chats) {
+	connections := loadgen.NewHTTPClient()
+	defer connections.CloseIdleConnections()
+	client := &loadgen.Client{
+		URL: f.url, Model: "sim", HTTP: connections,
+		Speed: 1, Timeout: demoRequestTimeout, OnResult: f.tally.Add,
+	}
+	client.RunChats(ctx, chats)
+}
+
+// sampleInFlight adds the current number of requests on each replica. It must be called at
+// even intervals.
+func (f *demoFleet) sampleInFlight() {
+	for i, r := range f.replicas {
+		stats := r.Stats()
+		f.inFlight[i] += float64(stats.Running + stats.Waiting)
+	}
+}
+
+// summary returns the results so far. It must not be called concurrently with sample.
+func (f *demoFleet) summary(elapsed time.Duration) replay.Summary {
+	work := make([]float64, len(f.replicas))
+	for i, r := range f.replicas {
+		stats := r.Stats()
+		work[i] = float64(stats.PrefixQueries - stats.PrefixHits)
+	}
+	s := f.tally.Summary(f.policy, elapsed)
+	s.WorkMaxOverMean = replay.MaxOverMean(work)
+	s.InFlightMaxOverMean = replay.MaxOverMean(f.inFlight)
+	return s
+}

@@ -1,0 +1,324 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"warmroute/config"
+	"warmroute/lab/policies"
+	"warmroute/lab/replay"
+	"warmroute/lab/sim/engine"
+	"warmroute/router/policy"
+)
+
+// replayOptions are the flags of replay.
+type replayOptions struct {
+	trace, workload string
+	sessions        int // 0: the workload's default, also for the next three
+	prompts         int
+	rate            float64
+	loads           []float64
+	worlds          int // drawn ones to compare policies in, instead of a workload; 0: none
+
+	backends int
+	kvTokens int
+	speeds   []float64
+	engine   engine.Config
+	changes  []string
+
+	config   string
+	policies []string
+	queue    bool
+	slo      time.Duration
+	seeds    int
+	seed     uint64
+
+	poll, pollLag time.Duration
+	nonStreaming  float64
+	noUsage       bool
+	sessionIDs    bool
+	indexFactor   float64
+	learning      bool
+	evictions     float64
+	kvEvents      bool
+	bypass        float64
+
+	json bool
+	plot string
+}
+
+// newReplayCommand returns the replay command.
+func newReplayCommand(configs config.Loader) *cobra.Command {
+	var o replayOptions
+	cmd := &cobra.Command{
+		Use:   "replay --trace FILE | --workload NAME | --worlds N",
+		Short: "Compare routing policies on a workload in virtual time",
+		Long: `Run a workload against simulated replicas in virtual time, once per policy, and
+print the cache hit ratio, the time to first token (TTFT), the time per token
+after the first (TPOT), the end-to-end latency (E2E), and the load balance: the
+maximum over the mean, across backends, of prefill work and of in-flight requests.
+
+The router is that of "warmroute serve", the replicas are those of "warmroute
+sim". The same command always prints the same figures.
+
+  --trace FILE          recorded requests, in Mooncake's format or as written to
+                        record.file of the configuration
+  --workload agentic    --sessions concurrent agent sessions of many turns, each
+                        turn sent after the previous answer
+  --workload hot        --rate requests per second that share --prompts prompts
+  --workload chats      questions with 200 shared prompts, on small KV caches
+  --workload documents  a few questions about each of many long documents
+  --worlds N            prefix against all other policies in N worlds, that is fleets,
+                        engines, clients, workloads and loads drawn at random; each
+                        is played about 20 times with three seeds. With --trace, parts of
+                        the trace are among the workloads.
+
+A load of 1 is the number of prompt tokens that the fleet can prefill without a
+cache: 8,000 per second and backend.`,
+		Example: `  warmroute replay --workload agentic --sessions 128 --policy prefix,round-robin,chwbl
+  warmroute replay --workload hot --rate 60
+  warmroute replay --workload documents --load 0.9,1.5 --policy all
+  warmroute replay --trace conversation.jsonl --load 0.7,0.9,1.1 --policy all --plot replay.svg
+  warmroute replay --trace conversation.jsonl --seeds 5 --json | jq '.results[] | {policy, ttft_mean_s}'
+  warmroute replay --trace recorded.jsonl --speeds 1,0.5 --policy prefix,cache-threshold
+  warmroute replay --trace conversation.jsonl --change join:7@20m --change restart:0@40m`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(cmd, args); err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("worlds") {
+				return o.validateWorlds(cmd.Flags())
+			}
+			if err := o.resolvePolicies(cmd.Flags()); err != nil {
+				return err
+			}
+			return o.validate()
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.worlds > 0 {
+				return o.runWorlds(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
+			return runReplay(cmd.Context(), o, configs, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	o.addFlags(cmd.Flags())
+	return cmd
+}
+
+// runReplay runs every policy at every load with every seed, and prints a report
+// per load, in the order of the flags.
+func runReplay(ctx context.Context, o replayOptions, configs config.Loader, stdout, stderr io.Writer) (err error) {
+	plan, err := o.loadPlan(configs)
+	if err != nil {
+		return err
+	}
+	plot, err := openPlotFile(o.plot)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, plot.closeAndRemoveEmpty()) }()
+
+	bar := newProgressBar(stderr)
+	start := time.Now()
+	runs, err := replay.RunAll(ctx, plan.scenarios, bar.set)
+	bar.clear()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("interrupted after %.0f s: no results", time.Since(start).Seconds())
+	case err != nil:
+		return err
+	}
+	reports := plan.addSeedMeans(runs)
+	if err := plot.draw(reports); err != nil {
+		return err
+	}
+	if o.json {
+		return writeReplayJSON(stdout, reports)
+	}
+	return writeReplayTables(stdout, reports)
+}
+
+func (o *replayOptions) addFlags(f *pflag.FlagSet) {
+	f.SortFlags = false
+	f.StringVar(&o.trace, "trace", "", "run recorded requests from `FILE`, one JSON object per line")
+	f.StringVar(&o.workload, "workload", "", "run generated requests, by `NAME`: "+strings.Join(workloadNames(), ", "))
+	f.IntVar(&o.sessions, "sessions", 0, "agentic: number `N` of concurrent sessions (default 48)")
+	f.IntVar(&o.prompts, "prompts", 0, "hot: number `N` of shared prompts (default 1)")
+	f.Float64Var(&o.rate, "rate", 0, "hot: `N` requests per second (default 20)")
+	f.Float64SliceVar(&o.loads, "load", nil, "scale the arrival rate to each of `LOADS`, such as 0.7,0.9, and print a report for each (default: a trace as recorded, hot by --rate, chats and documents 1.5)")
+	f.IntVar(&o.worlds, "worlds", 0, "compare policies in `N` drawn worlds")
+	f.IntVar(&o.seeds, "seeds", 1, "number `N` of runs with different seeds, whose mean is printed")
+	f.Uint64Var(&o.seed, "seed", 1, "first `SEED`")
+
+	f.StringSliceVar(&o.policies, "policy", defaultReplayPolicies(), "`POLICIES` to compare, or all")
+	f.BoolVar(&o.queue, "queue", true, "use the admission queue; --queue=false sends all requests at once (only the policy prefix has a queue)")
+	f.StringVar(&o.config, "config", "", "read the settings of routing, slo and poll from configuration `FILE`")
+	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `DURATION` (default: slo.ttft)")
+	f.BoolVar(&o.learning, "learning", true, "let the router estimate what the replicas do not report, or report wrongly")
+
+	f.IntVar(&o.backends, "backends", 8, "number `N` of simulated replicas")
+	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600)")
+	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: with 1,0.5 every second one is half as fast")
+	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "maximum number `N` of tokens in an engine step")
+	addQuadraticFlag(f, &o.engine.QuadraticDepth)
+	f.StringArrayVar(&o.changes, "change", nil, "`join:N@TIME`, leave:N@TIME or restart:N@TIME: change backend N, counted from 0, at a time such as 20m; a restart takes a minute (repeatable)")
+
+	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `DURATION` (default: poll.interval with --config, else 1s, but 50ms for weighted)")
+	f.DurationVar(&o.pollLag, "poll-lag", 0, "delay these metrics by `DURATION`")
+	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "`SHARE` of the requests without streaming")
+	f.BoolVar(&o.noUsage, "no-usage", false, "do not report cached tokens in usage")
+	f.BoolVar(&o.sessionIDs, "session-ids", false, "let requests name their sessions for every policy (default: only for session), so that prefix can break ties by them")
+	f.Float64Var(&o.indexFactor, "index-factor", 1, "report the size of the KV cache to the router multiplied by `F`")
+	f.BoolVar(&o.kvEvents, "kv-events", false, "let the router read the replicas' KV events")
+	f.Float64Var(&o.bypass, "bypass", 0, "send a `SHARE` of the sessions to replicas at random, past the router; the report leaves them out")
+	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` further blocks, unknown to the router, per block that the cache evicts")
+
+	f.BoolVar(&o.json, "json", false, "print one JSON object per line and load")
+	f.StringVar(&o.plot, "plot", "", "draw the results to SVG `FILE`")
+
+	for _, list := range []string{"load", "speeds"} {
+		f.Lookup(list).DefValue = "" // not "[]" in the help
+	}
+}
+
+// defaultReplayPolicies are compared if --policy is not given.
+func defaultReplayPolicies() []string {
+	return []string{"prefix", "least-load", "round-robin", replay.Pooled}
+}
+
+// replayPolicies returns the policies of the router and the reference.
+func replayPolicies() []string {
+	return append(policies.All().Names(), replay.Pooled)
+}
+
+// resolvePolicies replaces the policy all by the names of all policies, removes a
+// reference that does not support --change, and returns the first error in --policy.
+func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
+	known := replayPolicies()
+	switch {
+	case len(o.policies) == 0:
+		return fmt.Errorf("--policy is empty: name at least one policy, or all")
+	case slices.Equal(o.policies, []string{"all"}):
+		o.policies = known
+	case len(o.changes) > 0 && flags.Changed("policy") && slices.Contains(o.policies, replay.Pooled):
+		return fmt.Errorf("--change: policy %s does not support changes: remove it from --policy", replay.Pooled)
+	}
+	if len(o.changes) > 0 {
+		o.policies = slices.DeleteFunc(o.policies, func(name string) bool { return name == replay.Pooled })
+	}
+	seen := make(map[string]bool)
+	for _, name := range o.policies {
+		switch {
+		case !slices.Contains(known, strings.TrimSuffix(name, policy.WithQueue)):
+			return fmt.Errorf("--policy: unknown policy %q; choose one of %s, or all", name, strings.Join(known, ", "))
+		case seen[name]:
+			return fmt.Errorf("--policy: duplicate policy %s", name)
+		}
+		seen[name] = true
+	}
+	return nil
+}
+
+// validate returns the first error in the flags other than --policy.
+func (o *replayOptions) validate() error {
+	switch {
+	case o.backends < 1 || o.backends > 1024:
+		return fmt.Errorf("--backends %d is not between 1 and 1,024", o.backends)
+	case o.kvTokens != 0 && o.kvTokens < 1024 || o.kvTokens > 1<<30:
+		return fmt.Errorf("--kv-tokens %d is not between 1,024 and 2^30", o.kvTokens)
+	case o.seeds < 1 || o.seeds > 1000:
+		return fmt.Errorf("--seeds %d is not between 1 and 1,000", o.seeds)
+	case !(o.nonStreaming >= 0 && o.nonStreaming <= 1):
+		return fmt.Errorf("--non-streaming %g is not between 0 and 1", o.nonStreaming)
+	case !(o.indexFactor >= 0.001 && o.indexFactor <= 1000):
+		return fmt.Errorf("--index-factor %g is not between 0.001 and 1,000", o.indexFactor)
+	case !(o.bypass >= 0 && o.bypass < 1):
+		return fmt.Errorf("--bypass %g is not from 0 to less than 1", o.bypass)
+	case !(o.evictions >= 0 && o.evictions <= 1000):
+		return fmt.Errorf("--evictions %g is not between 0 and 1,000", o.evictions)
+	case o.engine.StepTokens < 1 || o.engine.StepTokens > 1<<20:
+		return fmt.Errorf("--step-tokens %d is not between 1 and 2^20", o.engine.StepTokens)
+	case o.slo < 0:
+		return fmt.Errorf("--slo %v is negative", o.slo)
+	case o.poll != 0 && (o.poll < time.Millisecond || o.poll > time.Hour):
+		return fmt.Errorf("--poll %v is not between 1ms and 1h", o.poll)
+	case o.pollLag < 0 || o.pollLag > time.Hour:
+		return fmt.Errorf("--poll-lag %v is not between 0 and 1h", o.pollLag)
+	}
+	for _, load := range o.loads {
+		if !(load > 0 && load <= 100) {
+			return fmt.Errorf("--load %g is not above 0 and at most 100", load)
+		}
+	}
+	for _, speed := range o.speeds {
+		if !(speed >= 0.01 && speed <= 100) {
+			return fmt.Errorf("--speeds: %g is not between 0.01 and 100", speed)
+		}
+	}
+	if len(o.speeds) > o.backends {
+		return fmt.Errorf("--speeds has %d values for %d backends", len(o.speeds), o.backends)
+	}
+	if err := o.validateWorkload(); err != nil {
+		return err
+	}
+	_, err := o.parseChanges()
+	return err
+}
+
+// validateWorkload returns an error for flags that contradict each other, or do
+// not apply to the workload.
+func (o *replayOptions) validateWorkload() error {
+	switch {
+	case (o.trace == "") == (o.workload == ""):
+		return fmt.Errorf("name either --trace FILE or --workload %s", strings.Join(workloadNames(), "|"))
+	case o.workload != "" && !slices.Contains(workloadNames(), o.workload):
+		return fmt.Errorf("--workload: unknown workload %q; choose one of %s", o.workload, strings.Join(workloadNames(), ", "))
+	case o.sessions != 0 && o.workload != "agentic":
+		return fmt.Errorf("--sessions requires --workload agentic")
+	case (o.prompts != 0 || o.rate != 0) && o.workload != "hot":
+		return fmt.Errorf("--prompts and --rate require --workload hot")
+	case len(o.loads) > 0 && o.workload == "agentic":
+		return fmt.Errorf("--load: agentic sessions wait for their answers, so their load cannot be set: use --sessions")
+	case len(o.loads) > 0 && o.rate != 0:
+		return fmt.Errorf("--rate and --load exclude each other")
+	case o.sessions < 0 || o.sessions > 10_000:
+		return fmt.Errorf("--sessions %d is not between 1 and 10,000", o.sessions)
+	case o.prompts < 0 || o.prompts > 100_000:
+		return fmt.Errorf("--prompts %d is not between 1 and 100,000", o.prompts)
+	case !(o.rate >= 0 && o.rate <= 10_000):
+		return fmt.Errorf("--rate %g is not between 0 and 10,000", o.rate)
+	}
+	return nil
+}
+
+// parseChanges parses the values of --change.
+func (o *replayOptions) parseChanges() ([]replay.Change, error) {
+	var changes []replay.Change
+	for _, text := range o.changes {
+		var c replay.Change
+		event, at, found := strings.Cut(text, "@")
+		kind, backend, named := strings.Cut(event, ":")
+		when, err := time.ParseDuration(at)
+		if _, e := fmt.Sscanf(backend+"\n", "%d\n", &c.Backend); !found || !named || e != nil || err != nil || when < 0 {
+			return nil, fmt.Errorf("--change: %q is not of the form join:7@20m, leave:0@600s or restart:3@1h", text)
+		}
+		what, ok := map[string]replay.ChangeKind{"join": replay.Join, "leave": replay.Leave, "restart": replay.Restart}[kind]
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("--change %s: unknown change %q; choose one of join, leave, restart", text, kind)
+		case c.Backend < 0 || c.Backend >= o.backends:
+			return nil, fmt.Errorf("--change %s: backend %d is not between 0 and %d", text, c.Backend, o.backends-1)
+		}
+		c.At, c.Kind, c.Away = when, what, time.Minute
+		changes = append(changes, c)
+	}
+	return changes, nil
+}

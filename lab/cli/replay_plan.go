@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/pflag"
+
+	"warmroute/cli"
+	"warmroute/config"
+	"warmroute/lab/replay"
+)
+
+// replayPlan lists the runs: for each report its policies, and for each policy its
+// seeds.
+type replayPlan struct {
+	reports   []replay.Report // one per load, without results
+	policies  int             // in each report
+	scenarios []replay.Scenario
+}
+
+// loadPlan reads the trace and the configuration, if any, and returns the runs.
+func (o *replayOptions) loadPlan(configs config.Loader) (*replayPlan, error) {
+	w, err := o.loadWorkload()
+	if err != nil {
+		return nil, err
+	}
+	changes, err := o.parseChanges()
+	if err != nil {
+		return nil, err
+	}
+	flags := pflag.NewFlagSet("replay", pflag.ContinueOnError)
+	flags.String("config", o.config, "")
+	c, err := configs.Load(flags, []string{"http://unused"})
+	if err != nil {
+		return nil, err
+	}
+	base := replay.Scenario{
+		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
+		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
+		PollInterval: o.poll, PollLag: o.pollLag,
+		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
+		KVEvents: o.kvEvents, Bypass: o.bypass,
+	}
+	if o.config != "" && o.poll == 0 {
+		base.PollInterval = c.Poll.Interval
+	}
+	if o.queue {
+		base.Queue = c.Routing.QueueSettings()
+	}
+	loads := o.loads
+	if len(loads) == 0 {
+		loads = []float64{0}
+	}
+	p := &replayPlan{policies: len(o.policies)}
+	for _, load := range loads {
+		report := replay.Report{Trace: w.name, Backends: o.backends, Load: load, Seeds: o.seeds}
+		if load == 0 {
+			// Further digits depend on the resolution of the trace's timestamps.
+			report.Load = math.Round(w.defaultLoad*1000) / 1000
+		}
+		p.reports = append(p.reports, report)
+		s := base
+		s.Workload = w.atLoad(load)
+		for _, s.Policy = range o.policies {
+			for i := range o.seeds {
+				s.Seed = o.seed + uint64(i)
+				p.scenarios = append(p.scenarios, s)
+			}
+		}
+	}
+	return p, nil
+}
+
+// fleetSpeeds repeats --speeds over the fleet.
+func (o *replayOptions) fleetSpeeds() []float64 {
+	if len(o.speeds) == 0 {
+		return nil
+	}
+	speeds := make([]float64, o.backends)
+	for i := range speeds {
+		speeds[i] = o.speeds[i%len(o.speeds)]
+	}
+	return speeds
+}
+
+// addSeedMeans takes the results of the runs in the order of the scenarios, adds the
+// mean over the seeds to the reports, and returns these.
+func (p *replayPlan) addSeedMeans(runs []replay.Summary) []replay.Report {
+	for i := range p.reports {
+		r := &p.reports[i]
+		for range p.policies {
+			r.Results = append(r.Results, replay.Mean(runs[:r.Seeds]))
+			runs = runs[r.Seeds:]
+		}
+	}
+	return p.reports
+}
+
+func workloadNames() []string { return []string{"agentic", "hot", "chats", "documents"} }
+
+// replayWorkload is the workload that the flags name.
+type replayWorkload struct {
+	name        string
+	defaultLoad float64                            // 0: a closed loop, which has none
+	atLoad      func(load float64) replay.Workload // a load of 0 is the default
+}
+
+// loadWorkload returns the generated workload, or reads the trace.
+func (o *replayOptions) loadWorkload() (*replayWorkload, error) {
+	switch o.workload {
+	case "agentic":
+		agentic := replay.Agentic{Concurrency: cmp.Or(o.sessions, 48)}
+		return &replayWorkload{
+			name:   fmt.Sprintf("agentic-%d", agentic.Concurrency),
+			atLoad: func(float64) replay.Workload { return agentic },
+		}, nil
+	case "hot":
+		hot := replay.HotPrompts(cmp.Or(o.prompts, 1), cmp.Or(o.rate, 20))
+		return newSharedPromptsWorkload(fmt.Sprintf("hot-%d", hot.Prompts), hot, o.backends), nil
+	case "chats":
+		return newSharedPromptsWorkload("chats", replay.OverloadedChats(), o.backends), nil
+	case "documents":
+		const defaultLoad = 1.5
+		return &replayWorkload{
+			name: "documents", defaultLoad: defaultLoad,
+			atLoad: func(load float64) replay.Workload { return replay.Documents{Load: cmp.Or(load, defaultLoad)} },
+		}, nil
+	}
+	trace, err := readTrace(o.trace)
+	if err != nil {
+		return nil, cli.UsageError{Err: fmt.Errorf("--trace: %w", err)}
+	}
+	return &replayWorkload{
+		name: filepath.Base(o.trace), defaultLoad: trace.Load(o.backends),
+		atLoad: func(load float64) replay.Workload { return replay.Traced{Trace: trace, Load: load} },
+	}, nil
+}
+
+func newSharedPromptsWorkload(name string, w replay.SharedPrompts, backends int) *replayWorkload {
+	return &replayWorkload{name: name, defaultLoad: w.LoadOn(backends), atLoad: func(load float64) replay.Workload {
+		w := w
+		if load > 0 {
+			w.Rate, w.Load = 0, load
+		}
+		return w
+	}}
+}
+
+func readTrace(path string) (*replay.Trace, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	trace, err := replay.ParseTrace(file)
+	if err != nil {
+		return nil, fmt.Errorf("parse %s: %w", path, err)
+	}
+	return trace, nil
+}

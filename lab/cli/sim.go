@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"warmroute/cli"
+	"warmroute/config"
+	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
+	"warmroute/server"
+)
+
+// simShutdownTimeout is how long a stopped replica waits for clients to read the
+// last responses.
+const simShutdownTimeout = time.Second
+
+func newSimCommand() *cobra.Command {
+	var listen string
+	var cfg sim.Config
+	var drainSeconds int
+	var scriptFile string
+	cmd := &cobra.Command{
+		Use:   "sim",
+		Short: "Run a simulated vLLM replica",
+		Long: `Run a simulated vLLM replica, which needs no GPU.
+
+It has vLLM's API and metrics, prefix cache and scheduler, answers with
+English-like text, and is as fast as the flags describe, by default like a GPU
+with a model of 8 billion parameters.
+
+POST /sim/fault injects a fault, for example:
+  curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
+Kinds: refuse, hang, reset, reset-late, reset-at-work (delay), die (chunks),
+surplus, abort-each (chunks), status (status), hold (delay), slow (factor),
+freeze, metrics-gone, metrics-garbled, metrics-huge, close-idle, drain,
+events-lost (every), events-garbled, replay-silent, restart, abort, fail, clear. "requests"
+and "seconds" limit most of them.
+
+--script makes it play the model's part for a client that uses tools: FILE is a
+JSON list with the replies of every conversation, in their order, such as
+  [{"text": "Let me see.", "tool_calls": [{"name": "ls", "arguments": {"path": "."}}]},
+   {"text": "Done."}]
+Requests without tools, and turns after the last reply, get generated text.`,
+		Example: `  warmroute sim --listen 127.0.0.1:8001 --model sim --kv-tokens 400000
+  warmroute sim --listen 127.0.0.1:8002 --speed 5 --adapter sql --adapter chat`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if cfg.Script, err = readScriptFile(scriptFile); err != nil {
+				return cli.UsageError{Err: fmt.Errorf("--script: %w", err)}
+			}
+			return runSim(cmd, listen, cfg, time.Duration(drainSeconds)*time.Second)
+		},
+	}
+	addSimFlags(cmd.Flags(), &listen, &drainSeconds, &cfg)
+	cmd.Flags().StringVar(&scriptFile, "script", "", "answer requests that offer tools with the replies in `FILE`")
+	return cmd
+}
+
+// readScriptFile returns the script in a file; none without a name.
+func readScriptFile(name string) (sim.Script, error) {
+	if name == "" {
+		return nil, nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return sim.ReadScript(f)
+}
+
+func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.Config) {
+	f.SortFlags = false
+	f.StringVar(listen, "listen", "127.0.0.1:8000", "listen on `ADDRESS`")
+	f.StringVar(&cfg.Model, "model", "sim", "`NAME` of the model")
+	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "`NAME` of a LoRA adapter (repeatable)")
+	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "context length: `N` tokens of prompt and answer")
+	f.IntVar(&cfg.BytesPerToken, "bytes-per-token", 4, "`N` bytes of text in a token, 1 to 4")
+	f.StringVar(&cfg.APIKey, "api-key", "", "`KEY` that /v1 requires")
+	f.StringArrayVar(&cfg.Without, "without", nil, "do not serve `PATH` (repeatable): a 404, or for /inference/v1/generate the 403 of vLLM without --enable-scale-out")
+	f.BoolVar(&cfg.StoreResponses, "store-responses", false, "keep the responses of /v1/responses in memory, like vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1")
+	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "do not report cached_tokens in usage, like vLLM without --enable-prompt-tokens-details")
+	f.IntVar(drainSeconds, "shutdown-timeout", 0, "finish requests for up to `SECONDS` after SIGTERM, while /health stays 200 and new requests get a 500; 0 aborts them, like vLLM")
+
+	f.IntVar(&cfg.Ranks, "data-parallel-size", 1, "number `N` of engines behind the one port, each with its own KV cache and scheduler")
+	f.StringVar(&cfg.KVEvents.Endpoint, "kv-events", "", "publish KV cache events like vLLM on `ENDPOINT`: a port, or tcp://HOST:PORT with * for all addresses; replays on the port 1000 above; 0 takes free ports, which /kv_event_sources tells")
+	f.StringVar(&cfg.KVEvents.Topic, "kv-events-topic", "", "`NAME` of the topic of KV cache events")
+
+	e := &cfg.Engine
+	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache, `N` tokens")
+	f.IntVar(&e.HostKVTokens, "host-kv-tokens", 0, "size of a second cache in host memory, like vLLM's --kv-offloading-size, `N` tokens")
+	f.Float64Var(&e.HostLoadRate, "host-load-rate", 200_000, "load `N` tokens per second from it")
+	f.IntVar(&e.BlockSize, "block-size", 16, "size of a block of the KV cache, `N` tokens")
+	f.BoolVar(&e.NoPrefixCache, "no-prefix-caching", false, "disable the prefix cache")
+	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "maximum number `N` of tokens in an engine step")
+	f.Func("scheduling-policy", "`ORDER` in which waiting requests start: fcfs, or priority, lower first (default fcfs)", func(name string) error {
+		if name != "fcfs" && name != "priority" {
+			return errors.New("choose fcfs or priority")
+		}
+		e.PriorityScheduling = name == "priority"
+		return nil
+	})
+	f.IntVar(&e.MaxSeqs, "max-num-seqs", 256, "maximum number `N` of running requests")
+
+	f.Float64Var(&e.Speed, "speed", 1, "run `X` times as fast as the other flags describe")
+	f.DurationVar(&e.StepTime, "step-time", 8*time.Millisecond, "minimum `DURATION` of an engine step")
+	f.Float64Var(&e.PrefillRate, "prefill-rate", 8000, "prefill rate, `N` prompt tokens per second")
+	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "`DURATION` of a step per decoding request")
+	f.DurationVar(&e.ContextTime, "context-time", 24*time.Nanosecond, "`DURATION` of a step per token of the decoding requests' context")
+	addQuadraticFlag(f, &e.QuadraticDepth)
+}
+
+// addQuadraticFlag adds --quadratic, whose 0 means engine.LinearPrefill.
+func addQuadraticFlag(f *pflag.FlagSet, depth *float64) {
+	*depth = engine.DefaultQuadraticDepth
+	f.Var((*quadraticValue)(depth), "quadratic", "cost of attention: `SHARE` by which each preceding token raises the time of a prompt token; 0: linear prefill")
+}
+
+type quadraticValue float64
+
+func (v *quadraticValue) Set(text string) error {
+	share, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(share >= 0 && share <= 1) {
+		return errors.New("choose a share from 0 to 1")
+	}
+	if *v = quadraticValue(share); share == 0 {
+		*v = engine.LinearPrefill
+	}
+	return nil
+}
+
+func (v *quadraticValue) String() string {
+	return strconv.FormatFloat(max(0, float64(*v)), 'g', 2, 64)
+}
+
+func (v *quadraticValue) Type() string { return "float64" }
+
+// runSim serves until the command's context is done, then drains for the given time.
+func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drainTimeout time.Duration) error {
+	if err := config.CheckListenAddress(listen); err != nil {
+		return cli.UsageError{Err: fmt.Errorf("--listen: %w", err)}
+	}
+	if err := cfg.Validate(); err != nil {
+		return cli.UsageError{Err: err}
+	}
+	s := sim.NewServer(cfg)
+	if err := s.Bind(listen); err != nil {
+		if failed := (*sim.KVEventsBindError)(nil); errors.As(err, &failed) {
+			return server.ListenError("kv-events", failed.Address, err)
+		}
+		return server.ListenError("listen", listen, err)
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
+
+	// After the signal, requests end the way vLLM ends them, so Run must outlive it.
+	shutdown := make(chan error, 1)
+	stop := context.AfterFunc(cmd.Context(), func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), drainTimeout+simShutdownTimeout)
+		defer cancel()
+		if drainTimeout > 0 {
+			s.Drain(drainTimeout)
+		}
+		shutdown <- s.AbortAndShutdown(ctx)
+	})
+	ctx, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
+	defer cancel()
+	err := s.Run(ctx)
+	if stop() {
+		return err // it failed before the signal
+	}
+	if shutdownErr := <-shutdown; !errors.Is(shutdownErr, context.DeadlineExceeded) {
+		err = errors.Join(err, shutdownErr)
+	}
+	return err
+}
