@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"gonum.org/v1/plot"
-
 	"warmroute/lab/replay"
 )
 
@@ -111,7 +109,7 @@ func TestEqualFigures(t *testing.T) {
 	}
 }
 
-func TestPolicyWithoutAnsweredRequests(t *testing.T) {
+func TestPolicyWithoutCompletedRequests(t *testing.T) {
 	f := func(loads ...float64) {
 		t.Helper()
 		var reports []replay.Report
@@ -129,7 +127,7 @@ func TestPolicyWithoutAnsweredRequests(t *testing.T) {
 		if want := fmt.Sprintf("random (%d lost)", 5*len(loads)); found[want] != 1 || found["prefix"] != 1 || found["chwbl"] != 0 {
 			t.Errorf("the picture has no %q, or chwbl among those with figures: %v", want, found)
 		}
-		if !strings.Contains(svg.String(), "no request answered: chwbl<") {
+		if !strings.Contains(svg.String(), "no request completed: chwbl<") {
 			t.Errorf("nothing says what became of chwbl: %v", found)
 		}
 	}
@@ -145,11 +143,11 @@ func orderOf(reports ...replay.Report) []series {
 func TestWorstOfManyLinesAreGrey(t *testing.T) {
 	reports := []replay.Report{figures(manyPolicies(), 0.7), figures(manyPolicies(), 0.9)}
 	var colored []string
-	colors := map[any]bool{}
+	colors := map[string]bool{}
 	for _, s := range orderOf(reports...) {
 		if !s.grey {
 			colored = append(colored, s.policy)
-			colors[s.line.Color] = true
+			colors[s.line.color] = true
 		}
 	}
 	if !slices.Equal(colored, manyPolicies()[:8]) || len(colors) != 8 {
@@ -163,17 +161,17 @@ func TestWorstOfManyLinesAreGrey(t *testing.T) {
 }
 
 func TestLogTicks(t *testing.T) {
-	f := func(ticks plot.TickerFunc, low, high float64, want string) {
+	f := func(low, high float64, want string) {
 		t.Helper()
 		var labels []string
-		for _, tick := range ticks(low, high) {
-			labels = append(labels, tick.Label)
+		for _, tick := range logTicks(low, high) {
+			labels = append(labels, tick.label)
 		}
 		if got := strings.Join(labels, " "); got != want {
 			t.Errorf("%g to %g: ticks %s, want %s", low, high, got, want)
 		}
 	}
-	f(logTicks, 0.4, 13, "0.5 1 2 5 10")
-	f(logTicks, 0.9, 3.4, "1 2 1.5 3 1.2")
-	f(logTicks, 0.08, 1200, "0.1 1 10 100 1000")
+	f(0.4, 13, "0.5 1 2 5 10")
+	f(0.9, 3.4, "1 2 1.5 3 1.2")
+	f(0.08, 1200, "0.1 1 10 100 1000")
 }
