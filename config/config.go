@@ -3,6 +3,8 @@
 // of them for a reload.
 package config
 
+//go:generate go test -run TestSchemaIsCurrent -update .
+
 import (
 	"crypto/tls"
 	"crypto/x509"
