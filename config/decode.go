@@ -16,6 +16,15 @@ import (
 	"warmroute/backends"
 )
 
+// decodeSettings decodes nested sections into a struct.
+func decodeSettings(values map[string]any, into any) error {
+	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{Result: into, DecodeHook: decodeValue, ErrorUnused: true, WeaklyTypedInput: true})
+	if err != nil {
+		return err
+	}
+	return d.Decode(values)
+}
+
 // decodeValue is the decode hook for every value. A value comes from YAML with
 // a type or from the environment as text; both are read strictly, since the
 // decoder's own conversions turn 3.7 into 3 and an interval of 5 into 5 ns.
@@ -39,11 +48,11 @@ func decodeValue(from, to reflect.Value) (any, error) {
 			return nil, fmt.Errorf("expected a string, got %s; put it in quotes", describeType(value))
 		}
 	case []string, []netip.Prefix:
-		return decodeStringList(value)
+		return decodeList(value, " such as [a, b]", "")
 	case netip.Prefix:
 		return decodeNetwork(value)
 	case []Backend:
-		return normalizeBackendList(value)
+		return decodeList(value, "", "; begin each backend with \"- url:\"")
 	case Backend:
 		return normalizeBackend(value)
 	case []Key:
@@ -54,21 +63,40 @@ func decodeValue(from, to reflect.Value) (any, error) {
 	return value, nil
 }
 
-func decodeDuration(value any) (any, error) {
+// decodeScalar reads a value that has its type, or its text, which parse reads. expected names the type.
+func decodeScalar[T any](value any, parse func(string) (T, error), expected string) (any, error) {
 	switch v := value.(type) {
-	case int:
-		if v != 0 {
-			return nil, fmt.Errorf("%d has no unit; write a duration such as 250ms, %ds or 1m30s", v, v)
-		}
-		return time.Duration(0), nil
+	case T:
+		return v, nil
 	case string:
-		d, err := time.ParseDuration(strings.TrimSpace(v))
-		if err != nil {
-			return nil, fmt.Errorf("%q is not a duration such as 250ms, 2s or 1m30s", v)
+		if x, err := parse(strings.TrimSpace(v)); err == nil {
+			return x, nil
 		}
-		return d, nil
+		return nil, fmt.Errorf("%q is not %s", v, expected)
 	}
-	return nil, fmt.Errorf("expected a duration such as 250ms or 2s, got %s", describeType(value))
+	return nil, fmt.Errorf("expected %s, got %s", expected, describeType(value))
+}
+
+func decodeInt(value any) (any, error) { return decodeScalar(value, strconv.Atoi, "an integer") }
+
+func decodeBool(value any) (any, error) {
+	return decodeScalar(value, strconv.ParseBool, "true or false")
+}
+
+func decodeFloat(value any) (any, error) {
+	if n, ok := value.(int); ok {
+		return float64(n), nil
+	}
+	return decodeScalar(value, func(s string) (float64, error) { return strconv.ParseFloat(s, 64) }, "a number")
+}
+
+func decodeDuration(value any) (any, error) {
+	if n, ok := value.(int); ok && n != 0 {
+		return nil, fmt.Errorf("%d has no unit; write a duration such as 250ms, %ds or 1m30s", n, n)
+	} else if ok {
+		return time.Duration(0), nil
+	}
+	return decodeScalar(value, time.ParseDuration, "a duration such as 250ms, 2s or 1m30s")
 }
 
 func decodeByteSize(value any) (any, error) {
@@ -81,47 +109,7 @@ func decodeByteSize(value any) (any, error) {
 	return nil, fmt.Errorf("expected a size such as 64MiB, got %s", describeType(value))
 }
 
-func decodeInt(value any) (any, error) {
-	switch v := value.(type) {
-	case int:
-		return v, nil
-	case string:
-		if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {
-			return n, nil
-		}
-		return nil, fmt.Errorf("%q is not an integer", v)
-	}
-	return nil, fmt.Errorf("expected an integer, got %s", describeType(value))
-}
-
-func decodeFloat(value any) (any, error) {
-	switch v := value.(type) {
-	case int:
-		return float64(v), nil
-	case float64:
-		return v, nil
-	case string:
-		if x, err := strconv.ParseFloat(strings.TrimSpace(v), 64); err == nil {
-			return x, nil
-		}
-		return nil, fmt.Errorf("%q is not a number", v)
-	}
-	return nil, fmt.Errorf("expected a number, got %s", describeType(value))
-}
-
-func decodeBool(value any) (any, error) {
-	switch v := value.(type) {
-	case bool:
-		return v, nil
-	case string:
-		if b, err := strconv.ParseBool(strings.TrimSpace(v)); err == nil {
-			return b, nil
-		}
-		return nil, fmt.Errorf("%q is neither true nor false", v)
-	}
-	return nil, fmt.Errorf("expected true or false, got %s", describeType(value))
-}
-
+// decodeTime reads a date or a time. Its errors show no part of the value.
 func decodeTime(value any) (any, error) {
 	switch v := value.(type) {
 	case time.Time: // a YAML date
@@ -137,15 +125,16 @@ func decodeTime(value any) (any, error) {
 	return nil, fmt.Errorf("expected a date such as 2027-01-31, got %s", describeType(value))
 }
 
-// decodeStringList returns a list as it is, and splits the text of an environment variable.
-func decodeStringList(value any) (any, error) {
+// decodeList returns a list as it is, and splits the text of an environment variable. what says what is
+// expected and advice what to write, in errors.
+func decodeList(value any, what, advice string) (any, error) {
 	switch v := value.(type) {
 	case string:
 		return splitAtCommas(v), nil
 	case []any, []string:
 		return v, nil
 	}
-	return nil, fmt.Errorf("expected a list such as [a, b], got %s", describeType(value))
+	return nil, fmt.Errorf("expected a list%s, got %s%s", what, describeType(value), advice)
 }
 
 // decodeNetwork reads a network such as 10.0.0.0/8, or one address.
@@ -180,17 +169,6 @@ func splitAtCommas(text string) []string {
 	return parts
 }
 
-// normalizeBackendList returns a list as it is, and splits the text of WARMROUTE_BACKENDS.
-func normalizeBackendList(value any) (any, error) {
-	switch v := value.(type) {
-	case string:
-		return splitAtCommas(v), nil
-	case []any, []string:
-		return v, nil
-	}
-	return nil, fmt.Errorf("expected a list, got %s; begin each backend with \"- url:\"", describeType(value))
-}
-
 // normalizeBackend returns a mapping with the settings whose default is not zero, and a bare URL as the Backend that
 // needs nothing else.
 func normalizeBackend(value any) (any, error) {
@@ -198,15 +176,8 @@ func normalizeBackend(value any) (any, error) {
 	case string:
 		return Backend{URL: v, Weight: 1, KVEvents: backends.KVEventsAuto}, nil
 	case map[string]any:
-		known := settingNames[Backend]()
-		for _, key := range slices.Sorted(maps.Keys(v)) {
-			if slices.Contains(known, key) {
-				continue
-			}
-			if near := nearestWord(key, known); near != "" {
-				return nil, fmt.Errorf("unknown key %q; did you mean %s?", key, near)
-			}
-			return nil, fmt.Errorf("unknown key %q; a backend has %s", key, strings.Join(known, ", "))
+		if key, advice := findUnknownKey[Backend](v, "a backend"); key != "" {
+			return nil, fmt.Errorf("unknown key %q; %s", key, advice)
 		}
 		complete := map[string]any{"weight": 1, "kv_events": backends.KVEventsAuto}
 		maps.Copy(complete, v)
@@ -231,14 +202,11 @@ func checkKey(value any) (key any, err error) {
 	if !ok {
 		return nil, fmt.Errorf("expected a mapping with name and sha256, got %s; plain keys belong in keys_file", describeType(value))
 	}
-	known := settingNames[Key]()
+	if name, advice := findUnknownKey[Key](given, "a key"); name != "" {
+		return nil, fmt.Errorf("unknown setting; %s", advice)
+	}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		switch near := nearestWord(name, known); {
-		case !slices.Contains(known, name) && near != "":
-			return nil, fmt.Errorf("unknown setting; did you mean %s?", near)
-		case !slices.Contains(known, name):
-			return nil, fmt.Errorf("unknown setting; a key has %s", strings.Join(known, ", "))
-		case given[name] == nil:
+		if given[name] == nil {
 			return nil, fmt.Errorf("%s has no value; give it one or delete the line", name)
 		}
 	}
@@ -249,6 +217,22 @@ func checkKey(value any) (key any, err error) {
 		return nil, errors.New("models is empty, which allows none; delete the line to allow all models")
 	}
 	return given, nil
+}
+
+// findUnknownKey returns a key of a mapping that is not the name of a setting of T, "" if there is none,
+// and what to do. what names the mapping.
+func findUnknownKey[T any](given map[string]any, what string) (key, advice string) {
+	known := settingNames[T]()
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		if slices.Contains(known, key) {
+			continue
+		}
+		if near := nearestWord(key, known); near != "" {
+			return key, "did you mean " + near + "?"
+		}
+		return key, what + " has " + strings.Join(known, ", ")
+	}
+	return "", ""
 }
 
 // describeType names the type of a value, with an article. It never shows the value,

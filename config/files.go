@@ -66,54 +66,54 @@ func (c *Config) WatchedFiles(configFile string) []string {
 // readFiles reads the files that the settings name.
 func (c *Config) readFiles(errs *errorList) {
 	c.readKeysFile(errs)
-	c.readAdminTokenFile(errs)
+	if c.AdminToken == "" {
+		c.AdminToken = readSecret(errs, "admin_token_file", c.AdminTokenFile, "the token")
+	} else if c.AdminTokenFile != "" {
+		errs.add("admin_token_file", "admin_token is given as well; remove one of the two")
+	}
 	c.TLS.readCertificate(errs, "tls")
 	c.AdminTLS.readCertificate(errs, "admin_tls")
-	c.readBackendCAs(errs)
-	c.readRedisFiles(errs)
-}
-
-// readRedisFiles reads the password, the secret and the certificate authorities of Redis.
-func (c *Config) readRedisFiles(errs *errorList) {
+	for i := range c.Backends {
+		b := &c.Backends[i]
+		// Validation reports a ca_file for another scheme.
+		if u, err := backends.ParseURL(b.URL); err == nil && u.Scheme == "https" {
+			b.CA = readFile(errs, fmt.Sprintf("backends[%d].ca_file", i), b.CAFile)
+		}
+	}
 	c.Redis.Password = readSecret(errs, "redis.password_file", c.Redis.PasswordFile, "the password")
 	c.Redis.Secret = readSecret(errs, "redis.secret_file", c.Redis.SecretFile, "a secret")
-	if c.Redis.CAFile != "" {
-		data, err := ReadRegularFile(c.Redis.CAFile)
-		if err != nil {
-			errs.add("redis.ca_file", "%v", err)
-		}
-		c.Redis.CA = string(data)
+	c.Redis.CA = readFile(errs, "redis.ca_file", c.Redis.CAFile)
+}
+
+// readFile returns the content of the file that a setting names, "" if it names none.
+func readFile(errs *errorList, setting, file string) string {
+	if file == "" {
+		return ""
 	}
+	data, err := ReadRegularFile(file)
+	if err != nil {
+		errs.add(setting, "%v", err)
+	}
+	return string(data)
 }
 
 // readSecret returns the trimmed content of the file that a setting names, or "" if it names none.
 // what describes the content in errors.
 func readSecret(errs *errorList, setting, file, what string) string {
-	if file == "" {
-		return ""
-	}
-	data, err := ReadRegularFile(file)
-	secret := strings.TrimSpace(string(data))
-	if err == nil && secret == "" {
-		err = fmt.Errorf("%s is empty; put %s into it", file, what)
-	}
-	if err != nil {
-		errs.add(setting, "%v", err)
+	secret := strings.TrimSpace(readFile(errs, setting, file))
+	if file != "" && secret == "" {
+		errs.add(setting, "%s is empty; put %s into it", file, what)
 	}
 	return secret
 }
 
 // readKeysFile adds the keys of keys_file, if it is given, to those of the list.
 func (c *Config) readKeysFile(errs *errorList) {
-	if c.KeysFile == "" {
+	content := readFile(errs, "keys_file", c.KeysFile)
+	if c.KeysFile == "" || errs.hasAny("keys_file") {
 		return
 	}
-	data, err := ReadRegularFile(c.KeysFile)
-	if err != nil {
-		errs.add("keys_file", "%v", err)
-		return
-	}
-	secrets, invalid := apikey.ParseFile(string(data))
+	secrets, invalid := apikey.ParseFile(content)
 	for _, err := range invalid {
 		line, _, _ := strings.Cut(err.Error(), ":")
 		errs.add(c.KeysFile+": "+line, "%v", errors.Unwrap(err))
@@ -138,62 +138,23 @@ func (c *Config) readKeysFile(errs *errorList) {
 	}
 }
 
-// readAdminTokenFile reads the token from admin_token_file, if it is given.
-func (c *Config) readAdminTokenFile(errs *errorList) {
-	if c.AdminTokenFile == "" {
-		return
-	}
-	if c.AdminToken != "" {
-		errs.add("admin_token_file", "admin_token is given as well; remove one of the two")
-		return
-	}
-	c.AdminToken = readSecret(errs, "admin_token_file", c.AdminTokenFile, "the token")
-}
-
 // readCertificate reads the certificate and its key. section is "tls" or "admin_tls".
 func (t *ListenerTLS) readCertificate(errs *errorList, section string) {
 	certFile, keyFile := section+".cert_file", section+".key_file"
 	switch {
-	case t.CertFile == "" && t.KeyFile == "":
-		return
-	case t.CertFile == "":
+	case t.CertFile == "" && t.KeyFile != "":
 		errs.add(certFile, "is missing, but %s is given; give both or neither", keyFile)
-		return
-	case t.KeyFile == "":
+	case t.CertFile != "" && t.KeyFile == "":
 		errs.add(keyFile, "is missing, but %s is given; give both or neither", certFile)
+	}
+	chain, key := readFile(errs, certFile, t.CertFile), readFile(errs, keyFile, t.KeyFile)
+	if t.CertFile == "" || errs.hasAny(certFile, keyFile) {
 		return
 	}
-	chain, err := ReadRegularFile(t.CertFile)
-	if err != nil {
-		errs.add(certFile, "%v", err)
-	}
-	key, err := ReadRegularFile(t.KeyFile)
-	if err != nil {
-		errs.add(keyFile, "%v", err)
-	}
-	if errs.hasAny(certFile, keyFile) {
-		return
-	}
-	pair, err := tls.X509KeyPair(chain, key)
+	pair, err := tls.X509KeyPair([]byte(chain), []byte(key))
 	if err != nil {
 		errs.add(keyFile, "%s with the certificate in %s: %v", t.KeyFile, t.CertFile, err)
 		return
 	}
 	t.Certificate = &pair
-}
-
-// readBackendCAs reads the certificate authorities of the https backends.
-func (c *Config) readBackendCAs(errs *errorList) {
-	for i := range c.Backends {
-		b := &c.Backends[i]
-		// Validation reports a ca_file for another scheme.
-		if u, err := backends.ParseURL(b.URL); b.CAFile == "" || err != nil || u.Scheme != "https" {
-			continue
-		}
-		data, err := ReadRegularFile(b.CAFile)
-		if err != nil {
-			errs.add(fmt.Sprintf("backends[%d].ca_file", i), "%v", err)
-		}
-		b.CA = string(data)
-	}
 }

@@ -1,17 +1,16 @@
 package config
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
-	"github.com/spf13/viper"
 
 	"warmroute/router/policy"
 )
@@ -22,11 +21,6 @@ const (
 	// FileVariable is the environment variable that names the configuration
 	// file. It is not a setting.
 	FileVariable = envPrefix + "CONFIG"
-
-	// pathSeparator is what viper splits paths on. Paths are shown with dots,
-	// but a dot may be part of a key in the file, which must not then reach
-	// another setting.
-	pathSeparator = "\x00"
 )
 
 // Loader loads configurations. Its fields are what the program has built in.
@@ -95,28 +89,26 @@ func FilePath(flags *pflag.FlagSet) (string, error) {
 
 // parse is Load for a file that was already read.
 func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
-	v := viper.NewWithOptions(viper.KeyDelimiter(pathSeparator))
-	v.SetConfigType("yaml")
-	if err := v.ReadConfig(bytes.NewReader(l.Defaults)); err != nil {
+	values, err := decodeYAML(defaults)
+	if err != nil {
 		return nil, fmt.Errorf("built-in config.yaml: %w", err)
 	}
-	settings := map[string]string{} // shown path → viper's
-	for _, key := range v.AllKeys() {
-		settings[strings.ReplaceAll(key, pathSeparator, ".")] = key
+	var known []string // paths of settings
+	for _, s := range settingsOf(reflect.ValueOf(Config{}), "", false) {
+		known = append(known, s.path)
 	}
-	known := slices.Sorted(maps.Keys(settings))
-
+	slices.Sort(known)
 	errs := errorList{origin: map[string]string{}}
 	given, err := decodeYAML(data)
 	if err != nil {
 		errs.addYAMLErrors(file, data, known, err)
 		return nil, errs.err()
 	}
-	mergeFile(v, given, nil, known, &errs)
-	bindEnvironment(v, settings, known, &errs)
+	mergeFile(values, given, "", known, &errs)
+	mergeEnvironment(values, known, &errs)
 	for flag, setting := range flagSettings() {
 		if fl := flags.Lookup(flag); fl != nil && fl.Changed {
-			v.Set(settings[setting], fl.Value.String())
+			setValue(values, setting, fl.Value.String())
 			errs.origin[setting] = "--" + flag
 		}
 	}
@@ -124,36 +116,42 @@ func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []str
 		if list, ok := given["backends"].([]any); ok && len(list) > 0 {
 			errs.add("backends", "both %s and the command line list backends; remove one of the two lists", file)
 		}
-		v.Set("backends", urls)
+		values["backends"] = urls
 		errs.origin["backends"] = "the command line"
 	}
 
 	var c Config
-	errs.addDecodeErrors(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
+	errs.addDecodeErrors(decodeSettings(values, &c))
 	c.setDefaultBackendNames()
 	c.readFiles(&errs)
 	c.validate(&errs, l.Policies)
 	return &c, errs.err()
 }
 
-// mergeFile merges the settings of a file, or of one of its sections, into v.
-func mergeFile(v *viper.Viper, given map[string]any, section []string, known []string, errs *errorList) {
+// setValue sets the value of a setting, whose sections are in values.
+func setValue(values map[string]any, path string, value any) {
+	names := strings.Split(path, ".")
+	last := len(names) - 1
+	for _, section := range names[:last] {
+		values = values[section].(map[string]any)
+	}
+	values[names[last]] = value
+}
+
+// mergeFile merges the settings of a file, or of one of its sections, into values. prefix is the beginning
+// of their paths.
+func mergeFile(values, given map[string]any, prefix string, known []string, errs *errorList) {
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		at := append(slices.Clone(section), key)
-		path := strings.Join(at, ".")
+		path := prefix + key
 		inner, isSection := given[key].(map[string]any)
 		isSetting := slices.Contains(known, path) && !strings.Contains(key, ".")
 		switch {
 		case isSetting && given[key] == nil:
 			errs.add(path, "has no value; give it one or delete the line")
 		case isSetting:
-			var nested any = given[key]
-			for _, k := range slices.Backward(at) {
-				nested = map[string]any{k: nested}
-			}
-			_ = v.MergeConfigMap(nested.(map[string]any)) // never returns an error
+			setValue(values, path, given[key])
 		case isSection:
-			mergeFile(v, inner, at, known, errs)
+			mergeFile(values, inner, path+".", known, errs)
 		default:
 			if inside := settingsIn(path, known); len(inside) == 0 || strings.Contains(key, ".") {
 				errs.add(path, "%s", unknownSettingMessage(path, key, known))
@@ -202,29 +200,27 @@ func envName(path string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
-// bindEnvironment binds every setting to its environment variable, and adds an
+// mergeEnvironment sets each setting whose environment variable is set, also to "", and adds an
 // error for each WARMROUTE_ variable that belongs to no setting.
-func bindEnvironment(v *viper.Viper, settings map[string]string, known []string, errs *errorList) {
+func mergeEnvironment(values map[string]any, known []string, errs *errorList) {
 	// Kubernetes and Docker links set these in every container that runs beside
 	// a service named warmroute.
 	service := regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
-	v.AllowEmptyEnv(true) // WARMROUTE_ADMIN= turns the admin listener off
 	variables := map[string]string{}
 	for _, path := range known {
 		variables[envName(path)] = path
-		v.MustBindEnv(settings[path], envName(path))
 	}
-	names := slices.Sorted(maps.Keys(variables))
 	for _, assignment := range slices.Sorted(slices.Values(os.Environ())) {
-		name, _, _ := strings.Cut(assignment, "=")
+		name, value, _ := strings.Cut(assignment, "=")
 		if path, ok := variables[name]; ok {
+			setValue(values, path, value)
 			errs.origin[path] = name
 			continue
 		}
 		if !strings.HasPrefix(name, envPrefix) || name == FileVariable || service.MatchString(name) {
 			continue
 		}
-		if near := nearestWord(name, names); near != "" {
+		if near := nearestWord(name, slices.Sorted(maps.Keys(variables))); near != "" {
 			errs.add(name, "unknown variable; did you mean %s?", near)
 		} else {
 			errs.add(name, "unknown variable; a variable is %s followed by the path of a setting, as in %s", envPrefix, envName("routing.policy"))

@@ -99,7 +99,7 @@ func subsection(of schema, name, description string) schema {
 func settingSchema(s *setting) schema {
 	if s.path == "routing.policy" {
 		var names []string
-		for _, name := range policy.Names() {
+		for _, name := range testLoader.Policies.Names() {
 			names = append(names, name, name+policy.WithQueue)
 		}
 		return schema{"enum": names}

@@ -12,24 +12,20 @@ import (
 // validateFiles checks that the files that serve writes are different ones and
 // can be opened, without creating them.
 func (c *Config) validateFiles(errs *errorList) {
-	if log := c.AccessLog.File; log != "" && log != "stdout" && log != "stderr" {
-		checkWritable(errs, "access_log.file", log)
-	}
-	if c.Record.File != "" {
-		checkWritable(errs, "record.file", c.Record.File)
-	}
-	if c.Index.Snapshot != "" {
-		checkReplaceable(errs, "index.snapshot", c.Index.Snapshot)
-	}
-	checkDistinct(errs, "access_log.file", c.AccessLog.File, "record.file", c.Record.File)
-	checkDistinct(errs, "access_log.file", c.AccessLog.File, "index.snapshot", c.Index.Snapshot)
-	checkDistinct(errs, "record.file", c.Record.File, "index.snapshot", c.Index.Snapshot)
-}
-
-// checkDistinct adds an error if two settings name the same file.
-func checkDistinct(errs *errorList, path, file, otherPath, other string) {
-	if file != "" && other != "" && filepath.Clean(file) == filepath.Clean(other) {
-		errs.add(path, "%s is also %s; use another file for one of the two", file, otherPath)
+	files := []struct {
+		path, file string
+		check      func(errs *errorList, path, file string)
+	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}}
+	for i, f := range files {
+		if f.file == "" || i == 0 && (f.file == "stdout" || f.file == "stderr") {
+			continue
+		}
+		f.check(errs, f.path, f.file)
+		for _, other := range files[i+1:] {
+			if other.file != "" && filepath.Clean(f.file) == filepath.Clean(other.file) {
+				errs.add(f.path, "%s is also %s; use another file for one of the two", f.file, other.path)
+			}
+		}
 	}
 }
 

@@ -204,11 +204,11 @@ func boolToFloat(b bool) float64 {
 
 // KeyUsage is the usage of one API key.
 type KeyUsage struct {
-	Name                           string
-	InFlight                       int64
-	Requests                       int64
-	PromptTokens, CompletionTokens int64
-	Refused                        map[string]int64 // by limit
+	Name                       string
+	InFlight                   int64
+	Requests                   int64
+	PromptTokens, OutputTokens int64
+	Refused                    map[string]int64 // by limit
 }
 
 // keyCollector reads the usage of the API keys at each scrape, so that a removed key
@@ -220,16 +220,16 @@ func newKeyDesc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	keyInFlight   = newKeyDesc("key_in_flight", "Unfinished requests of the API key.")
-	keyRequests   = newKeyDesc("key_requests_total", "Accepted requests of the API key.")
-	keyPrompt     = newKeyDesc("key_prompt_tokens_total", "Prompt tokens used by the API key, as reported by the replica or else estimated.")
-	keyCompletion = newKeyDesc("key_completion_tokens_total", "Output tokens used by the API key, as reported by the replica or else one per event.")
-	keyRefused    = newKeyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, concurrency.", "reason")
+	keyInFlight = newKeyDesc("key_in_flight", "Unfinished requests of the API key.")
+	keyRequests = newKeyDesc("key_requests_total", "Accepted requests of the API key.")
+	keyPrompt   = newKeyDesc("key_prompt_tokens_total", "Prompt tokens used by the API key, as reported by the replica or else estimated.")
+	keyOutput   = newKeyDesc("key_output_tokens_total", "Output tokens used by the API key, as reported by the replica or else one per event.")
+	keyRefused  = newKeyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, concurrency.", "reason")
 )
 
 // Describe implements prometheus.Collector.
 func (keyCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{keyInFlight, keyRequests, keyPrompt, keyCompletion, keyRefused} {
+	for _, d := range []*prometheus.Desc{keyInFlight, keyRequests, keyPrompt, keyOutput, keyRefused} {
 		ch <- d
 	}
 }
@@ -243,7 +243,7 @@ func (read keyCollector) Collect(ch chan<- prometheus.Metric) {
 		send(keyInFlight, prometheus.GaugeValue, k.InFlight)
 		send(keyRequests, prometheus.CounterValue, k.Requests)
 		send(keyPrompt, prometheus.CounterValue, k.PromptTokens)
-		send(keyCompletion, prometheus.CounterValue, k.CompletionTokens)
+		send(keyOutput, prometheus.CounterValue, k.OutputTokens)
 		for reason, n := range k.Refused {
 			send(keyRefused, prometheus.CounterValue, n, reason)
 		}

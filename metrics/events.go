@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"warmroute/backends"
 	"warmroute/recovery"
@@ -27,23 +28,23 @@ type eventMetrics struct {
 
 // newEventMetrics returns the counters with all labels that are known in advance at
 // zero, so that the first event is visible in a rate.
-func newEventMetrics() *eventMetrics {
+func newEventMetrics(register promauto.Factory) *eventMetrics {
 	e := &eventMetrics{
-		retries:    newCounterVec("retries_total", "Attempts that failed before anything was sent to the client, by reason.", "reason"),
-		retryWaits: newCounterVec("retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
-		aborts:     newCounterVec("aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
-		queueTime: prometheus.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
+		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client, by reason.", "reason"),
+		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
+		aborts:     newCounterVec(register, "aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
+		queueTime: register.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
 			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)),
-		queueExits:      newCounterVec("queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
-		responseLookups: newCounterVec("response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
-		unauthorized:    newCounterVec("unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
-		pollErrors:      newCounterVec("poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
-		panics:          newCounterVec("panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
-		closedConnections: prometheus.NewCounter(prometheus.CounterOpts{
+		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
+		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
+		unauthorized:    newCounterVec(register, "unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
+		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
+		panics:          newCounterVec(register, "panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
+		closedConnections: register.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_connections_closed_total",
 			Help: "Idle client connections closed to make room for new ones (limits.connections, or fewer if file descriptors are scarce).",
 		}),
-		droppedRecords: prometheus.NewCounter(prometheus.CounterOpts{
+		droppedRecords: register.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_record_dropped_total",
 			Help: "Requests missing from the traffic recording (record.file): the queue was full, the request was too large to replay, it ended after shutdown, or writing failed.",
 		}),
@@ -63,10 +64,6 @@ func initLabels[T ~string](c *prometheus.CounterVec, values ...T) {
 	for _, value := range values {
 		c.WithLabelValues(string(value))
 	}
-}
-
-func (e *eventMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{e.retries, e.retryWaits, e.aborts, e.queueTime, e.queueExits, e.responseLookups, e.unauthorized, e.pollErrors, e.closedConnections, e.droppedRecords, e.panics}
 }
 
 // RetryReason is why an attempt failed before anything was sent to the client.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"warmroute/backends"
@@ -26,21 +27,17 @@ type Metrics struct {
 // New returns the metrics of a proxy. The state of the backends and of the router is
 // read at each scrape.
 func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
+	registry := prometheus.NewRegistry()
+	register := promauto.With(registry)
 	m := &Metrics{
 		fleet:    fleet,
-		registry: prometheus.NewRegistry(),
-		requests: newRequestMetrics(fleet),
-		events:   newEventMetrics(),
-		reloads:  newReloadMetrics(),
+		registry: registry,
+		requests: newRequestMetrics(register, fleet),
+		events:   newEventMetrics(register),
+		reloads:  newReloadMetrics(register),
 	}
-	m.registry.MustRegister(&fleetCollector{fleet, r},
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "warmroute_build_info", Help: "Always 1; the label has the version.", ConstLabels: prometheus.Labels{"version": version},
-		}, func() float64 { return 1 }))
-	m.registry.MustRegister(m.requests.collectors()...)
-	m.registry.MustRegister(m.events.collectors()...)
-	m.registry.MustRegister(m.reloads.collectors()...)
+	m.registry.MustRegister(&fleetCollector{fleet, r}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registerFunc(prometheus.GaugeValue, "build_info", "Always 1; the label has the version.", prometheus.Labels{"version": version}, func() float64 { return 1 })
 	return m
 }
 
@@ -64,47 +61,45 @@ func (m *Metrics) Handler() http.Handler {
 func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
 
 // RegisterRequestsInFlight exports the number of unfinished requests, which read returns
-// at each scrape. It must be called at most once.
+// at each scrape. Like all Register methods, it must be called at most once.
 func (m *Metrics) RegisterRequestsInFlight(read func() int64) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "warmroute_requests_in_flight",
-		Help: "Unfinished requests: being read, waiting in the admission queue or sent to a backend.",
-	}, func() float64 { return float64(read()) }))
+	m.registerFunc(prometheus.GaugeValue, "requests_in_flight", "Unfinished requests: being read, waiting in the admission queue or sent to a backend.", nil, toFloat(read))
 }
 
-// RegisterStoredResponses exports the number of stored responses whose replica is known,
-// which read returns at each scrape. It must be called at most once.
+// RegisterStoredResponses exports the number of stored responses whose replica is known.
 func (m *Metrics) RegisterStoredResponses(read func() int) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "warmroute_stored_responses",
-		Help: "Stored responses of /v1/responses whose replica is known (responses.max_entries).",
-	}, func() float64 { return float64(read()) }))
+	m.registerFunc(prometheus.GaugeValue, "stored_responses", "Stored responses of /v1/responses whose replica is known (responses.max_entries).", nil, toFloat(read))
 }
 
-// RegisterLostLogLines exports the number of lines missing from the access log, which
-// read returns at each scrape. It must be called at most once.
+// RegisterLostLogLines exports the number of lines missing from the access log.
 func (m *Metrics) RegisterLostLogLines(read func() int64) {
-	m.registerCounter("access_log_lost_total", "Lines missing from the access log because its file or pipe did not accept them in time.", nil, read)
+	const help = "Lines missing from the access log because its file or pipe did not accept them in time."
+	m.registerFunc(prometheus.CounterValue, "access_log_lost_total", help, nil, toFloat(read))
 }
 
-// RegisterTraceSpans exports the numbers of spans by outcome, which the functions return
-// at each scrape. It must be called at most once.
+// RegisterTraceSpans exports the numbers of spans by outcome.
 func (m *Metrics) RegisterTraceSpans(sent, failed, dropped func() int64) {
 	const help = "Spans by outcome: sent to the collector, failed to be sent, or dropped because the queue was full."
-	m.registerCounter("trace_spans_total", help, prometheus.Labels{"end": "sent"}, sent)
-	m.registerCounter("trace_spans_total", help, prometheus.Labels{"end": "failed"}, failed)
-	m.registerCounter("trace_spans_total", help, prometheus.Labels{"end": "dropped"}, dropped)
+	for end, read := range map[string]func() int64{"sent": sent, "failed": failed, "dropped": dropped} {
+		m.registerFunc(prometheus.CounterValue, "trace_spans_total", help, prometheus.Labels{"end": end}, toFloat(read))
+	}
 }
 
-func (m *Metrics) registerCounter(name, help string, labels prometheus.Labels, read func() int64) {
-	m.registry.MustRegister(prometheus.NewCounterFunc(
-		prometheus.CounterOpts{Name: "warmroute_" + name, Help: help, ConstLabels: labels},
-		func() float64 { return float64(read()) },
-	))
+func toFloat[T int | int64](read func() T) func() float64 {
+	return func() float64 { return float64(read()) }
 }
 
-// RegisterKeyUsage exports the usage of each API key, which read returns at each scrape.
-// It must be called at most once.
+// registerFunc exports a metric that read returns at each scrape.
+func (m *Metrics) registerFunc(kind prometheus.ValueType, name, help string, labels prometheus.Labels, read func() float64) {
+	o := prometheus.Opts{Name: "warmroute_" + name, Help: help, ConstLabels: labels}
+	if kind == prometheus.CounterValue {
+		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts(o), read))
+		return
+	}
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts(o), read))
+}
+
+// RegisterKeyUsage exports the usage of each API key.
 func (m *Metrics) RegisterKeyUsage(read func() []KeyUsage) {
 	m.registry.MustRegister(keyCollector(read))
 }
@@ -116,13 +111,13 @@ type reloadMetrics struct {
 	lastSuccess prometheus.Gauge
 }
 
-func newReloadMetrics() *reloadMetrics {
+func newReloadMetrics(register promauto.Factory) *reloadMetrics {
 	r := &reloadMetrics{
-		total: newCounterVec("config_reloads_total", "Reloads of the configuration by result, ok or failed. A failed reload changes nothing.", "result"),
-		successful: prometheus.NewGauge(prometheus.GaugeOpts{
+		total: newCounterVec(register, "config_reloads_total", "Reloads of the configuration by result, ok or failed. A failed reload changes nothing.", "result"),
+		successful: register.NewGauge(prometheus.GaugeOpts{
 			Name: "warmroute_config_last_reload_successful", Help: "1 if the last reload of the configuration succeeded, 0 if it failed.",
 		}),
-		lastSuccess: prometheus.NewGauge(prometheus.GaugeOpts{
+		lastSuccess: register.NewGauge(prometheus.GaugeOpts{
 			Name: "warmroute_config_last_reload_success_timestamp_seconds", Help: "Time at which the configuration in use was loaded.",
 		}),
 	}
@@ -131,10 +126,6 @@ func newReloadMetrics() *reloadMetrics {
 	r.successful.Set(1)
 	r.lastSuccess.SetToCurrentTime()
 	return r
-}
-
-func (r *reloadMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{r.total, r.successful, r.lastSuccess}
 }
 
 // RecordReload records a reload of the configuration.
@@ -149,8 +140,8 @@ func (m *Metrics) RecordReload(ok bool) {
 	m.reloads.lastSuccess.SetToCurrentTime()
 }
 
-func newCounterVec(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "warmroute_" + name, Help: help}, labels)
+func newCounterVec(register promauto.Factory, name, help string, labels ...string) *prometheus.CounterVec {
+	return register.NewCounterVec(prometheus.CounterOpts{Name: "warmroute_" + name, Help: help}, labels)
 }
 
 // histogramOpts returns the options of a histogram of seconds with classic and native

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"warmroute/backends"
 )
@@ -85,19 +86,19 @@ var (
 		1.0/(1<<20), 1e-5, 25e-6, 50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, .01, .025, .1)
 )
 
-func newRequestMetrics(fleet *backends.Registry) *requestMetrics {
+func newRequestMetrics(register promauto.Factory, fleet *backends.Registry) *requestMetrics {
 	labels := []string{"model", "backend"}
 	return &requestMetrics{
 		fleet:     fleet,
-		requests:  newCounterVec("requests_total", "Finished requests by the status sent to the client. 499: client disconnected; 502 and 504 include responses that were truncated or stalled after their start.", "endpoint", "model", "backend", "code"),
-		prompt:    newCounterVec("prompt_tokens_total", "Prompt tokens of successful requests, as reported by the replica or else estimated.", labels...),
-		predicted: newCounterVec("predicted_cached_tokens_total", "Prompt tokens that were expected in the cache of the chosen backend (estimated).", labels...),
-		observed:  newCounterVec("observed_cached_tokens_total", "Prompt tokens that replicas reported as cached.", labels...),
-		spills:    newCounterVec("spills_total", "Requests not sent to the best match because it was too busy.", "model"),
-		duration:  prometheus.NewHistogramVec(durationOpts, labels),
-		ttft:      prometheus.NewHistogramVec(ttftOpts, labels),
-		itl:       prometheus.NewHistogramVec(itlOpts, labels),
-		overhead:  newLatencyHistogram(prometheus.NewHistogram(overheadOpts), overheadOpts.Buckets),
+		requests:  newCounterVec(register, "requests_total", "Finished requests by the status sent to the client. 499: client disconnected; 502 and 504 include responses that were truncated or stalled after their start.", "endpoint", "model", "backend", "code"),
+		prompt:    newCounterVec(register, "prompt_tokens_total", "Prompt tokens of successful requests, as reported by the replica or else estimated.", labels...),
+		predicted: newCounterVec(register, "predicted_cached_tokens_total", "Prompt tokens that were expected in the cache of the chosen backend (estimated).", labels...),
+		observed:  newCounterVec(register, "observed_cached_tokens_total", "Prompt tokens that replicas reported as cached.", labels...),
+		spills:    newCounterVec(register, "spills_total", "Requests not sent to the best match because it was too busy.", "model"),
+		duration:  register.NewHistogramVec(durationOpts, labels),
+		ttft:      register.NewHistogramVec(ttftOpts, labels),
+		itl:       register.NewHistogramVec(itlOpts, labels),
+		overhead:  newLatencyHistogram(register.NewHistogram(overheadOpts), overheadOpts.Buckets),
 		counters:  map[requestLabels]*requestCounters{},
 		placed:    map[placement]*placementMetrics{},
 		unlisted:  map[string]time.Time{},
@@ -244,10 +245,6 @@ func (m *requestMetrics) deleteSeries(label prometheus.Labels, matches func(plac
 	m.itl.DeletePartialMatch(label)
 	maps.DeleteFunc(m.counters, func(l requestLabels, _ *requestCounters) bool { return matches(l.placement) })
 	maps.DeleteFunc(m.placed, func(p placement, _ *placementMetrics) bool { return matches(p) })
-}
-
-func (m *requestMetrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.prompt, m.predicted, m.observed, m.spills, m.duration, m.ttft, m.itl, m.overhead.histogram}
 }
 
 const (

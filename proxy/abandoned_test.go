@@ -61,7 +61,7 @@ func TestAbandonedRequestCharged(t *testing.T) {
 			disconnect()
 			<-done
 			f.awaitIdle()
-			f.awaitMetric(fmt.Sprintf(`warmroute_key_completion_tokens_total{key="a"} %d`, c.want))
+			f.awaitMetric(fmt.Sprintf(`warmroute_key_output_tokens_total{key="a"} %d`, c.want))
 		})
 	}
 }
@@ -71,7 +71,7 @@ func TestResponseWithoutUsageCharged(t *testing.T) {
 	noUsage := strings.Split(whole, `,"usage"`)[0] + "}"
 	f := serve(t, withKeys(keyOf("a", nil)), &replica{script: always(answered("200 OK", noUsage))})
 	f.post("/v1/chat/completions", askWhole, bearer("a")...)
-	f.awaitMetric(fmt.Sprintf(`warmroute_key_completion_tokens_total{key="a"} %d`, len(noUsage)/bytesPerToken))
+	f.awaitMetric(fmt.Sprintf(`warmroute_key_output_tokens_total{key="a"} %d`, len(noUsage)/bytesPerToken))
 }
 
 // What a replica did not complete is not the client's fault.
@@ -79,6 +79,6 @@ func TestFailedAttemptsNotCharged(t *testing.T) {
 	f := serve(t, withKeys(keyOf("a", nil)), &replica{script: always(answered("500 Internal Server Error", "{}"))}, &replica{script: always(answered("200 OK", wholeAbort))},
 		&replica{script: always(answered("200 OK", whole))})
 	f.post("/v1/chat/completions", askWhole, bearer("a")...)
-	f.awaitMetric(`warmroute_key_completion_tokens_total{key="a"} 3`)
+	f.awaitMetric(`warmroute_key_output_tokens_total{key="a"} 3`)
 	f.awaitMetric(`warmroute_key_prompt_tokens_total{key="a"} 12`)
 }

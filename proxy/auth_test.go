@@ -335,7 +335,7 @@ func TestKeyRateLimits(t *testing.T) {
 		t.Fatalf("got %d %s", resp.StatusCode, answer)
 	}
 	header(resp, "Limit-Tokens", "1000")
-	f.awaitMetric(`warmroute_key_completion_tokens_total{key="small"} 30000`)
+	f.awaitMetric(`warmroute_key_output_tokens_total{key="small"} 30000`)
 	f.awaitMetric(`warmroute_key_prompt_tokens_total{key="small"} 12`)
 	resp, answer = f.post("/v1/chat/completions", askWhole, bearer("small")...)
 	over(resp, answer, "1000 tokens per minute")
@@ -374,7 +374,7 @@ func TestKeyConcurrencyLimit(t *testing.T) {
 	}
 	f.awaitMetric(`warmroute_key_in_flight{key="one"} 0`)
 	// No usage was told: one token an event, and the prompt as predicted.
-	f.awaitMetric(`warmroute_key_completion_tokens_total{key="one"} 4`)
+	f.awaitMetric(`warmroute_key_output_tokens_total{key="one"} 4`)
 	f.awaitMetric(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key="one"} %d`, f.promptTokens(askStream, bearer("one")...)))
 }
 

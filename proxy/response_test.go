@@ -647,7 +647,7 @@ func TestLongResponseUsage(t *testing.T) {
 			if c.prompt == 0 {
 				c.prompt = f.promptTokens(c.ask, bearer(name)...)
 			}
-			f.awaitMetric(fmt.Sprintf(`warmroute_key_completion_tokens_total{key=%q} %d`, name, c.completed))
+			f.awaitMetric(fmt.Sprintf(`warmroute_key_output_tokens_total{key=%q} %d`, name, c.completed))
 			f.awaitMetric(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key=%q} %d`, name, c.prompt))
 		})
 	}

@@ -234,7 +234,7 @@ func TestMessagesUsage(t *testing.T) {
 				t.Fatalf("got %d %s", resp.StatusCode, answer)
 			}
 			f.awaitMetric(`warmroute_key_prompt_tokens_total{key="a"} 411`)
-			f.awaitMetric(`warmroute_key_completion_tokens_total{key="a"} 4`)
+			f.awaitMetric(`warmroute_key_output_tokens_total{key="a"} 4`)
 			f.awaitMetric(`warmroute_prompt_tokens_total{backend="r0",model="m"} 411`)
 			f.awaitMetric(fmt.Sprintf(`warmroute_observed_cached_tokens_total{backend="r0",model="m"} %d`, c.cached))
 		})

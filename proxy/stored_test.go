@@ -228,7 +228,7 @@ func TestRetrievalIsNotCharged(t *testing.T) {
 		}
 	}
 	f.awaitMetric(`warmroute_key_prompt_tokens_total{key="alice"} 12`)
-	f.awaitMetric(`warmroute_key_completion_tokens_total{key="alice"} 3`)
+	f.awaitMetric(`warmroute_key_output_tokens_total{key="alice"} 3`)
 }
 
 func TestResponseOfAnotherKey(t *testing.T) {

@@ -526,7 +526,7 @@ func TestAbortedStreamChargesKey(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.awaitMetric(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key="a"} %d`, u.Prompt+u.Input+u.Read+u.Created))
-		f.awaitMetric(fmt.Sprintf(`warmroute_key_completion_tokens_total{key="a"} %d`, u.Completion+u.Output))
+		f.awaitMetric(fmt.Sprintf(`warmroute_key_output_tokens_total{key="a"} %d`, u.Completion+u.Output))
 	}
 }
 

@@ -36,7 +36,7 @@ type usage struct {
 func (u *usage) snapshot(name string) metrics.KeyUsage {
 	out := metrics.KeyUsage{
 		Name: name, InFlight: u.inFlight.Load(), Requests: u.requests.Load(),
-		PromptTokens: u.prompt.Load(), CompletionTokens: u.completion.Load(), Refused: map[string]int64{},
+		PromptTokens: u.prompt.Load(), OutputTokens: u.completion.Load(), Refused: map[string]int64{},
 	}
 	for i, l := range limits {
 		out.Refused[string(l)] = u.refused[i].Load()
