@@ -89,7 +89,7 @@ func FilePath(flags *pflag.FlagSet) (string, error) {
 
 // parse is Load for a file that was already read.
 func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
-	values, err := decodeYAML(defaults)
+	values, err := decodeYAML(l.Defaults)
 	if err != nil {
 		return nil, fmt.Errorf("built-in config.yaml: %w", err)
 	}
