@@ -36,7 +36,7 @@ type State struct {
 	Version   string          `json:"version"`
 	Policy    string          `json:"policy"`
 	Now       time.Time       `json:"now"`
-	Uptime    number          `json:"uptime_s"`
+	Uptime    number          `json:"uptime_seconds"`
 	Recent    recentState     `json:"recent"`
 	Series    seriesState     `json:"series"`
 	Backends  []backendState  `json:"backends"`
@@ -69,12 +69,12 @@ type recentState struct {
 	PerSecond number `json:"requests_per_second"` // finished, including refused ones
 	Failed    number `json:"failed_ratio"`        // share with an error
 	HitRatio  number `json:"hit_ratio"`
-	TTFT      number `json:"ttft_p50_s"`
+	TTFT      number `json:"ttft_p50_seconds"`
 }
 
 type seriesState struct {
-	Step     number   `json:"step_s"`
-	TTFT     []number `json:"ttft_p50_s"`
+	Step     number   `json:"step_seconds"`
+	TTFT     []number `json:"ttft_p50_seconds"`
 	HitRatio []number `json:"hit_ratio"`
 }
 
@@ -86,7 +86,7 @@ type backendState struct {
 	Since  *time.Time `json:"since"`            // of the state; null: unknown
 	// LastReadyFor has up to maxLastReady models for which no other backend is ready.
 	LastReadyFor []string `json:"last_ready_for,omitempty"`
-	// MissingEndpoints are the paths that its replica answered not to serve.
+	// MissingEndpoints are the paths that its replica does not serve, by its responses.
 	MissingEndpoints []string `json:"missing_endpoints,omitempty"`
 	Drained          bool     `json:"drained"` // by an operator
 	Breaker          string   `json:"breaker"`
@@ -115,7 +115,7 @@ const stateDrained = "drained"
 
 type queueState struct {
 	Requests int            `json:"requests"`
-	Oldest   *number        `json:"oldest_s"` // since its arrival
+	Oldest   *number        `json:"oldest_seconds"` // since its arrival
 	First    []requestState `json:"first"`
 }
 
@@ -136,7 +136,7 @@ type requestState struct {
 	MatchedTokens int    `json:"matched_tokens"`
 	PromptTokens  int    `json:"prompt_tokens"`
 	Attempts      int    `json:"attempts"`
-	Age           number `json:"age_s"`
+	Age           number `json:"age_seconds"`
 }
 
 type decisionState struct {

@@ -128,7 +128,7 @@ func TestQueueState(t *testing.T) {
 
 func TestStateWithoutRequests(t *testing.T) {
 	_, text := askable(t).state()
-	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_s":null`, `"kv_usage":null`, `"hit_ratio":null`, `"requests_per_second":0`, `"failed_ratio":null`} {
+	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_seconds":null`, `"kv_usage":null`, `"hit_ratio":null`, `"requests_per_second":0`, `"failed_ratio":null`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s is missing in %s", want, text)
 		}

@@ -160,7 +160,7 @@ func (w *pollState) recordMissedPoll(err error) {
 	w.noMetrics = errors.Is(err, errNoMetrics)
 	if w.misses == maxMissedPolls || w.noMetrics && !hadNoMetrics {
 		w.backend.SetLoad(nil)
-		w.log(slog.LevelWarn, "metrics scrape failed", "reason", err.Error())
+		w.log(slog.LevelWarn, "poll failed", "reason", err.Error())
 	}
 	if w.OnError != nil {
 		w.OnError(w.backend, err)

@@ -60,8 +60,7 @@ func (c *Cluster) pieceKey(h *snapshotHead, i int) string {
 }
 
 // LoadSnapshot reads the snapshot that another proxy has written, if there is one, for the first
-// scrapes of the backends. It takes up to loadTimeout. Call it before Run and before the first
-// scrape.
+// polls of the backends. It takes up to loadTimeout. Call it before Run and before the first poll.
 func (c *Cluster) LoadSnapshot(ctx context.Context) {
 	if c.Snapshot == nil {
 		return

@@ -141,7 +141,7 @@ const spareFileDescriptors = 100
 
 // MaxFileDescriptors returns how many file descriptors the settings allow to be
 // open at once: a client's connection and a backend's for each request, clients'
-// idle connections, and a health check and a scrape of each backend.
+// idle connections, and a health check and a poll of each backend.
 func (c *Config) MaxFileDescriptors() uint64 {
 	return uint64(max(c.Limits.Connections, c.Limits.InFlight) + c.maxRequestConnections() + c.otherFileDescriptors())
 }

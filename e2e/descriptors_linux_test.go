@@ -203,7 +203,7 @@ timeouts: {keepalive_idle: 50ms, read_header: 10m}
 	if n, most := strings.Count(log, "out of file descriptors"), 1+int(time.Since(begun)/time.Minute); n > most {
 		t.Errorf("said %d times, want %d at most", n, most)
 	}
-	for _, wrong := range []string{"state=down", "attempt failed", "metrics scrape failed", "reload", "accept failed"} {
+	for _, wrong := range []string{"state=down", "attempt failed", "poll failed", "reload", "accept failed"} {
 		if strings.Contains(log, wrong) {
 			t.Errorf("the log has %q", wrong)
 		}

@@ -38,7 +38,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
 		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
 		unauthorized:    newCounterVec(register, "unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
-		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed scrapes of a backend's /metrics.", "backend"),
+		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed polls of a backend's /metrics.", "backend"),
 		panics:          newCounterVec(register, "panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
 		closedConnections: register.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_connections_closed_total",
@@ -178,7 +178,7 @@ func (m *Metrics) CountUnauthorized(reason UnauthorizedReason) {
 	countLabel(m.events.unauthorized, reason)
 }
 
-// CountPollError counts a failed scrape of the backend.
+// CountPollError counts a failed poll of the backend.
 func (m *Metrics) CountPollError(b *backends.Backend) { countLabel(m.events.pollErrors, b.Name) }
 
 // CountEvictedConnection counts a client connection closed to make room for another.

@@ -62,10 +62,10 @@ func TestInvalidMetricsKeepBackendReady(t *testing.T) {
 		metrics http.HandlerFunc
 		why     string
 	}{
-		"a million series":       {numbered(`vllm:request_success_total{id="`, "\"} 1\n", 1_000_000), "metrics scrape failed"}, // too long, or too late
+		"a million series":       {numbered(`vllm:request_success_total{id="`, "\"} 1\n", 1_000_000), "poll failed"}, // too long, or too late
 		"a million of engines":   {numbered(`vllm:cache_config_info{engine="`, "\",block_size=\"16\"} 1\n", 1_000_000), "more than 1024 engines"},
-		"50 MB":                  {endless("# a comment\n", 50<<20), "metrics scrape failed"},
-		"never ending":           {endless("vllm:num_requests_running 1\n", 1<<50), "metrics scrape failed"},
+		"50 MB":                  {endless("# a comment\n", 50<<20), "poll failed"},
+		"never ending":           {endless("vllm:num_requests_running 1\n", 1<<50), "poll failed"},
 		"one line without end":   {endless("x", 1<<50), "line 1: longer than"},
 		"garbage":                {text("\x00\xff\x01\n"), "line 1"},
 		"a page":                 {text("<html><body>Login</body></html>\n"), "line 1"},
@@ -81,7 +81,7 @@ func TestInvalidMetricsKeepBackendReady(t *testing.T) {
 				c.Poll.Interval, c.Poll.FastInterval, c.Poll.Timeout = 10*time.Millisecond, 10*time.Millisecond, 700*time.Millisecond
 			}, standIn{metrics: f.metrics}.start(t))
 			p.ready(1)
-			p.logs("metrics scrape failed")
+			p.logs("poll failed")
 			if log := p.log.String(); !strings.Contains(log, f.why) {
 				t.Errorf("the log does not say %q:\n%s", f.why, log)
 			}

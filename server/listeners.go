@@ -113,7 +113,7 @@ func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	requests := s.listeners.requests
 	return &http.Server{
 		Handler: s.listeners.setConnectionClose(s.reportPanics(h)),
-		// Else net/http itself answers "OPTIONS *", which is on no allowlist.
+		// Else net/http itself responds to "OPTIONS *", which is on no allowlist.
 		DisableGeneralOptionsHandler: true,
 		ReadHeaderTimeout:            s.config.Timeouts.ReadHeader,
 		IdleTimeout:                  idleTimeout,

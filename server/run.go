@@ -15,7 +15,7 @@ import (
 
 const (
 	// maxAcceptDelay bounds for how long a proxy accepts no connections at its start if a
-	// backend does not answer its check. It is above the default of health.timeout.
+	// backend does not respond to its check. It is above the default of health.timeout.
 	maxAcceptDelay = 5 * time.Second
 	// watcherTimeout bounds how long the end waits for a configuration file that is being read.
 	watcherTimeout = time.Second

@@ -72,7 +72,7 @@ func (s *Server) shutDownHTTP() error {
 }
 
 // shutDownHandedOver ends a Server whose listeners another process has. Accepted
-// requests are answered here, and so is what still comes on connections that clients
+// requests are served here, and so are those that still come on connections that clients
 // have kept open, with Connection: close: closing those at once would lose a request
 // that is on its way. They are closed when nothing came or was in flight for
 // timeouts.drain.

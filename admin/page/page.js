@@ -150,7 +150,7 @@ async function problem(response) {
   try {
     return (await response.json()).error.message;
   } catch {
-    return `the proxy answered ${response.status}`;
+    return `the proxy responded with status ${response.status}`;
   }
 }
 
@@ -171,7 +171,7 @@ async function post(path) {
   }
 }
 
-// confirmed asks the operator and resolves to whether the answer was yes.
+// confirmed asks the operator and resolves to whether the operator agreed.
 function confirmed(title, text) {
   const dialog = byId('confirm');
   setText(byId('confirm-title'), title);
@@ -366,7 +366,7 @@ const showRequests = rows('requests', (row, first) => {
     setText(backend, r.backend || none);
     match(r.prompt_tokens ? r.matched_tokens / r.prompt_tokens : 0, matched(r));
     setText(attempts, String(r.attempts));
-    setText(age, span(r.age_s));
+    setText(age, span(r.age_seconds));
   };
 });
 
@@ -376,7 +376,7 @@ const showQueue = rows('queue', (row, first) => {
   const age = cell(row, 'Age', 'right');
   return (r) => {
     setText(model, r.model || none);
-    setText(age, span(r.age_s));
+    setText(age, span(r.age_seconds));
   };
 });
 
@@ -439,11 +439,11 @@ function draw(svg, all, top, label) {
 
 function showSeries(state) {
   const known = (series) => series.filter((v) => v !== null);
-  const ttft = known(state.series.ttft_p50_s);
+  const ttft = known(state.series.ttft_p50_seconds);
   const most = Math.max(...ttft, 0);
-  setText(byId('ttft'), span(state.recent.ttft_p50_s));
+  setText(byId('ttft'), span(state.recent.ttft_p50_seconds));
   setText(byId('ttft-note'), ttft.length ? `highest ${span(most)} in 5 min` : 'no stream yet');
-  draw(byId('ttft-line'), state.series.ttft_p50_s, most || 1, `TTFT over the last five minutes, at most ${span(most)}`);
+  draw(byId('ttft-line'), state.series.ttft_p50_seconds, most || 1, `TTFT over the last five minutes, at most ${span(most)}`);
   const hits = known(state.series.hit_ratio);
   setText(byId('hit'), percent(state.recent.hit_ratio));
   setText(byId('hit-note'), hits.length ? `lowest ${percent(Math.min(...hits))} in 5 min` : 'no response yet');
@@ -471,14 +471,14 @@ function render(state) {
   document.title = `${alarm ? 'Not ready' : `${state.requests.all} in flight`} · warmroute`;
   setText(byId('version'), state.version);
   setText(byId('policy'), `policy ${state.policy}`);
-  setText(byId('uptime'), `up ${span(state.uptime_s)}`);
+  setText(byId('uptime'), `up ${span(state.uptime_seconds)}`);
   setText(byId('redis'), redisText(state.redis));
   const responding = state.requests.oldest.filter((r) => r.phase === 'responding' && !r.stalled).length;
   const stalled = state.requests.oldest.filter((r) => r.stalled).length;
   setText(byId('in-flight'), whole.format(state.requests.all));
   setText(byId('in-flight-note'), state.requests.oldest.length < state.requests.all ? '' : `${responding} responding${stalled ? `, ${stalled} stalled` : ''}`);
   setText(byId('queued'), whole.format(state.queue.requests));
-  setText(byId('queued-note'), state.queue.oldest_s === null ? 'queue is empty' : `oldest ${span(state.queue.oldest_s)}`);
+  setText(byId('queued-note'), state.queue.oldest_seconds === null ? 'queue is empty' : `oldest ${span(state.queue.oldest_seconds)}`);
   setText(byId('rate'), rate(state.recent.requests_per_second));
   setText(byId('rate-note'), state.recent.failed_ratio ? `last 30 s, errors ${percent(state.recent.failed_ratio)}` : 'over the last 30 s');
   showSeries(state);

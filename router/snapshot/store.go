@@ -21,7 +21,7 @@ import (
 // Store reads and writes snapshots of a router. A replica that runs on while the
 // proxy restarts still holds its blocks. Safe for concurrent use.
 //
-// What was read is given to a backend at its first scrape, unless that shows that the
+// What was read is given to a backend at its first poll, unless that shows that the
 // replica's cache is another one by now. A replica without /metrics shows nothing and
 // starts cold.
 type Store struct {
@@ -31,7 +31,7 @@ type Store struct {
 
 	mu        sync.Mutex // guards what follows, not what the pointers point to
 	lastLoads map[*backends.Backend]*backends.Load
-	pending   map[*backends.Backend]*part // read, until the first scrape
+	pending   map[*backends.Backend]*part // read, until the first poll
 	keptBytes int                         // of memory, by pending
 }
 
@@ -56,7 +56,7 @@ func NewStore(r *router.Router, o Options) *Store {
 }
 
 // ReadPending reads a snapshot that Write wrote. It is used at each backend's first
-// scrape; the responses are there at once, even if the hashes of its prompts are of no
+// poll; the responses are there at once, even if the hashes of its prompts are of no
 // use. On an error, which says why, nothing else has changed. Call it before the first
 // ObserveLoad.
 func (s *Store) ReadPending(from io.Reader) error {
@@ -107,7 +107,7 @@ func (s *Store) compactPending() {
 	}
 }
 
-// ObserveLoad calls Router.ObserveLoad, and at the first scrape of a backend restores
+// ObserveLoad calls Router.ObserveLoad, and at the first poll of a backend restores
 // what was read of it. Calls for one backend do not overlap.
 func (s *Store) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	s.router.ObserveLoad(b, l)
@@ -124,7 +124,7 @@ func (s *Store) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	s.removePending(b) // not before: a Write meanwhile has the whole of it
 }
 
-// recordLoad records a scrape and returns what was read of the backend, nil if nothing.
+// recordLoad records a poll and returns what was read of the backend, nil if nothing.
 func (s *Store) recordLoad(b *backends.Backend, l *backends.Load) (pending *part) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,14 +148,14 @@ func (s *Store) ForgetBackend(b *backends.Backend) {
 	s.compactPending()
 }
 
-// Write writes what is known of every backend that was scraped since the start, and
+// Write writes what is known of every backend that was polled since the start, and
 // of the others what was read. The router continues to decide meanwhile.
 func (s *Store) Write(to io.Writer) error {
 	list := s.router.Backends()
 	s.mu.Lock()
 	pending, loads := maps.Clone(s.pending), maps.Clone(s.lastLoads)
 	s.mu.Unlock()
-	// Of a backend never scraped nothing could show, one day, that its cache is still the same.
+	// Of a backend never polled nothing could show, one day, that its cache is still the same.
 	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return pending[b] == nil && loads[b] == nil })
 	var responses []byte
 	if s.options.Responses != nil {
