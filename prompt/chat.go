@@ -36,45 +36,23 @@ type turns struct {
 	item               itemState
 }
 
-// finishChat ends the parsing of a chat.
-func (p *Prompt) finishChat() error {
-	if !p.top[fieldMessages].exists() {
-		return &Error{Param: "messages", Message: "messages is missing"}
-	}
-	p.setSeedFromFields(formatChat)
-	return nil
-}
-
-// parseMessages checks the list of messages at i, appends it to Text and returns the
-// index after it.
-func (p *Prompt) parseMessages(i int) (end int, err error) {
+// parseMessages reads the list of messages and appends them to Text.
+func (p *Prompt) parseMessages() {
 	s := &p.scan
-	if s.byteAt(i) != '[' {
-		if _, err := s.parseValue(i, 1); err != nil {
-			return 0, err
-		}
-		return 0, &Error{Param: "messages", Message: "messages must be a list"}
+	if !s.enter('[') {
+		s.readValue()
+		s.fail("messages", "messages must be a list")
 	}
 	p.turns.leading = true
-	i++
-	for n := 0; ; n++ {
-		at, ok, err := s.nextElement(i)
-		if !ok {
-			return at, err
-		}
-		if s.byteAt(at) != '{' {
-			if _, err := s.parseValue(at, 2); err != nil {
-				return 0, err
-			}
-			return 0, &Error{Param: "messages", Message: fmt.Sprintf("messages[%d] must be an object", n)}
+	for n := 0; s.nextElement(); n++ {
+		if !s.enter('{') {
+			s.readValue()
+			s.fail("messages", fmt.Sprintf("messages[%d] must be an object", n))
 		}
 		if p.kind == Messages {
-			i, err = p.parseBlockMessage(at + 1)
+			p.parseBlockMessage()
 		} else {
-			i, err = p.parseMessage(at + 1)
-		}
-		if err != nil {
-			return 0, err
+			p.parseMessage()
 		}
 	}
 }
@@ -88,28 +66,18 @@ type message struct {
 	start, contentStart int // positions in Text; 0: the content is in p.content
 }
 
-// parseMessage appends the message whose brace is right before i and returns the index
-// after it. Of equal keys the last counts, as in vLLM.
-func (p *Prompt) parseMessage(i int) (end int, err error) {
+// parseMessage reads the message that was entered and appends it to Text. Of equal keys the
+// last counts, as in vLLM.
+func (p *Prompt) parseMessage() {
 	s := &p.scan
 	var m message
 	p.content = p.content[:0]
-	for {
-		key, at, ok, err := s.nextMember(i)
-		if err != nil {
-			return 0, err
-		}
-		if !ok {
-			return at, p.appendMessage(&m)
-		}
-		var ignored value
-		v := &ignored
-		switch string(p.unquote(key)) {
+	for s.nextMember() {
+		var v *value
+		switch string(s.unquote(s.key)) {
 		case "content":
 			p.moveContentToBuffer(&m)
-			if i, err = p.parseContent(&m, at); err != nil {
-				return 0, err
-			}
+			p.parseContent(&m)
 			continue
 		case "role":
 			v = &m.role
@@ -123,34 +91,36 @@ func (p *Prompt) parseMessage(i int) (end int, err error) {
 			v = &m.toolCalls
 		case "tools":
 			v = &m.tools
+		default:
+			s.readValue()
+			continue
 		}
-		if *v, err = s.parseValue(at, 3); err != nil {
-			return 0, err
-		}
-		i = v.end
-		if v != &ignored {
-			p.moveContentToBuffer(&m) // it may have to stand before the content
-		}
+		*v = s.readValue()
+		p.moveContentToBuffer(&m) // it may have to stand before the content
 	}
+	p.appendMessage(&m)
 }
 
-// parseContent checks the content at i and returns the index after it. It appends a text
-// to Text if only the role is known to precede it; any other content goes to p.content.
-func (p *Prompt) parseContent(m *message, i int) (end int, err error) {
+// parseContent reads the content of a message. It appends a text to Text if only the role is
+// known to precede it; any other content goes to p.content.
+func (p *Prompt) parseContent(m *message) {
 	s := &p.scan
 	onlyRole := m.role.exists() && *m == message{role: m.role}
-	if s.byteAt(i) != '"' || !onlyRole {
-		return p.bufferContent(i)
+	if s.peek() != '"' || !onlyRole {
+		p.bufferContent()
+		return
 	}
+	begin := s.at
 	m.start = len(p.Text)
-	p.Text = append(append(p.Text, markMessage), p.unquote(m.role)...)
+	p.Text = append(append(p.Text, markMessage), s.unquote(m.role)...)
 	p.Text = append(p.Text, markText)
 	m.contentStart = len(p.Text)
-	if p.Text, end, err = s.appendString(p.Text, i); err == nil && bytes.HasPrefix(p.Text[m.contentStart:], []byte(billingHeader)) {
+	p.Text = s.readString(p.Text)
+	if bytes.HasPrefix(p.Text[m.contentStart:], []byte(billingHeader)) {
 		p.moveContentToBuffer(m)
-		return p.bufferContent(i)
+		s.at = begin
+		p.bufferContent()
 	}
-	return end, err
 }
 
 // moveContentToBuffer moves content that was appended to Text to p.content.
@@ -164,22 +134,21 @@ func (p *Prompt) moveContentToBuffer(m *message) {
 
 // appendMessage appends a message whose content was read. What templates do not see is
 // left out: ids of tool calls, and function_call.
-func (p *Prompt) appendMessage(m *message) error {
+func (p *Prompt) appendMessage(m *message) {
 	if m.contentStart == 0 {
 		p.appendRoleAndContent(m)
 	}
-	var err error
 	isSystem := false
 	p.turns.assistantLast = false
-	switch role := p.unquote(m.role); string(role) {
+	switch role := p.scan.unquote(m.role); string(role) {
 	case "user":
 		p.turns.beginUserMessage(m.start)
 		p.setFirstMessageHash(p.Text[m.contentStart:])
 	case "assistant":
 		p.turns.assistantLast, p.turns.hasAssistant = true, true
-		err = p.appendToolCalls(m.toolCalls)
+		p.appendToolCalls(m.toolCalls)
 	case "developer":
-		p.Text, err = p.appendTools(p.Text, m.tools)
+		p.Text = p.appendTools(p.Text, m.tools)
 		p.turns.developer, isSystem = true, true
 	case "system":
 		isSystem = true
@@ -189,45 +158,44 @@ func (p *Prompt) appendMessage(m *message) error {
 	} else if isSystem {
 		p.turns.movable = append(p.turns.movable, movable{start: m.start, text: m.contentStart, end: len(p.Text)})
 	}
-	return err
 }
 
 // beginUserMessage records that a user message begins at start in Text.
 func (t *turns) beginUserMessage(start int) { t.previousUser, t.user = t.user, start }
 
+// beginMessage appends what precedes the text of a message to dst.
+func beginMessage(dst []byte, role string) []byte {
+	return append(append(append(dst, markMessage), role...), markText)
+}
+
 // appendRoleAndContent appends a message up to the end of its content, which is in
 // p.content.
 func (p *Prompt) appendRoleAndContent(m *message) {
+	s := &p.scan
 	m.start = len(p.Text)
-	p.Text = append(append(p.Text, markMessage), p.unquote(m.role)...)
+	p.Text = append(append(p.Text, markMessage), s.unquote(m.role)...)
 	role := p.Text[m.start+1:]
-	if p.scan.firstByte(m.name) == '"' {
-		p.Text = append(append(p.Text, markField), p.unquote(m.name)...)
+	if s.firstByte(m.name) == '"' {
+		p.Text = append(append(p.Text, markField), s.unquote(m.name)...)
 	}
 	if string(role) == "assistant" {
-		p.appendReasoning(m)
+		v := m.reasoning
+		if !s.notNull(v) {
+			v = m.reasoningContent // the old name
+		}
+		if s.firstByte(v) == '"' {
+			p.appendReasoning(s.unquote(v))
+		} else if len(p.reasoning) > 0 { // of content blocks
+			p.appendReasoning(p.reasoning)
+		}
 	}
 	p.Text = append(p.Text, markText)
 	m.contentStart = len(p.Text)
 	p.Text = append(p.Text, p.content...)
 }
 
-// appendReasoning appends the reasoning of an assistant message.
-func (p *Prompt) appendReasoning(m *message) {
-	v := m.reasoning
-	if !p.scan.notNull(v) {
-		v = m.reasoningContent // the old name
-	}
-	switch {
-	case p.scan.firstByte(v) == '"':
-		p.appendReasoningText(p.unquote(v))
-	case len(p.reasoning) > 0: // of content blocks
-		p.appendReasoningText(p.reasoning)
-	}
-}
-
-// appendReasoningText appends reasoning and remembers where it is.
-func (p *Prompt) appendReasoningText(text []byte) {
+// appendReasoning appends reasoning of the assistant and remembers where it is.
+func (p *Prompt) appendReasoning(text []byte) {
 	start := len(p.Text)
 	p.Text = append(append(p.Text, markReasoning), text...)
 	p.turns.movable = append(p.turns.movable, movable{start: start, end: len(p.Text)})

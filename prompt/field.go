@@ -9,17 +9,17 @@ const (
 	fieldNone field = iota
 	fieldModel
 	fieldMessages
-	fieldPrompt         // of Generate: token_ids
-	fieldSamplingParams // of Generate
-	fieldFeatures       // of Generate: has the hashes of its media
+	fieldPrompt
+	fieldSamplingParams
+	fieldFeatures
 	fieldTools
-	fieldSystem       // of Messages
-	fieldInput        // of Responses
-	fieldInstructions // of Responses: the system prompt
+	fieldSystem
+	fieldInput
+	fieldInstructions
 	fieldPreviousInput
-	fieldReasoning    // of Responses: has the effort
-	fieldOutputConfig // of Messages: has the effort
-	fieldThinking     // of Messages
+	fieldReasoning
+	fieldOutputConfig
+	fieldThinking
 	fieldStream
 	fieldN
 	fieldBestOf
@@ -29,17 +29,18 @@ const (
 	fieldTruncate
 	fieldPromptEmbeds
 	fieldPreviousResponse
-	fieldRequestID // of Responses: becomes the id of the response
-	fieldStore     // of Responses
+	fieldRequestID
+	fieldStore
 	fieldMaxTokens
-	fieldMaxCompletionTokens // the newer name; max_output_tokens in responses
+	fieldMaxCompletionTokens
 	fieldPromptCacheKey
 	fieldSessionID
-	fieldMetadata // of Messages: may have the session
+	fieldMetadata
 
-	// Fields that change a prompt as a whole, and so its seed. vLLM mixes cache_salt
-	// into its block hashes; the others reach the chat template or the media processor.
-	// add_generation_prompt and continue_final_message change only the prompt's end.
+	// Fields that change a prompt as a whole, and so its seed, of which their numbers are
+	// part. vLLM mixes cache_salt into its block hashes; the others reach the chat template
+	// or the media processor. add_generation_prompt and continue_final_message change only
+	// the prompt's end.
 	fieldCacheSalt
 	fieldChatTemplate
 	fieldChatTemplateKwargs
@@ -56,192 +57,91 @@ const (
 	firstSeed = fieldCacheSalt
 )
 
+// maxKeyBytes is the length of the longest key of a field.
+const maxKeyBytes = len("previous_input_messages")
+
+// fieldKey is a key of a field.
+type fieldKey struct {
+	key   string
+	field field
+}
+
 // fieldOf returns the field of a key in a body of a kind, or fieldNone if routing does
 // not read it there.
 func fieldOf(kind Kind, key []byte) field {
-	switch string(key) {
-	case "model":
-		return fieldModel
-	case "stream":
-		return fieldStream
-	case "prompt_cache_key":
-		return fieldPromptCacheKey
-	case "session_id":
-		return fieldSessionID
-	}
-	switch kind {
-	case Chat:
-		switch string(key) {
-		case "messages":
-			return fieldMessages
-		case "tools":
-			return fieldTools
-		case "max_completion_tokens":
-			return fieldMaxCompletionTokens
+	if len(key) <= maxKeyBytes {
+		for _, k := range fieldsByLength[kind][len(key)] {
+			if k.key == string(key) {
+				return k.field
+			}
 		}
-	case Completion:
-		switch string(key) {
-		case "prompt":
-			return fieldPrompt
-		case "prompt_embeds":
-			return fieldPromptEmbeds
-		case "echo":
-			return fieldEcho
-		case "logprobs":
-			return fieldLogprobs
-		}
-	case Messages:
-		switch string(key) {
-		case "messages":
-			return fieldMessages
-		case "system":
-			return fieldSystem
-		case "tools":
-			return fieldTools
-		case "output_config":
-			return fieldOutputConfig
-		case "thinking":
-			return fieldThinking
-		case "metadata":
-			return fieldMetadata
-		case "max_tokens":
-			return fieldMaxTokens
-		case "cache_salt", "chat_template_kwargs", "tool_choice":
-			return seedFieldOf(key)
-		}
-		return fieldNone
-	case Responses:
-		switch string(key) {
-		case "input":
-			return fieldInput
-		case "instructions":
-			return fieldInstructions
-		case "tools":
-			return fieldTools
-		case "previous_response_id":
-			return fieldPreviousResponse
-		case "request_id":
-			return fieldRequestID
-		case "store":
-			return fieldStore
-		case "previous_input_messages":
-			return fieldPreviousInput
-		case "reasoning":
-			return fieldReasoning
-		case "max_output_tokens":
-			return fieldMaxCompletionTokens
-		case "cache_salt", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "tool_choice":
-			return seedFieldOf(key)
-		}
-		return fieldNone
-	case Generate:
-		switch string(key) {
-		case "token_ids":
-			return fieldPrompt
-		case "sampling_params":
-			return fieldSamplingParams
-		case "features":
-			return fieldFeatures
-		case "content_parts":
-			return fieldContentParts
-		case "cache_salt":
-			return fieldCacheSalt
-		}
-		return fieldNone
-	default:
-		if string(key) == "max_tokens" {
-			return fieldMaxTokens
-		}
-		return fieldNone
-	}
-	switch string(key) {
-	case "max_tokens":
-		return fieldMaxTokens
-	case "n":
-		return fieldN
-	case "best_of":
-		return fieldBestOf
-	case "prompt_logprobs":
-		return fieldPromptLogprobs
-	case "truncate_prompt_tokens":
-		return fieldTruncate
-	}
-	return seedFieldOf(key)
-}
-
-func seedFieldOf(key []byte) field {
-	switch string(key) {
-	case "cache_salt":
-		return fieldCacheSalt
-	case "chat_template":
-		return fieldChatTemplate
-	case "chat_template_kwargs":
-		return fieldChatTemplateKwargs
-	case "add_special_tokens":
-		return fieldAddSpecialTokens
-	case "media_io_kwargs":
-		return fieldMediaIOKwargs
-	case "mm_processor_kwargs":
-		return fieldMMProcessorKwargs
-	case "documents":
-		return fieldDocuments
-	case "reasoning_effort":
-		return fieldReasoningEffort
-	case "tool_choice":
-		return fieldToolChoice
 	}
 	return fieldNone
 }
 
-// findMembers sets values to the members called names of the object at i, which was
-// validated, and returns the index after the object. Of equal keys the last counts, as
-// in vLLM.
-func (p *Prompt) findMembers(i int, names []string, values []value) (end int, err error) {
-	i++
-	for {
-		key, at, ok, err := p.scan.nextMember(i)
-		if !ok {
-			return at, err
-		}
-		v, err := p.scan.parseValue(at, validated)
-		if err != nil {
-			return 0, err
-		}
-		for k, written := 0, p.unquote(key); k < len(names); k++ {
-			if string(written) == names[k] {
-				values[k] = v
-				break
-			}
-		}
-		i = v.end
-	}
-}
+// fieldsByLength are the keys that routing reads in bodies of each kind, by their lengths. Never
+// modified.
+var fieldsByLength = func() (all [numKinds][maxKeyBytes + 1][]fieldKey) {
+	for _, k := range []struct {
+		field field
+		key   string
+		kinds []Kind
+	}{
+		{fieldModel, "model", []Kind{Chat, Completion, Messages, Responses, Generate, Other}},
+		{fieldStream, "stream", []Kind{Chat, Completion, Messages, Responses, Generate, Other}},
+		{fieldPromptCacheKey, "prompt_cache_key", []Kind{Chat, Completion, Messages, Responses, Generate, Other}},
+		{fieldSessionID, "session_id", []Kind{Chat, Completion, Messages, Responses, Generate, Other}},
+		{fieldMaxTokens, "max_tokens", []Kind{Chat, Completion, Messages, Other}},
+		{fieldMaxCompletionTokens, "max_completion_tokens", []Kind{Chat}}, // the newer name
+		{fieldMaxCompletionTokens, "max_output_tokens", []Kind{Responses}},
+		{fieldN, "n", []Kind{Chat, Completion}},
+		{fieldBestOf, "best_of", []Kind{Chat, Completion}},
+		{fieldPromptLogprobs, "prompt_logprobs", []Kind{Chat, Completion}},
+		{fieldTruncate, "truncate_prompt_tokens", []Kind{Chat, Completion}},
+		{fieldLogprobs, "logprobs", []Kind{Completion}},
+		{fieldEcho, "echo", []Kind{Completion}},
+		{fieldPromptEmbeds, "prompt_embeds", []Kind{Completion}},
 
-// unquote returns the string v without escapes, and any other value as it is written.
-// The result is valid until the next call.
-func (p *Prompt) unquote(v value) []byte {
-	if p.scan.firstByte(v) != '"' {
-		return p.scan.b[v.start:v.end]
-	}
-	if !v.escaped {
-		return p.scan.b[v.start+1 : v.end-1]
-	}
-	p.scratch, _, _ = p.scan.appendString(p.scratch[:0], v.start) // v was checked
-	return p.scratch
-}
+		{fieldMessages, "messages", []Kind{Chat, Messages}},
+		{fieldPrompt, "prompt", []Kind{Completion}},
+		{fieldPrompt, "token_ids", []Kind{Generate}},
+		{fieldInput, "input", []Kind{Responses}},
+		{fieldTools, "tools", []Kind{Chat, Messages, Responses}},
+		{fieldSystem, "system", []Kind{Messages}},
+		{fieldInstructions, "instructions", []Kind{Responses}}, // the system prompt
+		{fieldReasoning, "reasoning", []Kind{Responses}},       // has the effort
+		{fieldOutputConfig, "output_config", []Kind{Messages}}, // has the effort
+		{fieldThinking, "thinking", []Kind{Messages}},
+		{fieldMetadata, "metadata", []Kind{Messages}}, // may have the session
+		{fieldPreviousInput, "previous_input_messages", []Kind{Responses}},
+		{fieldPreviousResponse, "previous_response_id", []Kind{Responses}},
+		{fieldRequestID, "request_id", []Kind{Responses}}, // becomes the id of the response
+		{fieldStore, "store", []Kind{Responses}},
+		{fieldSamplingParams, "sampling_params", []Kind{Generate}},
+		{fieldFeatures, "features", []Kind{Generate}}, // has the hashes of its media
+		{fieldContentParts, "content_parts", []Kind{Generate}},
 
-// stringOf returns the string v without escapes, and nothing for any other value. The result is
-// valid until the next call of unquote.
-func (p *Prompt) stringOf(v value) []byte {
-	if p.scan.firstByte(v) != '"' {
-		return nil
+		{fieldCacheSalt, "cache_salt", []Kind{Chat, Completion, Messages, Responses, Generate}},
+		{fieldChatTemplate, "chat_template", []Kind{Chat, Completion}},
+		{fieldChatTemplateKwargs, "chat_template_kwargs", []Kind{Chat, Completion, Messages, Responses}},
+		{fieldAddSpecialTokens, "add_special_tokens", []Kind{Chat, Completion}},
+		{fieldMediaIOKwargs, "media_io_kwargs", []Kind{Chat, Completion, Responses}},
+		{fieldMMProcessorKwargs, "mm_processor_kwargs", []Kind{Chat, Completion, Responses}},
+		{fieldDocuments, "documents", []Kind{Chat, Completion}},
+		{fieldReasoningEffort, "reasoning_effort", []Kind{Chat, Completion}},
+		{fieldToolChoice, "tool_choice", []Kind{Chat, Completion, Messages, Responses}},
+	} {
+		for _, kind := range k.kinds {
+			of := &all[kind][len(k.key)]
+			*of = append(*of, fieldKey{k.key, k.field})
+		}
 	}
-	return p.unquote(v)
-}
+	return all
+}()
 
 // parseBool reads a flag as vLLM does, for which 1 and "true" are true.
-func (p *Prompt) parseBool(v value) bool {
-	switch string(p.unquote(v)) {
+func (s *scanner) parseBool(v value) bool {
+	switch string(s.unquote(v)) {
 	case "true", "True", "TRUE", "1", "1.0":
 		return true
 	}
@@ -250,8 +150,8 @@ func (p *Prompt) parseBool(v value) bool {
 
 // parseInt reads a number as vLLM does, for which 2.0 and "2" are 2. It returns 0 for
 // what is not a positive number; the replica rejects that.
-func (p *Prompt) parseInt(v value) int {
-	written := p.unquote(v)
+func (s *scanner) parseInt(v value) int {
+	written := s.unquote(v)
 	if len(written) == 0 || len(written) > 32 {
 		return 0
 	}

@@ -108,19 +108,20 @@ func FuzzParse(f *testing.F) {
 }
 
 // slowString is appendString a byte at a time.
-func slowString(s *scanner, dst []byte, i int) (_ []byte, end int, err error) {
+func slowString(s *scanner, dst []byte, i int) (_ []byte, end int) {
 	for i++; ; {
 		switch c := s.byteAt(i); {
 		case c == '"':
-			return dst, i + 1, nil
+			return dst, i + 1
 		case c == '\\':
 			var r rune
-			if r, i, err = s.parseEscape(i); err != nil {
-				return nil, 0, err
+			if r, i = s.parseEscape(i); s.err != nil {
+				return nil, 0
 			}
 			dst = utf8.AppendRune(dst, r)
 		case c < ' ':
-			return nil, 0, s.syntaxError(i, "the rest of a string")
+			s.failSyntax(i, "the rest of a string")
+			return nil, 0
 		default:
 			dst = append(dst, c)
 			i++
@@ -145,15 +146,22 @@ func FuzzString(f *testing.F) {
 		literal := []byte(`"` + s + `"`)
 		var want string
 		valid := json.Unmarshal(literal, &want) == nil
-		scan := scanner{b: literal}
 		const before = "before"
-		copied := func() ([]byte, int, error) {
-			return scan.appendString(append(make([]byte, 0, len(before)+room&0xff), before...), 0)
+		var scan scanner
+		copied := func(b []byte) ([]byte, int, error) {
+			scan.reset(b)
+			got, end := scan.appendString(append(make([]byte, 0, len(before)+room&0xff), before...), 0)
+			return got, end, scan.err
 		}
-		got, end, err := copied()
-		checked, _, checkErr := scan.parseString(0)
-		if (err == nil) != (checkErr == nil) || err == nil && end != checked {
-			t.Fatalf("%s: copied to %d (%v), checked to %d (%v)", literal, end, err, checked, checkErr)
+		checked := func(b []byte) (int, bool, error) {
+			scan.reset(b)
+			end, escaped := scan.parseString(0)
+			return end, escaped, scan.err
+		}
+		got, end, err := copied(literal)
+		checkedEnd, _, checkErr := checked(literal)
+		if (err == nil) != (checkErr == nil) || err == nil && end != checkedEnd {
+			t.Fatalf("%s: copied to %d (%v), checked to %d (%v)", literal, end, err, checkedEnd, checkErr)
 		}
 		if ok := err == nil && end == len(literal); ok != valid {
 			t.Fatalf("%s: ends at %d (%v), but valid is %v", literal, end, err, valid)
@@ -161,15 +169,17 @@ func FuzzString(f *testing.F) {
 		if valid && string(got) != before+want {
 			t.Fatalf("%s: %q, want %q", literal, got, before+want)
 		}
-		scan.b = append(literal, strings.Repeat("\\n\",", 64)[:room>>8&0xff]...)
-		got, end, err = copied()
-		slow, slowEnd, slowErr := slowString(&scan, []byte(before), 0)
+		longer := append(literal, strings.Repeat("\\n\",", 64)[:room>>8&0xff]...)
+		scan.reset(longer)
+		slow, slowEnd := slowString(&scan, []byte(before), 0)
+		slowErr := scan.err
+		got, end, err = copied(longer)
 		if fmt.Sprint(err) != fmt.Sprint(slowErr) || err == nil && (end != slowEnd || !bytes.Equal(got, slow)) {
-			t.Fatalf("%s: %q to %d (%v), a byte at a time %q to %d (%v)", scan.b, got, end, err, slow, slowEnd, slowErr)
+			t.Fatalf("%s: %q to %d (%v), a byte at a time %q to %d (%v)", longer, got, end, err, slow, slowEnd, slowErr)
 		}
-		end, escaped, err := scan.parseString(0)
-		if fmt.Sprint(err) != fmt.Sprint(slowErr) || end != slowEnd || err == nil && escaped != bytes.Contains(scan.b[:end], []byte(`\`)) {
-			t.Fatalf("%s: checked to %d (%v, escaped %v), a byte at a time to %d (%v)", scan.b, end, err, escaped, slowEnd, slowErr)
+		end, escaped, err := checked(longer)
+		if fmt.Sprint(err) != fmt.Sprint(slowErr) || err == nil && (end != slowEnd || escaped != bytes.Contains(longer[:end], []byte(`\`))) {
+			t.Fatalf("%s: checked to %d (%v, escaped %v), a byte at a time to %d (%v)", longer, end, err, escaped, slowEnd, slowErr)
 		}
 	})
 }

@@ -116,16 +116,11 @@ func (p *Prompt) removeMovable() {
 // appendMerged appends the text of a system message to p.merged.
 func (p *Prompt) appendMerged(text []byte) {
 	if len(p.merged) == 0 && len(p.system) == 0 && p.turns.leadingEnd == 0 {
-		p.merged = appendSystemStart(p.merged)
+		p.merged = beginMessage(p.merged, "system")
 	} else if p.kind != Messages {
 		p.merged = append(p.merged, "\n\n"...)
 	}
 	p.merged = append(p.merged, text...)
-}
-
-// appendSystemStart appends what precedes the text of a system message.
-func appendSystemStart(dst []byte) []byte {
-	return append(append(append(dst, markMessage), "system"...), markText)
 }
 
 // insertHead inserts the system prompt, merged system messages and the tools.

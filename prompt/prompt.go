@@ -10,8 +10,8 @@ package prompt
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
-	"slices"
 	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
@@ -27,6 +27,8 @@ const (
 	Responses              // /v1/responses
 	Generate               // /inference/v1/generate
 	Other                  // any other JSON body: only its syntax and common fields
+
+	numKinds = iota
 )
 
 // Error is why a body is rejected, with status 400.
@@ -50,7 +52,7 @@ type Prompt struct {
 	ResponseIDAt       int    // index of that string in the body, after its quote; 0: there is none
 	NoStore            bool   // the response is not to be stored
 
-	MaxTokens int // of the answer; 0: not given
+	MaxTokens int // of the output; 0: not given
 	Sequences int // that the engine will run: the larger of n and best_of for each prompt, at least 1
 
 	// Cacheable is false if the engine does not use its prefix cache (prompt_logprobs)
@@ -91,21 +93,15 @@ type Prompt struct {
 	chain        chainEnd // of the blocks
 	format       byte     // of the prompt
 	reasoningOff bool     // reasoning_effort is "none", whatever the body says
-	echo         bool     // the answer of a completion begins with its prompt
-	counts
+	echo         bool     // the output of a completion begins with its prompt
+	prompts      int      // in the list of a completion
+	media        int      // items written into Text
 	buffers
-}
-
-// counts are the numbers of things found in a body so far.
-type counts struct {
-	prompts int // in the list of a completion
-	media   int // media parts written into Text
 }
 
 // buffers are reused by the next Parse.
 type buffers struct {
 	content   []byte  // of the message being read
-	scratch   []byte  // a string or value being looked at
 	system    []byte  // system message that stands outside the messages
 	reasoning []byte  // of the message being read, if it is in content blocks
 	calls     []value // tool calls of the message being read, if they are content blocks
@@ -120,17 +116,19 @@ const maxPooledBytes = 2 << 20
 
 // Reset forgets the last request, and large buffers. Parse calls it.
 func (p *Prompt) Reset() {
-	tools := p.tools
+	tools, scratch := p.tools, reuseUnlessLarge(p.scan.scratch)
 	*p = Prompt{
 		// Kept because the next request often names the same model.
 		Model: p.Model,
 		Text:  reuseUnlessLarge(p.Text),
 		buffers: buffers{
-			content: reuseUnlessLarge(p.content), scratch: reuseUnlessLarge(p.scratch), system: reuseUnlessLarge(p.system), reasoning: reuseUnlessLarge(p.reasoning), calls: reuseUnlessLarge(p.calls),
+			content: reuseUnlessLarge(p.content), system: reuseUnlessLarge(p.system),
+			reasoning: reuseUnlessLarge(p.reasoning), calls: reuseUnlessLarge(p.calls),
 			toolChanges: reuseUnlessLarge(p.toolChanges), merged: reuseUnlessLarge(p.merged), forks: p.forks[:0],
 		},
 		turns: turns{movable: reuseUnlessLarge(p.turns.movable)},
 	}
+	p.scan.scratch = scratch
 	if cap(tools.raw) <= maxPooledBytes {
 		p.tools = tools
 	}
@@ -152,29 +150,50 @@ func (p *Prompt) Parse(kind Kind, body []byte) error {
 	if !utf8.Valid(body) {
 		return newInvalidUTF8Error(body)
 	}
-	p.scan.b = body
+	p.scan.reset(body)
 	defer func() { p.scan.b = nil }()
-	if err := p.parseMembers(); err != nil {
-		return err
+	p.parseMembers()
+	if p.scan.err == nil {
+		p.parseCommonFields()
 	}
-	if err := p.parseCommonFields(); err != nil {
-		return err
+	if p.scan.err == nil {
+		p.finish()
 	}
-	p.hasTools = p.scan.firstByte(p.top[fieldTools]) == '['
-	switch kind {
+	return p.scan.err
+}
+
+// finish completes the prompt after the members were read, in any order.
+func (p *Prompt) finish() {
+	s := &p.scan
+	p.hasTools = s.firstByte(p.top[fieldTools]) == '['
+	switch p.kind {
 	case Chat:
-		return p.finishChat()
+		p.require("messages", p.top[fieldMessages].exists())
+		p.setSeedFromFields(formatChat)
 	case Completion:
-		return p.finishCompletion()
+		p.require("prompt", s.notNull(p.top[fieldPrompt]) || s.notNull(p.top[fieldPromptEmbeds]))
+		p.Sequences *= max(1, p.prompts)
+		p.finishText()
 	case Messages:
-		return p.finishMessages()
+		p.require("messages", p.top[fieldMessages].exists())
+		p.finishMessages()
 	case Responses:
-		return p.finishResponses()
+		p.require("input", p.top[fieldInput].exists())
+		p.finishResponses()
 	case Generate:
-		return p.finishGenerate()
+		p.require("token_ids", s.notNull(p.top[fieldPrompt]))
+		p.parseGenerateFields()
+		p.finishText()
+	case Other:
+		p.ExtraBytes = len(s.b) - s.media
 	}
-	p.ExtraBytes = len(body) - p.scan.media
-	return nil
+}
+
+// require fails if a top-level value is missing.
+func (p *Prompt) require(name string, exists bool) {
+	if !exists {
+		p.scan.fail(name, name+" is missing")
+	}
 }
 
 // Turn is the place of a prompt in its conversation.
@@ -195,55 +214,6 @@ func (p *Prompt) Turn() Turn {
 		return TurnLater
 	}
 	return TurnFirst
-}
-
-// HasMedia reports whether part of Text stands for an image, a sound or a video.
-func (p *Prompt) HasMedia() bool { return p.media > 0 }
-
-// MediaKind is the kind of a media item.
-type MediaKind uint8
-
-const (
-	Image MediaKind = iota
-	Audio
-	Video
-
-	NumMediaKinds = iota
-)
-
-// MediaBytes is the length of a media item in Text. It is fixed, so that the blocks after an
-// item are the same however many tokens the item is thought to have.
-const MediaBytes = 4000
-
-// Media is a media item of a prompt.
-type Media struct {
-	Offset int // of its MediaBytes in Text
-	Kind   MediaKind
-	Counts MediaCounts // of the items up to this one
-}
-
-// MediaCounts is how many media items of each kind there are.
-type MediaCounts [NumMediaKinds]uint16
-
-// AppendMedia appends the media items of Text to dst, in their order.
-func (p *Prompt) AppendMedia(dst []Media) []Media {
-	if p.media == 0 || p.kind == Generate {
-		return dst
-	}
-	var counts MediaCounts
-	for i := 0; i < len(p.Text); i++ {
-		if p.Text[i] < markVideo { // as is all text
-			continue
-		}
-		kind := slices.Index(mediaMarks[:], p.Text[i])
-		if kind < 0 {
-			continue
-		}
-		counts[kind]++
-		dst = append(dst, Media{Offset: i + 1, Kind: MediaKind(kind), Counts: counts})
-		i += MediaBytes
-	}
-	return dst
 }
 
 // newInvalidUTF8Error returns the error for body, which names its first invalid byte.
@@ -274,88 +244,66 @@ func hasArbitraryKeys(key []byte) bool {
 
 // parseMembers checks the whole body and notes where its top-level values are. It
 // reads messages, prompt, input and tools on the way.
-func (p *Prompt) parseMembers() error {
+func (p *Prompt) parseMembers() {
 	s := &p.scan
 	// vLLM accepts a byte order mark.
-	i := s.skipSpace(len(s.b) - len(bytes.TrimPrefix(s.b, []byte("\xef\xbb\xbf"))))
-	if i == len(s.b) {
-		return &Error{Message: "the request body is empty: a JSON object was expected"}
+	s.at = s.skipSpace(len(s.b) - len(bytes.TrimPrefix(s.b, []byte("\xef\xbb\xbf"))))
+	if s.at == len(s.b) {
+		s.fail("", "the request body is empty: a JSON object was expected")
 	}
-	if s.b[i] != '{' {
-		if _, err := s.parseValue(i, 0); err != nil {
-			return err
-		}
-		return &Error{Message: "the request body must be a JSON object"}
+	if !s.enter('{') {
+		s.readValue()
+		s.fail("", "the request body must be a JSON object")
 	}
-	i++
-	for {
-		s.noteTransferParams = true
-		key, at, ok, err := s.nextMember(i)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			i = at
-			break
-		}
-		f := fieldOf(p.kind, p.unquote(key))
-		s.noteTransferParams = !hasArbitraryKeys(p.unquote(key))
+	for s.noteTransferParams = true; s.nextMember(); s.noteTransferParams = true {
+		key := s.unquote(s.key)
+		f := fieldOf(p.kind, key)
 		if f != fieldNone && p.top[f].exists() {
 			// vLLM takes the last one, other parsers the first.
-			name := string(p.unquote(key))
-			return &Error{Param: name, Message: fmt.Sprintf("%q is given twice", name)}
+			s.fail(string(key), fmt.Sprintf("%q is given twice", key))
 		}
-		switch {
-		case f == fieldMessages:
-			i, err = p.parseMessages(at)
-		case f == fieldPrompt:
-			i, err = p.parsePrompt(at)
-		case f == fieldInput:
-			i, err = p.parseInput(at)
-		case f == fieldTools:
-			i, err = p.parseTools(at)
+		s.noteTransferParams = !hasArbitraryKeys(key)
+		v := value{start: s.at}
+		switch f {
+		case fieldMessages:
+			p.parseMessages()
+		case fieldPrompt:
+			p.parsePrompt()
+		case fieldInput:
+			p.parseInput()
+		case fieldTools:
+			p.parseTools()
 		default:
-			p.top[f], err = s.parseValue(at, 1)
-			i = p.top[f].end
+			v = s.readValue()
 		}
-		if err != nil {
-			return err
-		}
-		p.top[f].start, p.top[f].end = at, i
+		v.end = s.at
+		p.top[f] = v
 	}
 	s.noteTransferParams, p.TransferParams = false, s.transferParams
 	p.top[fieldNone] = value{}
-	if i = s.skipSpace(i); i < len(s.b) {
-		return s.syntaxError(i, "the end")
+	if i := s.skipSpace(s.at); i < len(s.b) {
+		s.failSyntax(i, "the end")
 	}
-	return nil
 }
 
 // parseCommonFields reads the fields that all kinds of bodies share.
-func (p *Prompt) parseCommonFields() error {
+func (p *Prompt) parseCommonFields() {
 	s, top := &p.scan, &p.top
-	switch model := top[fieldModel]; {
-	case !s.notNull(model):
+	if model := top[fieldModel]; !s.notNull(model) {
 		p.Model = ""
-	case s.firstByte(model) != '"':
-		return &Error{Param: "model", Message: "model must be a string"}
-	default:
-		if name := p.unquote(model); p.Model != string(name) {
-			p.Model = string(name)
-		}
+	} else if name := s.unquote(model); s.firstByte(model) != '"' {
+		s.fail("model", "model must be a string")
+	} else if p.Model != string(name) {
+		p.Model = string(name)
 	}
-	p.Stream = p.parseBool(top[fieldStream])
-	p.MaxTokens = p.parseInt(top[fieldMaxCompletionTokens])
-	if p.MaxTokens == 0 {
-		p.MaxTokens = p.parseInt(top[fieldMaxTokens])
-	}
+	p.Stream = s.parseBool(top[fieldStream])
+	p.MaxTokens = cmp.Or(s.parseInt(top[fieldMaxCompletionTokens]), s.parseInt(top[fieldMaxTokens]))
 	p.setSession()
-	p.Sequences = max(1, p.parseInt(top[fieldN]), p.parseInt(top[fieldBestOf]))
-	p.echo = p.parseBool(top[fieldEcho])
+	p.Sequences = max(1, s.parseInt(top[fieldN]), s.parseInt(top[fieldBestOf]))
+	p.echo = s.parseBool(top[fieldEcho])
 	// With echo, a completion's logprobs are prompt_logprobs.
 	p.Cacheable = !s.notNull(top[fieldPromptLogprobs]) && !s.notNull(top[fieldTruncate]) && !s.notNull(top[fieldPromptEmbeds]) &&
 		!(p.echo && s.notNull(top[fieldLogprobs]))
-	return nil
 }
 
 const maxHashedChars = 100
@@ -378,7 +326,7 @@ func (p *Prompt) setFirstMessageHash(text []byte) {
 // a prompt as a whole.
 func (p *Prompt) setSeedFromFields(form byte) {
 	p.format = form
-	buf := append(p.scratch[:0], form)
+	buf := append(p.scan.scratch[:0], form)
 	for f := firstSeed; f < numFields; f++ {
 		v := p.top[f]
 		if f == fieldReasoningEffort && p.reasoningOff {
@@ -396,7 +344,7 @@ func (p *Prompt) setSeedFromFields(form byte) {
 		buf = p.scan.appendMinified(buf, v)
 	}
 	p.seed = xxh3.Hash(buf)
-	p.scratch = buf
+	p.scan.scratch = buf
 }
 
 // Block is the chained hash of a span of the canonical prompt: it stands for the span

@@ -3,6 +3,7 @@ package prompt
 import (
 	"bytes"
 	"slices"
+	"strconv"
 
 	"github.com/zeebo/xxh3"
 )
@@ -27,7 +28,6 @@ type Response struct {
 	text     []byte // canonical text after the last block
 	blocks   []Block
 	call     toolCall
-	key      []byte // scratch of unquoteKey
 	usage    []byte // value of the first "usage" in the data; nil: none
 	template eventTemplate
 	trace    eventTrace // of the data
@@ -77,8 +77,7 @@ func (s *ResponseStart) SetFrom(p *Prompt) {
 		case Responses:
 			s.format = responseItems
 		}
-		s.text = append(append(s.text, markMessage), "assistant"...)
-		s.text = append(s.text, markText)
+		s.text = beginMessage(s.text, "assistant")
 	}
 }
 
@@ -89,8 +88,8 @@ func (r *Response) Reset(s *ResponseStart) (canHaveBlocks bool) {
 	if cap(r.text) > maxPooledResponseBytes {
 		r.text = nil
 	}
-	if cap(r.key)+cap(r.call.args) > maxPooledResponseBytes {
-		r.key, r.call = nil, toolCall{}
+	if cap(r.scan.scratch)+cap(r.call.args) > maxPooledResponseBytes {
+		r.scan.scratch, r.call = nil, toolCall{}
 	}
 	r.call = toolCall{name: r.call.name[:0], args: r.call.args[:0]}
 	r.hash, r.size = s.hash, s.size
@@ -103,24 +102,33 @@ func (r *Response) AddEvent(data []byte) {
 	switch {
 	case r.isDone():
 	case r.isTyped():
-		r.scan.b = data
-		r.endParse(r.parseEvent())
-	case !r.parseByTemplate(data) && r.parse(data, "delta"):
-		r.saveTemplate(data)
+		r.begin(data)
+		r.parseTypedEvent()
+		r.endParse()
+	case !r.parseByTemplate(data):
+		r.begin(data)
+		r.scan.enter('{')
+		r.parseMembers("delta")
+		if r.endParse() {
+			r.saveTemplate(data)
+		}
 	}
 	r.usage = nil
 }
 
 // AddBody takes a whole response. It returns the value of "usage" in it, or nil.
 func (r *Response) AddBody(body []byte) (usage []byte) {
-	switch {
-	case r.isDone():
-	case r.isTyped():
-		r.scan.b, r.usage = body, nil
-		r.endParse(r.parseParts())
-	default:
-		r.parse(body, "message")
+	if r.isDone() {
+		return nil
 	}
+	r.begin(body)
+	r.scan.enter('{')
+	if r.isTyped() {
+		r.parseTypedMembers()
+	} else {
+		r.parseMembers("message")
+	}
+	r.endParse()
 	usage, r.usage = r.usage, nil
 	return usage
 }
@@ -150,163 +158,114 @@ func (r *Response) isDone() bool {
 	return r.format == responseNone || len(r.blocks) == maxResponseBlocks
 }
 
-// parse reads data, a whole response or an event, and reports whether it is valid. In a
-// chat, messageKey is the key of the object with the text: "message" or "delta".
-func (r *Response) parse(data []byte, messageKey string) (valid bool) {
-	r.scan.b, r.usage, r.trace = data, nil, eventTrace{}
-	return r.endParse(r.parseObject(messageKey))
+// begin prepares for parsing data, a whole response or an event, which has to be an object.
+func (r *Response) begin(data []byte) {
+	s := &r.scan
+	s.reset(data)
+	r.usage, r.trace = nil, eventTrace{}
+	if s.at = s.skipSpace(0); s.peek() != '{' {
+		s.failSyntax(s.at, "an object")
+	}
 }
 
 // endParse ends the parsing of data: full blocks are moved, and the response becomes
-// invalid if err is not nil. It reports whether err is nil.
-func (r *Response) endParse(err error) (valid bool) {
-	if err != nil {
+// invalid if the data are. It reports whether they are valid.
+func (r *Response) endParse() (valid bool) {
+	if valid = r.scan.err == nil; !valid {
 		r.Invalidate()
 	}
 	r.scan.b = nil
 	r.appendFullBlocks()
-	return err == nil
+	return valid
 }
 
-func (r *Response) parseObject(messageKey string) error {
-	i := r.scan.skipSpace(0)
-	if r.scan.byteAt(i) != '{' {
-		return r.scan.syntaxError(i, "an object")
-	}
-	return r.parseMembers(i+1, messageKey)
-}
-
-// parseMembers reads a response after its opening brace or one of its members.
-func (r *Response) parseMembers(i int, messageKey string) error {
+// parseMembers reads members of a response. In a chat, messageKey is the key of the object
+// with the text: "message" or "delta".
+func (r *Response) parseMembers(messageKey string) {
 	s := &r.scan
-	for {
-		key, at, ok, err := s.nextMember(i)
-		if !ok {
-			return err
-		}
-		name := r.unquoteKey(key)
-		choices, usage := string(name) == "choices", r.usage == nil && string(name) == "usage"
-		if choices && s.byteAt(at) == '[' {
-			i, err = r.parseChoices(at+1, messageKey)
+	for s.nextMember() {
+		name, begin := s.unquote(s.key), s.at
+		isUsage := r.usage == nil && string(name) == "usage"
+		if string(name) == "choices" && s.enter('[') {
+			r.parseChoices(messageKey)
 		} else {
-			i, err = s.skipValue(at)
+			s.readValue()
 		}
-		if err != nil {
-			return err
-		}
-		if usage {
-			r.usage = s.b[at:i:i]
+		if isUsage && s.err == nil {
+			r.usage = s.b[begin:s.at:s.at]
 		}
 		if r.trace.choices == 0 && r.trace.texts > 0 {
-			r.trace.choices = i
+			r.trace.choices = s.at
 		}
 	}
 }
 
-// parseChoices reads the list whose bracket is right before i. It has one choice, as one
-// sequence was requested.
-func (r *Response) parseChoices(i int, messageKey string) (end int, err error) {
-	for {
-		at, ok, err := r.scan.nextElement(i)
-		if !ok {
-			return at, err
-		}
-		if r.scan.byteAt(at) != '{' {
+// parseChoices reads the list that was entered. It has one choice, as one sequence was
+// requested.
+func (r *Response) parseChoices(messageKey string) {
+	s := &r.scan
+	for s.nextElement() {
+		if !s.enter('{') {
 			r.Invalidate()
-			i, err = r.scan.skipValue(at)
-		} else {
-			i, err = r.parseChoice(at+1, messageKey)
+			s.readValue()
+			continue
 		}
-		if err != nil {
-			return 0, err
-		}
-	}
-}
-
-func (r *Response) parseChoice(i int, messageKey string) (end int, err error) {
-	s := &r.scan
-	for {
-		key, at, ok, err := s.nextMember(i)
-		if !ok {
-			return at, err
-		}
-		name := r.unquoteKey(key)
-		switch {
-		case r.format == responseCompletion && string(name) == "text" && s.byteAt(at) == '"':
-			i, err = r.appendText(at)
-		case r.format == responseTokenIDs && string(name) == "token_ids" && s.byteAt(at) == '[':
-			r.text, i, err = s.appendTokenIDs(r.text, at+1, validated)
-		case r.format == responseTokenIDs && string(name) == "token_ids":
-			i, err = s.skipValue(at)
-			r.Invalidate() // the response was requested without them
-		case r.format == responseChat && string(name) == messageKey && s.byteAt(at) == '{':
-			i, err = r.parseMessage(at + 1)
-		default:
-			i, err = s.skipValue(at)
-		}
-		if err != nil {
-			return 0, err
-		}
-	}
-}
-
-// parseMessage reads the object whose brace is right before i, a message or a delta.
-func (r *Response) parseMessage(i int) (end int, err error) {
-	s := &r.scan
-	for {
-		key, at, ok, err := s.nextMember(i)
-		if !ok {
-			return at, err
-		}
-		switch string(r.unquoteKey(key)) {
-		case "content":
-			if s.byteAt(at) == '"' && r.call.number == 0 {
-				i, err = r.appendText(at)
-				break
+		for s.nextMember() {
+			switch name := s.unquote(s.key); {
+			case r.format == responseCompletion && string(name) == "text" && s.peek() == '"':
+				r.readText()
+			case r.format == responseTokenIDs && string(name) == "token_ids" && s.enter('['):
+				r.text = s.appendTokenIDs(r.text)
+			case r.format == responseTokenIDs && string(name) == "token_ids":
+				r.Invalidate() // the response was requested without them
+				s.readValue()
+			case r.format == responseChat && string(name) == messageKey && s.enter('{'):
+				r.parseMessage()
+			default:
+				s.readValue()
 			}
-			i, err = r.invalidateUnlessEmpty(at) // text after a call would stand before it in the next turn
+		}
+	}
+}
+
+// parseMessage reads the message or delta that was entered.
+func (r *Response) parseMessage() {
+	s := &r.scan
+	for s.nextMember() {
+		switch string(s.unquote(s.key)) {
+		case "content":
+			if s.peek() == '"' && r.call.number == 0 {
+				r.readText()
+			} else {
+				r.readEmptyOrInvalidate() // text after a call would stand before it in the next turn
+			}
 		case "tool_calls":
-			i, err = r.parseToolCalls(at)
+			r.parseToolCalls()
 		case "role":
-			i, err = s.skipValue(at)
+			s.readValue()
 		default: // reasoning, audio and others
-			i, err = r.invalidateUnlessEmpty(at)
-		}
-		if err != nil {
-			return 0, err
+			r.readEmptyOrInvalidate()
 		}
 	}
 }
 
-// appendText appends the string at i to the text.
-func (r *Response) appendText(i int) (end int, err error) {
-	r.text, end, err = r.scan.appendString(r.text, i)
+// readText reads the string that is next and appends it to the text.
+func (r *Response) readText() {
+	begin := r.scan.at + 1
+	r.text = r.scan.readString(r.text)
 	r.trace.texts++
-	r.trace.from, r.trace.to = i+1, end
-	return end, err
+	r.trace.from, r.trace.to = begin, r.scan.at
 }
 
-// unquoteKey returns a key without escapes, valid until the next call.
-func (r *Response) unquoteKey(key value) []byte {
-	if !key.escaped {
-		return r.scan.b[key.start+1 : key.end-1]
+// readEmptyOrInvalidate reads the next value and invalidates the response unless it is null or
+// empty.
+func (r *Response) readEmptyOrInvalidate() {
+	v := r.scan.readValue()
+	switch string(r.scan.b[v.start:v.end]) {
+	case "null", `""`, "[]":
+	default:
+		r.Invalidate()
 	}
-	r.key, _, _ = r.scan.appendString(r.key[:0], key.start) // it was checked
-	return r.key
-}
-
-// invalidateUnlessEmpty skips the value at i and invalidates the response unless the value is null
-// or empty.
-func (r *Response) invalidateUnlessEmpty(i int) (end int, err error) {
-	end, err = r.scan.skipValue(i)
-	if err == nil {
-		switch string(r.scan.b[i:end]) {
-		case "null", `""`, "[]":
-		default:
-			r.Invalidate()
-		}
-	}
-	return end, err
 }
 
 // appendFullBlocks moves full blocks from the text to the blocks.
@@ -331,110 +290,66 @@ type toolCall struct {
 	args   []byte
 }
 
-// parseToolCalls reads the list of tool calls or deltas at i.
-func (r *Response) parseToolCalls(i int) (end int, err error) {
+// parseToolCalls reads the list of tool calls or deltas that is next.
+func (r *Response) parseToolCalls() {
 	s := &r.scan
-	if s.byteAt(i) != '[' {
-		return r.invalidateUnlessEmpty(i)
+	if !s.enter('[') {
+		r.readEmptyOrInvalidate()
+		return
 	}
-	i++
-	for n := 1; ; n++ {
-		at, ok, err := s.nextElement(i)
-		if !ok {
-			return at, err
-		}
-		if s.byteAt(at) != '{' {
-			r.Invalidate()
-			i, err = s.skipValue(at)
+	for n := 1; s.nextElement(); n++ {
+		if s.peek() == '{' {
+			r.parseToolCall(n)
 		} else {
-			i, err = r.parseToolCall(at, n)
-		}
-		if err != nil {
-			return 0, err
+			r.Invalidate()
+			s.readValue()
 		}
 	}
 }
 
-// parseToolCall reads the call or delta at i. A delta has the index of its call, which
+// parseToolCall reads the call or delta that is next. A delta has the index of its call, which
 // takes precedence over number; both count calls of the response, number from 1.
-func (r *Response) parseToolCall(i, number int) (end int, err error) {
+func (r *Response) parseToolCall(number int) {
 	s := &r.scan
 	r.trace.calls = true
-	var index, function value
-	end = i + 1
-	for {
-		key, at, ok, err := s.nextMember(end)
-		if err != nil {
-			return 0, err
-		}
-		if !ok {
-			end = at
-			break
-		}
-		v, err := s.parseValue(at, validated)
-		if err != nil {
-			return 0, err
-		}
-		switch string(r.unquoteKey(key)) {
-		case "index":
-			index = v
-		case "function":
-			function = v
-		}
-		end = v.end
-	}
-	if index.exists() {
-		number = r.parseIndexPlusOne(index)
+	m := s.readMembers("index", "function")
+	if m[0].exists() {
+		number = r.parseIndexPlusOne(m[0])
 	}
 	switch {
 	case number == r.call.number+1:
-		r.flushToolCall()
-		r.call.number = number
+		r.beginCall()
 	case number == 0 || number != r.call.number:
 		r.Invalidate() // a delta of a call that is complete, or an invalid index
 	}
-	if s.firstByte(function) == '{' {
-		r.appendNameAndArguments(function.start + 1)
-	}
-	return end, nil
-}
-
-// appendNameAndArguments reads the validated function whose brace is right before i, and
-// appends its name and arguments to those of the call that is being received.
-func (r *Response) appendNameAndArguments(i int) {
-	s := &r.scan
-	for {
-		key, at, ok, _ := s.nextMember(i)
-		if !ok {
-			return
-		}
-		into := (*[]byte)(nil)
-		switch string(r.unquoteKey(key)) {
-		case "name":
-			into = &r.call.name
-		case "arguments":
-			into = &r.call.args
-		}
-		if into == nil || s.byteAt(at) != '"' {
-			i, _ = s.skipValue(at)
-			continue
-		}
-		if *into, i, _ = s.appendString(*into, at); len(*into) > maxToolCallBytes {
-			r.Invalidate()
-		}
-	}
+	function := s.find(m[1], "name", "arguments")
+	r.addToCall(function[0], function[1])
 }
 
 // parseIndexPlusOne returns the index of a call plus 1; 0 if it is invalid or has more
 // than two digits.
 func (r *Response) parseIndexPlusOne(v value) int {
-	if d := r.scan.b[v.start]; v.end == v.start+1 && isDigit(d) {
-		return int(d-'0') + 1
-	}
-	if v.end == v.start+2 && isDigit(r.scan.b[v.start]) && isDigit(r.scan.b[v.start+1]) {
-		return int(r.scan.b[v.start]-'0')*10 + int(r.scan.b[v.start+1]-'0') + 1
+	if n, err := strconv.ParseUint(string(r.scan.b[v.start:v.end]), 10, 64); err == nil && v.end-v.start <= 2 {
+		return int(n) + 1
 	}
 	return 0
+}
+
+// beginCall ends the current call, if there is one, and begins the next.
+func (r *Response) beginCall() {
+	number := r.call.number + 1
+	r.flushToolCall()
+	r.call.number = number
+}
+
+// addToCall appends to the name and the arguments of the current call, as far as they are
+// strings. A call that is too long invalidates the response.
+func (r *Response) addToCall(name, arguments value) {
+	r.call.name = append(r.call.name, r.scan.stringOf(name)...)
+	r.call.args = append(r.call.args, r.scan.stringOf(arguments)...)
+	if len(r.call.name)+len(r.call.args) > maxToolCallBytes {
+		r.Invalidate()
+	}
 }
 
 // flushToolCall appends the call that was being received, if any, to the text.
@@ -473,16 +388,19 @@ func (r *Response) parseByTemplate(data []byte) (matched bool) {
 	if k.before == 0 || r.call.number != 0 || !bytes.HasPrefix(data, k.bytes[:k.before]) {
 		return false
 	}
-	had := len(r.text)
-	r.scan.b = data
-	text, end, err := r.scan.appendString(r.text, k.before-1)
-	r.text = text[:had]
+	s := &r.scan
+	s.b = data
+	text, end := s.appendString(r.text, k.before-1)
 	rest := k.bytes[k.before:]
-	if err != nil || !bytes.HasPrefix(data[end:], rest) {
+	if s.err != nil || !bytes.HasPrefix(data[end:], rest) {
 		return false
 	}
 	r.text = text
-	r.endParse(r.parseMembers(end+len(rest), "delta"))
+	if end += len(rest); string(data[end:]) != "}" { // mostly it is
+		s.position = position{at: end, open: 1}
+		r.parseMembers("delta")
+	}
+	r.endParse()
 	return true
 }
 

@@ -15,137 +15,96 @@ const (
 // finishResponses ends the parsing of a Responses body. Of a prompt that continues a stored
 // response only the new input is counted: the rest is in a replica's memory, and most likely
 // in its cache, with the instructions and tools that clients repeat.
-func (p *Prompt) finishResponses() error {
+func (p *Prompt) finishResponses() {
 	s, top := &p.scan, &p.top
-	if !top[fieldInput].exists() {
-		return &Error{Param: "input", Message: "input is missing"}
-	}
-	if err := p.parseStoreFields(); err != nil {
-		return err
-	}
+	p.PreviousResponse, p.PreviousResponseAt = p.parseID(fieldPreviousResponse, "previous_response_id")
+	p.ResponseID, p.ResponseIDAt = p.parseID(fieldRequestID, "request_id")
+	p.NoStore = s.notNull(top[fieldStore]) && !s.parseBool(top[fieldStore])
 	p.endAssistantItem()
 	if p.PreviousResponse != "" {
 		p.Cacheable = false
-		return nil
+		return
 	}
 	if s.notNull(top[fieldPreviousInput]) {
 		p.Cacheable = false
 	}
 	p.system = p.system[:0]
-	if v := top[fieldInstructions]; s.firstByte(v) == '"' && v.end-v.start > len(`""`) {
-		p.beginSystem()
-		p.system, _, _ = s.appendString(p.system, v.start) // it was checked
+	if instructions := s.stringOf(top[fieldInstructions]); len(instructions) > 0 {
+		p.system = append(beginMessage(p.system, "system"), instructions...)
 	}
-	top[fieldReasoningEffort] = p.memberOf(top[fieldReasoning], "effort")
+	top[fieldReasoningEffort] = s.member(top[fieldReasoning], "effort")
 	p.setSeedFromFields(formatChat)
-	return nil
-}
-
-// parseStoreFields reads the fields that concern stored responses.
-func (p *Prompt) parseStoreFields() (err error) {
-	if p.PreviousResponse, p.PreviousResponseAt, err = p.parseID(fieldPreviousResponse, "previous_response_id"); err != nil {
-		return err
-	}
-	if p.ResponseID, p.ResponseIDAt, err = p.parseID(fieldRequestID, "request_id"); err != nil {
-		return err
-	}
-	store := p.top[fieldStore]
-	p.NoStore = p.scan.notNull(store) && !p.parseBool(store)
-	return nil
 }
 
 // parseID returns the string of a field and its index in the body, after the quote; 0 if the field
 // is absent or null.
-func (p *Prompt) parseID(f field, name string) (id string, at int, err error) {
+func (p *Prompt) parseID(f field, name string) (id string, at int) {
 	s, v := &p.scan, p.top[f]
-	switch {
-	case !s.notNull(v):
-		return "", 0, nil
-	case s.firstByte(v) != '"':
-		return "", 0, &Error{Param: name, Message: name + " must be a string"}
+	if !s.notNull(v) {
+		return "", 0
 	}
-	return string(p.unquote(v)), v.start + 1, nil
+	if s.firstByte(v) != '"' {
+		s.fail(name, name+" must be a string")
+	}
+	return string(s.unquote(v)), v.start + 1
 }
 
-// parseInput checks the input at i, a text or a list of items, appends it to Text and returns
-// the index after it. Anything else is left for the replica to reject.
-func (p *Prompt) parseInput(i int) (end int, err error) {
+// parseInput reads the input, a text or a list of items, and appends it to Text. Anything else
+// is left for the replica to reject.
+func (p *Prompt) parseInput() {
 	s := &p.scan
 	p.turns.leading = true
-	switch s.byteAt(i) {
-	case '"':
-		p.Text = append(append(append(p.Text, markMessage), "user"...), markText)
+	if s.peek() == '"' {
+		p.Text = beginMessage(p.Text, "user")
 		begin := len(p.Text)
-		if p.Text, end, err = s.appendString(p.Text, i); err == nil {
-			p.setFirstMessageHash(p.Text[begin:])
-		}
-		return end, err
-	case '[':
-	default:
-		return s.skipValue(i)
+		p.Text = s.readString(p.Text)
+		p.setFirstMessageHash(p.Text[begin:])
+		return
 	}
-	for i++; ; {
-		at, ok, err := s.nextElement(i)
-		if !ok {
-			return at, err
-		}
-		if s.byteAt(at) == '{' {
-			i, err = p.parseItem(at + 1)
+	if !s.enter('[') {
+		s.readValue()
+		return
+	}
+	for s.nextElement() {
+		if s.enter('{') {
+			p.parseItem()
 		} else {
-			i, err = s.skipValue(at)
-		}
-		if err != nil {
-			return 0, err
+			s.readValue()
 		}
 	}
 }
 
 // inputItem holds the fields of one item, but for what was appended as it was read.
 type inputItem struct {
-	kind, role, content, name, namespace, arguments, input, output, summary value
-	written                                                                 bool // the content or the output
+	itemType, role, content, name, namespace, arguments, input, output, summary value
+
+	appended bool    // the content or the output
+	message  message // as far as it is appended
 }
 
-// parseItem appends the item whose brace is right before i and returns the index after it.
-// Messages and the outputs of tools are copied as they are checked if, as usual, what they
-// are stands before their content.
-func (p *Prompt) parseItem(i int) (int, error) {
+// parseItem reads the item that was entered and appends it to Text. Messages and the outputs of
+// tools are copied as they are checked if, as usual, what they are stands before their content.
+func (p *Prompt) parseItem() {
 	s := &p.scan
 	var item inputItem
-	var m message
 	p.content = p.content[:0]
-	for {
-		key, at, ok, err := s.nextMember(i)
-		if err != nil {
-			return 0, err
-		}
-		if !ok {
-			return at, p.appendItem(&item, &m)
-		}
-		var ignored value
-		v := &ignored
-		switch string(p.unquote(key)) {
+	for s.nextMember() {
+		var v *value
+		switch string(s.unquote(s.key)) {
 		case "type":
-			v = &item.kind
+			v = &item.itemType
 		case "role":
 			v = &item.role
 		case "content":
-			if !item.written && item.role.exists() && !p.isAssistantRole(item.role) && p.isMessage(item.kind) {
-				item.written = true
-				p.endAssistantItem()
-				m.role = item.role
-				if i, err = p.parseContent(&m, at); err != nil {
-					return 0, err
-				}
+			if !item.appended && item.role.exists() && !p.isAssistantRole(item.role) && p.isMessage(item.itemType) {
+				p.parseItemContent(&item)
 				continue
 			}
 			v = &item.content
 		case "output":
-			if !item.written && p.isToolOutput(item.kind) {
-				item.written = true
-				if i, err = p.appendToolOutput(at); err != nil {
-					return 0, err
-				}
+			if !item.appended && p.isToolOutput(item.itemType) {
+				item.appended = true
+				p.appendToolOutput()
 				continue
 			}
 			v = &item.output
@@ -159,102 +118,95 @@ func (p *Prompt) parseItem(i int) (int, error) {
 			v = &item.input
 		case "summary":
 			v = &item.summary
+		default:
+			s.readValue()
+			continue
 		}
-		if *v, err = s.parseValue(at, 3); err != nil {
-			return 0, err
-		}
-		i = v.end
+		*v = s.readValue()
 	}
+	p.appendItem(&item)
 }
 
-func (p *Prompt) isAssistantRole(v value) bool { return string(p.unquote(v)) == "assistant" }
+// parseItemContent reads the content of a message.
+func (p *Prompt) parseItemContent(item *inputItem) {
+	item.appended = true
+	p.endAssistantItem()
+	item.message.role = item.role
+	p.parseContent(&item.message)
+}
+
+func (p *Prompt) isAssistantRole(v value) bool { return string(p.scan.unquote(v)) == "assistant" }
 
 // isMessage reports whether an item of that type is a message, as one without a type is.
-func (p *Prompt) isMessage(kind value) bool {
-	return !kind.exists() || string(p.unquote(kind)) == "message"
+func (p *Prompt) isMessage(itemType value) bool {
+	return !itemType.exists() || string(p.scan.unquote(itemType)) == "message"
 }
 
-func (p *Prompt) isToolOutput(kind value) bool {
-	switch string(p.unquote(kind)) {
+func (p *Prompt) isToolOutput(itemType value) bool {
+	switch string(p.scan.unquote(itemType)) {
 	case "function_call_output", "custom_tool_call_output":
 		return true
 	}
 	return false
 }
 
-// appendItem appends an item whose members were read. m is its message as far as it is
-// written.
-func (p *Prompt) appendItem(item *inputItem, m *message) (err error) {
+// appendItem appends an item whose members were read.
+func (p *Prompt) appendItem(item *inputItem) {
 	s := &p.scan
 	switch {
-	case p.isToolOutput(item.kind):
-		if !item.written && item.output.exists() {
-			_, err = p.appendToolOutput(item.output.start)
+	case p.isToolOutput(item.itemType):
+		if !item.appended && item.output.exists() {
+			s.reread(item.output, p.appendToolOutput)
 		}
-		return err
-	case !p.isMessage(item.kind):
-		switch string(p.unquote(item.kind)) {
+	case !p.isMessage(item.itemType):
+		switch string(s.unquote(item.itemType)) {
 		case "reasoning":
 			p.appendReasoningItem(item)
 		case "function_call":
 			p.beginCall(item)
-			p.Text = appendArguments(p.Text, p.unquote(item.arguments))
+			p.Text = appendArguments(p.Text, s.unquote(item.arguments))
 		case "custom_tool_call":
 			p.beginCall(item)
 			p.Text = append(append(p.Text, '{', markQuote), "input"...)
-			p.Text = append(append(p.Text, markQuote, ':', markQuote), p.unquote(item.input)...)
+			p.Text = append(append(p.Text, markQuote, ':', markQuote), s.unquote(item.input)...)
 			p.Text = append(p.Text, markQuote, '}')
 		}
-		return nil
 	case p.isAssistantRole(item.role):
 		text := item.content
 		if s.firstByte(text) == '[' {
 			text = p.firstText(text)
 		}
 		p.beginAssistantText()
-		if s.firstByte(text) == '"' {
-			p.Text = append(p.Text, p.unquote(text)...)
+		p.Text = append(p.Text, s.stringOf(text)...)
+	case item.role.exists(): // else the replica rejects it
+		if !item.appended && item.content.exists() {
+			s.reread(item.content, func() { p.parseItemContent(item) })
+		} else if !item.appended {
+			p.endAssistantItem()
+			item.message.role = item.role
 		}
-		return nil
-	case !item.role.exists():
-		return nil // the replica rejects it
+		p.appendMessage(&item.message)
 	}
-	if !item.written {
-		p.endAssistantItem()
-		m.role = item.role
-		if item.content.exists() {
-			if _, err := p.parseContent(m, item.content.start); err != nil {
-				return err
-			}
-		}
-	}
-	return p.appendMessage(m)
 }
 
-// firstText returns the text of the first part of a validated list; absent if there is none.
+// firstText returns the text of the first part of a list; absent if there is none.
 func (p *Prompt) firstText(list value) value {
-	if p.scan.firstByte(list) != '[' {
-		return value{}
+	for part := range p.scan.elements(list) {
+		return p.scan.member(part, "text")
 	}
-	at, ok, _ := p.scan.nextElement(list.start + 1)
-	if !ok || p.scan.byteAt(at) != '{' {
-		return value{}
-	}
-	return p.memberOf(value{start: at, end: list.end}, "text")
+	return value{}
 }
 
-// appendToolOutput appends the tool message whose content is at i and returns the index after
-// the content.
-func (p *Prompt) appendToolOutput(i int) (end int, err error) {
+// appendToolOutput reads the output of a tool and appends its tool message.
+func (p *Prompt) appendToolOutput() {
 	p.endAssistantItem()
 	p.beginToolMessage()
-	if p.scan.byteAt(i) == '"' {
-		p.Text, end, err = p.scan.appendString(p.Text, i)
-		return end, err
+	if p.scan.peek() == '"' {
+		p.Text = p.scan.readString(p.Text)
+		return
 	}
-	end, err = p.bufferContent(i)
+	p.bufferContent()
 	p.Text = append(p.Text, p.content...)
-	return end, err
 }
 
 // appendReasoningItem appends the reasoning of the assistant message that the next items
@@ -266,9 +218,9 @@ func (p *Prompt) appendReasoningItem(item *inputItem) {
 	}
 	p.endAssistantItem()
 	p.Text = append(append(p.Text, markMessage), "assistant"...)
-	p.turns.item, p.turns.leading, p.turns.assistantLast, p.turns.hasAssistant = itemReasoning, false, true, true
+	p.setAssistantItem(itemReasoning)
 	if p.scan.firstByte(text) == '"' {
-		p.appendReasoningText(p.unquote(text))
+		p.appendReasoning(p.scan.unquote(text))
 	}
 }
 
@@ -278,9 +230,14 @@ func (p *Prompt) beginAssistantText() {
 	if p.turns.item == itemReasoning {
 		p.endAssistantItem()
 	} else {
-		p.Text = append(append(append(p.Text, markMessage), "assistant"...), markText)
+		p.Text = beginMessage(p.Text, "assistant")
 	}
-	p.turns.item, p.turns.leading, p.turns.assistantLast, p.turns.hasAssistant = itemText, false, true, true
+	p.setAssistantItem(itemText)
+}
+
+// setAssistantItem records how much of a message of the assistant is written.
+func (p *Prompt) setAssistantItem(state itemState) {
+	p.turns.item, p.turns.leading, p.turns.assistantLast, p.turns.hasAssistant = state, false, true, true
 }
 
 // beginCall appends what precedes the arguments of a call, which continues the message of
@@ -291,9 +248,9 @@ func (p *Prompt) beginCall(item *inputItem) {
 	}
 	p.Text = append(p.Text, markCall)
 	if p.scan.notNull(item.namespace) {
-		p.Text = append(append(p.Text, p.unquote(item.namespace)...), "__"...)
+		p.Text = append(append(p.Text, p.scan.unquote(item.namespace)...), "__"...)
 	}
-	p.Text = append(append(p.Text, p.unquote(item.name)...), markArguments)
+	p.Text = append(append(p.Text, p.scan.unquote(item.name)...), markArguments)
 }
 
 // endAssistantItem ends the message of the assistant: what follows does not continue it.

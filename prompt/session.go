@@ -11,11 +11,12 @@ const MaxSessionBytes = 1 << 10
 
 // setSession sets Session and SessionField from the first field that names a session.
 func (p *Prompt) setSession() {
-	if p.setSessionFromName("prompt_cache_key", p.stringOf(p.top[fieldPromptCacheKey])) ||
-		p.setSessionFromName("session_id", p.stringOf(p.top[fieldSessionID])) {
+	s := &p.scan
+	if p.setSessionFromName("prompt_cache_key", s.stringOf(p.top[fieldPromptCacheKey])) ||
+		p.setSessionFromName("session_id", s.stringOf(p.top[fieldSessionID])) {
 		return
 	}
-	user := p.stringOf(p.memberOf(p.top[fieldMetadata], "user_id"))
+	user := s.stringOf(s.member(p.top[fieldMetadata], "user_id"))
 	p.setSessionFromName("metadata.user_id", sessionOfUserID(user))
 }
 

@@ -29,7 +29,7 @@ func markSpecialBytes(word uint64) uint64 {
 
 // parseString checks the string whose opening quote is at i and returns the index after
 // its closing quote.
-func (s *scanner) parseString(i int) (end int, escaped bool, err error) {
+func (s *scanner) parseString(i int) (end int, escaped bool) {
 	i++
 	for range 2 { // most strings are short
 		if len(s.b)-i >= 8 {
@@ -43,14 +43,15 @@ func (s *scanner) parseString(i int) (end int, escaped bool, err error) {
 	for {
 		switch c := s.byteAt(i); {
 		case c == '"':
-			return i + 1, escaped, nil
+			return i + 1, escaped
 		case c == '\\':
 			escaped = true
-			if _, i, err = s.parseEscape(i); err != nil {
-				return 0, false, err
+			if _, i = s.parseEscape(i); s.err != nil {
+				return i, false
 			}
 		case c < ' ':
-			return 0, false, s.syntaxError(i, "the rest of a string")
+			s.failSyntax(i, "the rest of a string")
+			return i, false
 		default:
 			i++
 		}
@@ -60,10 +61,16 @@ func (s *scanner) parseString(i int) (end int, escaped bool, err error) {
 	}
 }
 
+// readString reads the string that is next and appends it to dst without escapes.
+func (s *scanner) readString(dst []byte) []byte {
+	dst, s.at = s.appendString(dst, s.at)
+	return dst
+}
+
 // appendString checks the string whose opening quote is at i, appends it to dst without
 // escapes, and returns the index after its closing quote. It checks and copies in one
 // pass, because each escape costs a branch misprediction.
-func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error) {
+func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int) {
 	i++
 	b, out, j := s.b, dst[:cap(dst)], len(dst)
 	for {
@@ -77,8 +84,8 @@ func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error)
 		switch c := s.byteAt(i); {
 		case c == '\\':
 			var r rune
-			if r, i, err = s.parseEscape(i); err != nil {
-				return dst, 0, err
+			if r, i = s.parseEscape(i); s.err != nil {
+				return dst, i
 			}
 			if out[j] = byte(r); r < utf8.RuneSelf {
 				j++
@@ -86,9 +93,10 @@ func (s *scanner) appendString(dst []byte, i int) (_ []byte, end int, err error)
 				j += utf8.EncodeRune(out[j:], r)
 			}
 		case c == '"':
-			return out[:j], i + 1, nil
+			return out[:j], i + 1
 		case c < ' ':
-			return dst, 0, s.syntaxError(i, "the rest of a string")
+			s.failSyntax(i, "the rest of a string")
+			return dst, i
 		default: // near the end of the body
 			for c >= ' ' && c != '"' && c != '\\' {
 				out[j] = c
@@ -150,45 +158,43 @@ const growBytes = 16 << 10
 
 // parseEscape checks the escape sequence at i and returns what it stands for and the
 // index after it. A lone surrogate becomes U+FFFD; vLLM rejects such a prompt.
-func (s *scanner) parseEscape(i int) (r rune, end int, err error) {
+func (s *scanner) parseEscape(i int) (r rune, end int) {
 	c := s.byteAt(i + 1)
 	if r := escapes[c]; r != 0 {
-		return rune(r), i + 2, nil
+		return rune(r), i + 2
 	}
 	if c != 'u' {
-		return 0, 0, s.syntaxError(i+1, "an escape character")
+		s.failSyntax(i+1, "an escape character")
+		return 0, i
 	}
-	r, err = s.parseHex4(i + 2)
-	if err != nil || !utf16.IsSurrogate(r) {
-		return r, i + 6, err
+	r = s.parseHex4(i + 2)
+	if !utf16.IsSurrogate(r) {
+		return r, i + 6
 	}
 	if s.byteAt(i+6) == '\\' && s.byteAt(i+7) == 'u' {
-		low, err := s.parseHex4(i + 8)
-		if err != nil {
-			return 0, 0, err
-		}
-		if pair := utf16.DecodeRune(r, low); pair != utf8.RuneError {
-			return pair, i + 12, nil
+		if pair := utf16.DecodeRune(r, s.parseHex4(i+8)); pair != utf8.RuneError {
+			return pair, i + 12
 		}
 	}
-	return utf8.RuneError, i + 6, nil
+	return utf8.RuneError, i + 6
 }
 
 // parseHex4 returns the value of the four hexadecimal digits at i.
-func (s *scanner) parseHex4(i int) (r rune, err error) {
+func (s *scanner) parseHex4(i int) (r rune) {
 	var bad byte
 	for k := i; k < i+4; k++ {
 		d := hexDigits[s.byteAt(k)] - 1 // 0xff: not a digit
 		bad |= d
 		r = r<<4 | rune(d)
 	}
-	if bad == 0xff {
-		for hexDigits[s.byteAt(i)] != 0 {
-			i++
-		}
-		return 0, s.syntaxError(i, "a hexadecimal digit")
+	if bad != 0xff {
+		return r
 	}
-	return r, nil
+	for hexDigits[s.byteAt(i)] != 0 {
+		i++
+	}
+	s.failSyntax(i, "a hexadecimal digit")
+	return 0
 }
 
 // Tables instead of branches, which cannot be predicted here.
@@ -211,7 +217,7 @@ func (s *scanner) appendMinified(dst []byte, v value) []byte {
 		case ' ', '\t', '\n', '\r':
 			i++
 		case '"':
-			dst, i, _ = s.appendString(append(dst, markQuote), i) // v was checked
+			dst, i = s.appendString(append(dst, markQuote), i)
 			dst = append(dst, markQuote)
 		default:
 			dst = append(dst, c)

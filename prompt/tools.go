@@ -9,222 +9,123 @@ type tools struct {
 	raw, text []byte
 }
 
-// parseTools checks the tools at i, keeps them for finishChat, and returns the index after
-// them. What is not a list is left for the replica to reject.
-func (p *Prompt) parseTools(i int) (end int, err error) {
-	t := &p.tools
+// parseTools reads the tools and keeps them for ApplyLayout. What is not a list is left for
+// the replica to reject.
+func (p *Prompt) parseTools() {
+	s, t := &p.scan, &p.tools
 	// A list ends at its bracket, so equal bytes are an equal list.
-	if len(t.raw) > 0 && t.kind == p.kind && bytes.HasPrefix(p.scan.b[i:], t.raw) {
-		return i + len(t.raw), nil
+	if len(t.raw) > 0 && t.kind == p.kind && bytes.HasPrefix(s.b[s.at:], t.raw) {
+		s.at += len(t.raw)
+		return
 	}
 	t.kind, t.raw = p.kind, t.raw[:0]
-	list, err := p.scan.parseValue(i, 1)
-	if err != nil || p.scan.firstByte(list) != '[' {
-		return list.end, err
+	if list := s.readValue(); s.firstByte(list) == '[' {
+		t.text = p.appendTools(t.text[:0], list)
+		t.raw = append(t.raw, s.b[list.start:list.end]...)
 	}
-	if t.text, err = p.appendTools(t.text[:0], list); err == nil {
-		t.raw = append(t.raw, p.scan.b[list.start:list.end]...)
-	}
-	return list.end, err
 }
 
-// appendTools appends the tools of a validated list.
-func (p *Prompt) appendTools(dst []byte, list value) ([]byte, error) {
+// appendTools appends the tools of a list that was read.
+func (p *Prompt) appendTools(dst []byte, list value) []byte {
 	s := &p.scan
-	if s.firstByte(list) != '[' {
-		return dst, nil
-	}
-	i := list.start + 1
-	for {
-		at, ok, err := s.nextElement(i)
-		if !ok {
-			return dst, err
-		}
+	for tool := range s.elements(list) {
 		switch {
-		case s.b[at] != '{':
-			var v value
-			v, err = s.parseValue(at, validated)
-			i = v.end
-		case p.kind == Messages, p.kind == Responses:
-			dst, i, err = p.appendFunction(append(dst, markTool), at)
+		case s.firstByte(tool) != '{':
+		case p.kind == Messages, p.kind == Responses: // a tool is itself the function
+			dst = p.appendFunction(append(dst, markTool), tool)
 		default:
-			dst, i, err = p.appendTool(append(dst, markTool), at)
-		}
-		if err != nil {
-			return dst, err
-		}
-	}
-}
-
-// appendTool appends the tool at i and returns the index after it.
-func (p *Prompt) appendTool(dst []byte, i int) (_ []byte, end int, err error) {
-	s := &p.scan
-	for i++; ; {
-		key, at, ok, err := s.nextMember(i)
-		if !ok {
-			return dst, at, err
-		}
-		name := p.unquote(key)
-		if string(name) == "function" && s.b[at] == '{' {
-			if dst, i, err = p.appendFunction(dst, at); err != nil {
-				return dst, 0, err
+			dst = append(dst, markTool)
+			for key, v := range s.members(tool) {
+				switch name := s.unquote(key); {
+				case string(name) == "function" && s.firstByte(v) == '{':
+					dst = p.appendFunction(dst, v)
+				case string(name) != "type": // always "function"
+					dst = s.appendMember(dst, key, v)
+				}
 			}
-			continue
-		}
-		isType := string(name) == "type"
-		v, err := s.parseValue(at, validated)
-		if err != nil {
-			return dst, 0, err
-		}
-		if i = v.end; !isType { // the type is always "function"
-			dst = p.appendMember(dst, key, v)
 		}
 	}
+	return dst
 }
 
-// appendFunction appends the function at i and returns the index after it. Templates get
-// its name, description and parameters in this order, then the rest. In Messages and
-// Responses a tool is itself the function.
-func (p *Prompt) appendFunction(dst []byte, i int) (_ []byte, end int, err error) {
+// appendFunction appends a function. Templates get its name, description and parameters in
+// this order, then the rest.
+func (p *Prompt) appendFunction(dst []byte, function value) []byte {
 	s := &p.scan
-	var name, description, parameters value
+	var known [functionParameters + 1]value
 	others := false
-	start := i + 1
-	for i = start; ; {
-		key, at, ok, err := s.nextMember(i)
-		if err != nil {
-			return dst, 0, err
-		}
-		if !ok {
-			end = at
-			break
-		}
-		v, err := s.parseValue(at, validated)
-		if err != nil {
-			return dst, 0, err
-		}
-		i = v.end
-		switch p.functionMemberOf(key) {
-		case functionName:
-			name = v
-		case functionDescription:
-			description = v
-		case functionParameters:
-			parameters = v
-		case functionOther:
-			others = true
+	for key, v := range s.members(function) {
+		if m := p.functionMemberOf(key); m <= functionParameters {
+			known[m] = v
+		} else {
+			others = others || m == functionOther
 		}
 	}
-	dst = p.appendLabeledValue(dst, "type:function,function:name:", name)
-	dst = p.appendLabeledValue(dst, ",description:", description)
-	dst = p.appendLabeledValue(dst, ",parameters:", parameters)
+	for m, label := range [...]string{"type:function,function:name:", ",description:", ",parameters:"} {
+		// Templates write the names of members that every function has.
+		dst = append(dst, label...)
+		if s.notNull(known[m]) {
+			dst = s.appendMinified(dst, known[m])
+		}
+	}
 	if !others {
-		return dst, end, nil
+		return dst
 	}
-	for i = start; ; {
-		key, at, ok, err := s.nextMember(i)
-		if !ok {
-			return dst, end, err
-		}
-		v, err := s.parseValue(at, validated)
-		if err != nil {
-			return dst, 0, err
-		}
-		i = v.end
+	for key, v := range s.members(function) {
 		if p.functionMemberOf(key) == functionOther {
-			dst = p.appendMember(dst, key, v)
+			dst = s.appendMember(dst, key, v)
 		}
 	}
+	return dst
 }
 
 // functionMember is what a member of a function is to templates.
 type functionMember uint8
 
 const (
-	functionIgnored functionMember = iota
-	functionName
+	functionName functionMember = iota
 	functionDescription
 	functionParameters
 	functionOther
+	functionIgnored
 )
 
 // functionMemberOf returns what the member called key is.
 func (p *Prompt) functionMemberOf(key value) functionMember {
-	switch name := p.unquote(key); string(name) {
-	case "name":
+	parameters := "parameters"
+	if p.kind == Messages {
+		parameters = "input_schema"
+	}
+	switch name := p.scan.unquote(key); {
+	case string(name) == "name":
 		return functionName
-	case "description":
+	case string(name) == "description":
 		return functionDescription
-	case "parameters":
-		if p.kind != Messages {
-			return functionParameters
-		}
-	case "input_schema":
-		if p.kind == Messages {
-			return functionParameters
-		}
-	case "strict", "defer_loading":
+	case string(name) == parameters:
+		return functionParameters
+	case string(name) == "strict", string(name) == "defer_loading", p.kind != Messages && p.kind != Responses:
 		return functionOther
 	}
-	if p.kind == Messages || p.kind == Responses {
-		return functionIgnored
-	}
-	return functionOther
-}
-
-// appendLabeledValue appends label and v, or only label if v is absent or null: templates
-// write the names of members that every function has.
-func (p *Prompt) appendLabeledValue(dst []byte, label string, v value) []byte {
-	dst = append(dst, label...)
-	if !p.scan.notNull(v) {
-		return dst
-	}
-	return p.scan.appendMinified(dst, v)
+	return functionIgnored
 }
 
 // appendMember appends a member unless its value is null, which is the same as absent.
-func (p *Prompt) appendMember(dst []byte, key, v value) []byte {
-	if !p.scan.notNull(v) {
+func (s *scanner) appendMember(dst []byte, key, v value) []byte {
+	if !s.notNull(v) {
 		return dst
 	}
-	dst = p.scan.appendMinified(append(dst, markField), key)
-	return p.scan.appendMinified(dst, v)
+	return s.appendMinified(s.appendMinified(append(dst, markField), key), v)
 }
 
 // appendToolCalls appends the tool calls of an assistant message.
-func (p *Prompt) appendToolCalls(calls value) error {
+func (p *Prompt) appendToolCalls(calls value) {
 	s := &p.scan
-	if s.firstByte(calls) != '[' {
-		return nil
-	}
-	i := calls.start + 1
-	for {
-		at, ok, err := s.nextElement(i)
-		if !ok {
-			return err
+	for call := range s.elements(calls) {
+		if function := s.member(call, "function"); s.firstByte(function) == '{' {
+			m := s.find(function, "name", "arguments")
+			p.Text = append(append(p.Text, markCall), s.unquote(m[0])...)
+			p.Text = appendArguments(append(p.Text, markArguments), s.unquote(m[1]))
 		}
-		if s.b[at] != '{' {
-			v, err := s.parseValue(at, validated)
-			if err != nil {
-				return err
-			}
-			i = v.end
-			continue
-		}
-		var function [1]value
-		if i, err = p.findMembers(at, []string{"function"}, function[:]); err != nil {
-			return err
-		}
-		if s.firstByte(function[0]) != '{' {
-			continue
-		}
-		var v [2]value
-		if _, err := p.findMembers(function[0].start, []string{"name", "arguments"}, v[:]); err != nil {
-			return err
-		}
-		p.Text = append(append(p.Text, markCall), p.unquote(v[0])...)
-		p.Text = append(p.Text, markArguments)
-		p.Text = appendArguments(p.Text, p.unquote(v[1]))
 	}
 }
 
@@ -232,9 +133,8 @@ func (p *Prompt) appendToolCalls(calls value) error {
 // in a string. Like vLLM it takes anything else for {}.
 func appendArguments(dst, raw []byte) []byte {
 	inner := scanner{b: raw}
-	i := inner.skipSpace(0)
-	if inner.byteAt(i) == '{' {
-		if object, err := inner.parseValue(i, 0); err == nil && inner.skipSpace(object.end) == len(raw) {
+	if inner.at = inner.skipSpace(0); inner.peek() == '{' {
+		if object := inner.readValue(); object.exists() && inner.skipSpace(inner.at) == len(raw) {
 			return inner.appendMinified(dst, object)
 		}
 	}
