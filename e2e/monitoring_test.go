@@ -32,7 +32,6 @@ type monitored struct {
 const redisAbsent = "redis: {url: \"redis://127.0.0.1:1\"}\n"
 
 func startMonitored(t *testing.T, settings string) *monitored {
-	startCollector(t, "http/protobuf") // or nothing were counted of the spans
 	fleet := &simFleet{}
 	for range 2 {
 		url, _ := startSimReplica(t, sim.Config{
@@ -45,7 +44,8 @@ func startMonitored(t *testing.T, settings string) *monitored {
 	if err := os.WriteFile(file, []byte("team "+m.key+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m.program = startProgram(t, "--config", fleet.configFile(t, "keys_file: "+file+"\n"+settings).path)
+	spans := startCollector(t, "http/protobuf") // or no span would be counted
+	m.program = startProgramWithEnv(t, spans.env, "--config", fleet.configFile(t, "keys_file: "+file+"\n"+settings).path)
 	t.Cleanup(m.client.CloseIdleConnections)
 	return m
 }

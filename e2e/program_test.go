@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +22,10 @@ import (
 
 // binary is the program, built by TestMain.
 var binary string
+
+// minParallel is how many tests run at once even on few processors, since most of them
+// wait most of the time.
+const minParallel = 8
 
 // TestMain builds the program once, with the race detector if the tests have it, and
 // runs the tests in the repository's root.
@@ -45,6 +52,10 @@ func buildAndRun(m *testing.M) int {
 	if output, err := exec.Command("go", append(args, ".")...).CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, output)
 		return 1
+	}
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		parallel.Value.Set(strconv.Itoa(max(minParallel, runtime.GOMAXPROCS(0))))
 	}
 	return m.Run()
 }
@@ -76,7 +87,16 @@ type program struct {
 // it killed.
 func startProgram(t *testing.T, args ...string) *program {
 	t.Helper()
-	return startCommand(t, exec.Command(binary, append([]string{"serve"}, args...)...))
+	return startProgramWithEnv(t, nil, args...)
+}
+
+// startProgramWithEnv adds variables to the environment of the program alone, so that
+// such tests can run in parallel.
+func startProgramWithEnv(t *testing.T, env []string, args ...string) *program {
+	t.Helper()
+	cmd := exec.Command(binary, append([]string{"serve"}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	return startCommand(t, cmd)
 }
 
 func startCommand(t *testing.T, cmd *exec.Cmd) *program {

@@ -63,6 +63,7 @@ func TestRestartOfOnlyReplica(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{"it aborts": nil, "it drains": {"--shutdown-timeout", "10"}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			replica := startSimProcess(t, append(args, "--speed", "2")...)
 			file := (&simFleet{}).configFile(t, "backends: [http://"+replica.address+"]")
 			p := startProgram(t, "--config", file.path)

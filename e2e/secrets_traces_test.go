@@ -23,6 +23,7 @@ import (
 // TestInvalidTracingVariablesAreLoggedWithoutValues sets variables whose values the
 // SDK's own logger would write to standard error.
 func TestInvalidTracingVariablesAreLoggedWithoutValues(t *testing.T) {
+	t.Parallel()
 	const endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
 	replica, _ := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
 	for _, c := range []struct{ name, variable, value string }{
@@ -33,11 +34,10 @@ func TestInvalidTracingVariablesAreLoggedWithoutValues(t *testing.T) {
 		{"a key in place of its file", "OTEL_EXPORTER_OTLP_CERTIFICATE", marked},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Setenv(endpoint, "http://127.0.0.1:4318")
-			t.Setenv(c.variable, c.value)
-			t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
-			p := startTraced(t, "timeouts: {drain: 0}\n", replica)
+			t.Parallel()
+			// Of a variable that stands twice, the last value counts.
+			env := []string{endpoint + "=http://127.0.0.1:4318", c.variable + "=" + c.value, "OTEL_BSP_SCHEDULE_DELAY=20", "OTEL_EXPORTER_OTLP_TIMEOUT=500"}
+			p := startTraced(t, env, "timeouts: {drain: 0}\n", replica)
 			p.read("sim", "lost", false)
 			p.awaitLog("OpenTelemetry error|sending traces failed")
 			p.signal(syscall.SIGTERM)
@@ -69,6 +69,7 @@ func (echo) Export(ctx context.Context, _ *collectorpb.ExportTraceServiceRequest
 }
 
 func TestCollectorResponseNotLogged(t *testing.T) {
+	t.Parallel()
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -78,23 +79,23 @@ func TestCollectorResponseNotLogged(t *testing.T) {
 	collectorpb.RegisterTraceServiceServer(overGRPC, echo{})
 	serving := make(chan error, 1)
 	go func() { serving <- overGRPC.Serve(listener) }()
-	defer func() { overGRPC.Stop(); <-serving }()
+	t.Cleanup(func() { overGRPC.Stop(); <-serving })
 	refuses, busy := httptest.NewServer(echo{status: 401}), httptest.NewServer(echo{status: 503})
-	defer refuses.Close()
-	defer busy.Close()
+	t.Cleanup(refuses.Close)
+	t.Cleanup(busy.Close)
 	for _, c := range []struct{ name, protocol, url, want string }{
 		{"refused over HTTP", "http/protobuf", refuses.URL, "401 Unauthorized"},
 		{"busy over HTTP", "http/protobuf", busy.URL, "status 429, 502, 503 or 504"},
 		{"refused over gRPC", "grpc", "http://" + listener.Addr().String(), "gRPC status Unauthenticated"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.url)
-			t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", c.protocol)
-			t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20"+marked)
-			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500") // of all attempts where the collector is busy
-			t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "500")
-			t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-			p := startTraced(t, "timeouts: {drain: 0}\n", replica)
+			t.Parallel()
+			p := startTraced(t, []string{
+				"OTEL_EXPORTER_OTLP_ENDPOINT=" + c.url, "OTEL_EXPORTER_OTLP_PROTOCOL=" + c.protocol,
+				"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20" + marked,
+				"OTEL_EXPORTER_OTLP_TIMEOUT=500", // of all attempts where the collector is busy
+				"OTEL_BSP_EXPORT_TIMEOUT=500", "OTEL_BSP_SCHEDULE_DELAY=20",
+			}, "timeouts: {drain: 0}\n", replica)
 			p.read("sim", "lost", false)
 			p.signal(syscall.SIGTERM)
 			p.exit()

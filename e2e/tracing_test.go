@@ -41,10 +41,11 @@ type traced struct {
 	*program
 }
 
-func startTraced(t *testing.T, yaml string, replicas ...string) traced {
+func startTraced(t *testing.T, env []string, yaml string, replicas ...string) traced {
 	t.Helper()
 	f := &simFleet{urls: replicas}
-	return traced{startProgram(t, "--config", f.configFile(t, "health: {down_interval: 20ms}\naccess_log: {file: stderr, format: text}\n"+yaml).path)}
+	file := f.configFile(t, "health: {down_interval: 20ms}\naccess_log: {file: stderr, format: text}\n"+yaml)
+	return traced{startProgramWithEnv(t, env, "--config", file.path)}
 }
 
 // ask sends a chat with an id for its request, and further headers.
@@ -89,15 +90,15 @@ func oneSpan(t *testing.T, named map[string][]*tracepb.Span, name string) *trace
 }
 
 func TestTraceOfRequest(t *testing.T) {
+	t.Parallel()
 	for _, protocol := range []string{"http/protobuf", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
+			t.Parallel()
 			c := startCollector(t, protocol)
-			t.Setenv("OTEL_SERVICE_NAME", "my-proxy")
-			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-			t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=a")
+			env := append(c.env, "OTEL_SERVICE_NAME=my-proxy", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test", "OTEL_EXPORTER_OTLP_HEADERS=x-tenant=a")
 			replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 			front := startTap(t, replica)
-			p := startTraced(t, "", front.url)
+			p := startTraced(t, env, "", front.url)
 			p.read("sim", "streamed", true, "Traceparent", clientParent, "Tracestate", "vendor=1,other=2", "Baggage", "user=x")
 
 			server, named := c.trace(p.program, "streamed")
@@ -152,6 +153,7 @@ func TestTraceOfRequest(t *testing.T) {
 }
 
 func TestTraceOfRetries(t *testing.T) {
+	t.Parallel()
 	c := startCollector(t, "http/protobuf")
 	var mu sync.Mutex
 	var parents []string
@@ -166,7 +168,7 @@ func TestTraceOfRetries(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, wholeAnswer)
 	}}
-	p := startTraced(t, "", failing.start(t), failing.start(t))
+	p := startTraced(t, c.env, "", failing.start(t), failing.start(t))
 	p.eventually("both are ready", func() bool { return metricSum(t, p.admin, "warmroute_backend_ready") == 2 })
 	p.read("m", "retried", false)
 	server, named := c.trace(p.program, "retried")
@@ -189,6 +191,7 @@ func TestTraceOfRetries(t *testing.T) {
 }
 
 func TestTraceOfQueuedRequest(t *testing.T) {
+	t.Parallel()
 	c := startCollector(t, "http/protobuf")
 	free := make(chan bool)
 	slow := standIn{chat: func(w http.ResponseWriter, r *http.Request) {
@@ -197,7 +200,7 @@ func TestTraceOfQueuedRequest(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, wholeAnswer)
 	}}
-	p := startTraced(t, "backends: [{url: \""+slow.start(t)+"\", max_in_flight: 1}]\n")
+	p := startTraced(t, c.env, "backends: [{url: \""+slow.start(t)+"\", max_in_flight: 1}]\n")
 	var asking sync.WaitGroup
 	for _, id := range []string{"a", "b"} {
 		asking.Go(func() { p.ask("m", id, false).Body.Close() })
@@ -233,8 +236,9 @@ var streamsOn = standIn{chat: func(w http.ResponseWriter, r *http.Request) {
 }}
 
 func TestTraceOfRequestCutOffAtShutdown(t *testing.T) {
+	t.Parallel()
 	c := startCollector(t, "http/protobuf")
-	p := startTraced(t, "timeouts: {drain: 0, shutdown: 10ms}\n", streamsOn.start(t))
+	p := startTraced(t, c.env, "timeouts: {drain: 0, shutdown: 10ms}\n", streamsOn.start(t))
 	resp := p.ask("m", "cut-off", true)
 	defer resp.Body.Close()
 	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
@@ -251,8 +255,9 @@ func TestTraceOfRequestCutOffAtShutdown(t *testing.T) {
 }
 
 func TestTraceOfDisconnectedClient(t *testing.T) {
+	t.Parallel()
 	c := startCollector(t, "http/protobuf")
-	p := startTraced(t, "", streamsOn.start(t))
+	p := startTraced(t, c.env, "", streamsOn.start(t))
 	resp := p.ask("m", "left", true)
 	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
 		t.Fatal(err)
@@ -269,12 +274,12 @@ func TestTraceOfDisconnectedClient(t *testing.T) {
 }
 
 func TestUnsampledTracePropagated(t *testing.T) {
+	t.Parallel()
 	c := startCollector(t, "http/protobuf")
-	t.Setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
-	t.Setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+	env := append(c.env, "OTEL_TRACES_SAMPLER=parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG=0")
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	front := startTap(t, replica)
-	p := startTraced(t, "", front.url)
+	p := startTraced(t, env, "", front.url)
 	p.read("sim", "unsampled", true)
 	if got := front.last().Get("Traceparent"); !strings.HasSuffix(got, "-00") || len(got) != len(clientParent) {
 		t.Errorf("the replica got %q", got)
@@ -293,17 +298,19 @@ func TestUnsampledTracePropagated(t *testing.T) {
 }
 
 func TestTraceHeadersWithoutTracing(t *testing.T) {
+	t.Parallel()
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
-	for name, env := range map[string][2]string{
-		"off": {}, "disabled": {"OTEL_SDK_DISABLED", "true"}, "none": {"OTEL_TRACES_EXPORTER", "none"}, "a protocol that is none": {"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"},
+	for name, variable := range map[string]string{
+		"off": "", "disabled": "OTEL_SDK_DISABLED=true", "none": "OTEL_TRACES_EXPORTER=none", "a protocol that is none": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if env[0] != "" {
-				startCollector(t, "http/protobuf")
-				t.Setenv(env[0], env[1])
+			t.Parallel()
+			var env []string
+			if variable != "" {
+				env = append(startCollector(t, "http/protobuf").env, variable)
 			}
 			front := startTap(t, replica)
-			p := startTraced(t, "", front.url)
+			p := startTraced(t, env, "", front.url)
 			// The state is none that a tracer would pass on.
 			p.read("sim", "untouched", false, "Traceparent", clientParent, "Tracestate", "not a state", "Baggage", "user=x")
 			got := front.last()
@@ -311,7 +318,7 @@ func TestTraceHeadersWithoutTracing(t *testing.T) {
 				t.Errorf("the replica got %v", got)
 			}
 			p.awaitLog("msg=request request_id=untouched .*trace_id=" + clientTrace)
-			if warned := strings.Contains(p.log.String(), "requests are not traced"); warned != (env[1] == "http/json") {
+			if warned := strings.Contains(p.log.String(), "requests are not traced"); warned != strings.HasSuffix(variable, "=http/json") {
 				t.Errorf("warned %v", warned)
 			}
 		})
@@ -319,12 +326,13 @@ func TestTraceHeadersWithoutTracing(t *testing.T) {
 }
 
 func TestCollectorDownDelaysNothing(t *testing.T) {
+	t.Parallel()
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	hanging, err := net.Listen("tcp", "127.0.0.1:0") // takes connections into its queue, and says nothing
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer hanging.Close()
+	t.Cleanup(func() { hanging.Close() })
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -333,12 +341,13 @@ func TestCollectorDownDelaysNothing(t *testing.T) {
 	for _, protocol := range []string{"http/protobuf", "grpc"} {
 		for name, address := range map[string]string{"away": gone.Addr().String(), "hangs": hanging.Addr().String()} {
 			t.Run(protocol+" "+name, func(t *testing.T) {
-				t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+address)
-				t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-				t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "5")
+				t.Parallel()
 				const room, spans = 16, 15*2 + 15*3 // a whole answer has two, a stream one for its first token as well
-				t.Setenv("OTEL_BSP_MAX_QUEUE_SIZE", strconv.Itoa(room))
-				p := startTraced(t, "timeouts: {drain: 0}\n", replica)
+				env := []string{
+					"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + address, "OTEL_EXPORTER_OTLP_PROTOCOL=" + protocol,
+					"OTEL_BSP_SCHEDULE_DELAY=5", "OTEL_BSP_MAX_QUEUE_SIZE=" + strconv.Itoa(room),
+				}
+				p := startTraced(t, env, "timeouts: {drain: 0}\n", replica)
 				for i := range 30 {
 					p.read("sim", fmt.Sprint("r", i), i%2 == 0)
 				}
@@ -367,10 +376,11 @@ func TestCollectorDownDelaysNothing(t *testing.T) {
 }
 
 func TestSpansFlushedAtShutdown(t *testing.T) {
+	t.Parallel()
 	c := startCollector(t, "http/protobuf")
-	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", fmt.Sprint(time.Hour.Milliseconds()))
+	env := append(c.env, "OTEL_BSP_SCHEDULE_DELAY="+fmt.Sprint(time.Hour.Milliseconds()))
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
-	p := startTraced(t, "timeouts: {drain: 0}\n", replica)
+	p := startTraced(t, env, "timeouts: {drain: 0}\n", replica)
 	p.read("sim", "last", false)
 	if n := len(c.all()); n != 0 {
 		t.Fatalf("%d spans came early: the test shows nothing", n)
@@ -384,14 +394,15 @@ func TestSpansFlushedAtShutdown(t *testing.T) {
 type collector struct {
 	collectorpb.UnimplementedTraceServiceServer
 
+	env []string // of programs that send their spans here
+
 	mu       sync.Mutex
 	spans    []*tracepb.Span
 	resource *resourcepb.Resource
 	header   http.Header // of the last request, over HTTP
 }
 
-// startCollector listens for the protocol, and points the programs that the test
-// starts at it.
+// startCollector listens for the protocol.
 func startCollector(t *testing.T, protocol string) *collector {
 	t.Helper()
 	c := &collector{}
@@ -412,9 +423,7 @@ func startCollector(t *testing.T, protocol string) *collector {
 		t.Cleanup(server.Close)
 		endpoint = server.URL
 	}
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+	c.env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL=" + protocol, "OTEL_BSP_SCHEDULE_DELAY=20"}
 	return c
 }
 
