@@ -1,3 +1,8 @@
+//go:build !race
+
+// Each simulation is one goroutine, in which the race detector would find nothing, in ten
+// times the time.
+
 package replay
 
 import (
@@ -162,6 +167,7 @@ const batchCapacity = 52
 // fleet's capacity beside chats at about 45 % of it: none is lost, and the chats'
 // p99 is at most 1.1 times of what it is without them.
 func TestBatchWithInteractiveRequests(t *testing.T) {
+	t.Parallel()
 	const seeds = 5
 	chats := conversations{rate: 8, length: 5 * time.Minute}
 	batch := documents
@@ -208,6 +214,7 @@ func TestBatchAlone(t *testing.T) {
 // TestBatchWithFewInteractiveRequests holds that a fleet with little interactive
 // traffic keeps as many of its replicas free as that needs, and not more.
 func TestBatchWithFewInteractiveRequests(t *testing.T) {
+	t.Parallel()
 	const length = 10 * time.Minute
 	for _, c := range []struct {
 		rate    float64 // of conversations
