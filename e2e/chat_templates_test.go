@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/tidwall/gjson"
@@ -327,41 +328,49 @@ func (tt *templateTest) play(t *testing.T, seed, templateSeed uint64, first bool
 // with four chat templates. What the proxy expects in the replica's cache has to be there, within
 // a block, in the worst request of 99 conversations of 100.
 func TestMatchIsCachedWithEachTemplate(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
 	played, off := map[string]int{}, map[string]int{}
-	for n, template := range []struct {
-		name   string
-		layout prompt.Layout
-	}{
-		{"system-first", prompt.ToolsFirst | prompt.KeepReasoning},
-		{"inline-system", prompt.SystemInPlace | prompt.KeepReasoning},
-		{"drop-reasoning", prompt.SystemInPlace},
-		{"harmony", prompt.SystemInPlace | prompt.DeveloperInPlace},
-	} {
-		t.Run(template.name, func(t *testing.T) {
-			port, events := fmt.Sprint(18401+n), fmt.Sprint(19401+n)
-			dir, err := os.Getwd()
-			if err != nil {
-				t.Fatal(err)
-			}
-			vllmCPU(t, "up.sh", port, events, "--chat-template", dir+"/e2e/testdata/templates/"+template.name+".jinja")
-			defer vllmCPU(t, "down.sh", "--kill", port)
-			proxy := startProgram(t, "http://127.0.0.1:"+port, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-			for i := range conversationAPIs {
-				api := &conversationAPIs[i]
-				tt := &templateTest{api: api, proxy: proxy.url, layout: template.layout}
-				for seed := range firstConversations + conversationsPerTemplate {
-					tt.play(t, uint64(100*i+seed), uint64(n), seed < firstConversations)
-					if seed < firstConversations {
-						continue
-					}
-					if played[api.path]++; tt.worst > 1 {
-						off[api.path]++
-						t.Logf("%s, conversation %d: %.0f blocks off: %s", api.path, seed, tt.worst, tt.where)
+	t.Run("templates", func(t *testing.T) { // ends when all parallel tests in it have ended
+		for n, template := range []struct {
+			name   string
+			layout prompt.Layout
+		}{
+			{"system-first", prompt.ToolsFirst | prompt.KeepReasoning},
+			{"inline-system", prompt.SystemInPlace | prompt.KeepReasoning},
+			{"drop-reasoning", prompt.SystemInPlace},
+			{"harmony", prompt.SystemInPlace | prompt.DeveloperInPlace},
+		} {
+			t.Run(template.name, func(t *testing.T) {
+				t.Parallel()
+				port, events := fmt.Sprint(18401+n), fmt.Sprint(19401+n)
+				dir, err := os.Getwd()
+				if err != nil {
+					t.Fatal(err)
+				}
+				vllmCPU(t, "up.sh", port, events, "--chat-template", dir+"/e2e/testdata/templates/"+template.name+".jinja")
+				defer vllmCPU(t, "down.sh", "--kill", port)
+				proxy := startProgram(t, "http://127.0.0.1:"+port, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+				for i := range conversationAPIs {
+					api := &conversationAPIs[i]
+					tt := &templateTest{api: api, proxy: proxy.url, layout: template.layout}
+					for seed := range firstConversations + conversationsPerTemplate {
+						tt.play(t, uint64(100*i+seed), uint64(n), seed < firstConversations)
+						if seed < firstConversations {
+							continue
+						}
+						mu.Lock()
+						played[api.path]++
+						if tt.worst > 1 {
+							off[api.path]++
+							t.Logf("%s, conversation %d: %.0f blocks off: %s", api.path, seed, tt.worst, tt.where)
+						}
+						mu.Unlock()
 					}
 				}
-			}
-		})
-	}
+			})
+		}
+	})
 	for path, n := range played {
 		t.Logf("%s: %d of %d conversations within a block", path, n-off[path], n)
 		if n < 100 || 100*off[path] > n {

@@ -6,3 +6,7 @@ package e2e
 const memoryCost = 1
 
 const raceEnabled = false
+
+// minParallel is how many tests run at once even on few processors, since most of them
+// wait most of the time.
+const minParallel = 8

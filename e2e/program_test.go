@@ -23,10 +23,6 @@ import (
 // binary is the program, built by TestMain.
 var binary string
 
-// minParallel is how many tests run at once even on few processors, since most of them
-// wait most of the time.
-const minParallel = 8
-
 // TestMain builds the program once, with the race detector if the tests have it, and
 // runs the tests in the repository's root.
 func TestMain(m *testing.M) {

@@ -8,3 +8,6 @@ const memoryCost = 16
 
 // raceEnabled reports whether the tests run with the race detector.
 const raceEnabled = true
+
+// minParallel leaves the number to the processors, which the race detector keeps busy.
+const minParallel = 1

@@ -77,7 +77,7 @@ func vllmText(key string, words int) string {
 // conversations, after evictions by another client, with an adapter, after a reset of the cache, and
 // after a restart.
 func TestKVEventsOfVLLM(t *testing.T) {
-	t.Setenv("VLLM_SERVER_DEV_MODE", "1") // for /reset_prefix_cache
+	t.Parallel()
 	const events = "19110"
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -89,7 +89,11 @@ func TestKVEventsOfVLLM(t *testing.T) {
 		t.Fatalf("make_adapter.py: %v\n%s", err, out)
 	}
 	start := func() {
-		vllmCPU(t, "up.sh", kvEventsPort, events, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", "sql="+adapterDir)
+		up := exec.CommandContext(t.Context(), "scripts/vllm-cpu/up.sh", kvEventsPort, events, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", "sql="+adapterDir)
+		up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1") // for /reset_prefix_cache
+		if out, err := up.CombinedOutput(); err != nil {
+			t.Fatalf("up.sh: %v\n%s", err, out)
+		}
 	}
 	start()
 	t.Cleanup(func() { exec.Command("scripts/vllm-cpu/down.sh", "--kill", kvEventsPort).Run() })
