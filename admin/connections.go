@@ -109,7 +109,6 @@ func (c *connections) makeRoom(conn net.Conn) (toClose net.Conn) {
 	return toClose
 }
 
-// closesBefore reports whether k is closed rather than other.
 func (k *connection) closesBefore(other *connection) bool {
 	switch {
 	case k.rank != other.rank:
@@ -136,7 +135,6 @@ func isLoopback(a net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// connectionKey is the context key of a request's connection.
 type connectionKey struct{}
 
 // ConnContext is the ConnContext function of the http.Server that h serves. With
@@ -151,7 +149,6 @@ func (h *Handler) ConnState(conn net.Conn, state http.ConnState) {
 	closeSocket(h.connections.trackState(conn, state))
 }
 
-// markAuthenticated records that the request has the admin token.
 func (h *Handler) markAuthenticated(r *http.Request) {
 	if conn, ok := r.Context().Value(connectionKey{}).(net.Conn); ok {
 		closeSocket(h.connections.authenticate(conn))

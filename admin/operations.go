@@ -47,7 +47,6 @@ func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.
 	return b
 }
 
-// resetReport is what a reset has forgotten.
 type resetReport struct {
 	Backend string    `json:"backend"`
 	State   string    `json:"state"`
@@ -103,7 +102,6 @@ func (h *Handler) recordPlacement(w http.ResponseWriter, r *http.Request) {
 	h.serveDryRun(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.RecordPlacement(q, name) })
 }
 
-// maxTried is how many backends a dry run may name as tried.
 const maxTried = 64
 
 // serveDryRun calls run with the request and writes its result. It rejects query
@@ -143,7 +141,6 @@ const (
 	profileReadTimeout     = time.Minute
 )
 
-// addProfileRoutes adds the handlers for `go tool pprof`.
 func (h *Handler) addProfileRoutes(mux *http.ServeMux) {
 	for path, serve := range map[string]http.HandlerFunc{
 		"/debug/pprof/": pprof.Index, "/debug/pprof/profile": pprof.Profile, "/debug/pprof/trace": pprof.Trace,

@@ -47,7 +47,6 @@ type State struct {
 	Redis     *redisState     `json:"redis"`     // null: this proxy is the only one
 }
 
-// redisState is the connection to the other proxies.
 type redisState struct {
 	Connected    bool      `json:"connected"`
 	Since        time.Time `json:"since"` // of connected
@@ -182,7 +181,6 @@ func (n number) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, math.Round(float64(n)*1e4)/1e4, 'f', -1, 64), nil
 }
 
-// stateCache is the latest State as JSON.
 type stateCache struct {
 	mu         sync.Mutex // guards what follows
 	computedAt time.Time
@@ -379,7 +377,6 @@ func (h *Handler) newFleetSnapshot() *fleetSnapshot {
 	return f
 }
 
-// filterReady returns those of the backends that are ready.
 func (f *fleetSnapshot) filterReady(list []*backends.Backend) (ready []*backends.Backend) {
 	for _, b := range list {
 		if f.conditions[b].State == router.Ready {

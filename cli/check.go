@@ -8,7 +8,6 @@ import (
 	"warmroute/config"
 )
 
-// newCheckCommand returns the check command.
 func newCheckCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [URL ...]",

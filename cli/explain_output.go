@@ -32,76 +32,61 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 		fmt.Fprintf(&s, ", session from %s", stripUnprintable(e.Session))
 	}
 	s.WriteString("\n\n")
+	list := backendsBestFirst(e)
 	score := "SCORE"
-	if slices.ContainsFunc(e.Backends, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
+	if slices.ContainsFunc(list, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
 		score = "COST"
 	}
 	rows := [][]string{{"", "BACKEND", "MATCHED", "UNCACHED", "QUEUED", "IN-FLIGHT", "KV", "TOKENS/S", "TTFT", score, ""}}
-	for _, b := range backendsBestFirst(e) {
+	for _, b := range list {
 		rows = append(rows, formatBackendRow(&b, b.Candidate && b.Name == e.Choice))
 	}
 	writeAlignedColumns(&s, rows)
-	s.WriteString(formatLowestCosts(e))
-	s.WriteString("\n")
-	for _, line := range wrapWords(stripUnprintable(e.Sentence), explainColumns) {
-		s.WriteString(line + "\n")
-	}
+	meanings := writeLowestCosts(&s, list)
 	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. QUEUED: "+
 		"tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.", estimate.MinUncachedTokens)
-	if meanings := describeTerms(e); meanings != "" {
-		legend += " COST: the sum of its terms, in tokens of prefill. " + meanings
+	if len(meanings) > 0 {
+		legend += " COST: the sum of its terms, in tokens of prefill. " + strings.Join(meanings, " ")
 	}
-	s.WriteString("\n")
-	for _, line := range wrapWords(legend, explainColumns) {
-		s.WriteString(line + "\n")
+	for _, text := range []string{stripUnprintable(e.Sentence), legend} {
+		s.WriteString("\n" + strings.Join(wrapWords(text, explainColumns), "\n") + "\n")
 	}
 	_, err := io.WriteString(out, s.String())
 	return err
 }
 
-// maxCostLines is the number of backends whose cost formatLowestCosts explains.
+// maxCostLines is the number of backends whose cost is explained.
 const maxCostLines = 2
 
-// formatLowestCosts returns the terms of the lowest costs, one line per backend.
-func formatLowestCosts(e *proxy.Explanation) string {
-	var s strings.Builder
-	for n, b := range backendsBestFirst(e) {
+// writeLowestCosts writes the terms of the lowest costs, one line per backend. It returns what these terms
+// mean.
+func writeLowestCosts(s *strings.Builder, bestFirst []router.BackendExplanation) (meanings []string) {
+	var lines []string
+	for n, b := range bestFirst {
 		if n == maxCostLines || b.Terms == nil || b.Score == nil {
 			break
 		}
 		var terms []string
 		for _, term := range b.Terms {
-			if term.Tokens != 0 {
-				terms = append(terms, stripUnprintable(term.Name)+" "+formatIntegerWithCommas(term.Tokens))
+			if term.Tokens == 0 {
+				continue
+			}
+			terms = append(terms, stripUnprintable(term.Name)+" "+formatIntegerWithCommas(term.Tokens))
+			meaning := term.Name + ": " + policy.TermMeaning(term.Name) + "."
+			if policy.TermMeaning(term.Name) != "" && !slices.Contains(meanings, meaning) {
+				meanings = append(meanings, meaning)
 			}
 		}
-		fmt.Fprintf(&s, "\nCOST of %s: %s", truncate(stripUnprintable(b.Name), maxBackendName), strings.Join(terms, " + "))
+		line := "COST of " + truncate(stripUnprintable(b.Name), maxBackendName) + ": " + strings.Join(terms, " + ")
 		if b.Weight != 1 {
-			fmt.Fprintf(&s, ", divided by weight %g", b.Weight)
+			line += fmt.Sprintf(", divided by weight %g", b.Weight)
 		}
+		lines = append(lines, line)
 	}
-	if s.Len() > 0 {
-		s.WriteString("\n")
+	if len(lines) > 0 {
+		s.WriteString("\n" + strings.Join(lines, "\n") + "\n")
 	}
-	return s.String()
-}
-
-// describeTerms returns what the terms that formatLowestCosts shows stand for.
-func describeTerms(e *proxy.Explanation) string {
-	var meanings []string
-	for n, b := range backendsBestFirst(e) {
-		if n == maxCostLines {
-			break
-		}
-		for _, term := range b.Terms {
-			if meaning := policy.TermMeaning(term.Name); meaning != "" && term.Tokens != 0 {
-				if text := fmt.Sprintf("%s: %s.", term.Name, meaning); !slices.Contains(meanings, text) {
-					meanings = append(meanings, text)
-				}
-			}
-		}
-	}
-	return strings.Join(meanings, " ")
+	return meanings
 }
 
 // backendsBestFirst returns the backends: the choice, the other candidates from best to

@@ -7,7 +7,6 @@ import (
 	"warmroute/server"
 )
 
-// newServeCommand returns the serve command.
 func newServeCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [URL ...]",

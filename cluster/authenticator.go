@@ -24,7 +24,6 @@ const (
 
 func (a authenticator) isSigned() bool { return a.secret != "" }
 
-// sumSize returns the length of a sum.
 func (a authenticator) sumSize() int {
 	if a.isSigned() {
 		return sha256.Size
@@ -43,7 +42,6 @@ func (a authenticator) appendSum(b []byte, purpose string, data []byte) []byte {
 	return sum.Sum(b)
 }
 
-// verify reports whether sum is that of data.
 func (a authenticator) verify(sum []byte, purpose string, data []byte) bool {
 	return hmac.Equal(sum, a.appendSum(nil, purpose, data))
 }

@@ -102,10 +102,8 @@ type Cluster struct {
 	lost                bool // the peers' load was dropped, since nothing can be read
 }
 
-// logLimits limit how often each message is logged.
 type logLimits struct{ connected, unusable, ignored, unread, snapshot rate.Sometimes }
 
-// peer is another proxy.
 type peer struct {
 	heard  time.Time
 	number uint64 // of its last message
@@ -193,7 +191,6 @@ func (c *Cluster) recordResult(failed *string, err error) {
 	}
 }
 
-// writeStream writes what the Outbox collects.
 func (c *Cluster) writeStream(ctx context.Context) {
 	inFlight := time.NewTicker(inFlightInterval)
 	defer inFlight.Stop()
@@ -246,7 +243,6 @@ func (c *Cluster) newMessage(e *encoder) []byte {
 	return e.message(messageHead{fingerprint: c.fingerprint, sender: c.id, number: c.number, written: time.Now()}, c.auth)
 }
 
-// addMessage appends a message to the stream.
 func (c *Cluster) addMessage(ctx context.Context, m []byte) error {
 	c.mu.Lock()
 	length := int64(float64(c.Settings.MaxBytes) / c.status.meanBytes)
@@ -282,7 +278,6 @@ func (c *Cluster) leave() {
 	}
 }
 
-// readStream applies what the others write.
 func (c *Cluster) readStream(ctx context.Context) {
 	if c.position == "" {
 		c.position = strconv.FormatInt(time.Now().Add(-history).UnixMilli(), 10)
@@ -354,7 +349,6 @@ func (c *Cluster) readPosition() string {
 	return c.read
 }
 
-// applyEntry applies one entry of the stream.
 func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
 	text, _ := entry.Values[messageField].(string)
 	data := []byte(text)
@@ -383,7 +377,6 @@ func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
 	}
 }
 
-// recordRead counts an entry of the stream.
 func (c *Cluster) recordRead(entry *redis.XMessage, size int, now time.Time) {
 	const weight = 0.02
 	c.mu.Lock()

@@ -43,7 +43,6 @@ const (
 	maxBlocks = 1 << 16
 )
 
-// recordKind is the first byte of a record.
 type recordKind byte
 
 const (
@@ -70,24 +69,20 @@ type record struct {
 	response storedResponse        // recordResponse, recordForgotten
 }
 
-// keyUsage is what a proxy has charged to an API key.
 type keyUsage struct {
 	name             string
 	requests, tokens int64
 }
 
-// storedResponse says which backend holds a response, and whose it is.
 type storedResponse struct {
 	id, backend, owner string
 }
 
-// messageHead is what a message begins with.
 type messageHead struct {
 	fingerprint, sender, number uint64
 	written                     time.Time // in milliseconds
 }
 
-// encoder builds the records of one message.
 type encoder struct {
 	coder
 	events int // records that were added
@@ -99,7 +94,6 @@ func newEncoder(addressOf func(*backends.Backend) string) *encoder {
 
 func (e *encoder) empty() bool { return e.events == 0 }
 
-// reset empties the encoder, which keeps its memory.
 func (e *encoder) reset() {
 	e.events = 0
 	e.Reset()
@@ -110,7 +104,6 @@ func (e *encoder) start(kind recordKind) {
 	e.events++
 }
 
-// addEvent adds an event.
 func (e *encoder) addEvent(v *router.PlacementEvent) {
 	e.start(recordKind(v.Kind))
 	e.event(v)
@@ -135,7 +128,6 @@ func (a authenticator) messageVersion() byte {
 	return plainVersion
 }
 
-// message returns the whole message.
 func (e *encoder) message(h messageHead, a authenticator) []byte {
 	b := make([]byte, 0, headBytes+e.Len()+a.sumSize()+16)
 	b = append(b, messageMagic...)
@@ -253,7 +245,6 @@ func (c *coder) event(v *router.PlacementEvent) {
 	}
 }
 
-// minAccountBytes is the least that account codes.
 const minAccountBytes = 7
 
 // maxTokens bounds numbers of tokens and bytes.
@@ -270,7 +261,6 @@ func (c *coder) account(p *router.Placement) {
 	wire.Number(&c.Coder, &p.UncachedTokens, maxTokens)
 }
 
-// prompt codes the rest of a placement.
 func (c *coder) prompt(p *router.Placement) {
 	c.Name(&p.Model)
 	c.Name(&p.Adapter)

@@ -93,7 +93,6 @@ func (o *Outbox) ReportForgotten(id string) {
 	o.finishRecord()
 }
 
-// addUsage adds what was charged to API keys.
 func (o *Outbox) addUsage(charged []apikey.Charge) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -120,7 +119,6 @@ func (o *Outbox) addInFlight() {
 	o.signalReady()
 }
 
-// addLeaving adds that this proxy ends.
 func (o *Outbox) addLeaving() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

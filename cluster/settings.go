@@ -179,7 +179,6 @@ func (c *boundedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// tlsConfig adds the authorities of ca_file to what the URL says.
 func (s *Settings) tlsConfig(c *tls.Config) (*tls.Config, error) {
 	switch {
 	case s.CA == "":

@@ -45,7 +45,6 @@ var (
 	validPosition   = regexp.MustCompile(`^[0-9]{1,19}-[0-9]{1,19}$`)
 )
 
-// sum returns the sum of a snapshot.
 func (h *snapshotHead) sum(a authenticator, data []byte) []byte {
 	head := fmt.Appendf(nil, "%s %s %d ", h.Generation, h.Position, h.Bytes)
 	return a.appendSum(nil, snapshotPurpose, append(head, data...))

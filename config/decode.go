@@ -16,7 +16,6 @@ import (
 	"warmroute/backends"
 )
 
-// decodeSettings decodes nested sections into a struct.
 func decodeSettings(values map[string]any, into any) error {
 	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{Result: into, DecodeHook: decodeValue, ErrorUnused: true, WeaklyTypedInput: true})
 	if err != nil {

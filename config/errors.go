@@ -51,7 +51,6 @@ func (e *errorList) add(path, format string, args ...any) {
 	e.lines = append(e.lines, line+": "+quoteIfUnprintable(fmt.Sprintf(format, args...)))
 }
 
-// hasAny reports whether any of the settings has an error.
 func (e *errorList) hasAny(paths ...string) bool {
 	for _, p := range paths {
 		if e.paths[p] {
@@ -78,7 +77,6 @@ func quoteIfUnprintable(s string) string {
 	return s
 }
 
-// explainReadError explains why the file that a flag or variable names cannot be read.
 func explainReadError(source, path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -103,7 +101,6 @@ func nearestWord(s string, known []string) string {
 	return best
 }
 
-// editDistance returns the Levenshtein distance between two words, in bytes.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

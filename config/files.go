@@ -63,7 +63,6 @@ func (c *Config) WatchedFiles(configFile string) []string {
 	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 }
 
-// readFiles reads the files that the settings name.
 func (c *Config) readFiles(errs *errorList) {
 	c.readKeysFile(errs)
 	if c.AdminToken == "" {

@@ -195,7 +195,6 @@ func unknownSettingMessage(path, key string, known []string) string {
 	return "unknown setting; did you mean " + near + "?"
 }
 
-// envName returns the environment variable of a setting.
 func envName(path string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }

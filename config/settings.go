@@ -36,7 +36,6 @@ func settingsOf(v reflect.Value, prefix string, restart bool) (list []setting) {
 	return list
 }
 
-// settingNames returns the names of the settings of a struct, in order.
 func settingNames[T any]() (names []string) {
 	for _, s := range settingsOf(reflect.ValueOf(*new(T)), "", false) {
 		names = append(names, s.name)

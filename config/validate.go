@@ -14,7 +14,6 @@ import (
 	"warmroute/router/policy"
 )
 
-// validate adds an error for every rule that the settings break.
 func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateListeners(errs)
 	c.validateTrustedProxies(errs)

@@ -22,7 +22,6 @@ var (
 	indexBytes     = prometheus.NewDesc("warmroute_index_bytes", "Memory used by the index (estimated).", nil, nil)
 )
 
-// backendState is what backendMetrics are computed from.
 type backendState struct {
 	*backends.Backend
 	state     backends.State
@@ -35,7 +34,6 @@ type backendState struct {
 	estimates *router.BackendEstimates  // nil: likewise
 }
 
-// backendMetric is one metric of a backend.
 type backendMetric struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType

@@ -11,7 +11,6 @@ import (
 	"warmroute/recovery"
 )
 
-// eventMetrics counts events that have no model or backend.
 type eventMetrics struct {
 	retries           *prometheus.CounterVec
 	retryWaits        *prometheus.CounterVec

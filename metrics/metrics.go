@@ -104,7 +104,6 @@ func (m *Metrics) RegisterKeyUsage(read func() []KeyUsage) {
 	m.registry.MustRegister(keyCollector(read))
 }
 
-// reloadMetrics describes the reloads of the configuration.
 type reloadMetrics struct {
 	total       *prometheus.CounterVec
 	successful  prometheus.Gauge

@@ -17,7 +17,6 @@ type RedisStats struct {
 	DroppedRecords                  int64
 }
 
-// redisMetrics are the metrics of a RedisStats.
 var redisMetrics = []struct {
 	kind                  prometheus.ValueType
 	name, direction, help string

@@ -58,7 +58,6 @@ type requestLabels struct {
 	code int
 }
 
-// placement is a model on a backend.
 type placement struct{ model, backend string }
 
 type requestCounters struct {
@@ -66,7 +65,6 @@ type requestCounters struct {
 	placed   *placementMetrics // nil without a backend
 }
 
-// placementMetrics are the instruments of one placement.
 type placementMetrics struct {
 	prompt, predicted, observed, spills prometheus.Counter
 	duration, ttft                      *latencyHistogram

@@ -24,7 +24,6 @@ func newPeerReporters(c *config.Config) peerReporters {
 	return peerReporters{outbox, outbox, outbox}
 }
 
-// openCluster opens the connection to the other proxies, if the configuration has any.
 func (s *Server) openCluster(outbox *cluster.Outbox, registry *backends.Registry) (err error) {
 	if outbox == nil {
 		return nil

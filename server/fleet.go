@@ -98,7 +98,6 @@ func (f *fleet) startMonitoring(m *managedBackend) {
 	}
 }
 
-// managedBackend is a backend with what runs for it.
 type managedBackend struct {
 	backend    *backends.Backend
 	settings   transportSettings
@@ -111,7 +110,6 @@ type managedBackend struct {
 	monitoring     sync.WaitGroup
 }
 
-// transportSettings are the settings that all transports share.
 type transportSettings struct {
 	connectTimeout, idleTimeout time.Duration
 	maxConns                    int // to one backend, for requests

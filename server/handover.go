@@ -118,7 +118,6 @@ func (in *inherited) closeReplaced(c *config.Config) {
 	}
 }
 
-// notifyPredecessor tells the predecessor, if there is one, that this process serves.
 func (in *inherited) notifyPredecessor() error {
 	if in.ready == nil {
 		return nil

@@ -43,7 +43,6 @@ type listeners struct {
 	reserve descriptorReserve // for operators
 }
 
-// listener is one of them.
 type listener struct {
 	name        string // as in socket activation
 	socket      net.Listener
@@ -52,7 +51,6 @@ type listener struct {
 	ended       chan struct{}                   // closed when no more connections are accepted
 }
 
-// openListeners opens the listeners that were not inherited.
 func (s *Server) openListeners() (*listeners, error) {
 	public, admin, err := s.process.inherited.listen(s.config)
 	if err != nil {
@@ -73,7 +71,6 @@ func newListener(name string, socket net.Listener, t config.ListenerTLS) *listen
 	return l
 }
 
-// all returns the listeners that there are.
 func (l *listeners) all() []*listener {
 	if l.admin == nil {
 		return []*listener{l.public}
@@ -81,7 +78,6 @@ func (l *listeners) all() []*listener {
 	return []*listener{l.public, l.admin}
 }
 
-// startServingPublic starts to serve clients, until the listeners close.
 func (s *Server) startServingPublic() {
 	server := s.newHTTPServer(s.proxy)
 	server.ConnState = s.proxy.TrackAndLimitConnections
@@ -108,7 +104,6 @@ func (s *Server) startServingAdmin() {
 	s.listeners.startServing(s.listeners.admin, server, acceptErrors{s.resources.logAcceptError, freeDescriptor})
 }
 
-// newHTTPServer returns a server whose requests end with the listeners.
 func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	requests := s.listeners.requests
 	return &http.Server{
@@ -235,7 +230,6 @@ type temporaryErrorListener struct {
 	acceptErrors
 }
 
-// acceptErrors are what a listener does when it could not accept.
 type acceptErrors struct {
 	log            func(error)
 	freeDescriptor func() bool // reports whether it could
@@ -266,7 +260,6 @@ type descriptorReserve struct {
 	closed bool
 }
 
-// refill opens what is missing, if there are descriptors for it.
 func (r *descriptorReserve) refill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -279,7 +272,6 @@ func (r *descriptorReserve) refill() {
 	}
 }
 
-// release frees a descriptor and reports whether there was one.
 func (r *descriptorReserve) release() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -292,7 +284,6 @@ func (r *descriptorReserve) release() bool {
 	return true
 }
 
-// close frees all descriptors.
 func (r *descriptorReserve) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

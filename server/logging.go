@@ -54,7 +54,6 @@ func newResourceLog(log *slog.Logger) *resourceLog {
 	return l
 }
 
-// limitedLog writes one message of many.
 type limitedLog struct {
 	limit rate.Sometimes
 	calls atomic.Int64 // since the last one that wrote, and that one
@@ -75,7 +74,6 @@ func (l *resourceLog) logOutOfDescriptors(err error) {
 	})
 }
 
-// logAcceptError logs, if it is time, that a connection could not be accepted.
 func (l *resourceLog) logAcceptError(err error) {
 	if transport.IsOutOfDescriptors(err) {
 		l.logOutOfDescriptors(err)
@@ -121,7 +119,6 @@ func (l *stallLog) logChange(b *backends.Backend) {
 	}
 }
 
-// forget removes a backend.
 func (l *stallLog) forget(b *backends.Backend) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

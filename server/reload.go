@@ -148,7 +148,6 @@ type configWatcher struct {
 	last    uint64   // of the previous check
 }
 
-// loadResult is what a configWatcher has loaded.
 type loadResult struct {
 	config *config.Config
 	err    error

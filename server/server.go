@@ -180,7 +180,6 @@ func New(o Options) (*Server, error) {
 	return s, err
 }
 
-// reportPanic logs and counts a panic that was recovered.
 func (s *Server) reportPanic(place recovery.Place, cause any, stack []byte) {
 	s.log.Error("panic recovered", "where", place, "panic", cause, "stack", string(stack))
 	s.metrics.CountPanic(place)

@@ -137,7 +137,6 @@ func (s *snapshotFile) tryLockFile() error {
 	return nil
 }
 
-// retryLock locks the snapshot if it can, and reports whether it is locked.
 func (s *snapshotFile) retryLock() (locked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,7 +153,6 @@ func (s *snapshotFile) releaseLock() {
 	}
 }
 
-// load reads the snapshot of an earlier run, if there is one, and logs an error.
 func (s *snapshotFile) load() {
 	s.removeStaleTemps()
 	file, err := os.Open(s.path)
@@ -170,7 +168,6 @@ func (s *snapshotFile) load() {
 	}
 }
 
-// removeStaleTemps removes what a crash left half written.
 func (s *snapshotFile) removeStaleTemps() {
 	entries, _ := os.ReadDir(filepath.Dir(s.path)) // load reports a folder that cannot be read
 	for _, e := range entries {

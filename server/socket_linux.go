@@ -22,7 +22,6 @@ func dropNewConnections(l net.Listener) error {
 	})
 }
 
-// stopDroppingConnections undoes dropNewConnections.
 func stopDroppingConnections(l net.Listener) {
 	_ = controlSocket(l, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // fails where there is no filter

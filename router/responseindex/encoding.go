@@ -108,7 +108,6 @@ func (x *Index) Restore(data []byte) error {
 	return nil
 }
 
-// decode returns the entries in data, which holds nothing else.
 func decode(data []byte) ([]record, error) {
 	c := wire.NewReader(data)
 	c.ReadNames(maxNames)
@@ -124,7 +123,6 @@ func decode(data []byte) ([]record, error) {
 	return entries, nil
 }
 
-// codeEntry writes or reads an entry.
 func codeEntry(c *wire.Coder, e *record) {
 	c.Text(&e.id, maxIDBytes)
 	c.Name(&e.Backend)

@@ -20,7 +20,6 @@ type ownerRecords struct {
 
 func newOwners() owners { return owners{byName: map[string]*ownerRecords{}} }
 
-// add adds a record, which was just used.
 func (o *owners) add(r *record) {
 	o.uses++
 	r.use = o.uses

@@ -21,7 +21,6 @@ const (
 	absentLifetime = 10 * time.Second
 )
 
-// maxEntries bounds Settings.MaxEntries.
 const maxEntries = 5_000_000
 
 // Settings bound an Index.
@@ -98,7 +97,7 @@ func (x *Index) Configure(s Settings) {
 	}
 }
 
-// evict removes the entries beyond Settings.MaxEntries. x.mu is held.
+// evict removes the entries beyond the bound. x.mu is held.
 func (x *Index) evict() {
 	for x.entries.Len() > x.settings.MaxEntries {
 		x.entries.Remove(x.owners.oldestOfLargest().id)

@@ -165,7 +165,6 @@ type frame struct {
 	parts       []byte
 }
 
-// parseFrame returns the frame of a snapshot.
 func parseFrame(data []byte) (f frame, err error) {
 	if !mayBeSnapshot(data) {
 		return f, errors.New("not a warmroute snapshot")
@@ -291,7 +290,6 @@ func (p *part) mismatchReason(firstLoad *backends.Load) string {
 	return ""
 }
 
-// appendTo appends p's bytes, with blocks, to to.
 func (p *part) appendTo(to []byte, blocks []index.ExportedBlock) (extended []byte) {
 	c := wire.Coder{Data: to}
 	p.code(&c)
