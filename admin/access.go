@@ -24,8 +24,7 @@ const (
 	lingerTimeout = time.Second
 )
 
-// SetToken sets the token that operators must send. If it is empty, only clients over
-// loopback are operators.
+// SetToken sets the token that operators must send. If it is empty, only clients over loopback are operators.
 func (h *Handler) SetToken(token string) {
 	if previous := h.token.Swap(&token); previous != nil && *previous != token {
 		h.connections.resetRanks()
@@ -50,8 +49,7 @@ func (h *Handler) isAllowedHost(host string) bool {
 	return net.ParseIP(name) != nil || strings.EqualFold(name, "localhost") || h.Host != "" && strings.EqualFold(name, h.Host)
 }
 
-// isSameOrigin reports whether the request was not sent by a web page, or by one that
-// was served here.
+// isSameOrigin reports whether the request was not sent by a web page, or by one that was served here.
 func isSameOrigin(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "cross-site", "same-site":
@@ -65,8 +63,7 @@ func isSameOrigin(r *http.Request) bool {
 	return len(values) == 1 && err == nil && origin.Host != "" && strings.EqualFold(origin.Host, r.Host)
 }
 
-// checkOperator reports whether the request is an operator's, and writes the error if
-// it is not.
+// checkOperator reports whether the request is an operator's, and writes the error if it is not.
 func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bool) (ok bool) {
 	token := *h.token.Load()
 	switch {
@@ -94,9 +91,8 @@ func (h *Handler) hasValidToken(r *http.Request) bool {
 	return token != "" && subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }
 
-// checkPostTypeAndSize reports whether a POST is declared as JSON, which browsers do not
-// allow to pages of other origins, and whether its body is short. It reads the body, and
-// writes the error if not.
+// checkPostTypeAndSize reports whether a POST is declared as JSON, which browsers do not allow to pages of
+// other origins, and whether its body is short. It reads the body, and writes the error if not.
 func checkPostTypeAndSize(w http.ResponseWriter, r *http.Request) (ok bool) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		writeError(w, http.StatusUnsupportedMediaType, "send POSTs with Content-Type: application/json; the body may be empty")

@@ -66,8 +66,8 @@ func New(o Options) *Handler {
 	}
 	h.SetToken(o.Token)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /api/backends/{name}/drain", h.drainBackend)
-	mux.HandleFunc("POST /api/backends/{name}/undrain", h.undrainBackend)
+	mux.HandleFunc("POST /api/backends/{name}/drain", h.changeBackend("draining backend", (*backends.Backend).Drain))
+	mux.HandleFunc("POST /api/backends/{name}/undrain", h.changeBackend("backend undrained", (*backends.Backend).Undrain))
 	mux.HandleFunc("POST /api/backends/{name}/reset", h.resetBackend)
 	mux.HandleFunc("POST /api/explain", h.explainDecision)
 	mux.HandleFunc("POST /api/placed", h.recordPlacement)
@@ -82,10 +82,9 @@ func New(o Options) *Handler {
 	return h
 }
 
-// ServeHTTP implements http.Handler. It rejects what a web page of another origin may
-// have sent, and serves all but the metrics and the page to operators only. A client
-// that connects over loopback is on this machine; a browser may be too, so its pages
-// are recognized by the host name, the origin and the content type.
+// ServeHTTP implements http.Handler. It rejects what a web page of another origin may have sent, and serves all
+// but the metrics and the page to operators only. A client that connects over loopback is on this machine; a
+// browser may be too, so its pages are recognized by the host name, the origin and the content type.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// It fails if the connection has no deadlines; then there is no timeout.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.timeout))

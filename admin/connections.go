@@ -11,9 +11,8 @@ import (
 const (
 	// maxConnections bounds the file descriptors used by the admin listener.
 	maxConnections = 64
-	// maxStrangers bounds the connections from other machines without the admin token,
-	// and maxTrusted the others: an operator's connection is a stranger's until its
-	// first request.
+	// maxStrangers bounds the connections from other machines without the admin token, and maxTrusted the
+	// others: an operator's connection is a stranger's until its first request.
 	maxStrangers = maxConnections / 2
 	maxTrusted   = maxConnections * 3 / 4
 )

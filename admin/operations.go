@@ -13,28 +13,21 @@ import (
 	"warmroute/proxy"
 )
 
-func (h *Handler) drainBackend(w http.ResponseWriter, r *http.Request) {
-	h.changeBackend(w, r, "draining backend", (*backends.Backend).Drain)
-}
-
-func (h *Handler) undrainBackend(w http.ResponseWriter, r *http.Request) {
-	h.changeBackend(w, r, "backend undrained", (*backends.Backend).Undrain)
-}
-
-// changeBackend changes the named backend and writes its new state.
-func (h *Handler) changeBackend(w http.ResponseWriter, r *http.Request, logMessage string, change func(*backends.Backend)) {
-	b := h.findBackend(w, r)
-	if b == nil {
-		return
+// changeBackend returns the handler that changes the backend in the path and writes its new state.
+func (h *Handler) changeBackend(logMessage string, change func(*backends.Backend)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		b := h.findBackend(w, r)
+		if b == nil {
+			return
+		}
+		change(b)
+		h.cache.invalidate()
+		h.Log.Info(logMessage, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
+		writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
 	}
-	change(b)
-	h.cache.invalidate()
-	h.Log.Info(logMessage, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
-	writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
 }
 
-// findBackend returns the backend in the path. If there is none, it writes the error
-// and returns nil.
+// findBackend returns the backend in the path. If there is none, it writes the error and returns nil.
 func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.Backend {
 	b := h.Registry.Find(r.PathValue("name"))
 	if b == nil {

@@ -17,8 +17,7 @@ var contentTypes = map[string]string{
 const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 
-// pageFile returns the requested file of the live page, or "". The files contain no
-// state of the proxy.
+// pageFile returns the requested file of the live page, or "". The files contain no state of the proxy.
 func pageFile(r *http.Request) string {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return ""

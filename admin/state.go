@@ -108,8 +108,7 @@ type kvState struct {
 	Complete  bool `json:"complete"`         // all that the replica holds is known
 }
 
-// stateDrained is the state of a backend that an operator has drained and that has no
-// request in flight.
+// stateDrained is the state of a backend that an operator has drained and that has no request in flight.
 const stateDrained = "drained"
 
 type queueState struct {

@@ -13,10 +13,9 @@ import (
 	"warmroute/config"
 )
 
-// Run executes a command line and returns the exit status: 0 on success, 1 for a
-// failure while running, 2 for an invalid command line or configuration. It returns
-// when the command is done, or has stopped because ctx is done. The other arguments
-// are those of NewRootCommand.
+// Run executes a command line and returns the exit status: 0 on success, 1 for a failure while running, 2 for
+// an invalid command line or configuration. It returns when the command is done, or has stopped because ctx is
+// done. The other arguments are those of NewRootCommand.
 func Run(ctx context.Context, args []string, configs config.Loader, lab []*cobra.Command, stdout, stderr io.Writer) int {
 	started := false // the command line was valid
 	root := NewRootCommand(configs, lab)

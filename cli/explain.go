@@ -139,8 +139,7 @@ func (o *explainOptions) resolveAdminEndpoint(configs config.Loader) (a adminEnd
 	if o.admin == "" || o.tokenFile == "" {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.String("config", o.config, "")
-		// Errors of single settings do not matter: the proxy may have been started
-		// before the file got them.
+		// Errors of single settings do not matter: the proxy may have been started before the file got them.
 		c, err := configs.Load(flags, nil)
 		if c == nil {
 			return a, err
@@ -180,8 +179,7 @@ func (o *explainOptions) resolveAdminEndpoint(configs config.Loader) (a adminEnd
 	return a, nil
 }
 
-// loadCATLSConfig reads certificate authorities from a file, and returns a TLS
-// configuration that trusts them.
+// loadCATLSConfig reads certificate authorities from a file, and returns a TLS configuration that trusts them.
 func loadCATLSConfig(caFile string) (*tls.Config, error) {
 	text, err := config.ReadFileOrPipe(caFile)
 	if err != nil {

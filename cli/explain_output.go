@@ -89,8 +89,7 @@ func writeLowestCosts(s *strings.Builder, bestFirst []router.BackendExplanation)
 	return meanings
 }
 
-// backendsBestFirst returns the backends: the choice, the other candidates from best to
-// worst, and the others.
+// backendsBestFirst returns the backends: the choice, the other candidates from best to worst, and the others.
 func backendsBestFirst(e *proxy.Explanation) []router.BackendExplanation {
 	all := slices.Clone(e.Backends)
 	rank := func(b *router.BackendExplanation) int {
@@ -176,8 +175,7 @@ func truncate(s string, maxRunes int) string {
 	return string([]rune(s)[:maxRunes-1]) + "…"
 }
 
-// stripUnprintable removes control characters from text of unknown origin, which a
-// terminal would interpret.
+// stripUnprintable removes control characters from text of unknown origin, which a terminal would interpret.
 func stripUnprintable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -190,8 +188,7 @@ func stripUnprintable(s string) string {
 	}, s)
 }
 
-// formatDecimal formats a number with the given digits after the point, or from
-// 1e12 on with an exponent.
+// formatDecimal formats a number with the given digits after the point, or from 1e12 on with an exponent.
 func formatDecimal(x float64, digits int) string {
 	if math.Abs(x) >= minExponentNumber {
 		return fmt.Sprintf("%.3g", x)

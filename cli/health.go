@@ -45,8 +45,7 @@ request URL. The exit status is 0 if the response has status 200, else 1.`,
 	return cmd
 }
 
-// CheckHealth returns an error unless GET url has status 200. It does not verify
-// certificates.
+// CheckHealth returns an error unless GET url has status 200. It does not verify certificates.
 func CheckHealth(ctx context.Context, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Version returns the version that the Go toolchain recorded in the binary: a tag,
-// or a pseudo-version of the commit, with "+dirty" for modified sources; "devel"
-// outside a repository.
+// Version returns the version that the Go toolchain recorded in the binary: a tag, or a pseudo-version of the
+// commit, with "+dirty" for modified sources; "devel" outside a repository.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {

@@ -58,8 +58,7 @@ const (
 	readCount = 32 // messages at once
 	// history is how much of the stream a proxy reads at its start that finds no snapshot.
 	history = time.Minute
-	// minStreamLength and maxStreamLength bound the number of messages that are kept, whatever
-	// their size is.
+	// minStreamLength and maxStreamLength bound the number of messages that are kept, whatever their size is.
 	minStreamLength, maxStreamLength = 128, 1 << 17
 
 	messageField = "m"
@@ -167,8 +166,7 @@ func (c *Cluster) Status() Status {
 	return s
 }
 
-// recordResult records how a command ended. failed is the reason of its kind, read or write, in
-// c.status.
+// recordResult records how a command ended. failed is the reason of its kind, read or write, in c.status.
 func (c *Cluster) recordResult(failed *string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -341,8 +339,7 @@ func (c *Cluster) setReadPosition(position string) {
 	c.read = position
 }
 
-// readPosition returns the ID of the last message that was applied, or the time from which on
-// messages are.
+// readPosition returns the ID of the last message that was applied, or the time from which on messages are.
 func (c *Cluster) readPosition() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -119,8 +119,7 @@ func (e *encoder) addResponse(kind recordKind, r *storedResponse) {
 	e.response(r)
 }
 
-// messageVersion returns the version of the messages that a proxy with this authenticator writes
-// and reads.
+// messageVersion returns the version of the messages that a proxy with this authenticator writes and reads.
 func (a authenticator) messageVersion() byte {
 	if a.isSigned() {
 		return signedVersion

@@ -13,8 +13,7 @@ const (
 	// batchBytes and batchRecords are from when on a batch is complete.
 	batchBytes   = 32 << 10
 	batchRecords = maxRecords / 2
-	// maxOutboxBytes bounds what waits while Redis is slow or absent. The oldest batches are
-	// dropped.
+	// maxOutboxBytes bounds what waits while Redis is slow or absent. The oldest batches are dropped.
 	maxOutboxBytes = 8 << 20
 	maxAddresses   = 1 << 12
 	maxFree        = 4 // encoders that keep their memory for the next batch
@@ -35,8 +34,7 @@ type Outbox struct {
 	free      []*encoder
 }
 
-// NewOutbox returns an empty one. A Router reports to it, and so do a responseindex.Index and an
-// apikey.Set.
+// NewOutbox returns an empty one. A Router reports to it, and so do a responseindex.Index and an apikey.Set.
 func NewOutbox() *Outbox {
 	o := &Outbox{ready: make(chan struct{}, 1), inFlight: map[uint64]router.Placement{}, addresses: map[*backends.Backend]string{}}
 	o.current = newEncoder(o.addressOf)

@@ -160,8 +160,7 @@ func (c *Cluster) deletePieces(ctx context.Context, h *snapshotHead) error {
 	return err
 }
 
-// writeSnapshots writes a snapshot every snapshotInterval, unless another proxy does, until ctx is
-// done.
+// writeSnapshots writes a snapshot every snapshotInterval, unless another proxy does, until ctx is done.
 func (c *Cluster) writeSnapshots(ctx context.Context) {
 	for clock.Sleep(ctx, snapshotInterval) {
 		if err := c.writeSnapshot(ctx); err != nil && ctx.Err() == nil {

@@ -20,9 +20,8 @@ func byteUnits() []byteUnit {
 	}
 }
 
-// parseByteSize parses a number of bytes, written as 64MiB, 64MB or 67108864.
-// Units may be in any case. K and M alone are rejected: some read them as
-// decimal, some as binary.
+// parseByteSize parses a number of bytes, written as 64MiB, 64MB or 67108864. Units may be in any case. K and M
+// alone are rejected: some read them as decimal, some as binary.
 func parseByteSize(s string) (int64, error) {
 	s = strings.TrimSpace(s)
 	digits := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")

@@ -1,6 +1,5 @@
-// Package config defines the configuration of warmroute: it loads it from
-// defaults, a file, the environment and flags, validates it, and compares two
-// of them for a reload.
+// Package config defines the configuration of warmroute: it loads it from defaults, a file, the environment and
+// flags, validates it, and compares two of them for a reload.
 package config
 
 //go:generate go test -run TestSchemaIsCurrent -update .
@@ -26,11 +25,10 @@ import (
 	"warmroute/router/responseindex"
 )
 
-// Config holds every setting. The fields are in the order of config.yaml, which
-// documents them; each has a line there. Components define the settings that
-// concern them alone. An int64 is a size in bytes. A Config is not modified after
-// it is loaded. Settings tagged reload:"no", and all settings of a section with
-// that tag, take effect only at a restart.
+// Config holds every setting. The fields are in the order of config.yaml, which documents them; each has a line
+// there. Components define the settings that concern them alone. An int64 is a size in bytes. A Config is not
+// modified after it is loaded. Settings tagged reload:"no", and all settings of a section with that tag, take
+// effect only at a restart.
 type Config struct {
 	Listeners       `mapstructure:",squash"`
 	Backends        []Backend `mapstructure:"backends"`
@@ -92,9 +90,8 @@ type Backend struct {
 	KVReplay string `mapstructure:"kv_replay"` // of the endpoint; "": none
 }
 
-// TLSConfig returns how the certificate of an https backend is verified: by the
-// authorities in CAFile alone, or by the system's if there is none. It returns
-// nil for the defaults.
+// TLSConfig returns how the certificate of an https backend is verified: by the authorities in CAFile alone, or
+// by the system's if there is none. It returns nil for the defaults.
 func (b Backend) TLSConfig() (*tls.Config, error) {
 	if b.CAFile == "" && b.ServerName == "" {
 		return nil, nil
@@ -225,8 +222,7 @@ func (r *Routing) canonicalSessionHeaders() []string {
 	return names
 }
 
-// QueueTimeouts returns how long a request may wait in the admission queue; none when the
-// queue is off.
+// QueueTimeouts returns how long a request may wait in the admission queue; none when the queue is off.
 func (c *Config) QueueTimeouts() queue.Timeouts {
 	if c.Routing.Queue.Requests == 0 {
 		return queue.Timeouts{}
@@ -239,8 +235,7 @@ func (c *Config) PublicURL() string {
 	return listenerURL(c.Listen, c.TLS)
 }
 
-// AdminURL returns the URL of the admin listener, as reached from the same
-// machine, or "" if there is none.
+// AdminURL returns the URL of the admin listener, as reached from the same machine, or "" if there is none.
 func (c *Config) AdminURL() string {
 	if _, _, err := net.SplitHostPort(c.Admin); err != nil {
 		return ""
@@ -255,8 +250,7 @@ func listenerURL(listen string, t ListenerTLS) string {
 	return "http://" + LocalAddr(listen)
 }
 
-// LocalAddr returns the address by which a listener at listen is reached from
-// the same machine.
+// LocalAddr returns the address by which a listener at listen is reached from the same machine.
 func LocalAddr(listen string) string {
 	host, port, _ := net.SplitHostPort(listen)
 	if isWildcard(host) {

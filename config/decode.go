@@ -234,8 +234,7 @@ func findUnknownKey[T any](given map[string]any, what string) (key, advice strin
 	return "", ""
 }
 
-// describeType names the type of a value, with an article. It never shows the value,
-// which may be a secret.
+// describeType names the type of a value, with an article. It never shows the value, which may be a secret.
 func describeType(value any) string {
 	switch value.(type) {
 	case string:

@@ -25,8 +25,7 @@ func ErrorLines(err error) []string {
 	return []string{err.Error()}
 }
 
-// errorList collects the errors of a configuration, so that one run reports
-// all of them.
+// errorList collects the errors of a configuration, so that one run reports all of them.
 type errorList struct {
 	origin map[string]string // setting → the variable or flag that gave its value
 	lines  []string
@@ -89,8 +88,7 @@ func explainReadError(source, path string, err error) error {
 	return err
 }
 
-// nearestWord returns the known word that s most likely stands for: the nearest
-// one within two edits, or "".
+// nearestWord returns the known word that s most likely stands for: the nearest one within two edits, or "".
 func nearestWord(s string, known []string) string {
 	best, bestDistance := "", 3
 	for _, k := range known {

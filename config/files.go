@@ -34,8 +34,7 @@ func ReadFileOrPipe(path string) ([]byte, error) {
 	return data, nil
 }
 
-// ReadRegularFile reads a file of at most 1 MiB. It fails if the file is not a
-// regular one.
+// ReadRegularFile reads a file of at most 1 MiB. It fails if the file is not a regular one.
 func ReadRegularFile(path string) ([]byte, error) {
 	if err := CheckRegular(path); err != nil {
 		return nil, err

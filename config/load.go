@@ -18,8 +18,7 @@ import (
 const (
 	envPrefix = "WARMROUTE_"
 
-	// FileVariable is the environment variable that names the configuration
-	// file. It is not a setting.
+	// FileVariable is the environment variable that names the configuration file. It is not a setting.
 	FileVariable = envPrefix + "CONFIG"
 )
 
@@ -54,8 +53,7 @@ func flagSettings() map[string]string {
 // then the flags that AddFlags defined. Each overrides the one before. urls, if
 // any, are the backends.
 //
-// The error is an Errors. Where the file could be parsed, Load returns the
-// configuration along with the error.
+// The error is an Errors. Where the file could be parsed, Load returns the configuration along with the error.
 func (l Loader) Load(flags *pflag.FlagSet, urls []string) (*Config, error) {
 	path, err := FilePath(flags)
 	if err != nil {
@@ -202,8 +200,7 @@ func envName(path string) string {
 // mergeEnvironment sets each setting whose environment variable is set, also to "", and adds an
 // error for each WARMROUTE_ variable that belongs to no setting.
 func mergeEnvironment(values map[string]any, known []string, errs *errorList) {
-	// Kubernetes and Docker links set these in every container that runs beside
-	// a service named warmroute.
+	// Kubernetes and Docker links set these in every container that runs beside a service named warmroute.
 	service := regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
 	variables := map[string]string{}
 	for _, path := range known {

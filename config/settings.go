@@ -54,9 +54,8 @@ func differingSettings(a, b any) (differing []setting) {
 	return differing
 }
 
-// Diff returns the paths of the settings in which two configurations differ:
-// those that a reload applies and those that need a restart. Values are left
-// out, since some are secret.
+// Diff returns the paths of the settings in which two configurations differ: those that a reload applies and
+// those that need a restart. Values are left out, since some are secret.
 func Diff(a, b *Config) (reloadable, restart []string) {
 	for _, s := range differingSettings(*a, *b) {
 		if s.restart {
@@ -68,10 +67,9 @@ func Diff(a, b *Config) (reloadable, restart []string) {
 	return reloadable, restart
 }
 
-// CheckNotWeakened returns an Errors if c drops a protection that old has: the
-// API keys, the admin token or the isolation of tenants. A truncated file looks
-// like that, because the defaults are open; so a reload refuses it, and a restart
-// is needed to apply it.
+// CheckNotWeakened returns an Errors if c drops a protection that old has: the API keys, the admin token or the
+// isolation of tenants. A truncated file looks like that, because the defaults are open; so a reload refuses
+// it, and a restart is needed to apply it.
 func (c *Config) CheckNotWeakened(old *Config) error {
 	const restart = "; if this is intended, restart or hand over to a new process"
 	var errs errorList

@@ -179,8 +179,7 @@ func (c *Config) DescriptorWarning(maxOpenFiles uint64) string {
 		need, maxOpenFiles, c.MaxClientConnections(maxOpenFiles))
 }
 
-// adminWarnings returns the warnings about an admin listener that other machines
-// can reach.
+// adminWarnings returns the warnings about an admin listener that other machines can reach.
 func (c *Config) adminWarnings() []string {
 	host, _, err := net.SplitHostPort(c.Admin)
 	switch {
@@ -194,8 +193,7 @@ func (c *Config) adminWarnings() []string {
 		"keep it on a private network", c.Admin)}
 }
 
-// expiryWarnings returns a warning if the certificate has expired. section is "tls" or
-// "admin_tls".
+// expiryWarnings returns a warning if the certificate has expired. section is "tls" or "admin_tls".
 func (t ListenerTLS) expiryWarnings(section string) []string {
 	if t.Certificate == nil || time.Now().Before(t.Certificate.Leaf.NotAfter) {
 		return nil
@@ -262,8 +260,7 @@ func formatIfByteSize(value any) any {
 	return value
 }
 
-// CheckListenAddress returns an error unless address is a host, which may be
-// empty, and a port.
+// CheckListenAddress returns an error unless address is a host, which may be empty, and a port.
 func CheckListenAddress(address string) error {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -285,8 +282,7 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// IsHeaderValue reports whether s can be the value of a header: visible ASCII and
-// spaces.
+// IsHeaderValue reports whether s can be the value of a header: visible ASCII and spaces.
 func IsHeaderValue(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
 }

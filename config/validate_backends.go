@@ -8,8 +8,7 @@ import (
 	"warmroute/kvevents/wire"
 )
 
-// setDefaultBackendNames gives each backend without a name its default one: host, port and
-// path of its URL.
+// setDefaultBackendNames gives each backend without a name its default one: host, port and path of its URL.
 func (c *Config) setDefaultBackendNames() {
 	for i := range c.Backends {
 		b := &c.Backends[i]
@@ -81,8 +80,7 @@ func validateKVEvents(errs *errorList, path, host string, b Backend) {
 	}
 }
 
-// validateBackendTLS validates the TLS settings of the backend at path. scheme
-// is that of its URL.
+// validateBackendTLS validates the TLS settings of the backend at path. scheme is that of its URL.
 func validateBackendTLS(errs *errorList, path, scheme string, b Backend) {
 	for _, setting := range []struct{ path, value string }{{path + ".ca_file", b.CAFile}, {path + ".server_name", b.ServerName}} {
 		if setting.value != "" && scheme != "https" {

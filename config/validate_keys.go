@@ -11,8 +11,7 @@ import (
 const (
 	maxKeys             = 10_000 // metrics have a series for each key
 	minAdminTokenLength = 16
-	// maxQueueTime is the completion window of batch services. A client that
-	// waits longer has most likely gone.
+	// maxQueueTime is the completion window of batch services. A client that waits longer has most likely gone.
 	maxQueueTime = 24 * time.Hour
 )
 

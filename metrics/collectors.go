@@ -187,8 +187,7 @@ func (c *fleetCollector) sendModelMetrics(ch chan<- prometheus.Metric) {
 	}
 }
 
-// backendsWithSeries returns all backends but the removed ones whose name another backend
-// has by now.
+// backendsWithSeries returns all backends but the removed ones whose name another backend has by now.
 func backendsWithSeries(fleet *backends.Registry) []*backends.Backend {
 	return slices.DeleteFunc(slices.Clone(fleet.All()), func(b *backends.Backend) bool { return fleet.Find(b.Name) != b })
 }

@@ -135,8 +135,7 @@ const (
 	QueueDisconnected QueueResult = "disconnected" // client disconnect
 )
 
-// RecordQueueExit records a request that left the admission queue after wait, or
-// found it full.
+// RecordQueueExit records a request that left the admission queue after wait, or found it full.
 func (m *Metrics) RecordQueueExit(result QueueResult, wait time.Duration) {
 	countLabel(m.events.queueExits, result)
 	if result != QueueFull {

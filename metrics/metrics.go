@@ -1,6 +1,5 @@
-// Package metrics holds the Prometheus instruments of the proxy. Label values come
-// from the configuration, from the model lists of the backends or from a fixed set,
-// never from a client.
+// Package metrics holds the Prometheus instruments of the proxy. Label values come from the configuration, from
+// the model lists of the backends or from a fixed set, never from a client.
 package metrics
 
 import (
@@ -24,8 +23,7 @@ type Metrics struct {
 	reloads  *reloadMetrics
 }
 
-// New returns the metrics of a proxy. The state of the backends and of the router is
-// read at each scrape.
+// New returns the metrics of a proxy. The state of the backends and of the router is read at each scrape.
 func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 	registry := prometheus.NewRegistry()
 	register := promauto.With(registry)

@@ -16,8 +16,7 @@ import (
 	"warmroute/backends"
 )
 
-// Request describes a finished request. Model and Backend are empty if it failed
-// before they were known.
+// Request describes a finished request. Model and Backend are empty if it failed before they were known.
 type Request struct {
 	Endpoint, Model, Backend string
 	Code                     int
@@ -30,9 +29,8 @@ type Request struct {
 	Spilled                  bool
 }
 
-// requestMetrics are the instruments labelled by model and backend. Label lookups of
-// a vector cost too much for every request, so the instruments of each combination
-// are cached.
+// requestMetrics are the instruments labelled by model and backend. Label lookups of a vector cost too much for
+// every request, so the instruments of each combination are cached.
 type requestMetrics struct {
 	fleet *backends.Registry
 
@@ -71,8 +69,7 @@ type placementMetrics struct {
 	itl                                 prometheus.Observer
 }
 
-// The buckets range from a cached prompt on an idle replica to a cold prompt of
-// 100,000 tokens behind a queue.
+// The buckets range from a cached prompt on an idle replica to a cold prompt of 100,000 tokens behind a queue.
 var (
 	durationOpts = histogramOpts("request_duration_seconds", "Time from the arrival of a request to the end of its response.",
 		1.0/(1<<10), .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
@@ -103,8 +100,7 @@ func newRequestMetrics(register promauto.Factory, fleet *backends.Registry) *req
 	}
 }
 
-// RecordRequest records a request that ended now. Its ID may become the exemplar of a
-// latency bucket.
+// RecordRequest records a request that ended now. Its ID may become the exemplar of a latency bucket.
 func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
 	c := m.requests.ensureCounters(r)
 	c.requests.Inc()
@@ -166,8 +162,7 @@ func (m *requestMetrics) ensureCounters(r *Request) *requestCounters {
 	return c
 }
 
-// ensurePlacement returns the instruments of a placement and makes them if necessary.
-// m.mu is locked.
+// ensurePlacement returns the instruments of a placement and makes them if necessary. m.mu is locked.
 func (m *requestMetrics) ensurePlacement(at placement) *placementMetrics {
 	if p := m.placed[at]; p != nil {
 		return p
@@ -186,9 +181,8 @@ func (m *requestMetrics) ensurePlacement(at placement) *placementMetrics {
 	return p
 }
 
-// unlistedModelTimeout is how long the series of a model that no backend lists are
-// kept: their last values can still be scraped, and an adapter that is loaded again
-// continues them.
+// unlistedModelTimeout is how long the series of a model that no backend lists are kept: their last values can
+// still be scraped, and an adapter that is loaded again continues them.
 const unlistedModelTimeout = 10 * time.Minute
 
 // trackModel notes that a model has series. Adapters come and go by name, so a new model
@@ -200,8 +194,7 @@ func (m *requestMetrics) trackModel(model string) {
 	}
 }
 
-// deleteUnlistedModels deletes the series of the models that no backend has listed for
-// unlistedModelTimeout.
+// deleteUnlistedModels deletes the series of the models that no backend has listed for unlistedModelTimeout.
 func (m *requestMetrics) deleteUnlistedModels() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -232,8 +225,7 @@ func (m *Metrics) DeleteBackend(backend string) {
 	m.requests.deleteSeries(prometheus.Labels{"backend": backend}, func(p placement) bool { return p.backend == backend })
 }
 
-// deleteSeries deletes the series with the label and the cached instruments that match.
-// m.mu is locked.
+// deleteSeries deletes the series with the label and the cached instruments that match. m.mu is locked.
 func (m *requestMetrics) deleteSeries(label prometheus.Labels, matches func(placement) bool) {
 	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.spills} {
 		c.DeletePartialMatch(label)

@@ -20,11 +20,10 @@ const (
 	pollInterval = 10 * time.Millisecond
 )
 
-// prepareUpdate checks the backends of a configuration and changes nothing. apply, which cannot
-// fail, makes the fleet theirs: new backends are added, missing ones drained and removed, and
-// the settings of the others change. A backend is the same as long as its name and URL
-// are. apply does not wait for backends to become ready or to be drained. It must not
-// be called before start.
+// prepareUpdate checks the backends of a configuration and changes nothing. apply, which cannot fail, makes the
+// fleet theirs: new backends are added, missing ones drained and removed, and the settings of the others
+// change. A backend is the same as long as its name and URL are. apply does not wait for backends to become
+// ready or to be drained. It must not be called before start.
 func (f *fleet) prepareUpdate(c *config.Config) (apply func(), err error) {
 	managed, err := newManagedBackends(c)
 	if err != nil {
@@ -143,8 +142,7 @@ func (f *fleet) removeBackend(m *managedBackend, deadline time.Time) {
 	m.stopMonitoring()
 	m.monitoring.Wait()
 	f.router.RemoveBackend(b)
-	// A request may have been sent to it at the moment in which it was retired;
-	// from now on none can be.
+	// A request may have been sent to it at the moment in which it was retired; from now on none can be.
 	waitAtMost(context.Background(), time.Until(deadline), b.Idle)
 	aborted := b.InFlight.Load() + b.NoEngineInFlight.Load()
 	m.closeTransports()

@@ -28,8 +28,7 @@ const (
 
 	// handOverVariable has the handOverState for the new process.
 	handOverVariable = "LISTEN_HANDOVER"
-	// firstInheritedFD is the descriptor of the first socket that a process is passed
-	// (SD_LISTEN_FDS_START).
+	// firstInheritedFD is the descriptor of the first socket that a process is passed (SD_LISTEN_FDS_START).
 	firstInheritedFD = 3
 )
 
@@ -101,9 +100,8 @@ func inheritListeners() (*inherited, error) {
 	return in, nil
 }
 
-// closeReplaced closes the sockets of a hand-over whose settings have changed. Their
-// addresses alone would not tell: those of systemd's sockets need not be those of
-// the settings.
+// closeReplaced closes the sockets of a hand-over whose settings have changed. Their addresses alone would not
+// tell: those of systemd's sockets need not be those of the settings.
 func (in *inherited) closeReplaced(c *config.Config) {
 	if in.ready == nil {
 		return
@@ -126,9 +124,8 @@ func (in *inherited) notifyPredecessor() error {
 	return cmp.Or(err, in.ready.Close())
 }
 
-// listen returns the inherited listeners and opens those that were not, so that a port
-// that is taken is an error before anything runs. admin is nil if the configuration
-// has none.
+// listen returns the inherited listeners and opens those that were not, so that a port that is taken is an
+// error before anything runs. admin is nil if the configuration has none.
 func (in *inherited) listen(c *config.Config) (public, admin net.Listener, err error) {
 	in.closeReplaced(c)
 	if public = in.public; public == nil {
@@ -172,8 +169,7 @@ func (s *Server) startHandOver(inProgress childProcess) childProcess {
 	return child
 }
 
-// startChild starts this program's file as it is on disk now, with the same
-// arguments and the listeners.
+// startChild starts this program's file as it is on disk now, with the same arguments and the listeners.
 func (s *Server) startChild() (childProcess, error) {
 	if err := checkNotPID1(os.Getpid()); err != nil {
 		return childProcess{}, err
@@ -252,8 +248,7 @@ func awaitReadyOrKill(cmd *exec.Cmd, readyPipe *os.File) error {
 	return fmt.Errorf("the new process did not serve within %v", handOverTimeout)
 }
 
-// programPath returns the path that this process was started by: what is there later
-// may be another version.
+// programPath returns the path that this process was started by: what is there later may be another version.
 func programPath() (string, error) {
 	if path, err := exec.LookPath(os.Args[0]); err == nil {
 		return filepath.Abs(path)

@@ -121,11 +121,10 @@ func (s *Server) newHTTPServer(h http.Handler) *http.Server {
 	}
 }
 
-// setConnectionClose has connections closed after a response: all of them once closing is set, by the
-// header itself in HTTP/1 and by the GOAWAY that net/http sends for it in HTTP/2; and
-// at any time those whose request may end elsewhere for a proxy in front of this one
-// than it does here. net/http ignores Transfer-Encoding in HTTP/1.0, and Content-Length
-// beside it in HTTP/1.1.
+// setConnectionClose has connections closed after a response: all of them once closing is set, by the header
+// itself in HTTP/1 and by the GOAWAY that net/http sends for it in HTTP/2; and at any time those whose request
+// may end elsewhere for a proxy in front of this one than it does here. net/http ignores Transfer-Encoding in
+// HTTP/1.0, and Content-Length beside it in HTTP/1.1.
 func (l *listeners) setConnectionClose(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if l.closing.Load() || !r.ProtoAtLeast(1, 1) || len(r.TransferEncoding) > 0 {
@@ -153,8 +152,7 @@ func (s *Server) reportPanics(next http.Handler) http.Handler {
 	})
 }
 
-// startServing starts the goroutine that serves a listener until it closes, over TLS if it
-// has a certificate.
+// startServing starts the goroutine that serves a listener until it closes, over TLS if it has a certificate.
 func (l *listeners) startServing(on *listener, server *http.Server, onError acceptErrors) {
 	serve := server.Serve
 	if on.certificate.Load() != nil {
@@ -174,8 +172,7 @@ func (l *listeners) startServing(on *listener, server *http.Server, onError acce
 	})
 }
 
-// replaceCertificate has new connections use another certificate. Turning TLS on or off
-// needs a restart.
+// replaceCertificate has new connections use another certificate. Turning TLS on or off needs a restart.
 func (l *listener) replaceCertificate(t config.ListenerTLS) {
 	if t.Enabled() && l.certificate.Load() != nil {
 		l.certificate.Store(t.Certificate)
@@ -196,10 +193,9 @@ func (l *listener) stopAcceptingAndWait() {
 	<-l.ended
 }
 
-// stopAcceptingWithGrace is stopAcceptingAndWait for a listener that no other process has: the
-// kernel resets connections that were opened and not accepted when it closes, and
-// their clients may have sent requests. So new connections are ignored for a moment
-// first. Their clients try again after a second, and are refused.
+// stopAcceptingWithGrace is stopAcceptingAndWait for a listener that no other process has: the kernel resets
+// connections that were opened and not accepted when it closes, and their clients may have sent requests. So
+// new connections are ignored for a moment first. Their clients try again after a second, and are refused.
 func (l *listener) stopAcceptingWithGrace() {
 	if dropNewConnections(l.socket) == nil {
 		time.Sleep(acceptGrace)
@@ -220,11 +216,10 @@ func (l *listeners) closeAndWait() {
 	l.reserve.close()
 }
 
-// temporaryErrorListener makes net/http's server accept again, 5 ms to 1 s later, after
-// any error but the listener's closing. By itself it ends after errors that do not
-// call themselves temporary, and accept(2) returns such for a lack of memory, and
-// for a network error of the one connection. After a lack of file descriptors it accepts
-// again at once if it can free one.
+// temporaryErrorListener makes net/http's server accept again, 5 ms to 1 s later, after any error but the
+// listener's closing. By itself it ends after errors that do not call themselves temporary, and accept(2)
+// returns such for a lack of memory, and for a network error of the one connection. After a lack of file
+// descriptors it accepts again at once if it can free one.
 type temporaryErrorListener struct {
 	net.Listener
 	acceptErrors

@@ -27,8 +27,7 @@ func NewLogger(c config.Log, out io.Writer) (*slog.Logger, *slog.LevelVar) {
 	return slog.New(slog.NewTextHandler(out, options)), level
 }
 
-// formatDuration writes durations as text such as 1.5s, where slog's JSON handler
-// would write nanoseconds.
+// formatDuration writes durations as text such as 1.5s, where slog's JSON handler would write nanoseconds.
 func formatDuration(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())
@@ -82,8 +81,7 @@ func (l *resourceLog) logAcceptError(err error) {
 	l.accept.call(func(suppressed int64) { l.log.Error("accept failed", "err", err, "suppressed", suppressed) })
 }
 
-// stallLog logs when backends stall with requests of ours, and when they recover.
-// Safe for concurrent use.
+// stallLog logs when backends stall with requests of ours, and when they recover. Safe for concurrent use.
 type stallLog struct {
 	router *router.Router
 	log    *slog.Logger

@@ -22,9 +22,8 @@ func fileDescriptorLimit() uint64 {
 // relayHandOverSignal relays SIGUSR2, which asks for a hand-over, to c.
 func relayHandOverSignal(c chan<- os.Signal) { signal.Notify(c, syscall.SIGUSR2) }
 
-// duplicateSocket returns a descriptor of l's socket for another process. It stays
-// non-blocking, which the File method of listeners would not leave it: the two
-// processes share that flag.
+// duplicateSocket returns a descriptor of l's socket for another process. It stays non-blocking, which the File
+// method of listeners would not leave it: the two processes share that flag.
 func duplicateSocket(l net.Listener) (*os.File, error) {
 	var file *os.File
 	err := controlSocket(l, func(fd int) error {

@@ -24,9 +24,8 @@ const (
 	maxWatchedBytes = 16 << 20
 )
 
-// applyReload applies a configuration whole, or not at all if it could not be loaded.
-// Requests in flight keep the settings of their arrival. It reports whether it was
-// applied.
+// applyReload applies a configuration whole, or not at all if it could not be loaded. Requests in flight keep
+// the settings of their arrival. It reports whether it was applied.
 func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 	err := loadErr
 	known := s.config.Warnings(s.policies) // logged at the start or by an earlier reload
@@ -92,9 +91,8 @@ func (s *Server) settingsNeedingRestart(c *config.Config) (paths []string) {
 	return paths
 }
 
-// prepareReload does all that can fail before a configuration is put into use, and changes nothing.
-// apply, which cannot fail and must be called, puts it into use, but for settings that need a
-// restart.
+// prepareReload does all that can fail before a configuration is put into use, and changes nothing. apply,
+// which cannot fail and must be called, puts it into use, but for settings that need a restart.
 func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 	if err := c.CheckNotWeakened(s.config); err != nil {
 		return nil, err
@@ -137,8 +135,7 @@ func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 	}, nil
 }
 
-// configWatcher loads the configuration when asked to and when its files change. Not
-// safe for concurrent use.
+// configWatcher loads the configuration when asked to and when its files change. Not safe for concurrent use.
 type configWatcher struct {
 	file     string // the configuration's own; empty: none
 	loadFunc func() (*config.Config, error)
@@ -231,10 +228,9 @@ func (w *configWatcher) markApplied() {
 	w.last = w.applied
 }
 
-// checkSettledChange reads the files and reports whether their content differs from what was loaded, and is
-// the same as at the previous check: files that are half written, or half of a pair,
-// get one interval to be completed. Files that could not be read for lack of a
-// descriptor have not changed.
+// checkSettledChange reads the files and reports whether their content differs from what was loaded, and is the
+// same as at the previous check: files that are half written, or half of a pair, get one interval to be
+// completed. Files that could not be read for lack of a descriptor have not changed.
 func (w *configWatcher) checkSettledChange() (changed bool) {
 	now, outOfDescriptors := hashFiles(w.names)
 	if outOfDescriptors {
@@ -245,10 +241,9 @@ func (w *configWatcher) checkSettledChange() (changed bool) {
 	return settled && now != w.applied
 }
 
-// hashFiles returns a hash of the files' content. It reads them, which costs
-// microseconds, instead of asking the kernel for events: so an editor's rename,
-// Kubernetes' swapped symlinks, a bind mount and a network disk are all the same. A file
-// that is not regular, such as a pipe, could be read only once and never changes.
+// hashFiles returns a hash of the files' content. It reads them, which costs microseconds, instead of asking
+// the kernel for events: so an editor's rename, Kubernetes' swapped symlinks, a bind mount and a network disk
+// are all the same. A file that is not regular, such as a pipe, could be read only once and never changes.
 // outOfDescriptors is set if there was no file descriptor to read one of them with.
 func hashFiles(names []string) (sum uint64, outOfDescriptors bool) {
 	hash := xxh3.New()

@@ -21,9 +21,8 @@ const (
 	watcherTimeout = time.Second
 )
 
-// Run serves until ctx is done or another process has taken over; then requests in
-// flight may finish. It returns when all that it started has ended, and may be called
-// once.
+// Run serves until ctx is done or another process has taken over; then requests in flight may finish. It
+// returns when all that it started has ended, and may be called once.
 func (s *Server) Run(ctx context.Context) error {
 	defer runtime.KeepAlive(newHeapBallast())
 	// Requests in flight need all of this after ctx is done.
@@ -90,10 +89,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// runEventLoop reloads and hands over until ctx is done, serving fails, or another
-// process has taken over (errHandedOver). Once checksDone is closed it reports the
-// service as ready. A hand-over in progress is stopped with it: when the service is
-// stopped, no process may stay that took over at the same moment.
+// runEventLoop reloads and hands over until ctx is done, serving fails, or another process has taken over
+// (errHandedOver). Once checksDone is closed it reports the service as ready. A hand-over in progress is
+// stopped with it: when the service is stopped, no process may stay that took over at the same moment.
 func (s *Server) runEventLoop(ctx context.Context, checksDone <-chan struct{}, reloads <-chan loadResult) error {
 	var child childProcess
 	defer func() {
@@ -156,11 +154,10 @@ func (c *startupChecks) removePending(b *backends.Backend) {
 	}
 }
 
-// heapBallastBytes is what may be allocated between two garbage collections beyond the
-// usual doubling of the heap. A proxy lives on a few megabytes and allocates several
-// kilobytes a request: without it the collector would run a hundred times a second
-// under load. GOGC would not do: what leaves a small heap enough room lets the heap
-// of ten thousand streams grow to a multiple of what they need.
+// heapBallastBytes is what may be allocated between two garbage collections beyond the usual doubling of the
+// heap. A proxy lives on a few megabytes and allocates several kilobytes a request: without it the collector
+// would run a hundred times a second under load. GOGC would not do: what leaves a small heap enough room lets
+// the heap of ten thousand streams grow to a multiple of what they need.
 const heapBallastBytes = 32 << 20
 
 // newHeapBallast returns memory that the garbage collector counts as live and that

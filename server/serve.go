@@ -22,10 +22,9 @@ type ServeOptions struct {
 	Version  string
 }
 
-// Serve runs one proxy until ctx is done. It takes sockets from systemd or from a
-// process that hands over to this one, reloads the configuration on SIGHUP and when
-// its files change, and hands over to a new process on SIGUSR2. If ctx was ended by a
-// signal, its cause is a StopSignal.
+// Serve runs one proxy until ctx is done. It takes sockets from systemd or from a process that hands over to
+// this one, reloads the configuration on SIGHUP and when its files change, and hands over to a new process on
+// SIGUSR2. If ctx was ended by a signal, its cause is a StopSignal.
 func Serve(ctx context.Context, o ServeOptions) (err error) {
 	started := time.Now()
 	reloads, handOvers := make(chan os.Signal, 1), make(chan os.Signal, 1)

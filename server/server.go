@@ -1,6 +1,5 @@
-// Package server runs one proxy built from a configuration: its listeners and
-// their TLS, the backends, reloads, the hand-over to another process, the drain
-// and the shutdown.
+// Package server runs one proxy built from a configuration: its listeners and their TLS, the backends, reloads,
+// the hand-over to another process, the drain and the shutdown.
 package server
 
 import (
@@ -196,8 +195,7 @@ func (s *Server) AdminAddr() net.Addr {
 	return s.listeners.admin.socket.Addr()
 }
 
-// newFleet returns the fleet with the health checker and the poller that keep its
-// state up to date.
+// newFleet returns the fleet with the health checker and the poller that keep its state up to date.
 func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry) *fleet {
 	stalls := newStallLog(s.router, s.log)
 	replaced := func(b *backends.Backend, _ string) {

@@ -12,23 +12,20 @@ import (
 )
 
 const (
-	// cutoffGrace is how long clients whose responses are cut off have to read the error
-	// that says so.
+	// cutoffGrace is how long clients whose responses are cut off have to read the error that says so.
 	cutoffGrace = 2 * time.Second
 	// adminShutdownTimeout bounds a request on the admin listener at the end.
 	adminShutdownTimeout = time.Second
 	// quietCheckInterval is how often a process that ends checks whether connections are quiet.
 	quietCheckInterval = 20 * time.Millisecond
-	// minQuietTime is how long no request must come before connections are closed that
-	// clients have kept: a client whose request is on its way then cannot know
-	// whether it was begun.
+	// minQuietTime is how long no request must come before connections are closed that clients have kept: a
+	// client whose request is on its way then cannot know whether it was begun.
 	minQuietTime = 2 * time.Second
 )
 
-// failReadinessAndWait fails readiness and, after SIGTERM, serves for timeouts.drain, so that a load
-// balancer learns from its health check and no request fails. Responses tell their
-// clients to close the connection. After another signal, sent by a person, it
-// returns at once.
+// failReadinessAndWait fails readiness and, after SIGTERM, serves for timeouts.drain, so that a load balancer
+// learns from its health check and no request fails. Responses tell their clients to close the connection.
+// After another signal, sent by a person, it returns at once.
 func (s *Server) failReadinessAndWait(ctx context.Context) {
 	s.proxy.FailReadiness()
 	s.notifySystemd(daemon.SdNotifyStopping)
@@ -46,10 +43,9 @@ func (s *Server) failReadinessAndWait(ctx context.Context) {
 	}
 }
 
-// shutDownHTTP closes the listeners and lets requests in flight finish within
-// timeouts.shutdown; then it cuts them off, with an error to their clients. Requests
-// that wait for a backend are rejected, so that their clients try another proxy. The
-// admin listener is closed last, so that the end can be observed.
+// shutDownHTTP closes the listeners and lets requests in flight finish within timeouts.shutdown; then it cuts
+// them off, with an error to their clients. Requests that wait for a backend are rejected, so that their
+// clients try another proxy. The admin listener is closed last, so that the end can be observed.
 //
 // After SIGTERM connections are served until they are quiet: a client that has kept
 // one may be sending a request on it.
@@ -71,10 +67,9 @@ func (s *Server) shutDownHTTP() error {
 	return s.shutDownServers(deadline)
 }
 
-// shutDownHandedOver ends a Server whose listeners another process has. Accepted
-// requests are served here, and so are those that still come on connections that clients
-// have kept open, with Connection: close: closing those at once would lose a request
-// that is on its way. They are closed when nothing came or was in flight for
+// shutDownHandedOver ends a Server whose listeners another process has. Accepted requests are served here, and
+// so are those that still come on connections that clients have kept open, with Connection: close: closing
+// those at once would lose a request that is on its way. They are closed when nothing came or was in flight for
 // timeouts.drain.
 func (s *Server) shutDownHandedOver(ctx context.Context) error {
 	s.listeners.closing.Store(true)
@@ -101,8 +96,7 @@ func (s *Server) awaitQuiet(ctx context.Context, quietTime time.Duration) {
 	})
 }
 
-// shutDownServers ends the HTTP servers: requests in flight have until deadline is done to
-// finish.
+// shutDownServers ends the HTTP servers: requests in flight have until deadline is done to finish.
 func (s *Server) shutDownServers(deadline context.Context) error {
 	err := s.listeners.public.server.Shutdown(deadline)
 	if err != nil {

@@ -100,9 +100,8 @@ func newSnapshotStore(c *config.Config, r *router.Router, responses *responseind
 	return snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Responses: responses, Now: time.Now, Log: log})
 }
 
-// newSnapshotFile returns the snapshot, with lockNow locked for this process; else a predecessor
-// still writes it, and savePeriodically locks it. It fails if the snapshot cannot be written. It
-// reads nothing of it.
+// newSnapshotFile returns the snapshot, with lockNow locked for this process; else a predecessor still writes
+// it, and savePeriodically locks it. It fails if the snapshot cannot be written. It reads nothing of it.
 func newSnapshotFile(path string, store *snapshot.Store, log *slog.Logger, lockNow bool) (*snapshotFile, error) {
 	s := &snapshotFile{
 		path:  path,

@@ -32,8 +32,7 @@ import (
 //	each part    uint32 length, bytes: see part
 //	checksum     uint64, xxh3 of all before it
 //
-// It holds hashes of prompts, by which a guessed one can be confirmed: keep it
-// from strangers.
+// It holds hashes of prompts, by which a guessed one can be confirmed: keep it from strangers.
 const (
 	magic         = "warmroute index\n"
 	formatVersion = 1
@@ -45,9 +44,8 @@ const (
 	maxAge = 24 * time.Hour
 )
 
-// HashingFingerprint returns another number when blocks of equal prompts are other hashes:
-// for another size of blocks, and when the way from a body to its canonical
-// prompt changes in what these samples hold.
+// HashingFingerprint returns another number when blocks of equal prompts are other hashes: for another size of
+// blocks, and when the way from a body to its canonical prompt changes in what these samples hold.
 func HashingFingerprint(blockBytes int) uint64 {
 	const chat = `{"model":"m","messages":[{"role":"system","content":"Be brief.\n\u00e9\ud83d\ude00"},` +
 		`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA=="}}]},` +
@@ -296,9 +294,8 @@ func (p *part) appendTo(to []byte, blocks []index.ExportedBlock) (extended []byt
 	return appendBlocks(c.Data, blocks)
 }
 
-// appendBlocks writes the blocks in the order of their use, and before each
-// what it stands on. Blocks whose predecessor was evicted, or moved, while they
-// were copied are left out.
+// appendBlocks writes the blocks in the order of their use, and before each what it stands on. Blocks whose
+// predecessor was evicted, or moved, while they were copied are left out.
 func appendBlocks(to []byte, copied []index.ExportedBlock) (extended []byte) {
 	const unknown, leftOut = 0, math.MaxUint32
 	number := make([]uint32, len(copied)) // in the list, from 1

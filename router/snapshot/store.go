@@ -21,9 +21,8 @@ import (
 // Store reads and writes snapshots of a router. A replica that runs on while the
 // proxy restarts still holds its blocks. Safe for concurrent use.
 //
-// What was read is given to a backend at its first poll, unless that shows that the
-// replica's cache is another one by now. A replica without /metrics shows nothing and
-// starts cold.
+// What was read is given to a backend at its first poll, unless that shows that the replica's cache is another
+// one by now. A replica without /metrics shows nothing and starts cold.
 type Store struct {
 	router      *router.Router
 	options     Options
@@ -55,10 +54,9 @@ func NewStore(r *router.Router, o Options) *Store {
 	}
 }
 
-// ReadPending reads a snapshot that Write wrote. It is used at each backend's first
-// poll; the responses are there at once, even if the hashes of its prompts are of no
-// use. On an error, which says why, nothing else has changed. Call it before the first
-// ObserveLoad.
+// ReadPending reads a snapshot that Write wrote. It is used at each backend's first poll; the responses are
+// there at once, even if the hashes of its prompts are of no use. On an error, which says why, nothing else has
+// changed. Call it before the first ObserveLoad.
 func (s *Store) ReadPending(from io.Reader) error {
 	data, err := io.ReadAll(io.LimitReader(from, s.options.MaxBytes+responseindex.MaxEncodedBytes+1))
 	if err != nil {
