@@ -1,3 +1,8 @@
+//go:build !race
+
+// Each simulation is one goroutine, in which the race detector would find nothing, in ten
+// times the time.
+
 package replay
 
 import (
