@@ -121,22 +121,6 @@ type bodyPool struct {
 	pools [maxPooledBits + 1]sync.Pool // of *[]byte, by the power of two of its capacity
 }
 
-// bodyTooLargeMessage returns the message for clients of errBodyTooLarge.
-func bodyTooLargeMessage(limit int64) string {
-	return "the request body exceeds the limit of " + formatBytes(limit) + " (limits.body_bytes)"
-}
-
-// bodyMemoryMessage returns the message for clients of errBodyMemory or errBodyShare.
-func bodyMemoryMessage(err error, owner bodyOwner) string {
-	switch {
-	case err == errBodyMemory:
-		return "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
-	case owner.key != "":
-		return "the request bodies of this API key in memory have reached its share, a quarter of limits.body_bytes_total; try again"
-	}
-	return "the request bodies of this client address in memory have reached its share, a quarter of limits.body_bytes_total; try again"
-}
-
 // formatBytes formats n in the largest binary unit that divides it.
 func formatBytes(n int64) string {
 	switch {

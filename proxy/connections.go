@@ -33,12 +33,6 @@ type connection struct {
 	idleSince  time.Time // while it is in the ring
 }
 
-// pushBack makes c the last of a ring.
-func (c *connection) pushBack(root *connection) {
-	c.prev, c.next = root.prev, root
-	c.prev.next, root.prev = c, c
-}
-
 func (c *connection) unlink() {
 	if c.next != nil {
 		c.prev.next, c.next.prev = c.next, c.prev
@@ -46,8 +40,8 @@ func (c *connection) unlink() {
 	}
 }
 
-// setState records a connection's state, and returns the one to close for it, if any.
-func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, maxOpen int) (toClose net.Conn) {
+// setState records a connection's state.
+func (c *connectionTracker) setState(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open == nil {
@@ -60,58 +54,43 @@ func (c *connectionTracker) setState(conn net.Conn, state http.ConnState, maxOpe
 		c.open[conn] = known
 	}
 	if known == nil {
-		return nil
+		return
 	}
+	if known.active {
+		c.active--
+	}
+	if known.active || state == http.StateActive || state == http.StateNew {
+		c.lastActiveAt = time.Now()
+	}
+	known.active = state == http.StateActive
 	known.unlink()
-	c.updateActivity(known, state)
 	switch state {
+	case http.StateActive:
+		c.active++
 	case http.StateNew, http.StateIdle:
 		known.idleSince = time.Now()
-		known.pushBack(&c.idleRing)
+		known.prev, known.next = c.idleRing.prev, &c.idleRing
+		known.prev.next, c.idleRing.prev = known, known
 	case http.StateClosed, http.StateHijacked:
 		delete(c.open, conn)
 	}
-	if state != http.StateNew || len(c.open) <= maxOpen {
-		return nil
-	}
-	longestIdle := c.idleRing.next
-	if longestIdle == known {
-		return nil
-	}
-	longestIdle.unlink()
-	return longestIdle.Conn
 }
 
 // removeLongestIdle removes the connection that has been idle longest and returns it, or nil if at
-// most maxOpen are open or none has been idle for minEvictedIdle.
-func (c *connectionTracker) removeLongestIdle(maxOpen int) net.Conn {
+// most maxOpen are open, or it has not been idle for minIdle, or it is kept.
+func (c *connectionTracker) removeLongestIdle(maxOpen int, minIdle time.Duration, kept net.Conn) net.Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.open) <= maxOpen {
 		return nil
 	}
 	longestIdle := c.idleRing.next
-	if longestIdle == &c.idleRing || time.Since(longestIdle.idleSince) < minEvictedIdle {
+	if longestIdle == &c.idleRing || longestIdle.Conn == kept || time.Since(longestIdle.idleSince) < minIdle {
 		return nil
 	}
 	longestIdle.unlink()
 	delete(c.open, longestIdle.Conn) // its next state is ignored
 	return longestIdle.Conn
-}
-
-// updateActivity counts the active connections and notes when one last was, for idleTime.
-func (c *connectionTracker) updateActivity(known *connection, state http.ConnState) {
-	was := known.active
-	known.active = state == http.StateActive
-	switch {
-	case known.active && !was:
-		c.active++
-	case was && !known.active:
-		c.active--
-	}
-	if known.active || was || state == http.StateNew {
-		c.lastActiveAt = time.Now()
-	}
 }
 
 // idleTime returns how many connections are open, and for how long none has carried a
@@ -141,32 +120,29 @@ func (p *Proxy) TrackAndLimitConnections(conn net.Conn, state http.ConnState) {
 	if tcp, ok := unwrapToTCP(conn).(*net.TCPConn); ok && state == http.StateNew {
 		setSendLimits(tcp, s.WriteIdle)
 	}
-	if longestIdle := p.clients.setState(conn, state, s.Connections); longestIdle != nil {
-		p.evict(longestIdle)
+	p.clients.setState(conn, state)
+	if state != http.StateNew {
+		return
 	}
-	for state == http.StateNew && s.DescriptorConnections > 0 && p.evictIdleAbove(s.DescriptorConnections) {
+	p.evictIdle(s.Connections, 0, conn)
+	for s.DescriptorConnections > 0 && p.evictIdle(s.DescriptorConnections, minEvictedIdle, nil) {
 	}
 }
 
 // EvictIdleConnection closes the connection that has been idle longest, for a caller that lacks a
 // file descriptor, which is free when it returns. It reports whether any connection has been
 // idle for long enough.
-func (p *Proxy) EvictIdleConnection() bool { return p.evictIdleAbove(0) }
+func (p *Proxy) EvictIdleConnection() bool { return p.evictIdle(0, minEvictedIdle, nil) }
 
-// evictIdleAbove closes the connection that has been idle longest, and reports whether more than
-// maxOpen were open and any had been idle for long enough.
-func (p *Proxy) evictIdleAbove(maxOpen int) bool {
-	longestIdle := p.clients.removeLongestIdle(maxOpen)
+// evictIdle closes the connection that removeLongestIdle returns, and reports whether there is one.
+func (p *Proxy) evictIdle(maxOpen int, minIdle time.Duration, kept net.Conn) bool {
+	longestIdle := p.clients.removeLongestIdle(maxOpen, minIdle, kept)
 	if longestIdle == nil {
 		return false
 	}
-	p.evict(longestIdle)
-	return true
-}
-
-func (p *Proxy) evict(idle net.Conn) {
 	p.metrics.CountEvictedConnection()
-	unwrapToTCP(idle).Close() // not its TLS, whose goodbye could wait for a client that does not read
+	unwrapToTCP(longestIdle).Close() // not its TLS, whose close_notify could wait for a client that does not read
+	return true
 }
 
 // unwrapToTCP returns the TCP connection below TLS and clientConn.

@@ -14,32 +14,32 @@ func TestRemoveLongestIdleConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const minIdle = minEvictedIdle
 		var tracker connectionTracker
-		if tracker.removeLongestIdle(0) != nil {
+		if tracker.removeLongestIdle(0, minIdle, nil) != nil {
 			t.Error("there is none")
 		}
 		conns := make([]net.Conn, 4)
 		for i := range conns {
 			conns[i], _ = net.Pipe()
-			tracker.setState(conns[i], http.StateNew, len(conns))
+			tracker.setState(conns[i], http.StateNew)
 			time.Sleep(minIdle / 10)
 		}
-		tracker.setState(conns[0], http.StateActive, len(conns))
-		if tracker.removeLongestIdle(0) != nil {
+		tracker.setState(conns[0], http.StateActive)
+		if tracker.removeLongestIdle(0, minIdle, nil) != nil {
 			t.Error("all are too new")
 		}
 		time.Sleep(minIdle)
-		tracker.setState(conns[1], http.StateActive, len(conns))
-		tracker.setState(conns[1], http.StateIdle, len(conns))
-		if tracker.removeLongestIdle(len(conns)) != nil {
+		tracker.setState(conns[1], http.StateActive)
+		tracker.setState(conns[1], http.StateIdle)
+		if tracker.removeLongestIdle(len(conns), minIdle, nil) != nil {
 			t.Error("no more than allowed are open")
 		}
 		for i, want := range []net.Conn{conns[2], conns[3], nil} {
-			if got := tracker.removeLongestIdle(0); got != want {
+			if got := tracker.removeLongestIdle(0, minIdle, nil); got != want {
 				t.Errorf("%d: another connection was removed", i)
 			}
 		}
 		time.Sleep(minIdle)
-		if tracker.removeLongestIdle(0) != conns[1] {
+		if tracker.removeLongestIdle(0, minIdle, nil) != conns[1] {
 			t.Error("the last idle one was not removed")
 		}
 	})

@@ -1,7 +1,7 @@
 package proxy
 
 import (
-	"errors"
+	"cmp"
 	"io"
 	"net/http"
 	"slices"
@@ -40,22 +40,21 @@ type Explanation struct {
 
 // Explain returns where a request would go, by the code that parses and routes requests. Nothing
 // is sent, and no key is charged. An error is a *DryRunError.
-func (p *Proxy) Explain(q DryRunRequest) (*Explanation, error) {
-	x, apiErr := p.parseDryRun(q)
-	defer x.releaseInput()
-	if apiErr != nil {
-		return nil, apiErr
-	}
-	tried := make([]*backends.Backend, 0, len(q.Tried))
-	for _, name := range q.Tried {
-		b, apiErr := p.findBackend(name)
-		if apiErr != nil {
-			return nil, apiErr
+func (p *Proxy) Explain(q DryRunRequest) (result *Explanation, err error) {
+	err = p.dryRun(q, func(r *request) *apiError {
+		tried := make([]*backends.Backend, 0, len(q.Tried))
+		for _, name := range q.Tried {
+			b, apiErr := p.findBackend(name)
+			if apiErr != nil {
+				return apiErr
+			}
+			tried = append(tried, b)
 		}
-		tried = append(tried, b)
-	}
-	req := &x.input.request
-	return &Explanation{x.endpoint.path, req.Priority, x.input.sessionSource, p.router.Explain(*req, tried...)}, nil
+		req := &r.input.request
+		result = &Explanation{r.endpoint.path, req.Priority, r.input.sessionSource, p.router.Explain(*req, tried...)}
+		return nil
+	})
+	return result, err
 }
 
 // Placement is the result of RecordPlacement.
@@ -68,84 +67,75 @@ type Placement struct {
 
 // RecordPlacement adds a request that another router has sent to a backend to the index. An error
 // is a *DryRunError.
-func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (*Placement, error) {
-	x, apiErr := p.parseDryRun(q)
-	defer x.releaseInput()
-	if apiErr != nil {
-		return nil, apiErr
-	}
-	b, apiErr := p.findBackend(backend)
-	if apiErr != nil {
-		return nil, apiErr
-	}
-	req := &x.input.request
-	if !slices.Contains(req.Backends, b) {
-		return nil, &DryRunError{http.StatusBadRequest, b.Name + " does not list the model " + req.CatalogID}
-	}
-	return &Placement{b.Name, req.CatalogID, len(req.Blocks), p.router.IndexPlacement(req, b)}, nil
+func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (result *Placement, err error) {
+	err = p.dryRun(q, func(r *request) *apiError {
+		b, apiErr := p.findBackend(backend)
+		if apiErr != nil {
+			return apiErr
+		}
+		req := &r.input.request
+		if !slices.Contains(req.Backends, b) {
+			return invalidRequestError("backend", b.Name+" does not list the model "+req.CatalogID)
+		}
+		result = &Placement{b.Name, req.CatalogID, len(req.Blocks), p.router.IndexPlacement(req, b)}
+		return nil
+	})
+	return result, err
 }
 
-// parseDryRun parses a request as if a client had sent it. The caller has to release its input,
-// whatever the error.
-func (p *Proxy) parseDryRun(q DryRunRequest) (*request, *DryRunError) {
-	x := &request{proxy: p, settings: p.settings.Load()}
-	if q.Endpoint == "" {
-		q.Endpoint = "/v1/chat/completions"
+// dryRun parses a request as if a client had sent it, and calls use with it.
+func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *apiError) error {
+	r := &request{proxy: p, settings: p.settings.Load()}
+	defer r.releaseInput()
+	apiErr := r.parseDryRun(q)
+	if apiErr == nil {
+		apiErr = use(r)
 	}
-	at := slices.IndexFunc(endpoints, func(e endpoint) bool { return e.path == q.Endpoint && !e.multipart })
-	if at < 0 {
-		return x, &DryRunError{http.StatusBadRequest, "endpoint must be one with a JSON body: " + strings.Join(jsonEndpoints(), ", ")}
+	if apiErr != nil {
+		return &DryRunError{apiErr.status, apiErr.message}
 	}
-	x.endpoint = &endpoints[at]
+	return nil
+}
+
+func (r *request) parseDryRun(q DryRunRequest) *apiError {
+	e, _ := findPath(cmp.Or(q.Endpoint, "/v1/chat/completions"))
+	if e == nil || !e.takesJSON() {
+		return invalidRequestError("endpoint", "endpoint must be one with a JSON body: "+strings.Join(jsonEndpoints(), ", "))
+	}
+	r.endpoint = e
 	if isEncoded(q.Header) {
-		return x, &DryRunError{http.StatusUnsupportedMediaType, contentEncodingMessage}
+		return contentEncodingError()
 	}
 	if q.Key != "" {
-		if x.account = p.keys.FindName(q.Key); x.account == nil {
-			return x, &DryRunError{http.StatusNotFound, "unknown API key name; use the name in the configuration, never the key itself"}
+		if r.account = r.proxy.keys.FindName(q.Key); r.account == nil {
+			return &apiError{status: http.StatusNotFound, message: "unknown API key name; use the name in the configuration, never the key itself"}
 		}
 	}
-	x.httpReq = &http.Request{Header: x.copyRoutingHeaders(q.Header)}
-	if apiErr := x.applyRoutingHints(); apiErr != nil {
-		return x, &DryRunError{apiErr.status, apiErr.message}
+	r.httpReq = &http.Request{Header: http.Header{}}
+	for _, name := range append([]string{priorityHeader}, r.settings.SessionHeaders...) {
+		if values := q.Header[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // the operator's own
+			r.httpReq.Header[name] = values
+		}
+	}
+	if apiErr := r.applyRoutingHints(); apiErr != nil {
+		return apiErr
 	}
 	var err error
-	x.input.owner = x.bodyOwner()
-	if x.input.body, err = p.bodies.readBody(q.Body, q.Length, x.input.owner, bodyLimits{x.settings.BodyBytes, x.settings.BodyBytesTotal}); err != nil {
-		return x, x.dryRunBodyError(err)
+	r.input.owner = r.bodyOwner()
+	r.input.body, err = r.proxy.bodies.readBody(q.Body, q.Length, r.input.owner, bodyLimits{r.settings.BodyBytes, r.settings.BodyBytesTotal})
+	if err != nil {
+		return cmp.Or(r.bodyLimitError(err), invalidRequestError("", "the body is incomplete"))
 	}
-	apiErr := x.parseInput()
-	if apiErr == nil && x.input.stored.refers() {
-		apiErr = x.pinTo(x.findStoredResponse())
+	if apiErr := r.parseInput(); apiErr != nil {
+		return apiErr
 	}
-	if apiErr != nil {
-		return x, &DryRunError{apiErr.status, apiErr.message}
+	if r.input.stored.refers() {
+		return r.pinTo(r.findStoredResponse())
 	}
-	return x, nil
+	return nil
 }
 
-// copyRoutingHeaders returns a header with only the lines that routing uses.
-func (r *request) copyRoutingHeaders(from http.Header) http.Header {
-	h := http.Header{}
-	for _, name := range append([]string{priorityHeader}, r.settings.SessionHeaders...) {
-		if values := from[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // the operator's own
-			h[name] = values
-		}
-	}
-	return h
-}
-
-func (r *request) dryRunBodyError(err error) *DryRunError {
-	switch {
-	case errors.Is(err, errBodyTooLarge):
-		return &DryRunError{http.StatusRequestEntityTooLarge, bodyTooLargeMessage(r.settings.BodyBytes)}
-	case errors.Is(err, errBodyMemory), errors.Is(err, errBodyShare):
-		return &DryRunError{http.StatusServiceUnavailable, bodyMemoryMessage(err, r.input.owner)}
-	}
-	return &DryRunError{http.StatusBadRequest, "the body is incomplete"}
-}
-
-func (p *Proxy) findBackend(name string) (*backends.Backend, *DryRunError) {
+func (p *Proxy) findBackend(name string) (*backends.Backend, *apiError) {
 	if b := p.registry.Find(name); b != nil {
 		return b, nil
 	}
@@ -153,12 +143,15 @@ func (p *Proxy) findBackend(name string) (*backends.Backend, *DryRunError) {
 	for _, b := range p.registry.All() {
 		names = append(names, b.Name)
 	}
-	return nil, &DryRunError{http.StatusNotFound, "unknown backend; available: " + strings.Join(names, ", ")}
+	return nil, &apiError{status: http.StatusNotFound, message: "unknown backend; available: " + strings.Join(names, ", ")}
 }
+
+// takesJSON reports whether a request creates a response from a JSON body.
+func (e *endpoint) takesJSON() bool { return !e.multipart && !e.isAboutResponse() }
 
 func jsonEndpoints() (paths []string) {
 	for i := range endpoints {
-		if !endpoints[i].multipart {
+		if endpoints[i].takesJSON() {
 			paths = append(paths, endpoints[i].path)
 		}
 	}

@@ -176,8 +176,8 @@ func TestMethodNotAllowed(t *testing.T) {
 	f := serve(t, withKeys(keyOf("a", nil)), r)
 	allowed := map[string]string{"/v1/models": "GET, HEAD", "/v1/models/m": "GET, HEAD", "/v1/models/a%2Fb": "GET, HEAD",
 		"/version": "GET, HEAD", "/livez": "GET, HEAD", "/readyz": "GET, HEAD", "/health": "GET, HEAD"}
-	for i := range endpoints {
-		allowed[endpoints[i].path] = http.MethodPost
+	for _, e := range endpointsOfNewResponses() {
+		allowed[e.path] = http.MethodPost
 	}
 	for path, want := range allowed {
 		for _, method := range strings.Fields("GET HEAD POST PUT PATCH DELETE OPTIONS TRACE PURGE post") {

@@ -176,13 +176,6 @@ func requestIDOrNew(h http.Header) string {
 const maxRequestIDBytes = 128
 
 func isPlainID(id string) bool {
-	if id == "" || len(id) > maxRequestIDBytes {
-		return false
-	}
-	for _, c := range []byte(id) {
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.' || c == ':') {
-			return false
-		}
-	}
-	return true
+	const plain = "-_.:0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	return id != "" && len(id) <= maxRequestIDBytes && strings.Trim(id, plain) == ""
 }

@@ -279,7 +279,6 @@ const maxDecisions = 64
 type DecisionRecord struct {
 	Number    uint64 // counts all of them, from 1
 	At        time.Time
-	Handle    string // of the request
 	RequestID string
 	Model     string
 	Backend   string
@@ -295,27 +294,19 @@ type DecisionRecord struct {
 type decisionRing struct {
 	mu    sync.Mutex
 	all   uint64
-	slots [maxDecisions]decisionEntry
-}
-
-// decisionEntry is what is copied of a decision while its request waits to be sent.
-type decisionEntry struct {
-	at                         time.Time
-	number                     uint64 // of the request
-	id, model, backend, reason string
-	matched, prompt, ahead     int
-	queueTime                  time.Duration
-	attempt                    int
+	slots [maxDecisions]DecisionRecord
 }
 
 func (r *decisionRing) add(x *request, d *router.Decision) {
 	at, ahead := d.Sent()
 	r.mu.Lock()
-	r.slots[r.all%maxDecisions] = decisionEntry{
-		at, x.inFlight.number, x.id, x.outcome.Model, d.Backend.Name, d.Reason, d.MatchedTokens, d.PromptTokens, ahead, x.history.waited.Total(), x.history.sent,
+	defer r.mu.Unlock()
+	r.slots[r.all%maxDecisions] = DecisionRecord{
+		Number: r.all + 1, At: at, RequestID: x.id, Model: x.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
+		MatchedTokens: d.MatchedTokens, PromptTokens: d.PromptTokens, AheadTokens: ahead,
+		QueueTime: x.history.waited.Total(), Attempt: x.history.sent,
 	}
 	r.all++
-	r.mu.Unlock()
 }
 
 // Decisions returns the latest decisions, newest first.
@@ -325,11 +316,7 @@ func (a *Activity) Decisions() []DecisionRecord {
 	defer r.mu.Unlock()
 	var out []DecisionRecord
 	for n := r.all; n > 0 && n+maxDecisions > r.all; n-- {
-		d := &r.slots[(n-1)%maxDecisions]
-		out = append(out, DecisionRecord{
-			Number: n, At: d.at, Handle: formatHandle(d.number), RequestID: d.id, Model: d.model, Backend: d.backend, Reason: d.reason,
-			MatchedTokens: d.matched, PromptTokens: d.prompt, AheadTokens: d.ahead, QueueTime: d.queueTime, Attempt: d.attempt,
-		})
+		out = append(out, r.slots[(n-1)%maxDecisions])
 	}
 	return out
 }

@@ -233,7 +233,7 @@ func TestRequestListing(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 	decisions := f.proxy.Activity().Decisions()
-	if len(decisions) != 2 || decisions[0].Number != 2 || decisions[1].Handle != r.Handle || decisions[0].Backend != "r0" ||
+	if len(decisions) != 2 || decisions[0].Number != 2 || decisions[1].RequestID != r.RequestID || decisions[0].Backend != "r0" ||
 		decisions[0].MatchedTokens == 0 || decisions[1].MatchedTokens != 0 || decisions[0].Explanation() == "" {
 		t.Errorf("got %+v", decisions)
 	}

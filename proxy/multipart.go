@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"golang.org/x/net/http/httpguts"
+
 	"warmroute/prompt"
 )
 
@@ -168,7 +170,7 @@ func parsePartHeader(header string) (name string, encoded, ok bool) {
 	disposition := ""
 	for line := range strings.SplitSeq(header, "\r\n") {
 		key, value, isHeader := strings.Cut(line, ":")
-		if !isHeader || !isToken(key) || strings.ContainsAny(value, "\r\n\x00") {
+		if !isHeader || !httpguts.ValidHeaderFieldName(key) || strings.ContainsAny(value, "\r\n\x00") {
 			return "", false, false // a folded line, or one that ends elsewhere for other readers
 		}
 		switch value = textproto.TrimString(value); strings.ToLower(key) {
@@ -214,11 +216,4 @@ func parseHeaderParams(header string) (value string, params map[string]string, o
 		}
 	}
 	return value, params, !strings.Contains(header, `\\"`) // does the quotation end here? Python finds not
-}
-
-// isToken reports whether s is valid as the name of a header.
-func isToken(s string) bool {
-	return s != "" && !strings.ContainsFunc(s, func(c rune) bool {
-		return c <= ' ' || c >= 0x7f || strings.ContainsRune(`()<>@,;:\"/[]?={}`, c)
-	})
 }

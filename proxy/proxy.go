@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"cmp"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -61,7 +62,6 @@ type Proxy struct {
 	keys     *apikey.Set
 	settings atomic.Pointer[Settings]
 	cors     atomic.Pointer[cors.Cors] // nil: pages of other origins are not served
-	handlers http.Handler              // of all but the endpoints
 
 	version    string
 	instance   instance
@@ -69,7 +69,7 @@ type Proxy struct {
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
 
-	retries   *retryBudget
+	retries   retryBudget
 	responses storedResponses
 	fleetEvents
 
@@ -124,7 +124,6 @@ func New(o Options) *Proxy {
 		tokens:      newAttemptTokens(),
 		blockBytes:  o.BlockBytes,
 		parsing:     semaphore.NewWeighted(maxParsedBytes),
-		retries:     newRetryBudget(),
 		responses:   newStoredResponses(o.Responses),
 		fleetEvents: fleetEvents{recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors},
 		observers: observers{
@@ -147,7 +146,6 @@ func New(o Options) *Proxy {
 	p.metrics.RegisterKeyUsage(p.keys.Usage)
 	p.metrics.RegisterRequestsInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
-	p.handlers = p.newLocalHandler()
 	return p
 }
 
@@ -171,7 +169,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.serveLocal(w, r)
 }
 
-// serveLocal answers without a replica, to a client that may read none of it.
+// serveLocal serves a request without a replica, to a client that may read none of the response.
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 	c := newClientWriter(w, r, p.settings.Load().WriteIdle)
 	if r.ContentLength != 0 {
@@ -191,5 +189,15 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 		writeUpgradeError(&c, r)
 		return
 	}
-	p.handlers.ServeHTTP(&c, r)
+	path, allowed := cmp.Or(r.URL.RawPath, r.URL.Path), ""
+	if h := p.localHandler(path); h != nil {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			h(&c, r)
+			return
+		}
+		allowed = http.MethodGet + ", " + http.MethodHead
+	} else if e, _ := findPath(path); e != nil {
+		allowed = e.allowedMethod()
+	}
+	writeRouteError(&c, r, allowed)
 }

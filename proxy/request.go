@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -108,35 +109,25 @@ func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request
 // admit authenticates the request, reads its body and parses it. It returns the error to send,
 // or nil.
 func (r *request) admit() *apiError {
-	apiErr := r.proxy.checkLoop(r.httpReq.Header)
-	if apiErr == nil {
-		apiErr = r.checkInFlightLimit()
+	if apiErr := r.proxy.checkLoop(r.httpReq.Header); apiErr != nil {
+		return apiErr
 	}
-	if apiErr == nil {
-		apiErr = r.checkQueryLength()
+	for _, step := range [...]func(*request) *apiError{
+		(*request).checkInFlightLimit,
+		(*request).checkQueryLength,
+		(*request).authenticateAndLimit,
+		(*request).checkContentEncoding,
+		(*request).applyRoutingHints,
+		(*request).checkInFlightLimit, // the priority is known now
+		(*request).readAndParseInput,
+		(*request).chargePrompt,
+		(*request).routeToStoredResponse,
+	} {
+		if apiErr := step(r); apiErr != nil {
+			return apiErr
+		}
 	}
-	if apiErr == nil {
-		apiErr = r.authenticateAndLimit()
-	}
-	if apiErr == nil {
-		apiErr = r.checkContentEncoding()
-	}
-	if apiErr == nil {
-		apiErr = r.applyRoutingHints()
-	}
-	if apiErr == nil {
-		apiErr = r.checkBatchInFlightLimit()
-	}
-	if apiErr == nil {
-		apiErr = r.readAndParseInput()
-	}
-	if apiErr == nil {
-		apiErr = r.chargePrompt()
-	}
-	if apiErr == nil {
-		apiErr = r.routeToStoredResponse()
-	}
-	return apiErr
+	return nil
 }
 
 // finish releases what the request holds and records it, however it ended.
@@ -270,18 +261,31 @@ func (r *request) recordUploadError(err error) *apiError {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
 			message: "the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it"}
-	case errors.Is(err, errBodyTooLarge):
-		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
-			message: bodyTooLargeMessage(r.settings.BodyBytes)}
-	case errors.Is(err, errBodyMemory), errors.Is(err, errBodyShare):
-		e := unavailableError(bodyMemoryMessage(err, r.input.owner))
-		e.code = "bodies_too_large"
-		return e
 	// The client has disconnected. One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
 		return r.recordEndInUpload()
 	}
-	return invalidRequestError("", "the request body is incomplete: "+err.Error())
+	return cmp.Or(r.bodyLimitError(err), invalidRequestError("", "the request body is incomplete: "+err.Error()))
+}
+
+// bodyLimitError returns the error for a body beyond a limit, or nil if err is another one.
+func (r *request) bodyLimitError(err error) *apiError {
+	e := unavailableError("")
+	e.code = "bodies_too_large"
+	switch {
+	case err == errBodyTooLarge:
+		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
+			message: "the request body exceeds the limit of " + formatBytes(r.settings.BodyBytes) + " (limits.body_bytes)"}
+	case err == errBodyMemory:
+		e.message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
+	case err == errBodyShare && r.account != nil:
+		e.message = "the request bodies of this API key in memory have reached its share, a quarter of limits.body_bytes_total; try again"
+	case err == errBodyShare:
+		e.message = "the request bodies of this client address in memory have reached its share, a quarter of limits.body_bytes_total; try again"
+	default:
+		return nil
+	}
+	return e
 }
 
 // recordEndInUpload returns the error for a request that has ended before it was parsed, and counts
@@ -423,27 +427,15 @@ func (r *request) limitForPriority(limit int64) int64 {
 	return limit
 }
 
-// checkBatchInFlightLimit refuses a batch request, before its body is read, if such requests have used
-// their part of limits.in_flight.
-func (r *request) checkBatchInFlightLimit() *apiError {
-	if r.proxy.inFlight.Load() > r.limitForPriority(int64(r.settings.InFlight)) {
-		return tooManyInFlightError()
+// checkInFlightLimit refuses a request beyond limits.in_flight, or the part of it that its priority may
+// use, before its body is read.
+func (r *request) checkInFlightLimit() *apiError {
+	if r.proxy.inFlight.Load() <= r.limitForPriority(int64(r.settings.InFlight)) {
+		return nil
 	}
-	return nil
-}
-
-func tooManyInFlightError() *apiError {
 	e := unavailableError("too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
 	e.kind, e.code = "overloaded", "too_many_requests"
 	return e
-}
-
-// checkInFlightLimit refuses a request beyond limits.in_flight, before its body is read.
-func (r *request) checkInFlightLimit() *apiError {
-	if r.proxy.inFlight.Load() > int64(r.settings.InFlight) {
-		return tooManyInFlightError()
-	}
-	return nil
 }
 
 // checkQueryLength refuses a request whose URL has a query beyond limits.query_bytes.
@@ -461,10 +453,13 @@ func (r *request) checkContentEncoding() *apiError {
 		return nil
 	}
 	r.client.Header()["Accept-Encoding"] = identityEncoding
-	return &apiError{status: http.StatusUnsupportedMediaType, kind: "invalid_request_error", code: "unsupported_content_encoding", message: contentEncodingMessage}
+	return contentEncodingError()
 }
 
-const contentEncodingMessage = "the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header"
+func contentEncodingError() *apiError {
+	return &apiError{status: http.StatusUnsupportedMediaType, kind: "invalid_request_error", code: "unsupported_content_encoding",
+		message: "the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header"}
+}
 
 // ErrCutOff is the cause to cancel the contexts of requests with that are still in flight when
 // the proxy ends. Their clients get an error that says so.

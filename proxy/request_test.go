@@ -738,8 +738,8 @@ func TestCompressedBodyRefused(t *testing.T) {
 	io.WriteString(w, askWhole)
 	w.Close()
 	paths := []string{"/v1/responses/resp_1/cancel"}
-	for i := range endpoints {
-		paths = append(paths, endpoints[i].path)
+	for _, e := range endpointsOfNewResponses() {
+		paths = append(paths, e.path)
 	}
 	for _, path := range paths {
 		for _, coding := range []string{"gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "gzip, identity", "identity,gzip", "unknown", `"`} {

@@ -24,7 +24,7 @@ type retryBudget struct {
 	retryCount   int // sum of retries
 
 	waiting []*budgetWait
-	timer   *time.Timer // runs when a retry leaves the window; nil: nobody waits
+	timer   *time.Timer // runs at the next slot, in which a retry may leave the window; nil: nobody waits
 }
 
 // budgetWait is a request's turn among those that wait for the budget.
@@ -34,8 +34,6 @@ type budgetWait struct {
 	share     float64
 	perSecond int
 }
-
-func newRetryBudget() *retryBudget { return new(retryBudget) }
 
 // countRequest counts a request that is sent for the first time.
 func (b *retryBudget) countRequest() {
@@ -123,8 +121,8 @@ func (b *retryBudget) refund(slot int64) {
 	}
 }
 
-// grantWaiting allows those that wait as many retries as there are, and sees to it that it is
-// called when there may be more.
+// grantWaiting allows those that wait as many retries as there are, and ensures that it is called
+// when there may be more.
 func (b *retryBudget) grantWaiting() {
 	for len(b.waiting) > 0 && b.tryAcquireLocked(b.waiting[0].share, b.waiting[0].perSecond) {
 		b.waiting[0].grantedIn = b.currentSlot
@@ -138,27 +136,10 @@ func (b *retryBudget) grantWaiting() {
 	if len(b.waiting) == 0 || b.retryCount == 0 {
 		return // the next request calls it
 	}
-	now := time.Now()
-	b.timer = time.AfterFunc(b.nextExpiry().Sub(now), func() {
+	nextSlot := time.Unix(0, (b.currentSlot+1)*int64(budgetSlotDuration))
+	b.timer = time.AfterFunc(time.Until(nextSlot), func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.grantWaiting()
 	})
-}
-
-// nextExpiry returns when a retry leaves the last second, or the whole window, next.
-func (b *retryBudget) nextExpiry() time.Time {
-	next := b.currentSlot + budgetSlots
-	for age := range int64(budgetSlots) {
-		slot := b.currentSlot - age
-		if b.retries[(slot%budgetSlots+budgetSlots)%budgetSlots] == 0 {
-			continue
-		}
-		expiry := slot + budgetSlots
-		if age < slotsPerSecond {
-			expiry = slot + slotsPerSecond
-		}
-		next = min(next, expiry)
-	}
-	return time.Unix(0, next*int64(budgetSlotDuration))
 }

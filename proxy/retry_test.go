@@ -946,7 +946,7 @@ func TestPoisonGuardIgnoresQuotedShutdownMessages(t *testing.T) {
 
 func TestRetryBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newRetryBudget()
+		b := new(retryBudget)
 		room := func(when string, want int) {
 			t.Helper()
 			got := 0
@@ -973,7 +973,7 @@ func TestRetryBudget(t *testing.T) {
 
 func TestRetryBudgetOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newRetryBudget()
+		b := new(retryBudget)
 		for b.tryAcquire(0, 1) {
 		}
 		order := make(chan int, 3)
@@ -1009,7 +1009,7 @@ func TestRetryBudgetOrder(t *testing.T) {
 
 // A request makes room for the retry of another.
 func TestRetryBudgetGrantedByRequests(t *testing.T) {
-	b := newRetryBudget()
+	b := new(retryBudget)
 	turn := b.addWait(0.2, 0)
 	defer b.removeWait(turn, true)
 	for i := range 5 {
@@ -1025,7 +1025,7 @@ func TestRetryBudgetGrantedByRequests(t *testing.T) {
 
 // A grant whose request ends at the same moment goes to the next.
 func TestRetryBudgetUnusedGrant(t *testing.T) {
-	b := newRetryBudget()
+	b := new(retryBudget)
 	unused, next := b.addWait(0, 1), b.addWait(0, 1)
 	<-unused.granted
 	b.removeWait(unused, false)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-chi/chi/v5"
+	"golang.org/x/net/http/httpguts"
 
 	"warmroute/backends"
 	"warmroute/prompt"
@@ -25,7 +25,7 @@ type endpoint struct {
 	promptKind prompt.Kind
 	format     format
 	multipart  bool   // the body is multipart, not JSON
-	noEngine   bool   // the replica answers without its engine
+	noEngine   bool   // the replica responds without its engine
 	method     string // empty: POST
 }
 
@@ -69,23 +69,16 @@ const (
 	anthropic
 )
 
-// number returns the number by which backends know the endpoint: its index in endpoints and
-// responseEndpoints.
+// number returns the number by which backends know the endpoint: its index in endpoints.
 func (e *endpoint) number() backends.Endpoint {
-	samePath := func(o endpoint) bool { return o.path == e.path }
-	if i := slices.IndexFunc(responseEndpoints, samePath); i >= 0 {
-		return backends.Endpoint(len(endpoints) + i)
-	}
-	return backends.Endpoint(slices.IndexFunc(endpoints, samePath))
+	return backends.Endpoint(slices.IndexFunc(endpoints, func(o endpoint) bool { return o.path == e.path }))
 }
 
 // MissingEndpoints returns the paths of the endpoints that b is known to lack at a time.
 func MissingEndpoints(b *backends.Backend, now time.Time) (paths []string) {
-	for _, list := range [][]endpoint{endpoints, responseEndpoints} {
-		for i := range list {
-			if b.LacksEndpoint(list[i].number(), now) {
-				paths = append(paths, list[i].path)
-			}
+	for i := range endpoints {
+		if b.LacksEndpoint(backends.Endpoint(i), now) {
+			paths = append(paths, endpoints[i].path)
 		}
 	}
 	return paths
@@ -119,34 +112,33 @@ var endpoints = []endpoint{
 	{path: "/detokenize", promptKind: prompt.Other, noEngine: true},
 	{path: "/v1/audio/transcriptions", multipart: true, format: plainFormat},
 	{path: "/v1/audio/translations", multipart: true, format: plainFormat},
-}
 
-// responseEndpoints are about one stored response, which only the replica that made it has.
-var responseEndpoints = []endpoint{
+	// About one stored response, which only the replica that made it has.
 	{path: "/v1/responses/" + responseIDPart, method: http.MethodGet, format: storedFormat, noEngine: true},
 	{path: "/v1/responses/" + responseIDPart + "/cancel", format: storedFormat, noEngine: true},
 }
 
-// newLocalHandler returns the handler of the paths that are answered without a replica. chi matches a path that has
-// escapes as it was written, so that only the plain spelling gets through.
-func (p *Proxy) newLocalHandler() http.Handler {
-	r := chi.NewRouter()
-	for path, h := range map[string]http.HandlerFunc{
-		"/v1/models": p.requireKey(p.serveModels), "/v1/models/*": p.requireKey(p.serveModel), "/version": p.requireKey(p.serveVersion),
-		"/livez": p.serveLivez, "/readyz": p.serveReadyz, "/health": p.serveReadyz,
-	} {
-		r.Get(path, h)
-		r.Head(path, h)
+// localHandler returns the handler of a path that needs no replica, else nil. path is as it was written,
+// so that only the plain spelling gets through.
+func (p *Proxy) localHandler(path string) http.HandlerFunc {
+	switch path {
+	case "/v1/models":
+		return p.requireKey(p.serveModels)
+	case "/version":
+		return p.requireKey(p.serveVersion)
+	case "/livez": // 200 while the process runs
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+	case "/readyz", "/health":
+		return p.serveReadyz
 	}
-	unhandled := func(w http.ResponseWriter, req *http.Request) { writeRouteError(w, req, r) }
-	r.NotFound(unhandled)
-	r.MethodNotAllowed(unhandled) // which chi also calls for any path with a method that it does not know
-	return r
+	if strings.HasPrefix(path, "/v1/models/") {
+		return p.requireKey(p.serveModel)
+	}
+	return nil
 }
 
 // findEndpoint returns the endpoint of a request in the plain spelling of its path, else nil.
-// A replica is asked for the endpoint's own path, never the client's. chi is not used, since
-// its context would stay with each stream, on a stack twice the size. Of an endpoint that is
+// A replica is asked for the endpoint's own path, never the client's. Of an endpoint that is
 // about a stored response, responseID is what stands for the id, valid or not.
 func findEndpoint(r *http.Request) (e *endpoint, responseID string) {
 	if r.URL.RawPath != "" {
@@ -161,15 +153,11 @@ func findEndpoint(r *http.Request) (e *endpoint, responseID string) {
 // findPath returns the endpoint of a path, else nil.
 func findPath(path string) (e *endpoint, responseID string) {
 	for i := range endpoints {
-		if endpoints[i].path == path {
-			return &endpoints[i], ""
-		}
-	}
-	for i := range responseEndpoints {
-		before, after, _ := strings.Cut(responseEndpoints[i].path, responseIDPart)
-		id, found := strings.CutPrefix(path, before)
-		if id, ends := strings.CutSuffix(id, after); found && ends && id != "" && !strings.Contains(id, "/") {
-			return &responseEndpoints[i], id
+		before, after, isAboutResponse := strings.Cut(endpoints[i].path, responseIDPart)
+		id, begins := strings.CutPrefix(path, before)
+		id, ends := strings.CutSuffix(id, after)
+		if begins && ends && (id != "") == isAboutResponse && !strings.Contains(id, "/") {
+			return &endpoints[i], id
 		}
 	}
 	return nil, ""
@@ -185,17 +173,8 @@ func trimTrailingSlashes(u *url.URL) {
 // isWebSocketHandshake reports whether the client asks for a WebSocket. An intermediary may have
 // removed Upgrade.
 func isWebSocketHandshake(r *http.Request) bool {
-	if r.Method != http.MethodGet {
-		return false
-	}
-	for _, value := range r.Header["Upgrade"] {
-		for protocol := range strings.SplitSeq(value, ",") {
-			if strings.EqualFold(strings.TrimSpace(protocol), "websocket") {
-				return true
-			}
-		}
-	}
-	return r.Header["Sec-Websocket-Key"] != nil
+	return r.Method == http.MethodGet &&
+		(httpguts.HeaderValuesContainsToken(r.Header["Upgrade"], "websocket") || r.Header["Sec-Websocket-Key"] != nil)
 }
 
 // writeUpgradeError refuses a WebSocket. Codex tries one first, and takes another status than 426 for
@@ -208,11 +187,11 @@ func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 		message: "WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"})
 }
 
-// writeRouteError answers a request for which there is no handler: with a 405 where its path
-// has another method, else with a 404.
-func writeRouteError(w http.ResponseWriter, r *http.Request, routes chi.Routes) {
+// writeRouteError refuses a request for which there is no handler: with a 405 where its path
+// has allowed methods, else with a 404.
+func writeRouteError(w http.ResponseWriter, r *http.Request, allowed string) {
 	e := unknownPathError(r.URL)
-	if allowed := allowedMethods(r, routes); allowed != "" {
+	if allowed != "" {
 		w.Header().Set("Allow", allowed)
 		e.status, e.code, e.message = http.StatusMethodNotAllowed, "method_not_allowed", "method not allowed on this path; allowed: "+allowed
 	}
@@ -258,23 +237,7 @@ func findIntendedPath(path string) string {
 	return ""
 }
 
-// allowedMethods returns the value of Allow for the path; empty if nothing is there.
-func allowedMethods(r *http.Request, routes chi.Routes) (allow string) {
-	path := r.URL.RawPath
-	if path == "" {
-		path = r.URL.Path
-	}
-	e, _ := findPath(path)
-	switch {
-	case e != nil:
-		return e.allowedMethod()
-	case routes.Match(chi.NewRouteContext(), http.MethodGet, path):
-		return http.MethodGet + ", " + http.MethodHead
-	}
-	return ""
-}
-
-// serveModels answers GET /v1/models: the latest card of every model that a replica lists, as the replica
+// serveModels serves GET /v1/models: the latest card of every model that a replica lists, as the replica
 // wrote it, if the key may use it.
 func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
 	var out bytes.Buffer
@@ -289,7 +252,7 @@ func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apik
 	writeJSON(w, out.Bytes())
 }
 
-// serveModel answers GET /v1/models/{id}. The id may contain slashes, escaped or not.
+// serveModel serves GET /v1/models/{id}. The id may contain slashes, escaped or not.
 func (p *Proxy) serveModel(w http.ResponseWriter, r *http.Request, holder *apikey.Account) {
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := findModel(p.registry.Catalog(), id, holder)
@@ -372,6 +335,3 @@ func writeJSON(w http.ResponseWriter, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Write(body)
 }
-
-// serveLivez answers GET /livez: 200 while the process runs.
-func (p *Proxy) serveLivez(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
