@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestCommentFilter(t *testing.T) {
+func TestCommentsRemoved(t *testing.T) {
 	for in, want := range map[string]string{
 		"":                                "",
 		"data: 1\n\n":                     "data: 1\n\n",
@@ -22,26 +22,26 @@ func TestCommentFilter(t *testing.T) {
 		"data: 1":                         "data: 1",
 		":\n:\n":                          "",
 	} {
-		var f commentFilter
-		if got := f.filter([]byte(in)); string(got) != want {
+		var s eventScanner
+		if got := s.scan([]byte(in)); string(got) != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}
 }
 
-// FuzzCommentFilter asserts that the filter's output does not depend on how the stream is split,
+// FuzzCommentsRemoved asserts that what is kept does not depend on how the stream is split,
 // has no comment, and has all other lines.
-func FuzzCommentFilter(f *testing.F) {
+func FuzzCommentsRemoved(f *testing.F) {
 	for _, seed := range []string{": a\n\ndata: 1\n\n", "data: 1\r\n: b\r\n\r\n:\r", "\n\n: x", "event: a\ndata: b\n\n\n: c\n\n"} {
 		f.Add(seed, uint8(1))
 	}
 	f.Fuzz(func(t *testing.T, stream string, size uint8) {
-		var all, parts commentFilter
-		whole := all.filter([]byte(stream))
+		var all, parts eventScanner
+		whole := all.scan([]byte(stream))
 		var got []byte
 		for rest := []byte(stream); len(rest) > 0; {
 			n := min(len(rest), 1+int(size))
-			got = append(got, parts.filter(bytes.Clone(rest[:n]))...)
+			got = append(got, parts.scan(bytes.Clone(rest[:n]))...)
 			rest = rest[n:]
 		}
 		if !bytes.Equal(got, whole) {

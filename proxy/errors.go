@@ -2,8 +2,15 @@ package proxy
 
 import (
 	"encoding/json"
+	"errors"
+	"io"
 	"net/http"
+	"os"
 	"strconv"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/backends/vllm"
 )
 
 // apiError is an error response of the proxy's own. A dialect gives it the shape of the API
@@ -135,4 +142,71 @@ func (f format) formatErrorEvent(e *apiError) []byte {
 		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
 	}
 	return append(append([]byte("data: "), openAI.errorBody(e)...), "\n\ndata: [DONE]\n\n"...)
+}
+
+// truncatedError returns the error for a stream that the replica did not complete, and its
+// cause.
+func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
+	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica closed the response early"}
+	switch {
+	case s.events.aborted:
+		e.code, e.message = "replica_aborted", "the replica aborted the request, so the response is incomplete"
+		return e, errAborted
+	case errors.Is(s.readErr, errFirstByte):
+		return firstByteTimeoutError(), s.readErr
+	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
+		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
+			message: "the replica sent nothing more in time (timeouts.idle)"}, s.readErr
+	}
+	if s.readErr == io.EOF {
+		return e, errTruncated
+	}
+	return e, s.readErr
+}
+
+// sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
+func (s *streamRelay) sendErrorEvent(e *apiError) {
+	s.client.Write(append([]byte(s.out.missingLineEnds()), s.endpoint.format.formatErrorEvent(e)...))
+}
+
+// relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
+// header of a stream. It returns a failure if another backend may be asked.
+func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *failure {
+	body, err := a.readErrorBody(resp)
+	defer a.proxy.buffers.release(int64(len(body)))
+	if f := a.checkBodyID(body); f != nil {
+		return f
+	}
+	from.AllowReuse()
+	if a.isResponseLost(resp.StatusCode, body) {
+		a.sendLostResponse()
+		return nil
+	}
+	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
+		return a.classifyOrEndRequest(err)
+	}
+	if err == nil && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, body) {
+		return a.recordMissingEndpoint(resp, body)
+	}
+	a.sendError(replicaError(resp.StatusCode, body))
+	return nil
+}
+
+// replicaError returns the error of a replica, to be sent as an event of a stream.
+func replicaError(status int, body []byte) *apiError {
+	if status < 400 {
+		return &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica did not respond with a stream"}
+	}
+	e := &apiError{status: status, kind: "bad_gateway", code: "replica_failed", message: "the replica responded: " + http.StatusText(status)}
+	object := gjson.ParseBytes(body)
+	if inner := object.Get("error"); inner.IsObject() {
+		object = inner
+	}
+	if message := object.Get("message"); message.Type == gjson.String {
+		e.message, e.fromReplica = message.Str, true
+	}
+	if kind := object.Get("type"); kind.Type == gjson.String {
+		e.kind = kind.Str
+	}
+	return e
 }

@@ -15,17 +15,19 @@ import (
 // its last maxTailBytes are looked at.
 const maxLineBytes = 64 << 10
 
-// eventScanner reads a stream of server-sent events as it passes. It keeps only the line that is split
-// at the end of a chunk, up to maxLineBytes of it.
+// eventScanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only
+// the line that is split at the end of a chunk, up to maxLineBytes of it.
 type eventScanner struct {
 	format        format
 	reply         *prompt.Response // takes the text of the response; may be nil
+	line          lineKind         // of the incomplete line
+	inEvent       bool             // the current event has a line
 	partialLine   []byte           // the beginning of an incomplete line
 	lineTruncated bool             // partialLine lacks bytes before its last maxTailBytes
 	isFinalEvent  bool             // the name of the event, which precedes its data, is that of the last one of a response
 	isEarlyEvent  bool             // it is that of an event before the engine's output
 
-	scannedBytes int64 // bytes
+	scannedBytes int64 // without comments
 	eventOffset  int64 // of these, before the current event
 
 	events      int    // data events from the output of the engine
@@ -39,6 +41,15 @@ type eventScanner struct {
 	usage       usage
 	message     messageEnd
 }
+
+// lineKind is what is known of a line from its beginning.
+type lineKind uint8
+
+const (
+	lineNotBegun lineKind = iota
+	lineComment
+	lineField
+)
 
 // messageEnd is what message_delta events say of the end of a message.
 type messageEnd struct {
@@ -54,28 +65,61 @@ type usage struct {
 	promptTokens, cachedTokens, completionTokens int
 }
 
-// scan reads the next bytes of the stream, however it is split into chunks.
-func (s *eventScanner) scan(b []byte) {
+// scan reads the next bytes of the stream, however it is split into chunks. It removes from them, in place,
+// comments and the empty lines after them that end no event, and returns the rest.
+func (s *eventScanner) scan(b []byte) (kept []byte) {
+	kept = b[:0]
 	for len(b) > 0 {
-		end := bytes.IndexByte(b, '\n')
-		if end < 0 {
-			s.scannedBytes += int64(len(b))
-			s.bufferPartialLine(b)
-			return
+		if s.line == lineNotBegun {
+			switch b[0] {
+			case ':':
+				s.line = lineComment
+			case '\r', '\n':
+				if s.inEvent {
+					kept = append(kept, b[0])
+					s.scannedBytes++
+				}
+				if b[0] == '\n' {
+					s.inEvent, s.eventOffset, s.isFinalEvent, s.isEarlyEvent = false, s.scannedBytes, false, false
+				}
+				b = b[1:]
+				continue
+			default:
+				s.line, s.inEvent = lineField, true
+			}
 		}
-		s.scannedBytes += int64(end + 1)
-		line := b[:end]
-		b = b[end+1:]
-		if len(s.partialLine) > 0 || len(line) > maxLineBytes {
-			s.bufferPartialLine(line)
-			line = s.partialLine
+		part, complete := b, false
+		if end := bytes.IndexByte(b, '\n'); end >= 0 {
+			part, complete = b[:end+1], true
 		}
-		s.scanLine(line)
-		if s.partialLine = s.partialLine[:0]; cap(s.partialLine) > chunkBytes {
-			s.partialLine = nil // frees the memory of a long line
+		b = b[len(part):]
+		if s.line == lineField {
+			s.scannedBytes += int64(len(part))
+			s.scanPart(bytes.TrimSuffix(part, []byte("\n")), complete)
+			kept = append(kept, part...) // may overwrite it
 		}
-		s.lineTruncated = false
+		if complete {
+			s.line = lineNotBegun
+		}
 	}
+	return kept
+}
+
+// scanPart reads a line or a part of it, which the line may be complete with.
+func (s *eventScanner) scanPart(part []byte, complete bool) {
+	line := part
+	if !complete || len(s.partialLine) > 0 || len(part) > maxLineBytes {
+		s.bufferPartialLine(part)
+		line = s.partialLine
+	}
+	if !complete {
+		return
+	}
+	s.scanLine(line)
+	if s.partialLine = s.partialLine[:0]; cap(s.partialLine) > chunkBytes {
+		s.partialLine = nil // frees the memory of a long line
+	}
+	s.lineTruncated = false
 }
 
 // scanLastLine reads what is left at the end of the stream: a line without a line end.
@@ -99,10 +143,6 @@ func (s *eventScanner) bufferPartialLine(b []byte) {
 }
 
 func (s *eventScanner) scanLine(line []byte) {
-	if len(line) == 0 || len(line) == 1 && line[0] == '\r' {
-		s.eventOffset, s.isFinalEvent, s.isEarlyEvent = s.scannedBytes, false, false
-		return
-	}
 	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && (s.format == responsesFormat || s.format == storedFormat) {
 		kind := string(bytes.TrimSpace(name))
 		s.isFinalEvent, s.isEarlyEvent = endsResponse(kind), precedesOutput(kind)
@@ -110,7 +150,7 @@ func (s *eventScanner) scanLine(line []byte) {
 	}
 	data, ok := bytes.CutPrefix(line, []byte("data:"))
 	if !ok {
-		return // a comment or a name
+		return
 	}
 	data = bytes.TrimSpace(data)
 	switch {

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/tidwall/gjson"
 
 	"warmroute/backends/transport"
 	"warmroute/backends/vllm"
@@ -54,7 +52,6 @@ type streamRelay struct {
 	*attempt
 	resp     *http.Response
 	body     replicaBody
-	comments commentFilter
 	events   eventScanner
 	out      lineWriter
 	pieces   pieceWriter  // where out writes
@@ -131,9 +128,7 @@ func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) 
 			}
 		}
 		n, err := s.body.Read(chunk)
-		kept := s.comments.filter(chunk[:n])
-		e.scan(kept)
-		buffered.Write(kept)
+		buffered.Write(e.scan(chunk[:n]))
 		if err != nil && err != transport.ErrQuietTimeout {
 			return reserved, err
 		}
@@ -192,7 +187,7 @@ func (s *streamRelay) sendBeginning(buffered []byte) {
 		s.releaseUploadedInput()
 	}
 	s.recordCommittedResponse(s.resp)
-	s.sendHeaderOnce(s.resp)
+	s.ensureStreamHeader(s.resp)
 	s.writeErr = s.out.writeBeginning(buffered)
 	s.recordFirstToken()
 	s.itl.observer = s.proxy.metrics.ITLHistogram(s.outcome.Model, s.outcome.Backend)
@@ -223,15 +218,14 @@ func (s *streamRelay) relayChunks() {
 		}
 		var n int
 		n, s.readErr = s.body.Read(s.out.freeSpace())
-		n = len(s.comments.filter(s.out.freeSpace()[:n]))
+		before := e.events
+		n = len(e.scan(s.out.freeSpace()[:n]))
 		if n == 0 && s.readErr == nil { // comments alone: the client's silence goes on
 			s.out.releaseChunkIfEmpty()
 			wait = max(quiet-time.Since(s.client.writeStartedAt), time.Millisecond)
 			continue
 		}
 		wait = quiet
-		before := e.events
-		e.scan(s.out.freeSpace()[:n])
 		if s.flooded && before == 0 && s.checkResponseID(e.responseID) != nil {
 			s.readErr = errWrongResponse
 			return
@@ -320,31 +314,6 @@ func (s *streamRelay) finish() {
 		s.recordTruncated(err.status, cause)
 		s.sendErrorEvent(err)
 	}
-}
-
-// truncatedError returns the error for a stream that the replica did not complete, and its
-// cause.
-func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
-	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica closed the response early"}
-	switch {
-	case s.events.aborted:
-		e.code, e.message = "replica_aborted", "the replica aborted the request, so the response is incomplete"
-		return e, errAborted
-	case errors.Is(s.readErr, errFirstByte):
-		return firstByteTimeoutError(), s.readErr
-	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
-		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
-			message: "the replica sent nothing more in time (timeouts.idle)"}, s.readErr
-	}
-	if s.readErr == io.EOF {
-		return e, errTruncated
-	}
-	return e, s.readErr
-}
-
-// sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
-func (s *streamRelay) sendErrorEvent(e *apiError) {
-	s.client.Write(append([]byte(s.out.missingLineEnds()), s.endpoint.format.formatErrorEvent(e)...))
 }
 
 // scanLastLine reads a last line without a line end. Where the end of the connection is the end of
@@ -488,89 +457,6 @@ func (l *lineWriter) missingLineEnds() string {
 		return "\n"
 	}
 	return "\n\n"
-}
-
-// writeKeepAlive writes a keep-alive event, unless it would split another one.
-func (l *lineWriter) writeKeepAlive(event string) error {
-	if l.missingLineEnds() != "" {
-		return nil
-	}
-	return l.write([]byte(event))
-}
-
-const (
-	// keepAliveComment has no empty line after it: some SDKs take that for an event without data, and fail.
-	keepAliveComment = ": keep-alive\n"
-	messagesPing     = "event: ping\ndata: {\"type\": \"ping\"}\n\n"
-)
-
-// keepAliveEvent returns what clients of that format ignore, and what is traffic to
-// intermediaries.
-func (f format) keepAliveEvent() string {
-	if f == messagesFormat {
-		return messagesPing
-	}
-	return keepAliveComment
-}
-
-// sendKeepAlive sends a keep-alive event on a silent stream. The header names this attempt, the first
-// with a response. Nothing is committed by it: a failure is still retried, and only if no
-// retry succeeds the stream ends with an error event.
-func (a *attempt) sendKeepAlive(resp *http.Response) error {
-	a.sendHeaderOnce(resp)
-	return a.client.writeAndFlush([]byte(a.endpoint.format.keepAliveEvent()))
-}
-
-// sendHeaderOnce sends the header of a stream, once.
-func (a *attempt) sendHeaderOnce(resp *http.Response) {
-	if a.headersSent {
-		return
-	}
-	a.headersSent = true
-	a.fillResponseHeader(a.decision, resp.Header)
-	a.client.WriteHeader(resp.StatusCode)
-}
-
-// relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
-// header of a stream. It returns a failure if another backend may be asked.
-func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *failure {
-	body, err := a.readErrorBody(resp)
-	defer a.proxy.buffers.release(int64(len(body)))
-	if f := a.checkBodyID(body); f != nil {
-		return f
-	}
-	from.AllowReuse()
-	if a.isResponseLost(resp.StatusCode, body) {
-		a.sendLostResponse()
-		return nil
-	}
-	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
-		return a.classifyOrEndRequest(err)
-	}
-	if err == nil && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, body) {
-		return a.recordMissingEndpoint(resp, body)
-	}
-	a.sendError(replicaError(resp.StatusCode, body))
-	return nil
-}
-
-// replicaError returns the error of a replica, to be sent as an event of a stream.
-func replicaError(status int, body []byte) *apiError {
-	if status < 400 {
-		return &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica did not respond with a stream"}
-	}
-	e := &apiError{status: status, kind: "bad_gateway", code: "replica_failed", message: "the replica responded: " + http.StatusText(status)}
-	object := gjson.ParseBytes(body)
-	if inner := object.Get("error"); inner.IsObject() {
-		object = inner
-	}
-	if message := object.Get("message"); message.Type == gjson.String {
-		e.message, e.fromReplica = message.Str, true
-	}
-	if kind := object.Get("type"); kind.Type == gjson.String {
-		e.kind = kind.Str
-	}
-	return e
 }
 
 // chunkIntervals observes the time between the chunks of a stream that carry events, by the

@@ -6,6 +6,21 @@ import (
 	"time"
 )
 
+const (
+	// keepAliveComment has no empty line after it: some SDKs take that for an event without data, and fail.
+	keepAliveComment = ": keep-alive\n"
+	messagesPing     = "event: ping\ndata: {\"type\": \"ping\"}\n\n"
+)
+
+// keepAliveEvent returns what clients of that format ignore, and what is traffic to
+// intermediaries.
+func (f format) keepAliveEvent() string {
+	if f == messagesFormat {
+		return messagesPing
+	}
+	return keepAliveComment
+}
+
 // queueKeepalive is the timer of the keep-alive events that a stream's client gets before a
 // replica has responded. While it runs, only its goroutine writes to the client.
 type queueKeepalive struct {
@@ -31,7 +46,7 @@ func (r *request) startQueueKeepalive() {
 	defer k.mu.Unlock()
 	k.running = true
 	if k.timer == nil {
-		k.timer = time.AfterFunc(wait, r.sendQueueKeepalive)
+		k.timer = time.AfterFunc(wait, r.sendAndScheduleKeepalive)
 		return
 	}
 	k.timer.Reset(wait)
@@ -49,9 +64,9 @@ func (r *request) stopQueueKeepalive() {
 	}
 }
 
-// sendQueueKeepalive sends one keep-alive event, and schedules the next one unless the client
+// sendAndScheduleKeepalive sends one keep-alive event, and schedules the next one unless the client
 // cannot be written to.
-func (r *request) sendQueueKeepalive() {
+func (r *request) sendAndScheduleKeepalive() {
 	k := &r.queueKeepalive
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -70,4 +85,30 @@ func (r *request) sendQueueKeepalive() {
 	if err := r.client.writeAndFlush([]byte(r.endpoint.format.keepAliveEvent())); err == nil {
 		k.timer.Reset(r.settings.QueueKeepalive)
 	}
+}
+
+// sendKeepAlive sends a keep-alive event on a silent stream. The header names this attempt, the first
+// with a response. Nothing is committed by it: a failure is still retried, and only if no
+// retry succeeds the stream ends with an error event.
+func (a *attempt) sendKeepAlive(resp *http.Response) error {
+	a.ensureStreamHeader(resp)
+	return a.client.writeAndFlush([]byte(a.endpoint.format.keepAliveEvent()))
+}
+
+// ensureStreamHeader sends the header of a stream, unless the client has one.
+func (a *attempt) ensureStreamHeader(resp *http.Response) {
+	if a.headersSent {
+		return
+	}
+	a.headersSent = true
+	a.fillResponseHeader(a.decision, resp.Header)
+	a.client.WriteHeader(resp.StatusCode)
+}
+
+// writeKeepAlive writes a keep-alive event, unless it would split another one.
+func (l *lineWriter) writeKeepAlive(event string) error {
+	if l.missingLineEnds() != "" {
+		return nil
+	}
+	return l.write([]byte(event))
 }
