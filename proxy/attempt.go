@@ -25,23 +25,14 @@ import (
 // failure is an attempt that ended before anything was committed to the client, so that another
 // backend may be asked.
 type failure struct {
-	reason         metrics.RetryReason
-	err            error
-	uncharged      bool // does not count towards the limit: nothing was sent, or no engine was asked
-	final          bool // no other backend may be asked
-	timeout        bool
-	stalled        bool // the backend made no progress, and another seemed able to answer
-	full           bool // the replica refused the request with a 503
-	mayHaveCrashed bool // the replica may have crashed by the request
-	shuttingDown   bool // the replica shuts down in good order, and has dropped the request
-	loop           bool // the backend is a proxy that found the request had passed it before
-	stale          bool // the kept-alive connection was closed; no failure of the backend
-	wrongResponse  bool // the kept-alive connection carried the response to another request; likewise
-	noDescriptors  bool // this process had no file descriptor left
-	// endpointMissing: the replica does not serve the endpoint. It is known then, so that
-	// it is asked no more, and its response is worth less than any other.
-	endpointMissing bool
-	done            bool // the client has disconnected, or has an error: nothing is left to do
+	reason        metrics.RetryReason
+	err           error
+	isFree        bool // does not count towards the limit: nothing was sent, or no engine was asked
+	noRetry       bool // no other backend may be asked
+	queueFull     bool // the replica refused the request with a 503
+	suspectsCrash bool // the replica may have crashed by the request
+	shuttingDown  bool // the replica shuts down in good order, and has dropped the request
+	done          bool // the client has disconnected, or has an error: nothing is left to do
 
 	// The response, if there was one, and the decision.
 	status   int
@@ -53,7 +44,13 @@ type failure struct {
 
 // isOfConnection reports whether a kept-alive connection failed, and not the backend, which may be
 // asked again over a new one.
-func (f *failure) isOfConnection() bool { return f.stale || f.wrongResponse }
+func (f *failure) isOfConnection() bool {
+	return f.reason == metrics.RetryStale || f.reason == metrics.RetryWrongResponse
+}
+
+// isMissingEndpoint reports whether the replica does not serve the endpoint. It is known then, so that it
+// is asked no more, and its response is worth less than any other.
+func (f *failure) isMissingEndpoint() bool { return f.reason == metrics.RetryEndpoint }
 
 var (
 	errFirstByte = errors.New("no first event in time (timeouts.first_byte)")
@@ -89,7 +86,9 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	}()
 	switch s := r.settings; {
 	case r.input.request.Streams:
-		r.context.startFirstByteTimer()
+		r.context.mu.Lock()
+		r.context.startFirstByteTimerLocked()
+		r.context.mu.Unlock()
 	case s.Response > 0:
 		r.context.startProgressTimer(d, s.Response)
 	}
@@ -101,7 +100,8 @@ func (r *request) tryBackend(d *router.Decision) *failure {
 	r.beginAttemptSpan(d)
 	r.setSessionHeader(d.KVSession)
 	a.setRequestIDHeader()
-	resp, err := r.roundTrip(r.context, d.Backend)
+	o := d.Backend.Options()
+	resp, err := o.Transport.RoundTrip(r.newBackendRequest(r.context, d.Backend, o))
 	r.stopQueueKeepalive()
 	if err != nil {
 		f := a.classifyOrEndRequest(err)
@@ -123,15 +123,15 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	}
 	a.failureReason = string(f.reason)
 	var connect *transport.ConnectError
-	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.stalled, f.full, f.shuttingDown && f.uncharged
+	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.reason == metrics.RetryStalled, f.queueFull, f.shuttingDown && f.isFree
 	switch {
 	case errors.As(f.err, &connect):
-		a.result.Failed = !connect.MaxConnsReached() && !f.noDescriptors
-	case f.endpointMissing:
-	case f.isOfConnection(), f.loop: // a client can claim a loop; only the health checks find that a backend is one
+		a.result.Failed = !connect.MaxConnsReached() && f.reason != metrics.RetryDescriptors
+	case f.isMissingEndpoint(), f.isOfConnection():
+	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
-		a.result.Failed = f.stalled || charged == a.history.countConnectionFailures() && !errors.Is(f.err, transport.ErrInvalidRequest)
+		a.result.Failed = a.result.Stalled || charged == a.history.countConnectionFailures() && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 }
 
@@ -161,12 +161,6 @@ func (a *attempt) startReplyHashing() {
 		return
 	}
 	a.reply = reply
-}
-
-// roundTrip sends the request to b, with the options that b has now.
-func (r *request) roundTrip(ctx context.Context, b *backends.Backend) (*http.Response, error) {
-	o := b.Options()
-	return o.Transport.RoundTrip(r.newBackendRequest(ctx, b, o))
 }
 
 // newBackendRequest returns the request to the replica: the client's body, to the endpoint's own
@@ -252,22 +246,24 @@ func (a *attempt) classifyOrEndRequest(err error) *failure {
 	var stale *transport.StaleError
 	switch {
 	case errors.Is(err, errFirstByte):
-		return &failure{reason: metrics.RetryFirstByte, err: err, final: !a.settings.Retry.Timeouts, timeout: true}
+		return &failure{reason: metrics.RetryFirstByte, err: err, noRetry: !a.settings.Retry.Timeouts}
 	case errors.Is(err, errResponse):
-		return &failure{reason: metrics.RetryResponse, err: err, final: !a.settings.Retry.Timeouts, timeout: true}
+		return &failure{reason: metrics.RetryResponse, err: err, noRetry: !a.settings.Retry.Timeouts}
 	case errors.Is(err, errStalled):
-		return &failure{reason: metrics.RetryStalled, err: err, stalled: true}
+		return &failure{reason: metrics.RetryStalled, err: err}
 	case errors.As(err, &stale):
-		return &failure{reason: metrics.RetryStale, err: err, stale: true}
+		return &failure{reason: metrics.RetryStale, err: err}
 	case errors.As(err, &connect) && connect.OutOfDescriptors():
-		return &failure{reason: metrics.RetryDescriptors, err: err, uncharged: true, noDescriptors: true}
+		return &failure{reason: metrics.RetryDescriptors, err: err, isFree: true}
 	case errors.As(err, &connect):
 		// After a stale connection the replica may have crashed by the request at once.
-		mayHaveCrashed := !connect.MaxConnsReached() && a.history.hadStaleConnection(a.decision.Backend)
-		return &failure{reason: metrics.RetryConnect, err: err, uncharged: true, mayHaveCrashed: mayHaveCrashed}
+		suspectsCrash := !connect.MaxConnsReached() && a.history.anyAttempt(func(r *attemptRecord) bool {
+			return r.failure.reason == metrics.RetryStale && r.backend == a.decision.Backend
+		})
+		return &failure{reason: metrics.RetryConnect, err: err, isFree: true, suspectsCrash: suspectsCrash}
 	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
-	return &failure{reason: metrics.RetryTruncated, err: err, mayHaveCrashed: !late && !errors.Is(err, transport.ErrInvalidRequest)}
+	return &failure{reason: metrics.RetryTruncated, err: err, suspectsCrash: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
 // recordDisconnect records, also for the router, that the client has disconnected or the request
@@ -336,8 +332,6 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 // isEventStream goes by what the response says, never by what the request asked for.
 func isEventStream(h http.Header) bool { return hasContentType(h, "text/event-stream") }
 
-func isJSON(h http.Header) bool { return hasContentType(h, "application/json") }
-
 func hasContentType(h http.Header, mediaType string) bool {
 	kind, _, _ := strings.Cut(firstHeaderValue(h, "Content-Type"), ";")
 	return strings.EqualFold(strings.TrimSpace(kind), mediaType)
@@ -388,31 +382,24 @@ func (r *request) beginAttemptContext() {
 	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
 	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
 	charged, _ := r.history.countCharged()
-	c.retriesStall, c.relocated = s.Retry.Stalled && charged+1 < s.Attempts, r.history.hasStalledAttempt()
+	c.retriesStall = s.Retry.Stalled && charged+1 < s.Attempts
+	c.relocated = r.history.anyAttempt(func(r *attemptRecord) bool { return r.failure.reason == metrics.RetryStalled })
 	r.context, r.input.request.Stalls = c, c
 	r.proxy.activity.beginQueuedPhase(r)
 }
 
-// startFirstByteTimer ends the attempt with errFirstByte after the limit.
-func (c *attemptContext) startFirstByteTimer() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.startFirstByteTimerLocked()
-}
-
-// startFirstByteTimerLocked is startFirstByteTimer for a caller that holds c.mu.
+// startFirstByteTimerLocked ends the attempt with errFirstByte after the limit. c.mu is held.
 func (c *attemptContext) startFirstByteTimerLocked() {
-	if c.firstByteTimeout > 0 && c.timer == nil {
-		c.timer = time.AfterFunc(c.firstByteTimeout, func() { c.cancelUnlessCommitted(errFirstByte) })
+	if c.firstByteTimeout == 0 || c.timer != nil {
+		return
 	}
-}
-
-func (c *attemptContext) cancelUnlessCommitted(cause error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.committed {
-		c.cancel(cause)
-	}
+	c.timer = time.AfterFunc(c.firstByteTimeout, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.committed {
+			c.cancel(errFirstByte)
+		}
+	})
 }
 
 // startProgressTimer ends the attempt with errResponse when the backend of d has made
@@ -489,7 +476,7 @@ func validateResponse(resp *http.Response) *failure {
 		// Relayed, it would send the client there.
 		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself", resp.StatusCode, formatRedirectOrigin(resp.Header.Get("Location")))}
 	case resp.StatusCode == http.StatusLoopDetected:
-		return &failure{reason: metrics.RetryLoop, err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends"), loop: true}
+		return &failure{reason: metrics.RetryLoop, err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends")}
 	case isEventStream(resp.Header) && isEncoded(resp.Header):
 		// Neither its first event nor an error in it can be read.
 		return &failure{reason: metrics.RetryEncoded, err: errors.New("stream is encoded although only identity was accepted: disable compression in front of the replica")}

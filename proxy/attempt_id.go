@@ -123,7 +123,7 @@ func (a *attempt) containsChosenID(id string) bool {
 // recordWrongResponse counts and returns the failure of a response to another attempt.
 func (a *attempt) recordWrongResponse() *failure {
 	a.decision.Backend.WrongResponses.Add(1)
-	return &failure{reason: metrics.RetryWrongResponse, err: errWrongResponse, wrongResponse: true}
+	return &failure{reason: metrics.RetryWrongResponse, err: errWrongResponse}
 }
 
 // readBodyID returns the id of a response, "" if it has none.

@@ -39,11 +39,6 @@ func firstByteTimeoutError() *apiError {
 		message: "the replica produced nothing in time (timeouts.first_byte)"}
 }
 
-func responseTimeoutError() *apiError {
-	return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "response_timeout",
-		message: "the replica sent no response and made no progress in time (timeouts.response)"}
-}
-
 // sourceUnlessReplica returns "warmroute" for an error of the proxy's, "" for a replica's own.
 func (e *apiError) sourceUnlessReplica() string {
 	if e.fromReplica {

@@ -121,10 +121,10 @@ func (r *request) recordFailure(f *failure) {
 func (r *request) logFailureAndRecheck(f *failure) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
-	case f.stale:
-	case f.endpointMissing:
+	case f.reason == metrics.RetryStale:
+	case f.isMissingEndpoint():
 		level = slog.LevelInfo // it is remembered, so there are few
-	case f.noDescriptors:
+	case f.reason == metrics.RetryDescriptors:
 		r.proxy.outOfDescriptors(f.err)
 	default:
 		r.proxy.recheckHealth(f.decision.Backend)
@@ -313,7 +313,7 @@ func (r *request) reserveQueuePlace() (reserved bool) {
 		return true
 	}
 	if r.waiting = r.proxy.router.AddWaitingOutsideQueue(&r.input.request) == nil; !r.waiting {
-		r.history.queueFull = true
+		r.history.ownQueueFull = true
 		r.recordQueueTime(metrics.QueueFull, router.Waited{})
 	}
 	return r.waiting
@@ -356,12 +356,13 @@ func (r *request) respondWithError(a *action) {
 // attemptsFailedError is the error for a request whose attempts have failed without a response.
 func attemptsFailedError(best *failure) *apiError {
 	switch {
-	case best.stalled:
+	case best.reason == metrics.RetryStalled:
 		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stalled",
 			message: "the replica is stalled, and no other could serve the request"}
-	case errors.Is(best.err, errResponse):
-		return responseTimeoutError()
-	case best.timeout:
+	case best.reason == metrics.RetryResponse:
+		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "response_timeout",
+			message: "the replica sent no response and made no progress in time (timeouts.response)"}
+	case best.reason == metrics.RetryFirstByte:
 		return firstByteTimeoutError()
 	}
 	e := unavailableError("no replica could serve the request: " + string(best.reason))

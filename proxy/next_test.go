@@ -30,16 +30,16 @@ func states(of string) (f fleetView) {
 
 // Failures of the tables below.
 var (
-	connectionRefused = failure{reason: "connect", err: errors.New("refused"), uncharged: true}
-	crash             = failure{reason: "truncated", err: errTruncated, mayHaveCrashed: true}
-	fullFailure       = failure{reason: "status_503", status: 503, full: true}
-	staleConnection   = failure{reason: "stale_connection", stale: true}
-	shutdownStatus    = failure{reason: "status_500", status: 500, uncharged: true, shuttingDown: true}
+	connectionRefused = failure{reason: "connect", err: errors.New("refused"), isFree: true}
+	crash             = failure{reason: "truncated", err: errTruncated, suspectsCrash: true}
+	fullFailure       = failure{reason: "status_503", status: 503, queueFull: true}
+	staleConnection   = failure{reason: "stale_connection"}
+	shutdownStatus    = failure{reason: "status_500", status: 500, isFree: true, shuttingDown: true}
 	abortFailure      = failure{reason: "aborted", status: 503, shuttingDown: true}
-	serverError       = failure{reason: "status_500", status: 500, mayHaveCrashed: true}
+	serverError       = failure{reason: "status_500", status: 500, suspectsCrash: true}
 	redirect          = failure{reason: "redirect"}
-	endpointMissing   = failure{reason: "endpoint_missing", status: 404, uncharged: true, endpointMissing: true}
-	lastTimeout       = failure{reason: "first_byte_timeout", timeout: true, final: true}
+	endpointMissing   = failure{reason: "endpoint_missing", status: 404, isFree: true}
+	lastTimeout       = failure{reason: "first_byte_timeout", noRetry: true}
 )
 
 func TestNext(t *testing.T) {
@@ -88,7 +88,7 @@ func TestNext(t *testing.T) {
 		{"two crashes, both down", []try{{backendA, crash}, {backendB, crash}}, "ddr", waited(waitCrashes, waitExpired), action{kind: actRespond, poison: true}},
 		{"two crashes, the first is back", []try{{backendA, crash}, {backendB, crash}}, "rdr", waited(waitCrashes, waitExpired), wait(waitBudget, time.Minute)},
 		{"two crashes, nobody at risk", []try{{backendA, crash}, {backendB, crash}}, "ddd", waited(waitCrashes, waitExpired), wait(waitVerdict, healthRecheckTimeout)},
-		{"refused connection to a replica that may have crashed", []try{{backendA, crash}, {backendB, failure{uncharged: true, mayHaveCrashed: true}}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
+		{"refused connection to a replica that may have crashed", []try{{backendA, crash}, {backendB, failure{isFree: true, suspectsCrash: true}}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
 
 		{"shutdown is not charged", []try{{backendA, shutdownStatus}}, "rr", nil, pick},
 		{"abort, another ready", []try{{backendA, abortFailure}}, "rr", nil, wait(waitBudget, time.Minute)},
@@ -118,7 +118,7 @@ func TestNext(t *testing.T) {
 		{"all full, no slot", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", waited(waitSlot, waitExpired), answer(respondReplicaError)},
 		{"all full, queue full", []try{{backendA, fullFailure}}, "r", func(h *history, s *Settings) {
 			waited(waitSlot, waitRefused)(h, s)
-			h.queueFull = true
+			h.ownQueueFull = true
 		}, answer(respondReplicaError)},
 	} {
 		h := &history{receivedAt: start, queueTimeouts: router.QueueTimeouts{Total: time.Minute}}

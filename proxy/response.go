@@ -185,7 +185,7 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 		return nil
 	case isAbortedResponse(a.endpoint.format, body):
 		return a.recordReplicaAbort()
-	case !isFramed(resp) && isJSON(resp.Header) && !json.Valid(body):
+	case !isFramed(resp) && hasContentType(resp.Header, "application/json") && !json.Valid(body):
 		return a.classifyOrEndRequest(errTruncated)
 	}
 	return nil
@@ -279,7 +279,7 @@ func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	f := &failure{
 		reason: metrics.RetryStatus(resp.StatusCode), err: errors.New("replica responded with status " + strconv.Itoa(resp.StatusCode)), // its message may quote the prompt
 		status: resp.StatusCode, header: resp.Header,
-		full: resp.StatusCode == http.StatusServiceUnavailable,
+		queueFull: resp.StatusCode == http.StatusServiceUnavailable,
 	}
 	switch body, err := a.readErrorBody(resp); {
 	case err == nil:
@@ -291,7 +291,7 @@ func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	}
 	if resp.StatusCode == http.StatusInternalServerError {
 		f.shuttingDown = vllm.IsShutdownError(f.body)
-		f.uncharged, f.mayHaveCrashed = f.shuttingDown, !f.shuttingDown
+		f.isFree, f.suspectsCrash = f.shuttingDown, !f.shuttingDown
 	}
 	return f
 }
@@ -327,7 +327,7 @@ func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failu
 	a.decision.Backend.RecordMissingEndpoint(a.endpoint.number(), time.Now())
 	f := &failure{
 		reason: metrics.RetryEndpoint, err: errors.New("replica does not serve the endpoint: it responded with status " + strconv.Itoa(resp.StatusCode)),
-		uncharged: true, endpointMissing: true,
+		isFree: true,
 		status: resp.StatusCode, header: resp.Header,
 	}
 	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))

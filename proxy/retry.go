@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/metrics"
 	"warmroute/router"
 )
 
@@ -37,18 +38,18 @@ const (
 
 // attemptRecord is one failed attempt.
 type attemptRecord struct {
-	backend  *backends.Backend
-	endedAt  time.Time
-	failure  *failure
-	excluded bool // the backend is not to be picked
-	refused  bool // uncharged, and not readmitted since
-	full     bool // refused as full, and no slot was awaited since
-	answered bool // the replica sent an error that the client may get
+	backend         *backends.Backend
+	endedAt         time.Time
+	failure         *failure
+	excluded        bool // the backend is not to be picked
+	awaitsReconnect bool // nothing was sent to it, and no reconnect was awaited since
+	queueFull       bool // of the replica, and no slot was awaited since
+	upstreamError   bool // the replica sent an error that the client may get
 }
 
 // suspectsReplicaDown reports whether the replica failed as one does that crashes or shuts down.
 func (a *attemptRecord) suspectsReplicaDown() bool {
-	return a.failure.mayHaveCrashed || a.failure.shuttingDown
+	return a.failure.suspectsCrash || a.failure.shuttingDown
 }
 
 // history is what a request has tried and waited for so far.
@@ -70,7 +71,7 @@ type history struct {
 	reconnectDelay time.Duration // of the latest waitReconnect
 	slotAwaited    bool
 	outageAttempt  bool // an attempt beyond the limit was considered, as all backends were down
-	queueFull      bool // the request was not allowed to wait
+	ownQueueFull   bool // the request was not allowed to wait
 }
 
 // step is a kind of thing that a request does between its arrival and its response.
@@ -205,7 +206,7 @@ func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 			a := respond(h)
 			a.poison = true
 			return a
-		case !h.latestAttempt().failure.uncharged:
+		case !h.latestAttempt().failure.isFree:
 			return awaitVerdictOrBudget(h, f, now)
 		}
 	case waitVerdict:
@@ -233,11 +234,11 @@ func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
 	latest := h.latestAttempt().failure
 	switch charged, shutdowns := h.countCharged(); {
-	case latest.final:
+	case latest.noRetry:
 		return respond(h)
-	case latest.uncharged && !h.isSecondCrash():
+	case latest.isFree && !h.isSecondCrash():
 		return pickOrAwaitReconnect(h, f, now)
-	case latest.uncharged:
+	case latest.isFree:
 	case s.Retry.Share == 0 && s.Retry.PerSecond == 0:
 		return respond(h)
 	case h.shouldAwaitSlot(f, charged, s):
@@ -263,12 +264,12 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 // much as any.
 func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	latest := h.latestAttempt()
-	if !latest.suspectsReplicaDown() && !latest.failure.full || !h.mayWait() || h.hasPickableBackend(f) {
+	if !latest.suspectsReplicaDown() && !latest.failure.queueFull || !h.mayWait() || h.hasPickableBackend(f) {
 		return waitForRetryBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
 	switch {
-	case latest.failure.full:
+	case latest.failure.queueFull:
 		timeout = 0
 	case latest.failure.status != 0:
 		timeout = shutdownVerdictTimeout
@@ -320,7 +321,7 @@ func respond(h *history) action {
 
 // respondWith is respond where the router has no backend for the reason err.
 func respondWith(h *history, pickErr error) action {
-	if h.queueFull {
+	if h.ownQueueFull {
 		pickErr = router.ErrQueueFull
 	}
 	a := action{kind: actRespond, err: pickErr}
@@ -329,13 +330,13 @@ func respondWith(h *history, pickErr error) action {
 		a.response = respondCutOff
 	case h.end == disconnected:
 		a.response = respondDisconnected
-	case best != nil && best.endpointMissing && !errors.Is(pickErr, router.ErrEndpointMissing):
+	case best != nil && best.isMissingEndpoint() && !errors.Is(pickErr, router.ErrEndpointMissing):
 		a.response = respondNotPicked // a replica that may have the endpoint is not ready
 	case best != nil && best.status != 0:
 		a.response = respondReplicaError
-	case best != nil && best.noDescriptors && !h.queueFull:
+	case best != nil && best.reason == metrics.RetryDescriptors && !h.ownQueueFull:
 		a.response = respondNoDescriptors
-	case best == nil, h.queueFull, pickErr != nil && (h.waited.Total() > 0 || best.uncharged && h.mayWait()):
+	case best == nil, h.ownQueueFull, pickErr != nil && (h.waited.Total() > 0 || best.isFree && h.mayWait()):
 		a.response = respondNotPicked
 	}
 	return a
@@ -363,17 +364,17 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	h.last = stepAttempt
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
-		excluded: !f.isOfConnection(), // else it may be the next one too, on a new connection
-		refused:  f.uncharged && !f.endpointMissing,
-		full:     f.full && !f.uncharged,
-		answered: f.status != 0 && !f.shuttingDown && !f.endpointMissing,
+		excluded:        !f.isOfConnection(), // else it may be the next one too, on a new connection
+		awaitsReconnect: f.isFree && !f.isMissingEndpoint(),
+		queueFull:       f.queueFull && !f.isFree,
+		upstreamError:   f.status != 0 && !f.shuttingDown && !f.isMissingEndpoint(),
 	})
 }
 
 // isBetterFailure reports whether f is to be the best failure, after another one or none.
 func (h *history) isBetterFailure(f *failure) bool {
 	best := h.best
-	return best == nil || best.endpointMissing || !f.endpointMissing && (f.status != 0 || f.final || best.status == 0)
+	return best == nil || best.isMissingEndpoint() || !f.isMissingEndpoint() && (f.status != 0 || f.noRetry || best.status == 0)
 }
 
 // recordWaitAndReadmit records how a wait ended, and readmits the backends that may be picked again.
@@ -397,25 +398,25 @@ func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, granted *
 			h.readmitBackends(func(r *attemptRecord) bool { return slices.Contains(free, r.backend) })
 		}
 		for i := range h.attempts {
-			h.attempts[i].full = false
+			h.attempts[i].queueFull = false
 		}
 	case waitVerdict:
 		latest := h.latestAttempt()
 		if met {
 			h.readmitBackends(func(r *attemptRecord) bool {
-				return r.backend == latest.backend || h.suspectsReplicaDown(r.backend) && !h.mayHaveCrashed(r.backend)
+				return r.backend == latest.backend || h.suspectsReplicaDown(r.backend) && !h.suspectsCrashOf(r.backend)
 			})
 		} else if latest.failure.status != 0 {
-			latest.answered = true
+			latest.upstreamError = true
 		}
 	case waitReconnect:
 		h.reconnectDelay = h.nextReconnectDelay()
-		refused := h.unchargedBackends()
+		refused := h.backendsToReconnect()
 		h.readmitBackends(func(r *attemptRecord) bool {
 			return slices.Contains(refused, r.backend) || h.suspectsReplicaDown(r.backend) && f.state(r.backend) == backends.Down
 		})
 		for i := range h.attempts {
-			h.attempts[i].refused = false
+			h.attempts[i].awaitsReconnect = false
 		}
 	}
 }
@@ -434,14 +435,14 @@ func (h *history) excludedBackends() []*backends.Backend {
 	return h.backendsWhere(func(r *attemptRecord) bool { return r.excluded })
 }
 
-// unchargedBackends returns those whose attempts were not charged, until the next waitReconnect.
-func (h *history) unchargedBackends() []*backends.Backend {
-	return h.backendsWhere(func(r *attemptRecord) bool { return r.refused })
+// backendsToReconnect returns those whose attempts were not charged, until the next waitReconnect.
+func (h *history) backendsToReconnect() []*backends.Backend {
+	return h.backendsWhere(func(r *attemptRecord) bool { return r.awaitsReconnect })
 }
 
 // fullBackends returns those that refused the request as full, until the next wait for a slot.
 func (h *history) fullBackends() []*backends.Backend {
-	return h.backendsWhere(func(r *attemptRecord) bool { return r.full })
+	return h.backendsWhere(func(r *attemptRecord) bool { return r.queueFull })
 }
 
 // backendsWhere returns the backends of matching attempts.
@@ -459,12 +460,7 @@ func (h *history) isExcluded(b *backends.Backend) bool {
 }
 
 func (h *history) anyAttempt(matches func(*attemptRecord) bool) bool {
-	for i := range h.attempts {
-		if matches(&h.attempts[i]) {
-			return true
-		}
-	}
-	return false
+	return h.countAttempts(matches) > 0
 }
 
 func (h *history) countAttempts(matches func(*attemptRecord) bool) (n int) {
@@ -479,8 +475,8 @@ func (h *history) countAttempts(matches func(*attemptRecord) bool) (n int) {
 // countCharged returns how many attempts count towards the limit, and how many were ended by
 // replicas that shut down, which have a limit of their own.
 func (h *history) countCharged() (charged, shutdowns int) {
-	charged = h.countAttempts(func(r *attemptRecord) bool { return !r.failure.uncharged && !r.failure.shuttingDown })
-	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.uncharged })
+	charged = h.countAttempts(func(r *attemptRecord) bool { return !r.failure.isFree && !r.failure.shuttingDown })
+	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.isFree })
 }
 
 // countConnectionFailures returns how many attempts failed by their kept-alive connection.
@@ -488,23 +484,13 @@ func (h *history) countConnectionFailures() int {
 	return h.countAttempts(func(r *attemptRecord) bool { return r.failure.isOfConnection() })
 }
 
-// hadStaleConnection reports whether an attempt at b was made over a stale connection.
-func (h *history) hadStaleConnection(b *backends.Backend) bool {
-	return h.anyAttempt(func(r *attemptRecord) bool { return r.failure.stale && r.backend == b })
-}
-
-// hasStalledAttempt reports whether an attempt was given up because its backend stalled.
-func (h *history) hasStalledAttempt() bool {
-	return h.anyAttempt(func(r *attemptRecord) bool { return r.failure.stalled })
-}
-
 func (h *history) suspectsReplicaDown(b *backends.Backend) bool {
 	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.suspectsReplicaDown() })
 }
 
-// mayHaveCrashed reports whether the request may be what b crashed by.
-func (h *history) mayHaveCrashed(b *backends.Backend) bool {
-	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.failure.mayHaveCrashed })
+// suspectsCrashOf reports whether the request may be what b crashed by.
+func (h *history) suspectsCrashOf(b *backends.Backend) bool {
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.failure.suspectsCrash })
 }
 
 // hasPickableBackend reports whether a backend that serves the request is ready and not excluded.
@@ -519,7 +505,7 @@ func (h *history) hasPickableBackend(f fleetView) bool {
 // process when it is back.
 func (h *history) hasRetriableExcluded(f fleetView, now time.Time) bool {
 	return h.anyAttempt(func(r *attemptRecord) bool {
-		return r.refused || r.suspectsReplicaDown() && h.isExcluded(r.backend) &&
+		return r.awaitsReconnect || r.suspectsReplicaDown() && h.isExcluded(r.backend) &&
 			(f.state(r.backend) == backends.Down || now.Sub(r.endedAt) < healthRecheckTimeout)
 	})
 }
@@ -528,13 +514,13 @@ func (h *history) hasRetriableExcluded(f fleetView, now time.Time) bool {
 // One of a replica that is down by now was about its end, and is not worth more than a
 // response.
 func (h *history) hasUpstreamError(f fleetView) bool {
-	return h.anyAttempt(func(r *attemptRecord) bool { return r.answered && f.state(r.backend) != backends.Down })
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.upstreamError && f.state(r.backend) != backends.Down })
 }
 
 // firstUpstreamErrorAt returns when the first error came that hasUpstreamError looks for.
 func (h *history) firstUpstreamErrorAt() time.Time {
 	for i := range h.attempts {
-		if h.attempts[i].answered {
+		if h.attempts[i].upstreamError {
 			return h.attempts[i].endedAt
 		}
 	}
@@ -590,7 +576,7 @@ func (h *history) errorTimeLeft(f fleetView, now time.Time) (left time.Duration,
 // isSecondCrash reports whether the last attempt failed as if its replica had crashed, and
 // one before it too.
 func (h *history) isSecondCrash() bool {
-	return h.latestAttempt().failure.mayHaveCrashed && h.countAttempts(func(r *attemptRecord) bool { return r.failure.mayHaveCrashed }) > 1
+	return h.latestAttempt().failure.suspectsCrash && h.countAttempts(func(r *attemptRecord) bool { return r.failure.suspectsCrash }) > 1
 }
 
 // suspectsPoisonRequest reports whether the request is likely to be what two replicas crashed by,
@@ -600,10 +586,10 @@ func (h *history) isSecondCrash() bool {
 func (h *history) suspectsPoisonRequest(f fleetView) bool {
 	before := h.attempts[:len(h.attempts)-1]
 	crashed := slices.ContainsFunc(before, func(r attemptRecord) bool {
-		return r.failure.mayHaveCrashed && f.state(r.backend) == backends.Down
+		return r.failure.suspectsCrash && f.state(r.backend) == backends.Down
 	})
 	return crashed && slices.ContainsFunc(f, func(v backendView) bool {
-		return v.candidate && v.state == backends.Ready && !h.mayHaveCrashed(v.backend)
+		return v.candidate && v.state == backends.Ready && !h.suspectsCrashOf(v.backend)
 	})
 }
 
@@ -611,11 +597,11 @@ func (h *history) suspectsPoisonRequest(f fleetView) bool {
 // that could take it have refused it as full. An engine that is dead has another
 // status, or fails its checks.
 func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
-	if h.slotAwaited || !h.mayWait() || s.Attempts < 2 || !h.latestAttempt().failure.full {
+	if h.slotAwaited || !h.mayWait() || s.Attempts < 2 || !h.latestAttempt().failure.queueFull {
 		return false
 	}
-	withoutEndpoint := h.countAttempts(func(r *attemptRecord) bool { return r.failure.endpointMissing })
-	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.unchargedBackends())-withoutEndpoint {
+	withoutEndpoint := h.countAttempts(func(r *attemptRecord) bool { return r.failure.isMissingEndpoint() })
+	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.backendsToReconnect())-withoutEndpoint {
 		return false
 	}
 	return charged >= s.Attempts || !h.hasPickableBackend(f)
@@ -626,7 +612,7 @@ func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 // killed together may take as many attempts as there are within milliseconds.
 func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
 	latest := h.latestAttempt().failure
-	if !latest.mayHaveCrashed && !latest.stale || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
+	if !latest.suspectsCrash && latest.reason != metrics.RetryStale || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
 		return false
 	}
 	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.suspectsReplicaDown() })

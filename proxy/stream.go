@@ -174,7 +174,7 @@ func (s *streamRelay) checkErrorEvent() *failure {
 	f := &failure{
 		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"),
 		status: status, header: http.Header{"Content-Type": {"application/json"}},
-		shuttingDown: shutdown, uncharged: shutdown, mayHaveCrashed: !shutdown,
+		shuttingDown: shutdown, isFree: shutdown, suspectsCrash: !shutdown,
 	}
 	f.keepBody(&s.proxy.buffers, s.endpoint, body)
 	return f
