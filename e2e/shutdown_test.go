@@ -226,7 +226,7 @@ func TestSecondSignalKills(t *testing.T) {
 }
 
 // Streams and plain answers, none of which ends in time.
-func TestCutOffAtShutdown(t *testing.T) {
+func TestRequestsInFlightAtShutdown(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 2_000_000)
 	file := fleet.configFile(t, "timeouts: {drain: 0, shutdown: 300ms}")

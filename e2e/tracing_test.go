@@ -235,7 +235,7 @@ var streamsOn = standIn{chat: func(w http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }}
 
-func TestTraceOfRequestCutOffAtShutdown(t *testing.T) {
+func TestTraceOfRequestInFlightAtShutdown(t *testing.T) {
 	t.Parallel()
 	c := startCollector(t, "http/protobuf")
 	p := startTraced(t, c.env, "timeouts: {drain: 0, shutdown: 10ms}\n", streamsOn.start(t))

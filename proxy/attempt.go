@@ -230,12 +230,12 @@ type memoryBody struct{ bytes.Reader }
 func (*memoryBody) Close() error { return nil }
 
 // classifyOrEndRequest returns the failure of an attempt without a complete response. If the
-// client has disconnected or the request is cancelled or cut off, it records that, sends the
+// client has disconnected or the request is cancelled or ended by the shutdown, it records that, sends the
 // error, and returns a failure that is done.
 func (a *attempt) classifyOrEndRequest(err error) *failure {
-	if a.isCancelledOrCutOff() {
+	if a.isEndedByProxy() {
 		a.result.End = router.ClientDisconnected
-		a.sendError(a.recordCancelOrCutOff())
+		a.sendError(a.recordProxyEnd())
 		return &failure{err: err, done: true}
 	}
 	if a.isDisconnected() {
@@ -279,7 +279,7 @@ func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 	r.aborted = true
 	if r.isCancelled() {
-		r.outcome.Code = r.recordCancelOrCutOff().status
+		r.outcome.Code = r.recordProxyEnd().status
 		return
 	}
 	r.outcome.Code, r.phase = statusClientClosed, phase

@@ -106,7 +106,7 @@ func (r *request) chargePrompt() *apiError {
 
 // setTokenUsage sets the tokens of an attempt that an engine has worked on, by the replica's
 // own count where there is one. What the engine has generated of a response that was not sent, since
-// the client has disconnected or the request was cancelled or cut off, is estimated. Attempts that have
+// the client has disconnected or the proxy has ended the request, is estimated. Attempts that have
 // failed count nothing: that is the replica's fault, and the client has nothing of them.
 func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {

@@ -78,8 +78,8 @@ func (r *request) endReason() requestEnd {
 	switch {
 	case !r.isDone():
 		return notEnded
-	case r.isCancelledOrCutOff():
-		return cutOff
+	case r.isEndedByProxy():
+		return endedByProxy
 	}
 	return disconnected
 }
@@ -336,8 +336,8 @@ func (r *request) respondWithError(a *action) {
 			"last", r.history.latestAttempt().backend.Name, "request_id", r.id)
 	}
 	switch a.response {
-	case respondCutOff:
-		r.sendError(r.recordCancelOrCutOff())
+	case respondProxyEnd:
+		r.sendError(r.recordProxyEnd())
 	case respondDisconnected:
 		r.recordDisconnectOrCancel(metrics.AbortInQueue)
 	case respondReplicaError:

@@ -63,7 +63,7 @@ func TestNext(t *testing.T) {
 		{"first pick", nil, "", nil, pick},
 		{"router has no backend", nil, "dd", notPicked(router.ErrNoneReady), answer(respondNotPicked)},
 		{"client disconnect", nil, "", func(h *history, _ *Settings) { h.end = disconnected }, answer(respondDisconnected)},
-		{"cut off", []try{{backendA, redirect}}, "rr", func(h *history, _ *Settings) { h.end = cutOff }, answer(respondCutOff)},
+		{"cancelled", []try{{backendA, redirect}}, "rr", func(h *history, _ *Settings) { h.end = endedByProxy }, answer(respondProxyEnd)},
 
 		{"connection refused, another ready", []try{{backendA, connectionRefused}}, "rr", nil, pick},
 		{"all connections refused", []try{{backendA, connectionRefused}, {backendB, connectionRefused}}, "rr", nil, wait(waitReconnect, minReconnectDelay)},

@@ -79,7 +79,7 @@ func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWri
 	defer x.finish()
 	if apiErr := x.admit(); apiErr != nil {
 		if x.isCancelled() {
-			apiErr = x.recordCancelOrCutOff()
+			apiErr = x.recordProxyEnd()
 		}
 		x.sendError(apiErr)
 		return
@@ -257,7 +257,7 @@ func (r *request) recordUploadError(err error) *apiError {
 	var socket *net.OpError
 	switch {
 	case r.isCancelled():
-		return r.recordCancelOrCutOff()
+		return r.recordProxyEnd()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
 			message: "the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it"}
@@ -291,8 +291,8 @@ func (r *request) bodyLimitError(err error) *apiError {
 // recordEndInUpload returns the error for a request that has ended before it was parsed, and counts
 // a client disconnect.
 func (r *request) recordEndInUpload() *apiError {
-	if r.isCancelledOrCutOff() {
-		return r.recordCancelOrCutOff()
+	if r.isEndedByProxy() {
+		return r.recordProxyEnd()
 	}
 	r.phase = metrics.AbortInUpload
 	r.proxy.metrics.CountAbort(metrics.AbortInUpload)
@@ -461,9 +461,9 @@ func contentEncodingError() *apiError {
 		message: "the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header"}
 }
 
-// ErrCutOff is the cause to cancel the contexts of requests with that are still in flight when
-// the proxy ends. Their clients get an error that says so.
-var ErrCutOff = errors.New("proxy ended before the response was complete (timeouts.shutdown)")
+// ErrShutdown is the cause with which the contexts of requests that are in flight after
+// timeouts.shutdown are cancelled. Their clients get an error that says so.
+var ErrShutdown = errors.New("proxy ended before the response was complete (timeouts.shutdown)")
 
 // FailReadiness makes /readyz and /health fail from now on. Requests are served as before.
 func (p *Proxy) FailReadiness() { p.unready.Store(true) }
@@ -477,20 +477,20 @@ func shuttingDownError() *apiError {
 // isCancelled reports whether an operator has cancelled the request.
 func (r *request) isCancelled() bool { return r.inFlight.cancelled.Load() }
 
-// isCancelledOrCutOff reports whether the request was ended by the proxy's end or by an operator.
-func (r *request) isCancelledOrCutOff() bool {
-	return r.isCancelled() || context.Cause(r.httpReq.Context()) == ErrCutOff
+// isEndedByProxy reports whether an operator or the shutdown of the proxy has ended the request.
+func (r *request) isEndedByProxy() bool {
+	return r.isCancelled() || context.Cause(r.httpReq.Context()) == ErrShutdown
 }
 
 // isDone reports whether the request was ended, by whomever.
 func (r *request) isDone() bool { return r.isCancelled() || r.httpReq.Context().Err() != nil }
 
 // isDisconnected reports whether the request was ended by its client.
-func (r *request) isDisconnected() bool { return r.isDone() && !r.isCancelledOrCutOff() }
+func (r *request) isDisconnected() bool { return r.isDone() && !r.isEndedByProxy() }
 
-// recordCancelOrCutOff returns the error for a request of which isCancelledOrCutOff is true. A
+// recordProxyEnd returns the error for a request that an operator or the shutdown has ended. A
 // cancelled one is counted, and its client has cancelGrace to read the error.
-func (r *request) recordCancelOrCutOff() *apiError {
+func (r *request) recordProxyEnd() *apiError {
 	if !r.isCancelled() {
 		return shuttingDownError()
 	}

@@ -241,8 +241,8 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 			a.result.End = router.Completed
 		}
 		return nil
-	case a.isCancelledOrCutOff():
-		a.result.End, a.outcome.Code = router.ClientDisconnected, a.recordCancelOrCutOff().status
+	case a.isEndedByProxy():
+		a.result.End, a.outcome.Code = router.ClientDisconnected, a.recordProxyEnd().status
 		panic(http.ErrAbortHandler) // as below
 	case from.err == nil || from.err == io.EOF || a.isDisconnected(): // it was the writing that failed
 		a.recordDisconnect(a.client.abortPhase(metrics.AbortInBody))

@@ -89,7 +89,7 @@ type requestEnd int
 
 const (
 	notEnded     requestEnd = iota
-	cutOff                  // by an operator, or by the end of the proxy
+	endedByProxy            // by an operator or the shutdown
 	disconnected            // by its client
 )
 
@@ -143,7 +143,7 @@ type responseKind int
 const (
 	respondFailure       responseKind = iota // of the best attempt, by its reason
 	respondReplicaError                      // the response of the best attempt
-	respondCutOff                            // the request has ended
+	respondProxyEnd                          // the request has ended
 	respondDisconnected                      // there is nobody to answer
 	respondNoDescriptors                     // this process could not connect
 	respondNotPicked
@@ -326,8 +326,8 @@ func respondWith(h *history, pickErr error) action {
 	}
 	a := action{kind: actRespond, err: pickErr}
 	switch best := h.best; {
-	case h.end == cutOff:
-		a.response = respondCutOff
+	case h.end == endedByProxy:
+		a.response = respondProxyEnd
 	case h.end == disconnected:
 		a.response = respondDisconnected
 	case best != nil && best.isMissingEndpoint() && !errors.Is(pickErr, router.ErrEndpointMissing):

@@ -302,8 +302,8 @@ func (s *streamRelay) finish() {
 		}
 	case s.writeErr != nil || s.isDisconnected():
 		s.recordDisconnect(s.client.abortPhase(metrics.AbortInStream))
-	case s.isCancelledOrCutOff():
-		err := s.recordCancelOrCutOff()
+	case s.isEndedByProxy():
+		err := s.recordProxyEnd()
 		s.result.End, s.outcome.Code = router.ClientDisconnected, err.status
 		s.sendErrorEvent(err)
 	default:

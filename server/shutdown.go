@@ -101,7 +101,7 @@ func (s *Server) shutDownServers(deadline context.Context) error {
 	err := s.listeners.public.server.Shutdown(deadline)
 	if err != nil {
 		err = fmt.Errorf("requests still in flight after timeouts.shutdown %v were cut off", s.config.Timeouts.Shutdown)
-		s.listeners.cancel(proxy.ErrCutOff)
+		s.listeners.cancel(proxy.ErrShutdown)
 		grace, cancel := context.WithTimeout(context.Background(), cutoffGrace)
 		defer cancel()
 		s.listeners.public.server.Shutdown(grace)
