@@ -1,12 +1,12 @@
 package proxy
 
 import (
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -20,10 +20,9 @@ const requestIDHeader = "X-Request-Id"
 const (
 	// attemptTokenMark precedes the token of an attempt in an id.
 	attemptTokenMark = "-wr"
-	// Of a token's bytes, the first are random and the rest are their checksum.
-	attemptTokenRandomBytes   = 7
-	attemptTokenChecksumBytes = 5
-	attemptTokenChars         = 2 * (attemptTokenRandomBytes + attemptTokenChecksumBytes)
+	// A token is a random number of 56 bits and a checksum of it of 40 bits, in hexadecimal digits.
+	attemptTokenRandomChars = 14
+	attemptTokenChars       = attemptTokenRandomChars + 10
 	// maxResponseIDBytes is how much of an id is searched for tokens: several proxies may have
 	// added theirs.
 	maxResponseIDBytes = 1 << 10
@@ -44,19 +43,13 @@ func (t attemptTokens) newToken() string { return t.encode(rand.Uint64() >> 8) }
 
 // encode returns the token of which random is the random part.
 func (t attemptTokens) encode(random uint64) string {
-	var b [attemptTokenRandomBytes + 8]byte
-	binary.BigEndian.PutUint64(b[:8], random<<8)
-	binary.BigEndian.PutUint64(b[attemptTokenRandomBytes:], maphash.Comparable(t.seed, random))
-	return hex.EncodeToString(b[:attemptTokenRandomBytes+attemptTokenChecksumBytes])
+	return fmt.Sprintf("%014x%010x", random, maphash.Comparable(t.seed, random)>>24)
 }
 
 // isOwn reports whether a token was made by newToken.
 func (t attemptTokens) isOwn(token string) bool {
-	var b [attemptTokenChars / 2]byte
-	if _, err := hex.Decode(b[:], []byte(token)); err != nil {
-		return false
-	}
-	return t.encode(binary.BigEndian.Uint64(b[:])>>8) == token
+	random, err := strconv.ParseUint(token[:attemptTokenRandomChars], 16, 64)
+	return err == nil && t.encode(random) == token
 }
 
 // namesAnother reports whether an id in a response has tokens of this process, but not the given

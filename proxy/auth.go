@@ -46,7 +46,7 @@ func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiEr
 		}
 	}
 	p.metrics.CountUnauthorized(problem)
-	return nil, unauthorizedError(message)
+	return nil, &apiError{status: http.StatusUnauthorized, kind: "invalid_request_error", code: "invalid_api_key", message: message}
 }
 
 // presentedSecrets returns the secrets that a request came with, "" for none, in the order in which
@@ -58,10 +58,6 @@ func presentedSecrets(h http.Header, d dialect) (secrets [2]string) {
 		secrets[1] = apikey.XAPIKey(h)
 	}
 	return secrets
-}
-
-func unauthorizedError(message string) *apiError {
-	return &apiError{status: http.StatusUnauthorized, kind: "invalid_request_error", code: "invalid_api_key", message: message}
 }
 
 // requireKey wraps a handler that needs an API key, where keys are configured.
@@ -139,15 +135,12 @@ func rateLimitError(r *apikey.LimitError) *apiError {
 // writeRateHeaders writes the state of the key's rate limits, in OpenAI's headers.
 func (c *caller) writeRateHeaders(h http.Header) {
 	requests, tokens := c.account.Rates()
-	if requests.Limit > 0 {
-		h["X-Ratelimit-Limit-Requests"] = []string{strconv.Itoa(requests.Limit)}
-		h["X-Ratelimit-Remaining-Requests"] = []string{strconv.Itoa(requests.Remaining)}
-		h["X-Ratelimit-Reset-Requests"] = []string{requests.Reset.Round(time.Millisecond).String()}
-	}
-	if tokens.Limit > 0 {
-		h["X-Ratelimit-Limit-Tokens"] = []string{strconv.Itoa(tokens.Limit)}
-		h["X-Ratelimit-Remaining-Tokens"] = []string{strconv.Itoa(tokens.Remaining)}
-		h["X-Ratelimit-Reset-Tokens"] = []string{tokens.Reset.Round(time.Millisecond).String()}
+	for kind, rate := range map[string]apikey.Rate{"Requests": requests, "Tokens": tokens} {
+		if rate.Limit > 0 {
+			h["X-Ratelimit-Limit-"+kind] = []string{strconv.Itoa(rate.Limit)}
+			h["X-Ratelimit-Remaining-"+kind] = []string{strconv.Itoa(rate.Remaining)}
+			h["X-Ratelimit-Reset-"+kind] = []string{rate.Reset.Round(time.Millisecond).String()}
+		}
 	}
 }
 

@@ -14,31 +14,20 @@ const maxForwardedHops = 32
 // Addresses before it are the client's own claim. It is invalid if peer is not an address and a port.
 func clientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) netip.Addr {
 	connection, _ := netip.ParseAddrPort(peer)
-	address, hops := normalizeAddress(connection.Addr()), 0
-	for i := len(forwardedFor) - 1; i >= 0; i-- {
-		rest, more := forwardedFor[i], true
-		for more {
-			if hops++; hops > maxForwardedHops || !isTrusted(address, trusted) {
-				return address
-			}
-			var last string
-			rest, last, more = cutLast(rest, ",")
-			next, ok := parseForwardedAddress(last)
-			if !ok {
-				return address
-			}
-			address = next
+	address := normalizeAddress(connection.Addr())
+	isTrusted := func() bool {
+		return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(address) })
+	}
+	claimed := strings.Join(forwardedFor, ",")
+	for hops := 0; hops < maxForwardedHops && claimed != "" && isTrusted(); hops++ {
+		comma := strings.LastIndexByte(claimed, ',')
+		next, ok := parseForwardedAddress(claimed[comma+1:])
+		if !ok {
+			return address
 		}
+		address, claimed = next, claimed[:max(comma, 0)]
 	}
 	return address
-}
-
-// cutLast cuts s around the last sep; found is false, and after all of s, if there is none.
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
-	}
-	return "", s, false
 }
 
 // parseForwardedAddress reads an address of X-Forwarded-For, which some proxies write with its port,
@@ -57,10 +46,6 @@ func parseForwardedAddress(text string) (address netip.Addr, ok bool) {
 
 // normalizeAddress returns a as prefixes contain it: without a zone, and as IPv4 if it is that in IPv6.
 func normalizeAddress(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
-
-func isTrusted(a netip.Addr, trusted []netip.Prefix) bool {
-	return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(a) })
-}
 
 // clientNetwork returns the network that counts as one client: an IPv4 address, or the /64 of an
 // IPv6 address, all of which a host may use.

@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -58,7 +60,7 @@ func (d dialect) errorBody(e *apiError) []byte {
 		out, _ := json.Marshal(struct {
 			Type  string `json:"type"`
 			Error inner  `json:"error"`
-		}{"error", inner{anthropicErrorType(e.status), e.message, e.sourceUnlessReplica()}})
+		}{"error", inner{cmp.Or(anthropicErrorTypes[e.status], "api_error"), e.message, e.sourceUnlessReplica()}})
 		return out
 	}
 	out, _ := json.Marshal(map[string]openAIError{"error": e.openAIError()})
@@ -84,25 +86,16 @@ func (e *apiError) openAIError() openAIError {
 	return openAIError{e.message, e.kind, orNull(e.param), orNull(e.code), e.sourceUnlessReplica()}
 }
 
-// anthropicErrorType returns what Anthropic calls an error of that status.
-func anthropicErrorType(status int) string {
-	switch status {
-	case http.StatusBadRequest, http.StatusUnsupportedMediaType:
-		return "invalid_request_error"
-	case http.StatusUnauthorized:
-		return "authentication_error"
-	case http.StatusForbidden:
-		return "permission_error"
-	case http.StatusNotFound:
-		return "not_found_error"
-	case http.StatusRequestEntityTooLarge:
-		return "request_too_large"
-	case http.StatusTooManyRequests:
-		return "rate_limit_error"
-	case http.StatusServiceUnavailable:
-		return "overloaded_error"
-	}
-	return "api_error"
+// anthropicErrorTypes are Anthropic's names of errors, by status; others are an api_error.
+var anthropicErrorTypes = map[int]string{
+	http.StatusBadRequest:            "invalid_request_error",
+	http.StatusUnsupportedMediaType:  "invalid_request_error",
+	http.StatusUnauthorized:          "authentication_error",
+	http.StatusForbidden:             "permission_error",
+	http.StatusNotFound:              "not_found_error",
+	http.StatusRequestEntityTooLarge: "request_too_large",
+	http.StatusTooManyRequests:       "rate_limit_error",
+	http.StatusServiceUnavailable:    "overloaded_error",
 }
 
 // writeError sends an error as the whole response.
@@ -126,7 +119,7 @@ func (d dialect) writeError(w http.ResponseWriter, e *apiError) {
 func (f format) formatErrorEvent(e *apiError) []byte {
 	switch f {
 	case messagesFormat:
-		return append(append([]byte("event: error\ndata: "), anthropic.errorBody(e)...), "\n\n"...)
+		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", anthropic.errorBody(e))
 	case responsesFormat, storedFormat:
 		// The SDKs raise an error only if there is an "error"; the rest is the event that OpenAI documents.
 		event := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil, "error": e.openAIError()}
@@ -134,9 +127,9 @@ func (f format) formatErrorEvent(e *apiError) []byte {
 			event["src"] = e.sourceUnlessReplica()
 		}
 		data, _ := json.Marshal(event)
-		return append(append([]byte("event: error\ndata: "), data...), "\n\n"...)
+		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", data)
 	}
-	return append(append([]byte("data: "), openAI.errorBody(e)...), "\n\ndata: [DONE]\n\n"...)
+	return fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", openAI.errorBody(e))
 }
 
 // truncatedError returns the error for a stream that the replica did not complete, and its

@@ -25,16 +25,18 @@ func (r *request) forward() {
 	p.retries.countRequest()
 	h.receivedAt, h.queueTimeouts = r.bodyReceivedAt, r.queueTimeoutsOr(r.settings.QueueTimeouts)
 	defer r.replaceBestFailure(nil)
-	defer r.releaseQueuePlace() // a wait may panic
-	defer r.stopQueueKeepalive()
+	stopWaiting := func() {
+		r.context.end()
+		r.stopQueueKeepalive()
+		r.releaseQueuePlace()
+	}
 	r.startQueueKeepalive()
 	r.beginAttemptContext()
+	defer stopWaiting() // also if a wait panics
 	for {
 		h.end = r.endReason()
 		if apiErr := r.checkStoredResponse(); apiErr != nil {
-			r.context.end()
-			r.stopQueueKeepalive()
-			r.releaseQueuePlace()
+			stopWaiting()
 			r.sendError(apiErr)
 			return
 		}
@@ -64,9 +66,7 @@ func (r *request) forward() {
 		case actWait:
 			r.awaitAndRecord(&a)
 		case actRespond:
-			r.context.end()
-			r.stopQueueKeepalive()
-			r.releaseQueuePlace()
+			stopWaiting()
 			r.respondWithError(&a)
 			return
 		}
@@ -228,31 +228,22 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 	}
 }
 
-// recordWait counts a wait. Those for the health checks are no time in the queue.
+// recordWait counts a wait. One for the health checks is not time in the queue.
 func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Duration) {
-	h := &r.history
-	switch kind {
-	case waitSlot:
-		switch {
-		case outcome == waitRefused:
-		case outcome == waitMet:
-			r.recordQueueTime(metrics.QueueSent, router.Waited{Busy: waited})
-		case r.isDone():
-			r.recordQueueTime(metrics.QueueDisconnected, router.Waited{Busy: waited})
-		default:
-			r.recordQueueTime(metrics.QueueTimeout, router.Waited{Busy: waited})
-		}
-	case waitBudget:
-		result := metrics.RetryWaitGivenUp
-		switch {
-		case outcome == waitMet:
-			result = metrics.RetryWaitSent
-		case r.isDone():
-			result = metrics.RetryWaitDisconnected
-		}
-		r.proxy.metrics.CountRetryWait(result)
-		h.waited.Busy += waited
-		h.budgetWait += waited
+	queued, budget := metrics.QueueTimeout, metrics.RetryWaitGivenUp
+	switch {
+	case outcome == waitMet:
+		queued, budget = metrics.QueueSent, metrics.RetryWaitSent
+	case r.isDone():
+		queued, budget = metrics.QueueDisconnected, metrics.RetryWaitDisconnected
+	}
+	switch {
+	case kind == waitSlot && outcome != waitRefused:
+		r.recordQueueTime(queued, router.Waited{Busy: waited})
+	case kind == waitBudget:
+		r.proxy.metrics.CountRetryWait(budget)
+		r.history.waited.Busy += waited
+		r.history.budgetWait += waited
 		r.spans.AddQueueWaitSpan(waited, "retry_budget")
 	}
 }
@@ -393,15 +384,16 @@ func (r *request) notPickedError(err error) *apiError {
 		return &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "endpoint_not_served",
 			message: "no replica of the model serves " + r.endpoint.path + "; use another endpoint, or enable it in vLLM"}
 	case errors.Is(err, router.ErrMaxInFlight):
-		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "replicas_full",
-			message: fmt.Sprintf("every replica is at its limit of requests (backends[].max_in_flight); try again in %ds", wait)}
+		e = overloadedError("replicas_full", "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):
-		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_full",
-			message: fmt.Sprintf("the admission queue is full for this priority class (routing.queue); try again in %ds", wait)}
+		e = overloadedError("queue_full", "the admission queue is full for this priority class (routing.queue)", wait)
 	case errors.Is(err, router.ErrQueueTimeout):
-		e = &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: "queue_timeout",
-			message: fmt.Sprintf("no replica could start this request within %s; try again in %ds", r.history.queueLimit(false), wait)}
+		e = overloadedError("queue_timeout", "no replica could start this request within "+r.history.queueLimit(false), wait)
 	}
 	e.retryAfter = wait
 	return e
+}
+
+func overloadedError(code, message string, wait int) *apiError {
+	return &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: code, message: fmt.Sprintf("%s; try again in %ds", message, wait)}
 }

@@ -1,8 +1,7 @@
 package proxy
 
 import (
-	"encoding/binary"
-	"encoding/hex"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/textproto"
@@ -165,12 +164,7 @@ func requestIDOrNew(h http.Header) string {
 	if isPlainID(id) && !requestIDContainsKey(h, id) {
 		return id
 	}
-	var random [16]byte
-	binary.BigEndian.PutUint64(random[:8], rand.Uint64())
-	binary.BigEndian.PutUint64(random[8:], rand.Uint64())
-	made := [3 + 2*len(random)]byte{'w', 'r', '-'}
-	hex.Encode(made[3:], random[:])
-	return string(made[:])
+	return fmt.Sprintf("wr-%016x%016x", rand.Uint64(), rand.Uint64())
 }
 
 const maxRequestIDBytes = 128

@@ -103,26 +103,20 @@ func (b *responseBuffers) makeRoom(buf *bytes.Buffer, n int, reserved *int64) (o
 // read reads a response into buf, as far as it may be buffered, and returns what it has
 // reserved for that and whether buf has all of the response.
 func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader) (reserved int64, complete bool, err error) {
-	for limit := freeBufferBytes; ; limit *= 2 {
-		for err == nil && buf.Len() < limit {
-			buf.Grow(bytes.MinRead)
-			free := buf.AvailableBuffer()
-			var n int
-			n, err = body.Read(free[:min(cap(free), limit-buf.Len())])
-			buf.Write(free[:n]) // where it lies
+	for b.makeRoom(buf, 1, &reserved) {
+		buf.Grow(bytes.MinRead)
+		free := buf.AvailableBuffer()
+		n, err := body.Read(free[:min(cap(free), freeBufferBytes+int(reserved)-buf.Len())])
+		buf.Write(free[:n]) // where it lies
+		switch err {
+		case nil:
+		case io.EOF:
+			return reserved, true, nil
+		default:
+			return reserved, false, err
 		}
-		if err != nil {
-			if err == io.EOF {
-				err = nil
-			}
-			return reserved, err == nil, err
-		}
-		if limit == maxBufferedResponseBytes || !b.reserve(int64(limit)) {
-			return reserved, false, nil
-		}
-		reserved += int64(limit)
-		buf.Grow(limit + bytes.MinRead)
 	}
+	return reserved, false, nil
 }
 
 // relayBuffered relays a response that is not streamed. Nothing is sent to the client
