@@ -110,5 +110,6 @@ func (l *lineWriter) writeKeepAlive(event string) error {
 	if l.missingLineEnds() != "" {
 		return nil
 	}
-	return l.write([]byte(event))
+	_, err := l.to.Write([]byte(event))
+	return err
 }

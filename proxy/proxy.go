@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"bytes"
 	"cmp"
 	"log/slog"
 	"net/http"
@@ -124,6 +125,7 @@ func New(o Options) *Proxy {
 		tokens:      newAttemptTokens(),
 		blockBytes:  o.BlockBytes,
 		parsing:     semaphore.NewWeighted(maxParsedBytes),
+		buffers:     responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
 		responses:   newStoredResponses(o.Responses),
 		fleetEvents: fleetEvents{recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors},
 		observers: observers{

@@ -21,25 +21,18 @@ import (
 )
 
 const (
-	// maxBufferedResponseBytes is how much of a response that is not streamed is buffered
-	// before the first byte goes to the client: another backend is asked if the replica
-	// fails until then.
+	// maxBufferedResponseBytes is how much of a response is buffered before the first byte goes to the
+	// client: another backend is asked if the replica fails until then.
 	maxBufferedResponseBytes = 1 << 20
-	// freeBufferBytes is what each response may take of that, maxBufferedTotalBytes what
-	// all of them may beyond it: those of clients that read slowly stay long. Where there
-	// is no more, a response is relayed as one that is too long.
+	// freeBufferBytes is what each response may take of that, maxBufferedTotalBytes what all of them may
+	// beyond it. Where there is no more, a response is relayed as one that is too long.
 	freeBufferBytes       = 64 << 10
 	maxBufferedTotalBytes = 256 << 20
-	// maxPooledBufferBytes is more than most responses need.
-	maxPooledBufferBytes = 64 << 10
-	// maxErrorBodyBytes is how long the body of an error may be that is kept while another
-	// backend is asked. All of it counts in maxBufferedTotalBytes.
-	maxErrorBodyBytes = 64 << 10
-	// errorBodyTimeout bounds the reading of such a body. A replica that works sends one at
-	// once, and no other backend is asked before its end.
+	maxPooledBufferBytes  = 64 << 10 // more than most responses need
+	maxErrorBodyBytes     = 64 << 10 // of an error that is kept while another backend is asked; counts in maxBufferedTotalBytes
+	// errorBodyTimeout bounds the reading of such a body, before whose end no other backend is asked.
 	errorBodyTimeout = 5 * time.Second
-	// maxTailBytes is how much of the end of a long response is kept: vLLM writes usage
-	// behind the choices, and little comes behind it.
+	// maxTailBytes is how much of the end of a long response is kept: vLLM writes usage behind the choices.
 	maxTailBytes = 2 << 10
 )
 
@@ -51,21 +44,15 @@ var (
 	errErrorBodyMemory  = errors.New("no memory is left for the error body")
 )
 
-// responseBuffers holds what is buffered of responses, and bounds it. Safe for concurrent
-// use.
+// responseBuffers holds what is buffered of responses, and bounds it. Safe for concurrent use.
 type responseBuffers struct {
 	pool     sync.Pool    // of *bytes.Buffer
 	reserved atomic.Int64 // bytes, of maxBufferedTotalBytes
 }
 
-func (b *responseBuffers) get() *bytes.Buffer {
-	if buf, ok := b.pool.Get().(*bytes.Buffer); ok {
-		return buf
-	}
-	return new(bytes.Buffer)
-}
+func (b *responseBuffers) get() *bytes.Buffer { return b.pool.Get().(*bytes.Buffer) }
 
-// put returns a buffer to the pool, unless it has grown beyond what most responses need.
+// put returns a buffer to the pool, unless it has grown too large.
 func (b *responseBuffers) put(buf *bytes.Buffer) {
 	if buf.Cap() <= maxPooledBufferBytes {
 		buf.Reset()
@@ -146,19 +133,21 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 		a.sendLostResponse()
 		return nil
 	}
-	if resp.StatusCode < 300 {
+	encoded, ok := isEncoded(resp.Header), resp.StatusCode < 300
+	switch {
+	case ok && encoded && a.endpoint.format.isRead():
+		a.estimateTokensByLength(buf.Len())
+	case ok && !encoded:
 		if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
 			return f
 		}
-		if !isEncoded(resp.Header) {
-			a.recordBodyUsage(buf.Bytes())
-			a.rememberBody(buf.Bytes())
-		} else if a.endpoint.format.isRead() {
-			a.estimateTokensByLength(buf.Len())
-		}
+		a.recordBodyUsage(buf.Bytes())
+		a.rememberBody(buf.Bytes())
+	}
+	if ok {
 		a.result.End = router.Completed
 	}
-	if !isEncoded(resp.Header) && !a.allowsTransferParams() {
+	if !encoded && !a.allowsTransferParams() {
 		blankTransferParams(buf.Bytes())
 	}
 	length := contentLengthHeader(resp, buf.Len())
@@ -175,8 +164,6 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 // checkBuffered returns the failure that a complete response is, or nil.
 func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 	switch {
-	case isEncoded(resp.Header):
-		return nil
 	case isAbortedResponse(a.endpoint.format, body):
 		return a.recordReplicaAbort()
 	case !isFramed(resp) && hasContentType(resp.Header, "application/json") && !json.Valid(body):
@@ -205,8 +192,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	case resp.ContentLength >= 0:
 		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
 	case !isFramed(resp):
-		// Its end could be a failure. The client gets no more than the replica gave: the end
-		// of the connection, and no mark of completeness.
+		// Its end could be a failure. The client gets no more than the end of the connection.
 		h["Transfer-Encoding"] = []string{"identity"}
 	}
 	if resp.StatusCode < 300 {
@@ -247,8 +233,8 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	panic(http.ErrAbortHandler)
 }
 
-// tailReader reads a long response. It remembers why reading ended, which io.Copy does not
-// tell from why writing did, and the end of what was read.
+// tailReader reads a long response. It keeps why reading ended, which io.Copy does not tell from why
+// writing did, and the end of what was read.
 type tailReader struct {
 	io.Reader
 	err       error
@@ -267,12 +253,11 @@ func (r *tailReader) Read(p []byte) (n int, err error) {
 	return n, r.err
 }
 
-// readErrorResponse reads a response with a status that another backend may better, and returns it
-// as a failure.
+// readErrorResponse reads a response with a status that another backend may better.
 func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	f := &failure{
-		reason: metrics.RetryStatus(resp.StatusCode), err: errors.New("replica responded with status " + strconv.Itoa(resp.StatusCode)), // its message may quote the prompt
-		status: resp.StatusCode, header: resp.Header,
+		reason: metrics.RetryStatus(resp.StatusCode), status: resp.StatusCode, header: resp.Header,
+		err:       fmt.Errorf("replica responded with status %d", resp.StatusCode), // its message may quote the prompt
 		queueFull: resp.StatusCode == http.StatusServiceUnavailable,
 	}
 	switch body, err := a.readErrorBody(resp); {
@@ -315,14 +300,13 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 	return body, nil
 }
 
-// recordMissingEndpoint records that the replica does not serve the endpoint, and returns the
-// failure of its response, whose body is copied.
+// recordMissingEndpoint records that the replica does not serve the endpoint, and returns the failure. It
+// copies the body.
 func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
 	a.decision.Backend.RecordMissingEndpoint(a.endpoint.number(), time.Now())
 	f := &failure{
-		reason: metrics.RetryEndpoint, err: errors.New("replica does not serve the endpoint: it responded with status " + strconv.Itoa(resp.StatusCode)),
-		isFree: true,
-		status: resp.StatusCode, header: resp.Header,
+		reason: metrics.RetryEndpoint, isFree: true, status: resp.StatusCode, header: resp.Header,
+		err: fmt.Errorf("replica does not serve the endpoint: it responded with status %d", resp.StatusCode),
 	}
 	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))
 	return f
@@ -336,7 +320,7 @@ func (a *attempt) recordReplicaAbort() *failure {
 	e.code = "replica_aborted"
 	return &failure{
 		reason: metrics.RetryAborted, err: errAborted, shuttingDown: true,
-		status: e.status, body: a.endpoint.dialect().errorBody(e), header: http.Header{"Content-Type": {"application/json"}},
+		status: e.status, body: a.endpoint.dialect().errorBody(e), header: jsonHeader(),
 	}
 }
 
@@ -362,11 +346,12 @@ func (f *failure) keepBody(buffers *responseBuffers, e *endpoint, body []byte) {
 	}
 }
 
-// setProxyErrorBody replaces the body of a response, which cannot be kept, by an error of the
-// proxy's own with the same status.
+// setProxyErrorBody replaces a response that cannot be kept by an error of the proxy's own with its status.
 func (f *failure) setProxyErrorBody(e *endpoint) {
-	f.body, f.header = e.dialect().errorBody(replicaError(f.status, nil)), http.Header{"Content-Type": {"application/json"}}
+	f.body, f.header = e.dialect().errorBody(replicaError(f.status, nil)), jsonHeader()
 }
+
+func jsonHeader() http.Header { return http.Header{"Content-Type": {"application/json"}} }
 
 // replaceBestFailure makes f the failure that the client gets should no attempt succeed, and
 // frees the body of the one before. A nil f only frees.
@@ -418,9 +403,8 @@ func (a *attempt) recordBodyUsage(body []byte) {
 	}
 }
 
-// recordTailUsage records usage from the end of a response that was not buffered whole. The
-// quotes of a text inside the response are escaped, so none can be mistaken for it. Where
-// there is none, its length in bytes counts.
+// recordTailUsage records usage from the end of a response that was not buffered whole: quotes in a text are
+// escaped, so none is mistaken for it. Where there is none, its length in bytes counts.
 func (a *attempt) recordTailUsage(tail *tailReader, length int) {
 	if !a.endpoint.format.isRead() || a.outcome.Code >= http.StatusMultipleChoices {
 		return
@@ -435,8 +419,8 @@ func (a *attempt) recordTailUsage(tail *tailReader, length int) {
 	}
 }
 
-// estimateTokensByLength estimates the tokens of a response without usage by its length in bytes, up to
-// what was asked for: else it would cost its key nothing.
+// estimateTokensByLength estimates the tokens of a response without usage, up to what was asked for: else it
+// would cost its key nothing.
 func (a *attempt) estimateTokensByLength(length int) {
 	a.estimatedTokens = length / bytesPerToken
 	if limit := a.input.request.MaxOutputTokens * max(a.input.request.Sequences, 1); limit > 0 {

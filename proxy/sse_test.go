@@ -135,7 +135,7 @@ func FuzzLineWriter(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream string, size uint8, head int) {
 		var out bytes.Buffer
 		const room = 32
-		l := lineWriter{write: func(p []byte) error { out.Write(p); return nil }, chunks: &sync.Pool{New: func() any { b := make([]byte, room); return &b }}}
+		l := lineWriter{to: &out, chunks: &sync.Pool{New: func() any { b := make([]byte, room); return &b }}}
 		head = min(max(head, 0), len(stream))
 		check := func(passed int) {
 			got, pending := out.String(), stream[passed-l.pending:passed]
@@ -177,7 +177,7 @@ func TestKeepAliveCommentsBetweenEvents(t *testing.T) {
 		{[]string{"data: " + strings.Repeat("x", 40), "\n", "\n"}, true},
 	} {
 		var out strings.Builder
-		l := lineWriter{write: func(p []byte) error { out.Write(p); return nil }, chunks: &sync.Pool{New: func() any { b := make([]byte, 32); return &b }}}
+		l := lineWriter{to: &out, chunks: &sync.Pool{New: func() any { b := make([]byte, 32); return &b }}}
 		for _, part := range c.parts {
 			for part != "" {
 				n := copy(l.freeSpace(), part)

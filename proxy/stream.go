@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,9 +19,8 @@ import (
 
 const (
 	chunkBytes = 4 << 10
-	// roleEventDelay is how long events without content, the first of which may have only a role, are
-	// buffered together for what follows: an engine that is shutting down sends the role, and
-	// directly after it that the response was aborted. Then another backend is asked.
+	// roleEventDelay is how long events without content are buffered for what follows: an engine that is
+	// shutting down sends the role, and directly after it an abort. Then another backend is asked.
 	roleEventDelay = 25 * time.Millisecond
 	noKeepalive    = 1000 * time.Hour
 	// abortUsageTimeout bounds the wait for the usage after an abort. vLLM sends it at once.
@@ -45,9 +45,8 @@ type replicaBody interface {
 	AllowReuse()
 }
 
-// streamRelay relays a response of server-sent events. Nothing of it, not even its status,
-// goes to the client before the replica's engine has put something out: vLLM sends its 200
-// before it has begun.
+// streamRelay relays a response of server-sent events. Nothing of it, not even its status, goes to the client
+// before the engine has output something: vLLM sends its 200 before it has begun.
 type streamRelay struct {
 	*attempt
 	resp     *http.Response
@@ -70,7 +69,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 		s.unsaved = &stored
 	}
 	s.pieces = pieceWriter{client: &a.client, passThrough: a.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
-	s.out = lineWriter{write: s.pieces.write, chunks: &a.proxy.pools.chunks}
+	s.out = lineWriter{to: &s.pieces, chunks: &a.proxy.pools.chunks}
 	defer s.out.releaseChunk()
 	buffered := a.proxy.buffers.get()
 	reserved, f := s.readAndCommit(buffered)
@@ -90,9 +89,8 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	return nil
 }
 
-// readAndCommit reads the beginning of the stream into buffered and makes the response this
-// backend's, unless it is a failure that another may better. It returns what it has reserved for
-// buffered, for the caller to release.
+// readAndCommit reads the beginning of the stream into buffered, and commits the attempt unless it is a failure.
+// It returns what it has reserved for buffered, for the caller to release.
 func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *failure) {
 	s.body.SetQuietTimeout(s.settings.Keepalive)
 	chunk := s.proxy.pools.chunks.Get().(*[]byte)
@@ -111,9 +109,8 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *
 	return reserved, s.commitAttempt()
 }
 
-// readUntilFirstEvent reads into buffered until the stream can be judged: the engine has put
-// something out, the stream has ended one way or another, or no more may be buffered. It returns
-// what it has reserved for buffered.
+// readUntilFirstEvent reads into buffered until the engine has output something, the stream has ended, or no more
+// may be buffered. It returns what it has reserved for buffered.
 func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) (reserved int64, err error) {
 	e, commentedAt := &s.events, time.Now()
 	var relayAt time.Time
@@ -142,8 +139,8 @@ func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) 
 	return reserved, nil
 }
 
-// checkBeginning returns the failure that a stream is, as far as it was read, or nil. An error that
-// is the client's own is none: it would come from any backend.
+// checkBeginning returns the failure that a stream is, as far as it was read, or nil. A client's own error is
+// none: it would come from any backend.
 func (s *streamRelay) checkBeginning() *failure {
 	e := &s.events
 	if f := s.checkResponseID(e.responseID); f != nil {
@@ -173,7 +170,7 @@ func (s *streamRelay) checkErrorEvent() *failure {
 	shutdown := vllm.IsShutdownError(body)
 	f := &failure{
 		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"),
-		status: status, header: http.Header{"Content-Type": {"application/json"}},
+		status: status, header: jsonHeader(),
 		shuttingDown: shutdown, isFree: shutdown, suspectsCrash: !shutdown,
 	}
 	f.keepBody(&s.proxy.buffers, s.endpoint, body)
@@ -197,8 +194,7 @@ func (s *streamRelay) sendBeginning(buffered []byte) {
 	s.body.SetIdleTimeout(s.settings.Idle)
 }
 
-// relayChunks relays the stream until it ends, is aborted by the engine, or cannot be
-// written any more.
+// relayChunks relays the stream until it ends, is aborted by the engine, or cannot be written any more.
 func (s *streamRelay) relayChunks() {
 	e, quiet := &s.events, s.settings.Keepalive
 	if quiet == 0 {
@@ -206,8 +202,7 @@ func (s *streamRelay) relayChunks() {
 	}
 	wait := quiet
 	for s.readErr == nil && s.writeErr == nil {
-		// A chunk to read to is borrowed when something is there, not for the wait: most
-		// streams wait most of the time.
+		// A chunk is borrowed when there is something to read: most streams wait most of the time.
 		var more bool
 		if more, s.readErr = s.body.WaitReadable(wait); !more {
 			wait = quiet
@@ -254,8 +249,7 @@ func (s *streamRelay) relayChunks() {
 	}
 }
 
-// readUsageAfterAbort reads what follows an abort, for at most abortUsageTimeout, for its usage: no
-// client gets it.
+// readUsageAfterAbort reads what follows an abort for its usage. No client gets it.
 func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 	s.body.SetIdleTimeout(abortUsageTimeout)
 	for end := time.Now().Add(abortUsageTimeout); !s.events.done && time.Now().Before(end); {
@@ -267,8 +261,7 @@ func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 	}
 }
 
-// releaseUploadedInput frees the request's body if the replica has all of it: a stream can last for
-// minutes.
+// releaseUploadedInput frees the request's body if the replica has all of it: a stream may last for minutes.
 func (s *streamRelay) releaseUploadedInput() {
 	if s.body.Uploaded() {
 		s.releaseInput()
@@ -316,36 +309,31 @@ func (s *streamRelay) finish() {
 	}
 }
 
-// scanLastLine reads a last line without a line end. Where the end of the connection is the end of
-// the response, it may be half a line.
+// scanLastLine reads a last line without a line end, unless it may be half a line.
 func (s *streamRelay) scanLastLine() {
 	if s.readErr == io.EOF && isFramed(s.resp) {
 		s.events.scanLastLine()
 	}
 }
 
-// isTruncated reports whether a stream that ended without an error has no mark of its end. One is
-// enough: a finish_reason, an error or the format's last event. Where the end of the connection is
-// the end of the response, only the last event counts.
+// isTruncated reports whether a stream that ended without an error has no mark of its end: a finish_reason, an
+// error or the format's last event. Where the end of the connection is that of the response, only the last counts.
 func (s *streamRelay) isTruncated() bool {
 	e := &s.events
 	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil))
 }
 
-// lineWriter writes a stream of server-sent events in whole lines, each as soon as it is
-// complete. Half a line that a crashing replica leaves would be broken JSON to the client,
-// and hide the error event that follows. A line that names an event is written together with
-// the next one, so that the event may still be withheld when its data is known. A line longer
-// than a chunk is written as it comes.
+// lineWriter writes a stream of server-sent events in whole lines, as soon as they are complete: half a line of
+// a crashing replica would hide the error event that follows. A line that names an event is written with the next
+// one, so that the event may still be withheld. A line longer than a chunk is written as it comes.
 type lineWriter struct {
-	write   func([]byte) error
+	to      io.Writer
 	chunks  *sync.Pool // of *[]byte
 	chunk   *[]byte    // borrowed from chunks; nil: none
 	pending int        // bytes of chunk that are not written yet
 	tail    [3]byte    // the last bytes written
 }
 
-// borrowChunk returns the borrowed chunk, after borrowing one if there is none.
 func (l *lineWriter) borrowChunk() []byte {
 	if l.chunk == nil {
 		l.chunk = l.chunks.Get().(*[]byte)
@@ -353,8 +341,7 @@ func (l *lineWriter) borrowChunk() []byte {
 	return *l.chunk
 }
 
-// freeSpace returns the memory to read the next bytes of the stream to, before
-// writeCompleteLines.
+// freeSpace returns the memory to read the next bytes of the stream to, before writeCompleteLines.
 func (l *lineWriter) freeSpace() []byte { return l.borrowChunk()[l.pending:] }
 
 // releaseChunkIfEmpty returns the chunk to the pool unless bytes of it are pending.
@@ -364,7 +351,6 @@ func (l *lineWriter) releaseChunkIfEmpty() {
 	}
 }
 
-// releaseChunk returns the chunk to the pool.
 func (l *lineWriter) releaseChunk() {
 	if l.chunk != nil {
 		l.chunks.Put(l.chunk)
@@ -372,28 +358,25 @@ func (l *lineWriter) releaseChunk() {
 	}
 }
 
-// writeCompleteLines writes the lines that are complete with the bytes that were read to freeSpace,
-// and keeps the rest pending.
-func (l *lineWriter) writeCompleteLines(added int) error {
+// writeCompleteLines writes the lines that are complete with the bytes that were read to freeSpace, and keeps the
+// rest pending.
+func (l *lineWriter) writeCompleteLines(added int) (err error) {
 	defer l.releaseChunkIfEmpty()
 	buf, have := l.borrowChunk(), l.pending+added
 	whole := completeLinesLength(buf[:have])
-	switch {
-	case whole > 0:
-	case have == len(buf):
+	if whole == 0 && have == len(buf) {
 		whole = have
-	default:
-		l.pending = have
-		return nil
 	}
-	err := l.writeAndKeepTail(buf[:whole])
+	if whole > 0 {
+		err = l.writeAndKeepTail(buf[:whole])
+	}
 	l.pending = copy(buf, buf[whole:have])
 	return err
 }
 
-// writeAllButLast writes what is pending and what was read to freeSpace, but for the last bytes, as
-// many as withheld says: they begin with an event that the client is not to get. If its
-// beginning was written before, the rest of it follows. Nothing stays pending.
+// writeAllButLast writes what is pending and what was read to freeSpace, without the last withheld bytes, which
+// begin with an event that the client is not to get. If its beginning was written before, the rest of it follows.
+// Nothing stays pending.
 func (l *lineWriter) writeAllButLast(added int, withheld int64) error {
 	defer l.releaseChunkIfEmpty()
 	have := l.pending + added
@@ -407,8 +390,8 @@ func (l *lineWriter) writeAllButLast(added int, withheld int64) error {
 	return l.writeAndKeepTail(l.borrowChunk()[:have])
 }
 
-// completeLinesLength returns the length of the complete lines that b begins with, without a
-// last one that names an event.
+// completeLinesLength returns the length of the complete lines that b begins with, without a last one that names
+// an event.
 func completeLinesLength(b []byte) int {
 	end := bytes.LastIndexByte(b, '\n') + 1
 	if end == 0 {
@@ -439,19 +422,19 @@ func (l *lineWriter) flushPending() {
 	}
 }
 
-// writeAndKeepTail writes b, and remembers its end for writeKeepAlive.
+// writeAndKeepTail writes b, and keeps its end for writeKeepAlive.
 func (l *lineWriter) writeAndKeepTail(b []byte) error {
 	n := min(len(b), len(l.tail))
 	copy(l.tail[:], l.tail[n:])
 	copy(l.tail[len(l.tail)-n:], b[len(b)-n:])
-	return l.write(b)
+	_, err := l.to.Write(b)
+	return err
 }
 
 // missingLineEnds returns the line ends that the last event written lacks.
 func (l *lineWriter) missingLineEnds() string {
-	tail := l.tail[:]
-	switch {
-	case l.tail == [3]byte{}, bytes.HasSuffix(tail, []byte("\n\n")), bytes.HasSuffix(tail, []byte("\n\r\n")):
+	switch tail := string(l.tail[:]); {
+	case l.tail == [3]byte{}, strings.HasSuffix(tail, "\n\n"), tail == "\n\r\n":
 		return ""
 	case tail[2] == '\n':
 		return "\n"
@@ -459,8 +442,8 @@ func (l *lineWriter) missingLineEnds() string {
 	return "\n\n"
 }
 
-// chunkIntervals observes the time between the chunks of a stream that carry events, by the
-// time at which each was written: reading the clock once more would cost more than the rest.
+// chunkIntervals observes the time between the chunks of a stream that carry events, by when each was written:
+// reading the clock once more would cost more than the rest.
 type chunkIntervals struct {
 	observer prometheus.Observer
 	last     time.Time // zero: there was none yet

@@ -57,17 +57,13 @@ type pieceWriter struct {
 	blanker     transferParamsBlanker
 }
 
-// write writes a piece, which it may overwrite.
-func (w *pieceWriter) write(piece []byte) error {
-	if !w.passThrough {
-		piece = w.blanker.blank(piece)
-	}
-	return w.client.writeAndFlush(piece)
-}
-
-// Write is write for io.Copy, whose own buffer may be overwritten.
+// Write writes a piece. Unlike other writers it may overwrite it.
 func (w *pieceWriter) Write(piece []byte) (int, error) {
-	if err := w.write(piece); err != nil {
+	kept := piece
+	if !w.passThrough {
+		kept = w.blanker.blank(piece)
+	}
+	if err := w.client.writeAndFlush(kept); err != nil {
 		return 0, err
 	}
 	return len(piece), nil
