@@ -15,7 +15,7 @@ import (
 	"warmroute/router"
 )
 
-// forward makes attempts until the client has its response, or is gone.
+// forward makes attempts until the client has its response, or has disconnected.
 func (r *request) forward() {
 	p, h := r.proxy, &r.history
 	r.input.query = r.redactKey()
@@ -104,8 +104,7 @@ func (r *request) fleetView() fleetView {
 	return f
 }
 
-// recordFailure adds a failed attempt to the history, for the next step and for the response if
-// no attempt succeeds.
+// recordFailure adds a failed attempt to the history.
 func (r *request) recordFailure(f *failure) {
 	r.addFailureReason(string(f.reason))
 	r.history.addFailure(f.decision.Backend, f, time.Now())
@@ -139,8 +138,8 @@ func (r *request) logFailureAndRecheck(f *failure) {
 		"backend", f.decision.Backend.Name, "reason", string(f.reason), "err", f.err, "request_id", r.id}, more...)...)
 }
 
-// awaitAndRecord waits for what a is about, its deadline or the end of the request, whichever
-// comes first, and records the outcome in the history. All waits of a request but those in the router's queue are here.
+// awaitAndRecord waits until the condition of a holds, its deadline or the end of the request, and records the
+// outcome in the history. It makes all waits of a request but those in the router's queue.
 func (r *request) awaitAndRecord(a *action) {
 	p, h := r.proxy, &r.history
 	begun := time.Now()
@@ -163,7 +162,8 @@ func (r *request) awaitAndRecord(a *action) {
 	h.recordWaitAndReadmit(a, outcome, granted, r.fleetView())
 }
 
-// awaitEvents is await from the moment that the request is counted among those that wait.
+// awaitEvents blocks until the condition of a holds, its deadline or the end of the request. granted is the
+// backend that has a slot, if any.
 func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, granted *backends.Backend) {
 	p := r.proxy
 	var grant <-chan struct{}
@@ -298,7 +298,6 @@ func (r *request) recordQueueTime(end metrics.QueueResult, waited router.Waited)
 }
 
 // reserveQueuePlace counts the request among those that wait, and reports whether one more may.
-// It does not block.
 func (r *request) reserveQueuePlace() (reserved bool) {
 	if r.waiting {
 		return true
@@ -318,8 +317,8 @@ func (r *request) releaseQueuePlace() {
 	}
 }
 
-// respondWithError sends the error that is left when no attempt has succeeded, or a replica's own,
-// or records that the client has disconnected.
+// respondWithError ends a request without a response of its own: with an error of the proxy's or of a replica, or
+// by recording a disconnect.
 func (r *request) respondWithError(a *action) {
 	best := r.history.best
 	if a.poison {
@@ -344,7 +343,7 @@ func (r *request) respondWithError(a *action) {
 	}
 }
 
-// attemptsFailedError is the error for a request whose attempts have failed without a response.
+// attemptsFailedError returns the error for attempts that failed without a response.
 func attemptsFailedError(best *failure) *apiError {
 	switch {
 	case best.reason == metrics.RetryStalled:

@@ -48,8 +48,7 @@ type Activity struct {
 	stats     statsWindow
 }
 
-// inFlightShard is some of the requests in flight, in the order of their arrival. The root of
-// the ring is not a request.
+// inFlightShard is some of the requests in flight, oldest first. The root of the ring is not a request.
 type inFlightShard struct {
 	mu    sync.Mutex
 	root  inFlightEntry
@@ -67,8 +66,7 @@ func newActivity() *Activity {
 	return l
 }
 
-// inFlightEntry is a request among those in flight. It is part of the request, so that it needs
-// no allocation of its own.
+// inFlightEntry is a request among those in flight. It is part of the request.
 type inFlightEntry struct {
 	number    uint64
 	phase     atomic.Int32 // a Phase
@@ -115,8 +113,8 @@ func (a *Activity) remove(p *inFlightEntry) {
 	s.mu.Unlock()
 }
 
-// beginUploadPhase records that the body of a request is being read, until endUploadPhase, so that
-// Cancel interrupts the reading. deadlineReader notices whether it was cancelled before.
+// beginUploadPhase records that the body of a request is being read, which Cancel interrupts, until endUploadPhase.
+// deadlineReader notices whether it was cancelled before.
 func (a *Activity) beginUploadPhase(p *inFlightEntry) {
 	s := a.shard(p.number)
 	s.mu.Lock()
@@ -124,9 +122,8 @@ func (a *Activity) beginUploadPhase(p *inFlightEntry) {
 	s.mu.Unlock()
 }
 
-// endUploadPhase ends beginUploadPhase, and reports whether the request was cancelled in between. From
-// here on only the server sets read deadlines: it takes one that passes for a disconnect, and
-// every later request on the connection for one without a client.
+// endUploadPhase ends beginUploadPhase, and reports whether the request was cancelled in between. From here on only
+// the server sets read deadlines: it takes one that passes for a disconnect.
 func (a *Activity) endUploadPhase(p *inFlightEntry) (cancelled bool) {
 	s := a.shard(p.number)
 	s.mu.Lock()
@@ -135,8 +132,8 @@ func (a *Activity) endUploadPhase(p *inFlightEntry) (cancelled bool) {
 	return cancelled
 }
 
-// beginQueuedPhase records that a request waits for a backend, and the context to cancel it with. It
-// cancels that context if the request was cancelled before.
+// beginQueuedPhase records that a request waits for a backend, and the context to cancel it with, which it cancels if
+// the request was cancelled before.
 func (a *Activity) beginQueuedPhase(x *request) {
 	p := &x.inFlight
 	s := a.shard(p.number)
@@ -152,7 +149,6 @@ func (a *Activity) beginQueuedPhase(x *request) {
 	s.mu.Unlock()
 }
 
-// recordAttempt records where a request is sent.
 func (a *Activity) recordAttempt(x *request, d *router.Decision) {
 	p := &x.inFlight
 	s := a.shard(p.number)
@@ -196,13 +192,13 @@ func (a *Activity) OldestRequests(limit, queuedLimit int) Requests {
 		s := &a.shards[i]
 		s.mu.Lock()
 		out.Total += s.count
-		held := 0
+		queued := 0
 		for n, p := 0, s.root.next; n < maxScannedEntries && p != &s.root; n, p = n+1, p.next {
 			if n < limit {
 				out.Oldest = append(out.Oldest, p.infoLocked())
 			}
-			if held < queuedLimit && Phase(p.phase.Load()) == Queued {
-				held++
+			if queued < queuedLimit && Phase(p.phase.Load()) == Queued {
+				queued++
 				out.Queued = append(out.Queued, p.infoLocked())
 			}
 		}
@@ -254,8 +250,7 @@ func (a *Activity) Cancel(handle string) (found bool) {
 	return false
 }
 
-// cancelLocked is Cancel for p. The shard's lock is held: the request cannot be removed meanwhile, so that
-// the connection is still its own.
+// cancelLocked is Cancel for p. The shard's lock is held, so that the connection is still the request's own.
 func (p *inFlightEntry) cancelLocked() {
 	if p.cancelled.Swap(true) {
 		return

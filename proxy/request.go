@@ -70,9 +70,8 @@ type scratch struct {
 // maxPooledBlocks bounds the blocks of a scratch that is passed on: a prompt of 2 MiB.
 const maxPooledBlocks = 8 << 10
 
-// serveEndpoint serves one request. What is on its stack while a stream is open, here and down
-// to the relay, is kept small: a few hundred bytes more, and each stream has a stack of 16 KB
-// instead of 8.
+// serveEndpoint serves one request. Its stack while a stream is open, here and down to the relay, is kept small:
+// a few hundred bytes more would double it to 16 KB.
 func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWriter, r *http.Request) {
 	x := p.beginRequest(e, w, r)
 	x.input.stored.refersTo = responseID
@@ -87,16 +86,17 @@ func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWri
 	x.beginRecording()
 	x.forward()
 	if x.aborted {
-		// Else the server would end the response as if it were complete, or send an empty
-		// one, should the connection live after all.
-		panic(http.ErrAbortHandler)
+		panic(http.ErrAbortHandler) // else the server would end the response as if it were complete
 	}
 }
 
 // beginRequest returns a new request, which is counted and listed in flight until its finish.
 func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request) *request {
 	s := p.settings.Load()
-	x := &request{proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle), httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, requestIDHeader)}
+	x := &request{
+		proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle),
+		httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, requestIDHeader),
+	}
 	x.client.cancelled = &x.inFlight.cancelled
 	x.outcome.Endpoint = e.path
 	x.clientAddress = clientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
@@ -150,7 +150,9 @@ func (r *request) endInFlight() {
 	r.finished = true
 	r.proxy.inFlight.Add(-1)
 	r.proxy.activity.remove(&r.inFlight)
-	r.clearCancelWriteDeadline()
+	if r.isCancelled() && r.settings.WriteIdle == 0 { // then the next response sets no write deadline
+		_ = r.client.conn.SetWriteDeadline(time.Time{})
+	}
 	r.lease.Release(r.promptTokens, r.completionTokens)
 }
 
@@ -168,7 +170,7 @@ func (r *request) releaseInput() {
 	*in = input{}
 }
 
-// sendError answers with an error of the proxy's own.
+// sendError sends an error of the proxy's own: as an event to a client that has the header of a stream.
 func (r *request) sendError(e *apiError) {
 	r.outcome.Code = e.status
 	if r.headersSent {
@@ -176,23 +178,27 @@ func (r *request) sendError(e *apiError) {
 		return
 	}
 	r.addErrorRouteHeaders()
-	if !r.bodyReceivedAt.IsZero() {
+	if r.bodyReceivedAt.IsZero() {
+		r.sendErrorAndDiscardBody(e)
+	} else {
 		r.endpoint.dialect().writeError(&r.client, e)
-		return
 	}
-	r.sendErrorAndDiscardBody(e)
 }
 
 // readAndParseInput reads the body and parses it.
 func (r *request) readAndParseInput() *apiError {
 	var err error
-	upload := deadlineReader{body: r.httpReq.Body, conn: &r.client.conn, rate: bodyRate{window: r.settings.BodyIdle}, startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled}
+	upload := deadlineReader{
+		body: r.httpReq.Body, conn: &r.client.conn, rate: bodyRate{window: r.settings.BodyIdle},
+		startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled,
+	}
+	limits := bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)}
 	r.proxy.activity.beginUploadPhase(&r.inFlight)
 	r.input.owner = r.bodyOwner()
-	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, r.input.owner, bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)})
-	cut := r.proxy.activity.endUploadPhase(&r.inFlight)
+	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, r.input.owner, limits)
+	cancelled := r.proxy.activity.endUploadPhase(&r.inFlight)
 	upload.clearReadDeadline()
-	if err != nil || cut {
+	if err != nil || cancelled {
 		return r.recordUploadError(err)
 	}
 	r.bodyReceivedAt = time.Now()
@@ -209,9 +215,8 @@ func (r *request) bodyOwner() bodyOwner {
 	return bodyOwner{network: clientNetwork(r.clientAddress)}
 }
 
-// maxParsedBytes bounds the bodies that are parsed at a time, since each takes several times its
-// size then. Those up to minCountedBody do not count: they are parsed in a few milliseconds, one
-// after another on each core.
+// maxParsedBytes bounds the bodies that are parsed at a time, since each takes several times its size then. Those
+// up to minCountedBody do not count: they are parsed in a few milliseconds.
 const (
 	maxParsedBytes = 8 << 20
 	minCountedBody = 1 << 20
@@ -250,8 +255,8 @@ func (r *request) parseInput() *apiError {
 	return nil
 }
 
-// recordUploadError returns the error for a body that could not be read, and counts a client
-// disconnect. The connection is closed after the response.
+// recordUploadError returns the error for a body that could not be read, and counts a client disconnect. The
+// connection is closed after the response.
 func (r *request) recordUploadError(err error) *apiError {
 	r.client.Header().Set("Connection", "close") // the rest of the body is not read
 	var socket *net.OpError
@@ -261,7 +266,7 @@ func (r *request) recordUploadError(err error) *apiError {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
 			message: "the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it"}
-	// The client has disconnected. One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
+	// One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
 		return r.recordEndInUpload()
 	}
@@ -288,8 +293,7 @@ func (r *request) bodyLimitError(err error) *apiError {
 	return e
 }
 
-// recordEndInUpload returns the error for a request that has ended before it was parsed, and counts
-// a client disconnect.
+// recordEndInUpload returns the error for a request that ended before it was parsed, and counts a disconnect.
 func (r *request) recordEndInUpload() *apiError {
 	if r.isEndedByProxy() {
 		return r.recordProxyEnd()
@@ -299,7 +303,6 @@ func (r *request) recordEndInUpload() *apiError {
 	return &apiError{status: statusClientClosed, kind: "client_disconnected", message: "client disconnected"}
 }
 
-// parseBody parses the JSON body into pr.
 func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
 	if err := pr.Parse(kind, r.input.body); err != nil {
 		var apiErr *prompt.Error
@@ -311,8 +314,7 @@ func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
 	return r.checkTransferParams(pr)
 }
 
-// parseJSON is parseInput for a JSON body, which it parses into pr. Of the canonical prompt it keeps the
-// blocks and the end.
+// parseJSON parses a JSON body into pr. Of the canonical prompt it keeps the blocks and the end.
 func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	in := &r.input
 	if apiErr := r.parseBody(pr, r.endpoint.promptKind); apiErr != nil {
@@ -353,8 +355,8 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	return nil
 }
 
-// setModelBackends has the request routed to the backends that serve the model; empty: the default
-// one. It returns the engine's name of it, which seeds the hashes of its prompts.
+// setModelBackends has the request routed to the backends that serve the model; empty: the default one. It
+// returns the engine's name of it, which seeds the hashes of its prompts.
 func (r *request) setModelBackends(model string) (engineModel string, apiErr *apiError) {
 	catalog := r.proxy.registry.Catalog()
 	if model == "" {
@@ -380,16 +382,14 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 }
 
 const (
-	// lingerTimeout and maxLingerBytes bound the reading of the rest of a body after its
-	// request was refused, which lets the client read the error, and reuse the connection.
+	// lingerTimeout and maxLingerBytes bound the reading of the rest of a body after its request was refused,
+	// which lets the client read the error, and reuse the connection.
 	lingerTimeout  = 2 * time.Second
 	maxLingerBytes = 64 << 20
-	// maxLingering is how many refused requests may do that at once. They are not counted in
-	// flight, or some hundred a second that are not authenticated would lock out all
-	// others. Those beyond it are closed at once, and may not see the error.
+	// maxLingering is how many refused requests may do that at once. They do not count as in flight, or some
+	// hundred unauthenticated ones a second would lock out all others.
 	maxLingering = 1000
-	// One part in interactiveShare of limits.in_flight and of limits.body_bytes_total is not
-	// for batch requests.
+	// One part in interactiveShare of limits.in_flight and limits.body_bytes_total is not for batch requests.
 	interactiveShare = 10
 )
 
@@ -398,8 +398,7 @@ func (c *clientWriter) setLingerReadDeadline() {
 	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTimeout))
 }
 
-// sendErrorAndDiscardBody is sendError for a request whose body was not read to its end. It reads and
-// discards the rest, for at most lingerTimeout.
+// sendErrorAndDiscardBody sends an error, and reads the rest of the body for at most lingerTimeout.
 func (r *request) sendErrorAndDiscardBody(e *apiError) {
 	r.releaseInput()
 	r.endInFlight()
@@ -414,8 +413,7 @@ func (r *request) sendErrorAndDiscardBody(e *apiError) {
 		return
 	}
 	_ = r.client.conn.Flush() // net/http would wait for the body first, where the client may send another request after it
-	// A connection that is closed with unread bytes is reset, and the client might never see
-	// the response.
+	// A connection that is closed with unread bytes is reset, and the client might never see the response.
 	_, _ = io.CopyN(io.Discard, r.httpReq.Body, maxLingerBytes)
 }
 
@@ -438,7 +436,6 @@ func (r *request) checkInFlightLimit() *apiError {
 	return e
 }
 
-// checkQueryLength refuses a request whose URL has a query beyond limits.query_bytes.
 func (r *request) checkQueryLength() *apiError {
 	if int64(len(r.httpReq.URL.RawQuery)) > r.settings.QueryBytes {
 		return &apiError{status: http.StatusRequestURITooLong, kind: "invalid_request_error", code: "query_too_long",
@@ -447,7 +444,7 @@ func (r *request) checkQueryLength() *apiError {
 	return nil
 }
 
-// checkContentEncoding refuses a compressed body before it is read: routing needs its text, and replicas read none.
+// checkContentEncoding refuses a compressed body: routing needs its text, and replicas read none.
 func (r *request) checkContentEncoding() *apiError {
 	if !isEncoded(r.httpReq.Header) {
 		return nil
@@ -482,10 +479,9 @@ func (r *request) isEndedByProxy() bool {
 	return r.isCancelled() || context.Cause(r.httpReq.Context()) == ErrShutdown
 }
 
-// isDone reports whether the request was ended, by whomever.
+// isDone reports whether the request was ended by its client or the proxy.
 func (r *request) isDone() bool { return r.isCancelled() || r.httpReq.Context().Err() != nil }
 
-// isDisconnected reports whether the request was ended by its client.
 func (r *request) isDisconnected() bool { return r.isDone() && !r.isEndedByProxy() }
 
 // recordProxyEnd returns the error for a request that an operator or the shutdown has ended. A
@@ -501,12 +497,4 @@ func (r *request) recordProxyEnd() *apiError {
 	r.client.cancelled, r.client.writeTimeout, r.client.deadline = nil, cancelGrace, time.Time{}
 	// Not a 5xx, which clients would retry.
 	return &apiError{status: http.StatusForbidden, kind: "cancelled", code: "cancelled", message: "an operator has cancelled the request"}
-}
-
-// clearCancelWriteDeadline removes the write deadline of a cancelled request, where the next response
-// on the connection sets none of its own.
-func (r *request) clearCancelWriteDeadline() {
-	if r.isCancelled() && r.settings.WriteIdle == 0 {
-		_ = r.client.conn.SetWriteDeadline(time.Time{})
-	}
 }

@@ -11,27 +11,24 @@ import (
 )
 
 const (
-	// healthRecheckTimeout is how long the health checks take to find out that a replica
-	// is dead, when they are asked to look.
+	// healthRecheckTimeout is how long the health checks take to find a replica dead when they are asked to look.
 	healthRecheckTimeout = 500 * time.Millisecond
-	// shutdownVerdictTimeout is how long the health checks of a replica go on passing, at
-	// most, after its last response. A busy vLLM that was told to stop took up to 0.8 s.
+	// shutdownVerdictTimeout is how long the health checks of a replica pass, at most, after its last response. A
+	// busy vLLM that was told to stop took up to 0.8 s.
 	shutdownVerdictTimeout = 1500 * time.Millisecond
 	verdictProbeInterval   = 50 * time.Millisecond
 	crashProbeInterval     = 250 * time.Millisecond
 
-	// Backends that all refused the connection are asked again after minReconnectDelay, and
-	// then after twice as long each time: by then the health checks know which are down,
-	// and the admission queue waits for those.
+	// Backends that all refused the connection are asked again after minReconnectDelay, and then after twice as long
+	// each time: by then the health checks know which are down, and the admission queue waits for those.
 	minReconnectDelay = 150 * time.Millisecond
 	maxReconnectDelay = 2 * time.Second
-	// upstreamErrorRetryTimeout is how long a request that got an error from a replica
-	// waits for another replica. One that restarts may be about to become ready.
+	// upstreamErrorRetryTimeout is how long a request that got an error from a replica waits for another one, which
+	// may be about to become ready.
 	upstreamErrorRetryTimeout = 2 * time.Second
 
-	// After all backends have refused a request as full, another ready one is tried after
-	// minSlotDelay. The full ones are tried after fullBackoff, and at most twice that, if
-	// nothing of ours is in flight there, whose end would make room.
+	// After all backends have refused a request as full, another ready one is tried after minSlotDelay. The full
+	// ones are tried after once or twice fullBackoff, if nothing of ours is in flight there, whose end would make room.
 	minSlotDelay = 250 * time.Millisecond
 	fullBackoff  = 500 * time.Millisecond
 )
@@ -137,14 +134,14 @@ const (
 	actRespond
 )
 
-// responseKind is what a request is answered with when no attempt has succeeded.
+// responseKind is the response when no attempt has succeeded.
 type responseKind int
 
 const (
 	respondFailure       responseKind = iota // of the best attempt, by its reason
 	respondReplicaError                      // the response of the best attempt
 	respondProxyEnd                          // the request has ended
-	respondDisconnected                      // there is nobody to answer
+	respondDisconnected                      // none: the client has disconnected
 	respondNoDescriptors                     // this process could not connect
 	respondNotPicked
 )
@@ -166,10 +163,6 @@ func (f fleetView) state(b *backends.Backend) backends.State {
 		}
 	}
 	return backends.Down
-}
-
-func (f fleetView) anyBusy(list []*backends.Backend) bool {
-	return slices.ContainsFunc(f, func(v backendView) bool { return v.busy && slices.Contains(list, v.backend) })
 }
 
 func (f fleetView) candidates() (list []*backends.Backend) {
@@ -257,21 +250,18 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 	return awaitVerdictOrBudget(h, f, now)
 }
 
-// awaitVerdictOrBudget waits until the health checks have found whether the replica of the last
-// attempt is down, if no other is ready, else for the retry budget. If it is down, it was
-// stopped or has crashed, and is another process when it is back: its last response was not
-// about the request, for which it may be asked again. If it stays, its response is worth as
-// much as any.
+// awaitVerdictOrBudget waits until the health checks have found whether the replica of the last attempt is down, if
+// no other is ready, else for the retry budget. One that is down was stopped or has crashed: its last response was
+// not about the request, for which its next process may be asked. If it stays, its response is worth as much as any.
 func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	latest := h.latestAttempt()
 	if !latest.suspectsReplicaDown() && !latest.failure.queueFull || !h.mayWait() || h.hasPickableBackend(f) {
 		return waitForRetryBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
-	switch {
-	case latest.failure.queueFull:
+	if latest.failure.queueFull {
 		timeout = 0
-	case latest.failure.status != 0:
+	} else if latest.failure.status != 0 {
 		timeout = shutdownVerdictTimeout
 	}
 	return action{kind: actWait, wait: waitVerdict, backends: []*backends.Backend{latest.backend}, deadline: now.Add(timeout), probeInterval: verdictProbeInterval}
@@ -292,8 +282,7 @@ func waitForRetryBudget(h *history, f fleetView, now time.Time) action {
 	return action{kind: actWait, wait: waitBudget, deadline: now.Add(timeout)}
 }
 
-// pickOrAwaitReconnect asks the router for a backend, unless only backends are left that will
-// be worth another attempt soon.
+// pickOrAwaitReconnect asks the router for a backend, unless only backends are left that are worth an attempt later.
 func pickOrAwaitReconnect(h *history, f fleetView, now time.Time) action {
 	switch {
 	case !h.hasRetriableExcluded(f, now) || h.hasPickableBackend(f):
@@ -310,8 +299,7 @@ func awaitReconnect(h *history, now time.Time) action {
 	return action{kind: actWait, wait: waitReconnect, deadline: now.Add(delay)}
 }
 
-// respond answers the request: with the best response of a replica, if there was one, else
-// with why there is none.
+// respond ends the request with the best response of a replica, if there was one, else with why there is none.
 func respond(h *history) action {
 	if h.last == stepPick {
 		return respondWith(h, h.pickErr)
@@ -319,7 +307,7 @@ func respond(h *history) action {
 	return respondWith(h, nil)
 }
 
-// respondWith is respond where the router has no backend for the reason err.
+// respondWith is respond where the router has no backend for the reason pickErr.
 func respondWith(h *history, pickErr error) action {
 	if h.ownQueueFull {
 		pickErr = router.ErrQueueFull
@@ -342,8 +330,7 @@ func respondWith(h *history, pickErr error) action {
 	return a
 }
 
-// isMet reports whether what a waits for has come. Slots and the retry budget are granted
-// by those who have them.
+// isMet reports whether the condition that a waits for holds. Slots and the retry budget are granted elsewhere.
 func (a *action) isMet(h *history, f fleetView, waitBegun, now time.Time) bool {
 	switch a.wait {
 	case waitVerdict:
@@ -351,12 +338,13 @@ func (a *action) isMet(h *history, f fleetView, waitBegun, now time.Time) bool {
 	case waitOutage:
 		return !now.Before(a.deadline) && !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && v.state != backends.Down })
 	case waitSlot:
-		return !now.Before(waitBegun.Add(minSlotDelay)) && h.hasPickableBackend(f) || !now.Before(waitBegun.Add(a.backoff)) && !f.anyBusy(a.backends)
+		isBusy := func(v backendView) bool { return v.busy && slices.Contains(a.backends, v.backend) }
+		return !now.Before(waitBegun.Add(minSlotDelay)) && h.hasPickableBackend(f) ||
+			!now.Before(waitBegun.Add(a.backoff)) && !slices.ContainsFunc(f, isBusy)
 	}
 	return false
 }
 
-// latestAttempt returns the last attempt.
 func (h *history) latestAttempt() *attemptRecord { return &h.attempts[len(h.attempts)-1] }
 
 // addFailure records a failed attempt.
@@ -371,14 +359,14 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	})
 }
 
-// isBetterFailure reports whether f is to be the best failure, after another one or none.
+// isBetterFailure reports whether f replaces the best failure.
 func (h *history) isBetterFailure(f *failure) bool {
 	best := h.best
 	return best == nil || best.isMissingEndpoint() || !f.isMissingEndpoint() && (f.status != 0 || f.noRetry || best.status == 0)
 }
 
-// recordWaitAndReadmit records how a wait ended, and readmits the backends that may be picked again.
-// granted is the backend that has a slot, if any.
+// recordWaitAndReadmit records how a wait ended, and lets backends be picked again. granted is the one that has a
+// slot, if any.
 func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, granted *backends.Backend, f fleetView) {
 	h.last, h.wait, h.outcome = stepWait, a.wait, outcome
 	met := outcome == waitMet
@@ -430,22 +418,18 @@ func (h *history) readmitBackends(matches func(*attemptRecord) bool) {
 	}
 }
 
-// excludedBackends returns the backends that are not to be picked.
 func (h *history) excludedBackends() []*backends.Backend {
 	return h.backendsWhere(func(r *attemptRecord) bool { return r.excluded })
 }
 
-// backendsToReconnect returns those whose attempts were not charged, until the next waitReconnect.
 func (h *history) backendsToReconnect() []*backends.Backend {
 	return h.backendsWhere(func(r *attemptRecord) bool { return r.awaitsReconnect })
 }
 
-// fullBackends returns those that refused the request as full, until the next wait for a slot.
 func (h *history) fullBackends() []*backends.Backend {
 	return h.backendsWhere(func(r *attemptRecord) bool { return r.queueFull })
 }
 
-// backendsWhere returns the backends of matching attempts.
 func (h *history) backendsWhere(matches func(*attemptRecord) bool) (list []*backends.Backend) {
 	for i := range h.attempts {
 		if r := &h.attempts[i]; matches(r) {
@@ -472,8 +456,8 @@ func (h *history) countAttempts(matches func(*attemptRecord) bool) (n int) {
 	return n
 }
 
-// countCharged returns how many attempts count towards the limit, and how many were ended by
-// replicas that shut down, which have a limit of their own.
+// countCharged returns how many attempts count towards the limit, and how many were ended by replicas that shut
+// down, which have a limit of their own.
 func (h *history) countCharged() (charged, shutdowns int) {
 	charged = h.countAttempts(func(r *attemptRecord) bool { return !r.failure.isFree && !r.failure.shuttingDown })
 	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.isFree })
@@ -500,9 +484,8 @@ func (h *history) hasPickableBackend(f fleetView) bool {
 	})
 }
 
-// hasRetriableExcluded reports whether a backend that is excluded may be worth another attempt
-// soon: it refused the connection, or is down or about to be found so, and will be another
-// process when it is back.
+// hasRetriableExcluded reports whether an excluded backend may be worth another attempt soon: it refused the
+// connection, or is down or about to be found so, and will be another process when it is back.
 func (h *history) hasRetriableExcluded(f fleetView, now time.Time) bool {
 	return h.anyAttempt(func(r *attemptRecord) bool {
 		return r.awaitsReconnect || r.suspectsReplicaDown() && h.isExcluded(r.backend) &&
@@ -510,37 +493,30 @@ func (h *history) hasRetriableExcluded(f fleetView, now time.Time) bool {
 	})
 }
 
-// hasUpstreamError reports whether a replica has sent an error that the client may get.
-// One of a replica that is down by now was about its end, and is not worth more than a
-// response.
+// hasUpstreamError reports whether a replica has sent an error that the client may get. One of a replica that is
+// down by now was about its end.
 func (h *history) hasUpstreamError(f fleetView) bool {
 	return h.anyAttempt(func(r *attemptRecord) bool { return r.upstreamError && f.state(r.backend) != backends.Down })
 }
 
-// firstUpstreamErrorAt returns when the first error came that hasUpstreamError looks for.
-func (h *history) firstUpstreamErrorAt() time.Time {
-	for i := range h.attempts {
-		if h.attempts[i].upstreamError {
-			return h.attempts[i].endedAt
-		}
-	}
-	return time.Time{}
+// sinceUpstreamError returns the time since the first error that hasUpstreamError looks for.
+func (h *history) sinceUpstreamError(now time.Time) time.Duration {
+	i := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.upstreamError })
+	return now.Sub(h.attempts[i].endedAt)
 }
 
-// nextReconnectDelay returns for how long backends that refused the connection are left
-// alone.
+// nextReconnectDelay returns for how long backends that refused the connection are not asked.
 func (h *history) nextReconnectDelay() time.Duration {
 	return min(max(2*h.reconnectDelay, minReconnectDelay), maxReconnectDelay)
 }
 
 // reconnectExpired reports whether such backends are asked no more.
 func (h *history) reconnectExpired(f fleetView, now time.Time) bool {
-	return h.reconnectTimeLeft(now) <= 0 ||
-		h.hasUpstreamError(f) && now.Sub(h.firstUpstreamErrorAt()) >= upstreamErrorRetryTimeout
+	return h.reconnectTimeLeft(now) <= 0 || h.hasUpstreamError(f) && h.sinceUpstreamError(now) >= upstreamErrorRetryTimeout
 }
 
-// reconnectTimeLeft returns for how long such backends may yet be asked. All of the time since the
-// request came in counts, but for that in which it waited for backends that were ready.
+// reconnectTimeLeft returns for how long such backends may yet be asked. All of the time since the request came in
+// counts but that in which it waited for ready backends.
 func (h *history) reconnectTimeLeft(now time.Time) time.Duration {
 	if h.queueTimeouts.Total > 0 || !h.mayWait() {
 		return h.queueTimeouts.Total - now.Sub(h.receivedAt)
@@ -551,8 +527,7 @@ func (h *history) reconnectTimeLeft(now time.Time) time.Duration {
 // mayWait reports whether the request may wait for a backend at all.
 func (h *history) mayWait() bool { return h.queueTimeouts != router.QueueTimeouts{} }
 
-// queueLimit returns how long the request may wait in an outage or outside of one, and the setting
-// that says so, for its client.
+// queueLimit returns how long the request may wait in an outage or outside of one, and by which setting.
 func (h *history) queueLimit(isOutage bool) string {
 	switch t := &h.queueTimeouts; {
 	case t.Total > 0:
@@ -564,25 +539,22 @@ func (h *history) queueLimit(isOutage bool) string {
 	}
 }
 
-// errorTimeLeft returns for how long a request that has an error of a replica for its client may
-// yet wait for another one; it is not limited so where there is none, or another is ready.
+// errorTimeLeft returns for how long a request that has an error of a replica may wait for another one. It is not
+// limited without an error, or where another is ready.
 func (h *history) errorTimeLeft(f fleetView, now time.Time) (left time.Duration, limited bool) {
 	if !h.hasUpstreamError(f) || h.hasPickableBackend(f) {
 		return 0, false
 	}
-	return upstreamErrorRetryTimeout - now.Sub(h.firstUpstreamErrorAt()), true
+	return upstreamErrorRetryTimeout - h.sinceUpstreamError(now), true
 }
 
-// isSecondCrash reports whether the last attempt failed as if its replica had crashed, and
-// one before it too.
+// isSecondCrash reports whether the last attempt failed as if its replica had crashed, and one before it too.
 func (h *history) isSecondCrash() bool {
 	return h.latestAttempt().failure.suspectsCrash && h.countAttempts(func(r *attemptRecord) bool { return r.failure.suspectsCrash }) > 1
 }
 
-// suspectsPoisonRequest reports whether the request is likely to be what two replicas crashed by,
-// so that no third one is risked. A restart of one replica after another is told from it by
-// the first being back, or by no other being ready; a replica that shuts down in good order
-// says so.
+// suspectsPoisonRequest reports whether the request is likely to be what two replicas crashed by, so that no third
+// one is risked. In a rolling restart the first is back, or no other is ready.
 func (h *history) suspectsPoisonRequest(f fleetView) bool {
 	before := h.attempts[:len(h.attempts)-1]
 	crashed := slices.ContainsFunc(before, func(r attemptRecord) bool {
@@ -593,9 +565,8 @@ func (h *history) suspectsPoisonRequest(f fleetView) bool {
 	})
 }
 
-// shouldAwaitSlot reports whether the request waits for a slot after the last attempt: all backends
-// that could take it have refused it as full. An engine that is dead has another
-// status, or fails its checks.
+// shouldAwaitSlot reports whether the request waits for a slot: all backends that could take it have refused it as
+// full. A dead engine has another status, or fails its checks.
 func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 	if h.slotAwaited || !h.mayWait() || s.Attempts < 2 || !h.latestAttempt().failure.queueFull {
 		return false
@@ -607,9 +578,8 @@ func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 	return charged >= s.Attempts || !h.hasPickableBackend(f)
 }
 
-// mayRetryAfterOutage reports whether a request that has lost its connections on all of its
-// attempts may have one more, should every backend turn out to be down: replicas that are
-// killed together may take as many attempts as there are within milliseconds.
+// mayRetryAfterOutage reports whether a request that has lost its connections on all attempts may have one more, should
+// every backend be down: replicas that are killed together may take all attempts within milliseconds.
 func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
 	latest := h.latestAttempt().failure
 	if !latest.suspectsCrash && latest.reason != metrics.RetryStale || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
