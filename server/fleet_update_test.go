@@ -110,6 +110,7 @@ func (c *changing) settled(all ...*backends.Backend) {
 }
 
 func TestFleetUpdatesUnderLoad(t *testing.T) {
+	t.Parallel()
 	const replicas = 5
 	c := startChanging(t, replicas)
 	clients := c.crowd(16)
@@ -167,6 +168,7 @@ func TestFleetUpdatesUnderLoad(t *testing.T) {
 }
 
 func TestAddedBackendGetsRequests(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	c.setFleet(0)
 	c.until("one is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
@@ -184,6 +186,7 @@ func TestAddedBackendGetsRequests(t *testing.T) {
 }
 
 func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	c.backend(0).Drain()
 	c.change(func(next *config.Config) { next.Backends[0].Weight, next.Backends[0].EnginePriority = 2, true })
@@ -203,6 +206,7 @@ func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
 // The backends that leave serve until those that join are ready, so this needs no
 // admission queue.
 func TestReplaceAllBackendsUnderLoad(t *testing.T) {
+	t.Parallel()
 	for name, held := range map[string]int{"with the admission queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 4)
@@ -222,6 +226,7 @@ func TestReplaceAllBackendsUnderLoad(t *testing.T) {
 }
 
 func TestQueuedRequestGoesToAddedBackend(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	c.setFleet(0)
 	c.until("one is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
@@ -237,6 +242,7 @@ func TestQueuedRequestGoesToAddedBackend(t *testing.T) {
 }
 
 func TestBackendURLChange(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 3)
 	c.setFleet(0, 1)
 	clients := c.crowd(4)
@@ -255,6 +261,7 @@ func TestBackendURLChange(t *testing.T) {
 // Of names that come and go nothing stays: no slot, no goroutine, no label, no
 // memory to speak of.
 func TestAddAndRemoveManyBackends(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	clients := c.crowd(4)
 	cycle := func(i int) {
@@ -298,6 +305,7 @@ func TestAddAndRemoveManyBackends(t *testing.T) {
 }
 
 func TestRemovedBackendFinishesRequests(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
@@ -318,6 +326,7 @@ func TestRemovedBackendFinishesRequests(t *testing.T) {
 }
 
 func TestRemovedBackendAbortsRequestsAtTimeout(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
@@ -331,6 +340,7 @@ func TestRemovedBackendAbortsRequestsAtTimeout(t *testing.T) {
 }
 
 func TestRemovalCancelled(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	holder := c.goesTo("sim", known+"one")
 	s := c.long(known + "two")
@@ -360,6 +370,7 @@ func TestRemovalCancelled(t *testing.T) {
 }
 
 func TestTransportChangeKeepsRequestsInFlight(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 1)
 	s := c.long("a long story")
 	old := c.backend(0).Options().Transport
@@ -377,6 +388,7 @@ func TestTransportChangeKeepsRequestsInFlight(t *testing.T) {
 
 // Requests held by the rule before are sent under one that holds none.
 func TestPolicyWithoutQueueSendsQueuedRequests(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 1)
 	c.change(func(next *config.Config) { next.Backends[0].MaxInFlight = 1 })
 	s := c.long("a long story")
@@ -395,6 +407,7 @@ func TestPolicyWithoutQueueSendsQueuedRequests(t *testing.T) {
 
 // The file that ca_file names may change while its name stays.
 func TestCAFileContentChange(t *testing.T) {
+	t.Parallel()
 	url, right := standIn{}.startTLS(t)
 	caFile := filepath.Join(t.TempDir(), "ca.pem")
 	writeCertificate(t, caFile)
@@ -456,6 +469,7 @@ func (c *changing) set(fleet map[string]string) {
 // Whoever leaves serves until those that join are ready. A second change may come
 // before.
 func TestReuseNameOrURLOfRemovedBackend(t *testing.T) {
+	t.Parallel()
 	dead := unusedURL
 	for name, second := range map[string]func(c *changing) map[string]string{
 		"the name": func(c *changing) map[string]string {
@@ -488,6 +502,7 @@ func TestReuseNameOrURLOfRemovedBackend(t *testing.T) {
 
 // Nothing is held here, so that each request needs a backend at once.
 func TestRemovalWaitsForLaterAddedBackends(t *testing.T) {
+	t.Parallel()
 	for name, changes := range map[string][2]map[string]string{
 		"instead of the first":  {{"new": unusedURL}, {"new": unusedURL}},
 		"which only takes away": {{"r0": "", "new": unusedURL}, {"new": ""}},
@@ -521,6 +536,7 @@ func TestRemovalWaitsForLaterAddedBackends(t *testing.T) {
 const unusedURL, otherUnusedURL = "http://127.0.0.1:9", "http://127.0.0.1:13"
 
 func TestRemovalCancelledWithNewTransports(t *testing.T) {
+	t.Parallel()
 	c := startChanging(t, 2)
 	s := c.long("a long story")
 	b := c.backend(s.replica)
@@ -538,6 +554,7 @@ func TestRemovalCancelledWithNewTransports(t *testing.T) {
 
 // A signal that came during the start is heeded as soon as the service runs.
 func TestFleetUpdateAfterStart(t *testing.T) {
+	t.Parallel()
 	c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://127.0.0.1:1", "http://127.0.0.1:2")
 	s, err := New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -584,6 +601,7 @@ func trust(t *testing.T, b *config.Backend, caFile string) {
 
 // Requests, readiness checks and polls all go by the backend's own authority.
 func TestBackendCAFile(t *testing.T) {
+	t.Parallel()
 	url, caFile := standIn{}.startTLS(t)
 	other, otherFile := standIn{}.startTLS(t)
 	named := strings.Replace(other, "127.0.0.1", "localhost", 1)
@@ -602,6 +620,7 @@ func TestBackendCAFile(t *testing.T) {
 }
 
 func TestBackendConnectionAdvice(t *testing.T) {
+	t.Parallel()
 	url, caFile := standIn{}.startTLS(t)
 	plain := standIn{}.start(t)
 	for name, f := range map[string]struct {

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"warmroute/backends"
 	"warmroute/config"
 	"warmroute/lab/sim"
@@ -31,8 +29,6 @@ type guarded struct {
 
 func startGuarded(t *testing.T, n int, c sim.Config, change func(*config.Config)) *guarded {
 	t.Helper()
-	before := goleak.IgnoreCurrent()
-	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
 	transport := &http.Transport{}
 	g := &guarded{t: t, client: &http.Client{Transport: transport}}
 	t.Cleanup(transport.CloseIdleConnections)

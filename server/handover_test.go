@@ -38,6 +38,7 @@ func newSuccessor(t *testing.T, p process) (s *Server, ready *os.File) {
 }
 
 func TestStopDuringStartupChecks(t *testing.T) {
+	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	for range 10 { // Go chooses at random
@@ -56,6 +57,7 @@ func TestStopDuringStartupChecks(t *testing.T) {
 }
 
 func TestServeAfterPredecessorDied(t *testing.T) {
+	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	s, heard := newSuccessor(t, process{})
 	heard.Close()

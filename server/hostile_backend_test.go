@@ -54,6 +54,7 @@ func text(s string) http.HandlerFunc {
 // Whatever a replica's /metrics are, its load is unknown then, it stays ready, and
 // its requests are answered.
 func TestInvalidMetricsKeepBackendReady(t *testing.T) {
+	t.Parallel()
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	io.WriteString(z, "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
@@ -132,6 +133,7 @@ func TestEndlessMetricsMemory(t *testing.T) {
 // A replica whose list of models is no list is down and the log says why; the
 // others serve.
 func TestInvalidModelLists(t *testing.T) {
+	t.Parallel()
 	for name, f := range map[string]struct {
 		models http.HandlerFunc
 		why    string
@@ -168,6 +170,7 @@ func models(elements http.HandlerFunc) http.HandlerFunc {
 }
 
 func TestUnresolvableBackend(t *testing.T) {
+	t.Parallel()
 	p := startFronted(t, nil, "http://no-such-replica.invalid:8000", standIn{}.start(t))
 	p.logs("no-such-replica.invalid:8000")
 	p.ready(1)
@@ -193,6 +196,7 @@ func (s standIn) impatient(t *testing.T) string {
 
 // nginx loses 296 of these 300.
 func TestBackendClosingIdleConnections(t *testing.T) {
+	t.Parallel()
 	stream := func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if !bytes.Contains(body, []byte(`"stream":true`)) {
@@ -237,6 +241,7 @@ func TestBackendClosingIdleConnections(t *testing.T) {
 // What a replica has accepted and does nothing about is answered by another, be
 // it that only its engine hangs or all of its process.
 func TestHungBackend(t *testing.T) {
+	t.Parallel()
 	for name, everything := range map[string]bool{"its answers": false, "its process": true} {
 		t.Run(name, func(t *testing.T) {
 			g := startGuarded(t, 2, sim.Config{}, nil)
@@ -263,6 +268,7 @@ func TestHungBackend(t *testing.T) {
 // A request that does not stream may take any time as long as the polls see progress.
 // Without it, and without metrics that show so, timeouts.response ends it.
 func TestResponseTimeoutFollowsPolledProgress(t *testing.T) {
+	t.Parallel()
 	const limit = 3 * time.Second
 	g := startGuarded(t, 1, sim.Config{}, func(c *config.Config) { c.Timeouts.Response = limit })
 	ask := func(tokens int) (status int, body string, took time.Duration) {

@@ -123,6 +123,7 @@ func TestHandlerPanicLogged(t *testing.T) {
 // A proxy in front of this one may see another end of such a request than net/http
 // does: what it takes for the body must not be served as a request of its own.
 func TestConnectionClosesAfterAmbiguousFraming(t *testing.T) {
+	t.Parallel()
 	f := startFronted(t, nil, standIn{}.start(t))
 	f.ready(1)
 	second := "GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -177,6 +178,7 @@ func TestConnectionClosesAfterAmbiguousFraming(t *testing.T) {
 
 // A balancer that does not ask for readiness sends requests as soon as the port is open.
 func TestRequestBeforeFirstCheckIsAnswered(t *testing.T) {
+	t.Parallel()
 	sent := make(chan struct{})
 	p := startFronted(t, nil, standIn{health: func(http.ResponseWriter, *http.Request) { <-sent }}.start(t))
 	trace := &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(sent) }}
@@ -269,6 +271,7 @@ func (f *fronted) tell(sent string) (codes []int) {
 }
 
 func TestRequestSmuggling(t *testing.T) {
+	t.Parallel()
 	f, replica := withWitness(t, nil)
 	const (
 		chat   = `{"model":"m","messages":[]}` // 27 bytes, 1b
@@ -354,6 +357,7 @@ func TestRequestSmuggling(t *testing.T) {
 }
 
 func TestPipelinedRequests(t *testing.T) {
+	t.Parallel()
 	f, replica := withWitness(t, nil)
 	const asked = 300
 	one := "GET /livez HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + `{"model":"m","messages":[]}`
@@ -367,6 +371,7 @@ func TestPipelinedRequests(t *testing.T) {
 }
 
 func TestHeaderLimits(t *testing.T) {
+	t.Parallel()
 	f, replica := withWitness(t, nil)
 	const start = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 	for name, sent := range map[string]string{
@@ -397,6 +402,7 @@ func manyHeaders(n int) string {
 }
 
 func TestSlowHeaders(t *testing.T) {
+	t.Parallel()
 	const slow = 1000
 	f, _ := withWitness(t, func(c *config.Config) { c.Timeouts.ReadHeader = 3 * time.Second })
 	var closed sync.WaitGroup
@@ -431,6 +437,7 @@ func TestSlowHeaders(t *testing.T) {
 }
 
 func TestNoCORSOnAdminListener(t *testing.T) {
+	t.Parallel()
 	f := startFronted(t, func(c *config.Config) { c.CORS.Origins = []string{"*"} }, standIn{}.start(t))
 	for url, want := range map[string]string{f.url + "/livez": "*", f.admin + "/metrics": ""} {
 		for _, method := range []string{http.MethodGet, http.MethodOptions} {
@@ -455,6 +462,7 @@ func TestNoCORSOnAdminListener(t *testing.T) {
 // TestDescriptorReserveIsRefilled holds that operators get their descriptors back while their
 // connections stay open: those that were released for them may have been taken by others.
 func TestDescriptorReserveIsRefilled(t *testing.T) {
+	t.Parallel()
 	f := startFronted(t, nil, standIn{}.start(t))
 	reserve := &f.server.listeners.reserve
 	for reserve.release() {

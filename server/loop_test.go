@@ -51,6 +51,7 @@ func checkOften(c *config.Config) {
 }
 
 func TestProxyAsItsOwnBackend(t *testing.T) {
+	t.Parallel()
 	url, chats := countedReplica(t)
 	f := startFronted(t, checkOften, url)
 	f.ready(1)
@@ -64,9 +65,10 @@ func TestProxyAsItsOwnBackend(t *testing.T) {
 }
 
 func TestProxiesAsEachOthersBackends(t *testing.T) {
+	t.Parallel()
 	urlA, chatsA := countedReplica(t)
 	urlB, chatsB := countedReplica(t)
-	a, b := startOneOfSeveral(t, checkOften, urlA), startOneOfSeveral(t, checkOften, urlB)
+	a, b := startFronted(t, checkOften, urlA), startFronted(t, checkOften, urlB)
 	a.ready(1)
 	b.ready(1)
 	a.addBackend("b", b.url)
@@ -86,15 +88,16 @@ func TestProxiesAsEachOthersBackends(t *testing.T) {
 
 // The checks do not see a loop of three; requests pass each proxy once at most.
 func TestLoopOfThreeProxies(t *testing.T) {
+	t.Parallel()
 	url, chats := countedReplica(t)
-	c := startOneOfSeveral(t, func(c *config.Config) {
+	c := startFronted(t, func(c *config.Config) {
 		checkOften(c)
 		c.Routing.Policy = "round-robin"
 	}, url)
 	c.ready(1)
-	b := startOneOfSeveral(t, checkOften, c.url)
+	b := startFronted(t, checkOften, c.url)
 	b.ready(1)
-	a := startOneOfSeveral(t, checkOften, b.url)
+	a := startFronted(t, checkOften, b.url)
 	a.ready(1)
 	c.addBackend("a", a.url)
 	c.ready(2)
@@ -115,10 +118,11 @@ func TestLoopOfThreeProxies(t *testing.T) {
 }
 
 func TestProxyBehindProxy(t *testing.T) {
+	t.Parallel()
 	url, chats := countedReplica(t)
-	inner := startOneOfSeveral(t, nil, url)
+	inner := startFronted(t, nil, url)
 	inner.ready(1)
-	outer := startOneOfSeveral(t, nil, inner.url, url)
+	outer := startFronted(t, nil, inner.url, url)
 	outer.ready(2)
 	outer.askMany(20)
 	if chats.Load() != 20 {

@@ -14,6 +14,7 @@ import (
 // The estimate of a prompt with an image becomes what the replica reports, and an image sent by
 // its uuid alone is in the cache of the replica that was sent it.
 func TestMedia(t *testing.T) {
+	t.Parallel()
 	const imageTokens = 3000
 	g := startGuarded(t, 2, sim.Config{MediaTokens: imageTokens, Engine: engine.Config{Speed: 20}}, nil)
 	ask := func(part string) (backend string, matched, estimated, cached, tokens int) {

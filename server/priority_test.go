@@ -15,6 +15,7 @@ import (
 // TestPriorityInEngineQueue sends a batch request and then a normal one to a replica that runs one
 // request at a time and is busy. Each claims another priority in its body.
 func TestPriorityInEngineQueue(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		enginePriority bool
 		want           []string // in the order of their responses

@@ -61,6 +61,7 @@ func recordChats(t *testing.T, replicas, kvTokens int) (replay.Summary, []byte) 
 }
 
 func TestReplayOfRecording(t *testing.T) {
+	t.Parallel()
 	const replicas, kvTokens = 4, 32_000
 	seen, data := recordChats(t, replicas, kvTokens)
 	trace, err := replay.ParseTrace(strings.NewReader(string(data)))
@@ -98,6 +99,7 @@ func TestReplayOfRecording(t *testing.T) {
 // Prompts, names, keys and headers that look like nothing else, so that any
 // trace of them would be found.
 func TestRecordingHasNoContent(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 2, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) {
@@ -175,6 +177,7 @@ func TestRecordingHasNoContent(t *testing.T) {
 }
 
 func TestRecordingOfDisconnectedClient(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
@@ -269,6 +272,7 @@ func TestRecordingReadable(t *testing.T) {
 // What a replica counts is compared with input_bytes only where it is that
 // text's: else tokens of further prompts and sequences would make all text dense.
 func TestRecordingCountedTokens(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })

@@ -22,6 +22,7 @@ import (
 )
 
 func TestWatcherReportsEachChangeOnce(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file, token, ca := filepath.Join(dir, "warmroute.yaml"), filepath.Join(dir, "token"), filepath.Join(dir, "ca.pem")
 	write := func(name, text string) {
@@ -64,6 +65,7 @@ func TestWatcherReportsEachChangeOnce(t *testing.T) {
 
 // A file may change after it was read and before the next check.
 func TestWatcherSeesChangeDuringLoad(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "warmroute.yaml")
 	if err := os.WriteFile(file, []byte("limits: {in_flight: 8}"), 0o600); err != nil {
 		t.Fatal(err)
@@ -86,6 +88,7 @@ func TestWatcherSeesChangeDuringLoad(t *testing.T) {
 
 // A network disk that is gone holds up whoever reads from it.
 func TestBlockedLoadDoesNotDelayShutdown(t *testing.T) {
+	t.Parallel()
 	asked, reading, never := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
 	defer close(never)
 	s, _ := newSuccessor(t, process{reloads: asked, watcher: newConfigWatcher("", func() (*config.Config, error) {
@@ -106,6 +109,7 @@ func TestBlockedLoadDoesNotDelayShutdown(t *testing.T) {
 
 // A reload of which any part cannot be put into use changes nothing.
 func TestFailedReloadChangesNothing(t *testing.T) {
+	t.Parallel()
 	failing := standIn{chat: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }}
 	level := new(slog.LevelVar)
 	f := startFronted(t, func(c *config.Config) {

@@ -23,6 +23,7 @@ import (
 var known = strings.Repeat("All of us know this. ", 134)
 
 func TestExternalLoad(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	holder := g.goesTo("sim", known+"one")
 	if again := g.goesTo("sim", known+"two"); again != holder {
@@ -62,6 +63,7 @@ func (g *guarded) countPolls(first, polls int) (counts [2]int) {
 // A replica whose scrapes show only our own requests is polled less often than one with
 // requests of another client.
 func TestPollBackoff(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, func(c *config.Config) {
 		c.Poll.Interval, c.Poll.FastInterval = 200*time.Millisecond, 200*time.Millisecond
 	})
@@ -147,6 +149,7 @@ func (g *guarded) inFlight() (sum int64) {
 }
 
 func TestMaxInFlight(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, func(c *config.Config) {
 		c.Backends[0].MaxInFlight, c.Backends[1].MaxInFlight = 1, 1
 	})
@@ -163,6 +166,7 @@ func TestMaxInFlight(t *testing.T) {
 }
 
 func TestStalledBackendGetsNoRequests(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []sim.FaultKind{sim.Freeze, sim.Hang} {
 		t.Run(string(kind), func(t *testing.T) {
 			g := startGuarded(t, 2, sim.Config{}, nil)
@@ -209,6 +213,7 @@ func TestStalledBackendGetsNoRequests(t *testing.T) {
 }
 
 func TestLoRAAdapterRouting(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	load := func(replica int, name string) {
 		t.Helper()
@@ -265,6 +270,7 @@ func (g *guarded) state() (s admin.State) {
 }
 
 func TestStateOfStalledBackend(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	began := time.Now()
 	stalled := g.long("a long answer").replica
@@ -290,6 +296,7 @@ func TestStateOfStalledBackend(t *testing.T) {
 }
 
 func TestStateOfDownBackend(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t, 1, sim.Config{}, func(c *config.Config) { c.Health.Interval = 100 * time.Millisecond })
 	began := time.Now()
 	g.fault(0, sim.Fault{Kind: sim.Status, Status: 503, Everything: true})
@@ -310,6 +317,7 @@ func TestStateOfDownBackend(t *testing.T) {
 }
 
 func TestStateOfDrainedBackend(t *testing.T) {
+	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	s := g.long("a long answer")
 	name := g.server.fleet.registry.All()[s.replica].Name
@@ -335,6 +343,7 @@ func TestStateOfDrainedBackend(t *testing.T) {
 // Readiness checks and scrapes are no load, and what they find leaves the count of
 // requests in flight alone.
 func TestHealthChecksKeepInFlightCount(t *testing.T) {
+	t.Parallel()
 	var ill atomic.Bool
 	var scrapes atomic.Int64
 	first, finish := make(chan struct{}), make(chan struct{})
@@ -385,6 +394,7 @@ func TestHealthChecksKeepInFlightCount(t *testing.T) {
 
 // Long prompts with images are tens of megabytes: nothing has to be set for them.
 func TestLargeBodyByDefault(t *testing.T) {
+	t.Parallel()
 	var got atomic.Int64
 	p := startFronted(t, nil, standIn{chat: func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)

@@ -16,6 +16,7 @@ import (
 // configurations list the replicas in different orders. The turns share no text, so neither proxy
 // knows from its index where the other one has sent the session.
 func TestTwoProxiesAgreeOnSession(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 4, 200_000)
 	var proxies []*proxied
 	for _, reverse := range []bool{false, true} {

@@ -4,13 +4,16 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,6 +30,17 @@ import (
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 )
+
+// TestMain looks for goroutines left behind, but for fasthttp's cleaner of idle connections, which ends by
+// itself, seconds after the last connection was closed. Parallel tests wait most of the time, so that more of
+// them run than there are processors.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set("8")
+	}
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"))
+}
 
 // startServer runs a Server with the default settings, but for what a test changes, on
 // ports of its own until stop is called or the test ends.
@@ -161,12 +175,6 @@ func metricSum(t *testing.T, url, name string, labels ...string) (sum float64) {
 		sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
 	}
 	return sum
-}
-
-// verifyNoGoroutineLeft ignores fasthttp's cleaner of idle connections: it
-// ends by itself, seconds after the last connection was closed.
-func verifyNoGoroutineLeft(t *testing.T, before goleak.Option) {
-	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"))
 }
 
 // askStream sends one streamed request, and returns an error unless its answer

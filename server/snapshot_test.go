@@ -80,6 +80,7 @@ func turn(n int) *replay.Trace {
 // A proxy is restarted between two turns of 60 conversations, on replicas that
 // each hold a third of them.
 func TestSnapshotRestoresIndex(t *testing.T) {
+	t.Parallel()
 	hits := func(restored int, change func(*config.Config)) float64 {
 		t.Helper()
 		fleet := startSimFleet(t, 4, 32_000)
@@ -117,6 +118,7 @@ func TestSnapshotRestoresIndex(t *testing.T) {
 }
 
 func TestInvalidSnapshotReplaced(t *testing.T) {
+	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	file := filepath.Join(t.TempDir(), "index")
 	change := func(c *config.Config) { // few enough connections for any limit on file descriptors, or the log warns of that
@@ -160,6 +162,7 @@ func TestInvalidSnapshotReplaced(t *testing.T) {
 
 // A snapshotFile on files that are no snapshots, without a proxy around it.
 func TestSnapshotNeverOverwritesOtherFile(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	open := func(path string) (*snapshotFile, error) {
 		c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://a:8000")
@@ -213,6 +216,7 @@ func TestSnapshotNeverOverwritesOtherFile(t *testing.T) {
 }
 
 func TestStaleTempSnapshotsRemoved(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index")
 	old := time.Now().Add(-2 * minStaleTempAge)

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"warmroute/backends"
 	"warmroute/config"
 )
@@ -71,15 +69,6 @@ type fronted struct {
 }
 
 func startFronted(t *testing.T, change func(*config.Config), urls ...string) *fronted {
-	t.Helper()
-	before := goleak.IgnoreCurrent()
-	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
-	return startOneOfSeveral(t, change, urls...)
-}
-
-// startOneOfSeveral is startFronted for a proxy beside others, whose goroutines come
-// and go with this one's.
-func startOneOfSeveral(t *testing.T, change func(*config.Config), urls ...string) *fronted {
 	t.Helper()
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}
 	f := &fronted{t: t, client: &http.Client{Transport: transport}}
