@@ -30,6 +30,10 @@ const ioTimeout = 30 * time.Second
 
 // runLoad is the role "load": it sends requests without streams over concurrent
 // connections, each without a pause, and prints a loadResult as JSON.
+//
+// It writes and reads HTTP itself, like runStreams, instead of using loadgen.Client: that takes
+// 31 µs of CPU for a request of 1 KB and 110 µs for one of 32 KB, about as much as the proxy, with
+// which it shares the cores. This takes 7 µs and 14 µs.
 func runLoad(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("load", flag.ExitOnError)
 	addrs := flags.String("addr", "", "host:port, several with commas")

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"warmroute/lab/testbed"
 )
 
 // measurement is a group of figures that are measured between start and stop of a contender.
@@ -114,14 +116,14 @@ func (b *bench) measureStreamedChunks(ctx context.Context, name string, f *conte
 			return 0, got, err
 		}
 		defer v.closeAndWait()
-		if err := sleep(ctx, time.Second); err != nil {
+		if err := testbed.Sleep(ctx, time.Second); err != nil {
 			return 0, got, err
 		}
 		if _, err := v.requestReport(); err != nil {
 			return 0, got, err
 		}
 		used, err = cpuTimeDuring(f, func() error {
-			if err := sleep(ctx, window); err != nil {
+			if err := testbed.Sleep(ctx, window); err != nil {
 				return err
 			}
 			got, err = v.requestReport()
@@ -139,7 +141,7 @@ func (b *bench) measureStreamedChunks(ctx context.Context, name string, f *conte
 	b.results.add(name, delayP50, got.P50/1000)
 	b.results.add(name, delayP99, got.P99/1000)
 	b.results.add(name, rateAt20, float64(got.Chunks)/window.Seconds())
-	if err := sleep(ctx, time.Second); err != nil { // until the first streams are closed
+	if err := testbed.Sleep(ctx, time.Second); err != nil { // until the first streams are closed
 		return err
 	}
 	used, got, err := pace(50)
@@ -170,7 +172,7 @@ func (b *bench) measureStreamMemory(ctx context.Context, name string, f *contend
 				return err
 			}
 			defer v.closeAndWait()
-			if err := sleep(ctx, 5*time.Second); err != nil {
+			if err := testbed.Sleep(ctx, 5*time.Second); err != nil {
 				return err
 			}
 			if _, err := v.requestReport(); err != nil {
@@ -182,7 +184,7 @@ func (b *bench) measureStreamMemory(ctx context.Context, name string, f *contend
 		}(); err != nil {
 			return fmt.Errorf("%d streams: %w", streams, err)
 		}
-		if err := sleep(ctx, 2*time.Second); err != nil {
+		if err := testbed.Sleep(ctx, 2*time.Second); err != nil {
 			return err
 		}
 	}
@@ -192,18 +194,9 @@ func (b *bench) measureStreamMemory(ctx context.Context, name string, f *contend
 // measureIdle measures the CPU time of polling idle replicas.
 func (b *bench) measureIdle(ctx context.Context, name string, f *contender) error {
 	window := 5 * b.window
-	used, err := cpuTimeDuring(f, func() error { return sleep(ctx, window) })
+	used, err := cpuTimeDuring(f, func() error { return testbed.Sleep(ctx, window) })
 	b.results.add(name, idleShare, 100*used.Seconds()/window.Seconds())
 	return err
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // testEndurance keeps 9,000 streams open through warmroute for length, with one chunk per
@@ -230,7 +223,7 @@ func (b *bench) testEndurance(ctx context.Context, replicas []string, length tim
 	defer v.closeAndWait()
 	var maxEach float64
 	for limit := time.Now().Add(length + 2*time.Minute); ; {
-		if err := sleep(ctx, 5*time.Second); err != nil {
+		if err := testbed.Sleep(ctx, 5*time.Second); err != nil {
 			return nil, err
 		}
 		s, err := v.requestReport()

@@ -9,6 +9,7 @@ import (
 
 	"warmroute/lab/loadgen"
 	"warmroute/lab/replay"
+	"warmroute/lab/testbed"
 )
 
 const (
@@ -95,7 +96,7 @@ type clientTimes struct {
 func (r *rig) measureClientTimes(ctx context.Context) (clientTimes, error) {
 	streams, all := r.verdict.startMeasuring()
 	began := time.Now()
-	if err := sleep(ctx, batchWindow); err != nil {
+	if err := testbed.Sleep(ctx, batchWindow); err != nil {
 		return clientTimes{}, err
 	}
 	elapsed := time.Since(began)

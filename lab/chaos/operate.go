@@ -163,7 +163,7 @@ func drainAndUndrain(ctx context.Context, r *rig) error {
 func (r *rig) addViolationIfTraffic(ctx context.Context, removed *testbed.Replica) error {
 	// A request that the proxy has just routed may still be in transit, and a replica
 	// counts it when a step of its engine ends.
-	if err := sleep(ctx, time.Second); err != nil {
+	if err := testbed.Sleep(ctx, time.Second); err != nil {
 		return err
 	}
 	var before float64

@@ -92,7 +92,7 @@ func (r *rig) measureRestart(ctx context.Context, window time.Duration, withSnap
 	measure := func(length time.Duration) (replay.Summary, error) {
 		measured := new(replay.Tally)
 		tally.Store(measured)
-		err := sleep(ctx, length)
+		err := testbed.Sleep(ctx, length)
 		return measured.Summary("", length), err
 	}
 	if _, err := measure(2 * window); err != nil { // fills the caches

@@ -173,7 +173,7 @@ func (p *report) checkLeaks(ctx context.Context, proxy *testbed.Proxy, idle test
 				return false, nil
 			}
 		}
-		return true, sleep(ctx, 0)
+		return true, testbed.Sleep(ctx, 0)
 	})
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -62,18 +62,9 @@ func waitUntil(ctx context.Context, limit time.Duration, what string, cond func(
 		if time.Now().After(end) {
 			return errors.Join(fmt.Errorf("timeout after %v waiting for %s", limit, what), last)
 		}
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+		if err := testbed.Sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -134,7 +125,7 @@ func (r *rig) faultAndAwaitTraffic(ctx context.Context, duration time.Duration, 
 			return err
 		}
 	}
-	if err := sleep(ctx, duration); err != nil {
+	if err := testbed.Sleep(ctx, duration); err != nil {
 		return err
 	}
 	for _, one := range replicas {

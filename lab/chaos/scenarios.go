@@ -113,7 +113,7 @@ func killAndRestartAll(ctx context.Context, r *rig) error {
 	if err := testbed.KillAndWait(r.replicas...); err != nil {
 		return err
 	}
-	if err := sleep(ctx, 2*time.Second); err != nil {
+	if err := testbed.Sleep(ctx, 2*time.Second); err != nil {
 		return err
 	}
 	return r.startAndAwaitTraffic(ctx, r.replicas...)
@@ -156,11 +156,11 @@ func hangAndRecover(ctx context.Context, r *rig) error {
 // sleepAndRequireProgress waits for stallTime, and checks that in its last second the other
 // replicas answered.
 func sleepAndRequireProgress(ctx context.Context, r *rig) error {
-	if err := sleep(ctx, stallTime-time.Second); err != nil {
+	if err := testbed.Sleep(ctx, stallTime-time.Second); err != nil {
 		return err
 	}
 	before := r.verdict.answerCount()
-	if err := sleep(ctx, time.Second); err != nil {
+	if err := testbed.Sleep(ctx, time.Second); err != nil {
 		return err
 	}
 	n := r.verdict.answerCount() - before
@@ -228,7 +228,7 @@ const (
 // respond503FromAll makes all replicas respond with 503, and checks the retry budget.
 func respond503FromAll(ctx context.Context, r *rig) error {
 	// The budget depends on the requests of the last ten seconds: only this scenario's.
-	if err := sleep(ctx, 10*time.Second); err != nil {
+	if err := testbed.Sleep(ctx, 10*time.Second); err != nil {
 		return err
 	}
 	before, err := r.proxy.Scrape(ctx)
@@ -299,7 +299,7 @@ func hangWithoutMetrics(ctx context.Context, r *rig) error {
 		return err
 	}
 	// The hung requests are never answered.
-	if err := sleep(ctx, noMetricsTimeout); err != nil {
+	if err := testbed.Sleep(ctx, noMetricsTimeout); err != nil {
 		return err
 	}
 	r.verdict.require(r.verdict.failureCount("status 504 (buffered") > 0, "timeouts.response ended no buffered request")

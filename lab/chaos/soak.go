@@ -209,8 +209,8 @@ func (r *rig) sendTrafficAndOperate(ctx context.Context, report *soakReport, len
 // operateUntilDone restarts, kills, drains and removes replicas in turn, never more than one
 // at a time, until ctx is done. It completes what it has begun.
 func (r *rig) operateUntilDone(ctx context.Context, interval time.Duration, counts map[string]int) error {
-	pause := func() { sleep(ctx, interval/2) }
-	for n := 0; sleep(ctx, interval/2) == nil; n++ {
+	pause := func() { testbed.Sleep(ctx, interval/2) }
+	for n := 0; testbed.Sleep(ctx, interval/2) == nil; n++ {
 		name, err := r.operateOnce(context.WithoutCancel(ctx), n, pause)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -275,7 +275,7 @@ func (s *soakReport) runUsers(ctx context.Context, url string, roots *x509.CertP
 				key = limitedKey
 			}
 			user := &loadgen.Client{URL: url, APIKey: key, HTTP: client, Speed: 1, Timeout: 2 * time.Minute}
-			for sleep(ctx, time.Duration(random.ExpFloat64()*float64(soakThinkTime))) == nil {
+			for testbed.Sleep(ctx, time.Duration(random.ExpFloat64()*float64(soakThinkTime))) == nil {
 				kind := drawKind(random)
 				request := kind.newRequest(random)
 				// Not under ctx: requests in flight at the end must complete.
@@ -368,7 +368,7 @@ func (r *rig) collectGarbageAndMeasure(ctx context.Context) (usage, error) {
 
 // awaitMedianUsage waits, and returns the median of each resource in the window before end.
 func (r *rig) awaitMedianUsage(ctx context.Context, end time.Time, window time.Duration) (median usage, err error) {
-	if err := sleep(ctx, time.Until(end)-window); err != nil {
+	if err := testbed.Sleep(ctx, time.Until(end)-window); err != nil {
 		return usage{}, err
 	}
 	var samples []usage
@@ -378,7 +378,7 @@ func (r *rig) awaitMedianUsage(ctx context.Context, end time.Time, window time.D
 			return usage{}, err
 		}
 		samples = append(samples, u)
-		if sleep(ctx, interval) != nil {
+		if testbed.Sleep(ctx, interval) != nil {
 			break
 		}
 	}
@@ -399,7 +399,7 @@ func (r *rig) awaitIdleUsage(ctx context.Context, before usage) (u usage, err er
 		if u, err = r.collectGarbageAndMeasure(ctx); err != nil || len(findGrowth(before, u, u, u)) == 0 {
 			return u, err
 		}
-		if err := sleep(ctx, 500*time.Millisecond); err != nil {
+		if err := testbed.Sleep(ctx, 500*time.Millisecond); err != nil {
 			return u, err
 		}
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +115,7 @@ type stress struct {
 
 // stressClient is one of the clients, which send one request after another.
 type stressClient struct {
-	http         *http.Client
+	loadgen.Client
 	streams      func(n int64) bool
 	disconnects  bool
 	progressedAt atomic.Int64 // in nanoseconds of the Unix time; 0: it has ended
@@ -129,14 +128,15 @@ func (s *stress) runUntilHang(ctx context.Context) (hung bool) {
 	var running sync.WaitGroup
 	for i := range s.clients {
 		c := &s.clients[i]
-		c.http = loadgen.NewHTTPClient()
-		c.http.Transport.(*http.Transport).DisableKeepAlives = i%8 == 7
+		// A request that hangs must still be open when the proxy's goroutines are saved.
+		c.Client = loadgen.Client{URL: s.url, Model: "sim", HTTP: loadgen.NewHTTPClient(), Speed: 1, Timeout: 2 * s.hangTimeout}
+		c.HTTP.Transport.(*http.Transport).DisableKeepAlives = i%8 == 7
 		c.disconnects = i%8 == 6
 		c.streams = func(n int64) bool { return i%2 == 0 || i%8 == 7 && n%2 == 0 }
 		c.progressedAt.Store(time.Now().UnixNano())
 		running.Go(func() {
 			defer c.progressedAt.Store(0)
-			defer c.http.CloseIdleConnections()
+			defer c.HTTP.CloseIdleConnections()
 			for n := s.begun.Add(1); n <= s.requests && ctx.Err() == nil; n = s.begun.Add(1) {
 				s.sendAndCheck(ctx, c, n)
 			}
@@ -173,52 +173,22 @@ func (s *stress) runUntilHang(ctx context.Context) (hung bool) {
 // sendAndCheck sends request n, and requires that the client gets the complete response to it,
 // unless it disconnects.
 func (s *stress) sendAndCheck(ctx context.Context, c *stressClient, n int64) {
-	streams, id := c.streams(n), fmt.Sprint("stress-", n)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	id := fmt.Sprint("stress-", n)
+	turn := loadgen.Turn{Messages: []loadgen.Message{{Role: "user", Content: id}}, OutputTokens: 3}
+	q := loadgen.Request{Stream: c.streams(n), Header: http.Header{"X-Request-Id": {id}}}
+	q.Body = loadgen.ChatBody(c.Model, turn, q.Stream)
 	if c.disconnects && rand.IntN(4) == 0 {
-		timer := time.AfterFunc(time.Duration(rand.Int64N(int64(5*time.Millisecond))), cancel)
-		defer timer.Stop()
+		q.Behavior.DisconnectAfter = 1 + time.Duration(rand.Int64N(int64(5*time.Millisecond)))
 	}
-	body, err := s.post(ctx, c, id, streams)
+	got := c.Send(ctx, q)
 	c.progressedAt.Store(time.Now().UnixNano())
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || got.Err == loadgen.ClientDisconnected {
 		s.disconnected.Add(1)
 		return
 	}
-	end := `"finish_reason":"length"`
-	if streams {
-		end = "data: [DONE]"
-	}
-	complete := strings.Contains(body, `"id":"chatcmpl-`+id+`-`) && strings.Contains(body, end)
-	s.verdict.countStress(err == nil && complete)
-	s.verdict.require(err == nil && complete, "request %d: %v, %.200q", n, err, body)
-}
-
-// post posts a chat and returns the response. Each part of it that arrives is progress.
-func (s *stress) post(ctx context.Context, c *stressClient, id string, streams bool) (body string, err error) {
-	request := fmt.Sprintf(`{"model":"sim","max_tokens":3,"stream":%v,"messages":[{"role":"user","content":%q}]}`, streams, id)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/chat/completions", strings.NewReader(request))
-	if err != nil {
-		return "", err
-	}
-	req.Header = http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {id}}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	var all bytes.Buffer
-	for part := make([]byte, 4<<10); err == nil; {
-		var n int
-		n, err = resp.Body.Read(part)
-		all.Write(part[:n])
-		c.progressedAt.Store(time.Now().UnixNano())
-	}
-	if err == io.EOF {
-		err = nil
-	}
-	return all.String(), err
+	complete := got.Err == "" && strings.HasPrefix(got.ID, "chatcmpl-"+id+"-") && got.Finish == "length"
+	s.verdict.countStress(complete)
+	s.verdict.require(complete, "request %d: %s %q, of %q, finished by %q", n, got.Err, got.Detail, got.ID, got.Finish)
 }
 
 // countStress counts a request of stress.

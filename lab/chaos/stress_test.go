@@ -14,7 +14,8 @@ func TestStress(t *testing.T) {
 	respond := func(w http.ResponseWriter, r *http.Request, id string) {
 		body, _ := io.ReadAll(r.Body)
 		if strings.Contains(string(body), `"stream":true`) {
-			fmt.Fprintf(w, "data: {\"id\":\"chatcmpl-%s-x\"}\n\ndata: [DONE]\n\n", id)
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprintf(w, "data: {\"id\":\"chatcmpl-%s-x\",\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n", id)
 			return
 		}
 		fmt.Fprintf(w, `{"id":"chatcmpl-%s-x","choices":[{"finish_reason":"length"}]}`, id)

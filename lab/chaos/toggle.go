@@ -43,7 +43,7 @@ func toggleStates(ctx context.Context, r *rig) error {
 		if err := r.drainAndUndrainOnce(ctx, r.replicas[toggles%len(r.replicas)]); err != nil {
 			return err
 		}
-		if err := sleep(ctx, toggleInterval); err != nil {
+		if err := testbed.Sleep(ctx, toggleInterval); err != nil {
 			return err
 		}
 	}

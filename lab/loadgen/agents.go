@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/clock"
 	"warmroute/lab/replay"
 )
 
@@ -82,7 +83,7 @@ func (c *Client) RunAgents(ctx context.Context, agents *Agents) []AgentRun {
 // runAgent plays one conversation.
 func (c *Client) runAgent(ctx context.Context, a *agentConversation) AgentRun {
 	run := AgentRun{ToolSet: a.toolSet}
-	if !sleep(ctx, c.toWallTime(a.start)) {
+	if !clock.Sleep(ctx, c.toWallTime(a.start)) {
 		return run
 	}
 	start := time.Now()
@@ -90,7 +91,7 @@ func (c *Client) runAgent(ctx context.Context, a *agentConversation) AgentRun {
 		r := c.Send(ctx, a.request())
 		run.Results = append(run.Results, r.Result)
 		run.Task = c.toModelTime(time.Since(start))
-		if r.Err != "" || turn+1 == a.agents.Turns || !sleep(ctx, c.toWallTime(a.toolTime())) {
+		if r.Err != "" || turn+1 == a.agents.Turns || !clock.Sleep(ctx, c.toWallTime(a.toolTime())) {
 			break
 		}
 		a.addTurn(turn, r.Answer)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"warmroute/clock"
 	"warmroute/lab/replay"
 )
 
@@ -63,7 +64,7 @@ func (c *Client) RunTrace(ctx context.Context, t *replay.Trace) {
 	var wg sync.WaitGroup
 	for _, r := range t.Requests {
 		due := start.Add(c.toWallTime(r.At))
-		if !sleep(ctx, time.Until(due)) {
+		if !clock.Sleep(ctx, time.Until(due)) {
 			break
 		}
 		wg.Go(func() {
@@ -201,17 +202,5 @@ func (c *Client) sleepUnlessStopped(ctx context.Context, d time.Duration) (goOn 
 		return false
 	default:
 		return ctx.Err() == nil
-	}
-}
-
-// sleep sleeps for d; slept is false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) (slept bool) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
 	}
 }

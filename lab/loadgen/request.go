@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"warmroute/clock"
 	"warmroute/lab/replay"
 )
 
@@ -42,6 +43,7 @@ type Response struct {
 	// Committed reports whether any of the response arrived: an event of a
 	// stream that is not an error, a byte of any other body.
 	Committed bool
+	ID        string // of a completion, as the response names it
 	Finish    string // the first choice's finish_reason
 	Usage     bool   // the response had a usage
 	Answer    string // the first choice's text, as far as it arrived
@@ -82,7 +84,7 @@ func (c *Client) Send(ctx context.Context, q Request) Response {
 	}
 	r := Response{
 		Status: in.status, Backend: in.header.Get("X-Warmroute-Backend"),
-		Committed: in.begun, Finish: in.finishReason, Usage: in.usage, Answer: in.text.String(),
+		Committed: in.begun, ID: in.id, Finish: in.finishReason, Usage: in.usage, Answer: in.text.String(),
 	}
 	r.Attempts, _ = strconv.Atoi(in.header.Get("X-Warmroute-Attempts"))
 	if err != nil {
@@ -222,7 +224,7 @@ func (u *slowDisconnectingBody) Read(b []byte) (int, error) {
 	}
 	if u.pieceBytes == 0 {
 		u.pieceBytes = len(u.left)/10 + 1
-	} else if !sleep(u.ctx, u.behavior.UploadTime/10) {
+	} else if !clock.Sleep(u.ctx, u.behavior.UploadTime/10) {
 		return 0, context.Cause(u.ctx)
 	}
 	n := copy(b, u.left[:min(u.pieceBytes, len(u.left))])
@@ -244,7 +246,7 @@ type pausingResponseReader struct {
 
 func (p *pausingResponseReader) Read(b []byte) (int, error) {
 	if p.read && p.pause > 0 {
-		sleep(p.ctx, p.pause) // the read below fails if ctx has ended
+		clock.Sleep(p.ctx, p.pause) // the read below fails if ctx has ended
 		p.pause = 0
 	}
 	p.read = true

@@ -28,6 +28,7 @@ type responseReader struct {
 	status int
 	header http.Header
 	begun  bool // some of the response arrived
+	id     string
 
 	text                      strings.Builder
 	chunks                    int // with content
@@ -87,6 +88,9 @@ func (s *responseReader) readEvent(data []byte, receivedAt time.Time) (last bool
 		return true, nil
 	}
 	event := gjson.ParseBytes(data)
+	if s.id == "" {
+		s.id = event.Get("id").Str
+	}
 	choice := event.Get("choices.0")
 	if kind := event.Get("type").Str; kind != "" && !choice.Exists() {
 		last, err = s.readTypedEvent(kind, event, receivedAt)
@@ -168,6 +172,7 @@ func (s *responseReader) readJSON(body io.Reader) error {
 		s.setDetail(string(raw))
 		return failure(NotJSON)
 	}
+	s.id = gjson.GetBytes(raw, "id").Str
 	s.readUsage(gjson.GetBytes(raw, "usage"))
 	choice := gjson.GetBytes(raw, "choices.0")
 	s.finishReason = choice.Get("finish_reason").Str

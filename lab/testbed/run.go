@@ -7,6 +7,9 @@ import (
 	"os/exec"
 	"os/signal"
 	"syscall"
+	"time"
+
+	"warmroute/clock"
 )
 
 // Main runs a program and exits: with 1 if ok is false, with 2 on an error. An interrupt
@@ -33,4 +36,10 @@ func Build(ctx context.Context, binary string) error {
 		return fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	return nil
+}
+
+// Sleep waits for d, and returns the error of ctx if that has ended.
+func Sleep(ctx context.Context, d time.Duration) error {
+	clock.Sleep(ctx, d)
+	return ctx.Err()
 }
