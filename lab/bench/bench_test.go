@@ -84,7 +84,7 @@ func respondInPieces(t *testing.T, text string, piece int) string {
 }
 
 // The mock must write what the clients expect.
-func TestMockAnswersClient(t *testing.T) {
+func TestMockRespondsToClient(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

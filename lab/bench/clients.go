@@ -38,7 +38,7 @@ func (b *bench) runLoadClient(ctx context.Context, f *contender, clients, size i
 	case got.Failed > 0:
 		return got, fmt.Errorf("%d requests failed, the first with: %s", got.Failed, got.FirstError)
 	case got.Requests == 0:
-		return got, errors.New("no request was answered")
+		return got, errors.New("no request was completed")
 	}
 	return got, nil
 }

@@ -94,7 +94,7 @@ func (b *bench) startContender(ctx context.Context, name string, replicas []stri
 	return f, err
 }
 
-// canRelay reports whether a replica answers a chat: some routers answer /health before
+// canRelay reports whether a replica responds to a chat: some routers respond to /health before
 // they know a replica.
 func canRelay(client *http.Client, url string) bool {
 	_, body, _ := bytes.Cut(newChatRequest(0, 300, hot, 0, 0).bytes, []byte("\r\n\r\n"))

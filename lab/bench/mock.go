@@ -21,10 +21,10 @@ import (
 const model = "bench"
 
 const (
-	marker      = "the answer of a mock replica" // in every response without streaming
-	mockAnswer  = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` + marker + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":250,"total_tokens":258,"completion_tokens":8}}`
-	modelList   = `{"object":"list","data":[{"id":"bench","object":"model","created":1763700000,"owned_by":"vllm","root":"bench","parent":null,"max_model_len":1000000}]}`
-	uvicornHead = "date: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n"
+	marker       = "the output of a mock replica" // in every response without streaming
+	mockResponse = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` + marker + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":250,"total_tokens":258,"completion_tokens":8}}`
+	modelList    = `{"object":"list","data":[{"id":"bench","object":"model","created":1763700000,"owned_by":"vllm","root":"bench","parent":null,"max_model_len":1000000}]}`
+	uvicornHead  = "date: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n"
 )
 
 // mock is a fleet of replicas that respond at once. They run in a separate process, so that
@@ -107,7 +107,7 @@ func (m *mock) serveConn(c net.Conn) {
 		switch target {
 		case "POST /v1/chat/completions":
 			if !wantsStream(body) {
-				err = writeResponse(c, "application/json", mockAnswer)
+				err = writeResponse(c, "application/json", mockResponse)
 				break
 			}
 			if cap(body) > 4<<10 {

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	batchRate    = 1200             // batch requests per second: more than three times what four replicas answer
+	batchRate    = 1200             // batch requests per second: more than three times what four replicas complete
 	batchWindow  = 8 * time.Second  // measured time of the clients' requests, without batch requests and with them
-	batchTimeout = 20 * time.Minute // for all batch requests to be answered
+	batchTimeout = 20 * time.Minute // for all batch requests to be completed
 	// maxBatchRatio bounds the p90 of the clients' TTFT and their mean end-to-end
 	// latency with batch requests, relative to those without. The p99, which should
 	// stay below 1.1, is printed only: everything here shares a few cores, so single
@@ -30,7 +30,7 @@ func (o *options) queueBatchRequests(ctx context.Context, r *rig) error {
 	if err := r.proxy.Reload(ctx, "ok", r.replicas, hold); err != nil {
 		return err
 	}
-	if err := r.awaitAnswers(ctx, 4*r.load.number); err != nil { // warm the caches
+	if err := r.awaitResponses(ctx, 4*r.load.number); err != nil { // warm the caches
 		return err
 	}
 	without, err := r.measureClientTimes(ctx)

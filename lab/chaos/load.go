@@ -70,12 +70,12 @@ func (c *clients) sendUntil(ctx context.Context, stop <-chan struct{}, onRespons
 	}
 }
 
-// prompt is a chat with the answer that every replica gives, or one that was never sent.
+// prompt is a chat with the output that every replica gives, or one that was never sent.
 type prompt struct {
 	stream, plain []byte // request bodies
-	tokens        int    // length of the answer
+	tokens        int    // length of the output
 	known         bool
-	answer        string // when known
+	output        string // when known
 }
 
 // request returns the request for the prompt.
@@ -94,16 +94,16 @@ func newChats(outputTokens loadgen.Range) *loadgen.Chats {
 	}
 }
 
-// recordPrompts sends n prompts to an undisturbed replica and keeps its answers.
+// recordPrompts sends n prompts to an undisturbed replica and keeps its outputs.
 func recordPrompts(ctx context.Context, url, model string, n int, chats *loadgen.Chats) ([]prompt, error) {
 	httpClient := loadgen.NewHTTPClient()
 	defer httpClient.CloseIdleConnections()
 	client := &loadgen.Client{URL: url, Model: model, HTTP: httpClient, Speed: 1, Timeout: time.Minute}
 	var prompts []prompt
 	for i := 0; len(prompts) < n; i++ {
-		session, answer := chats.NewSession(i), ""
+		session, output := chats.NewSession(i), ""
 		for len(prompts) < n {
-			turn, ok := session.Next(answer)
+			turn, ok := session.Next(output)
 			if !ok {
 				break
 			}
@@ -111,9 +111,9 @@ func recordPrompts(ctx context.Context, url, model string, n int, chats *loadgen
 			q := newPrompt(model, turn)
 			r := client.Send(ctx, q.request(false))
 			if r.Err != "" || r.CompletionTokens != q.tokens {
-				return nil, fmt.Errorf("recording answers: %s %s, %d tokens instead of %d", r.Err, r.Detail, r.CompletionTokens, q.tokens)
+				return nil, fmt.Errorf("recording outputs: %s %s, %d tokens instead of %d", r.Err, r.Detail, r.CompletionTokens, q.tokens)
 			}
-			q.known, q.answer, answer = true, r.Answer, r.Answer
+			q.known, q.output, output = true, r.Output, r.Output
 			prompts = append(prompts, q)
 		}
 	}
@@ -137,7 +137,7 @@ func newUniquePrompt(model string, i int) *prompt {
 	return &q
 }
 
-// recordSimulatedPrompts returns prompts with the answers of a replica in this process.
+// recordSimulatedPrompts returns prompts with the outputs of a replica in this process.
 func recordSimulatedPrompts(ctx context.Context, n int) ([]prompt, error) {
 	s := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 10_000}})
 	if err := s.Bind("127.0.0.1:0"); err != nil {

@@ -1,5 +1,5 @@
 // Command chaos runs a proxy and replicas under load and injects failures: replicas are
-// killed, restarted, hung, slowed and disconnected. Every request must be answered, or
+// killed, restarted, hung, slowed and disconnected. Every request must be completed, or
 // fail in a way that the failure table allows (docs/architecture.md, "Attempts").
 //
 //	go run ./lab/chaos                        all scenarios with simulated replicas, about seven minutes
@@ -11,8 +11,8 @@
 //	go run ./lab/chaos --soak 10m --tls       the same with TLS, a third of the clients over HTTP/2
 //
 // It builds the binary; the proxy, with its default settings, and the replicas are
-// processes. Every answer is compared with that of an undisturbed replica. Exit status
-// 1: a request was lost or an answer was wrong.
+// processes. Every output is compared with that of an undisturbed replica. Exit status
+// 1: a request was lost or an output was wrong.
 package main
 
 import (
@@ -205,7 +205,7 @@ func (r *rig) startAndAwaitAll(ctx context.Context) error {
 	return r.awaitReadyBackends(ctx, len(r.replicas))
 }
 
-// startAndAwaitHealthy starts replicas at once and waits until each answers its health check.
+// startAndAwaitHealthy starts replicas at once and waits until each responds to its health check.
 func (r *rig) startAndAwaitHealthy(ctx context.Context, replicas []*testbed.Replica) error {
 	for _, one := range replicas {
 		if err := one.Start(); err != nil {

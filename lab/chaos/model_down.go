@@ -67,7 +67,7 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 	known := metrics.Sum("warmroute_model_backends", "model", otherModel)
 	r.verdict.require(ready == 0 && known == 1, "metrics: %v of %v backends of the model that is down are ready, want 0 of 1", ready, known)
 
-	before := r.verdict.answerCount()
+	before := r.verdict.responseCount()
 	waited, refused := 0, 0
 	for _, response := range r.sendToOtherModel(ctx, modelDownFlood) {
 		r.verdict.require(response.RetryAfter >= time.Second && response.RetryAfter <= time.Minute, "status %d for the model that is down has Retry-After %v", response.Status, response.RetryAfter)
@@ -82,7 +82,7 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 		}
 	}
 	r.verdict.require(waited > 0 && waited <= modelDownQueue/2 && refused > 0, "%d requests for the model that is down waited and %d were refused, want at most %d to wait", waited, refused, modelDownQueue/2)
-	r.verdict.require(r.verdict.answerCount() > before, "no answer for the other model in the meantime")
+	r.verdict.require(r.verdict.responseCount() > before, "no response for the other model in the meantime")
 
 	responses := make(chan []timedResponse, 1)
 	go func() { responses <- r.sendToOtherModel(ctx, modelDownLater) }()

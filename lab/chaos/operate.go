@@ -32,7 +32,7 @@ func removeAndAddBackend(ctx context.Context, r *rig) error {
 	if err := r.proxy.Reload(ctx, "failed", r.replicas, "no_such_setting: 1"); err != nil {
 		return err
 	}
-	if err := r.awaitAnswers(ctx, 20); err != nil {
+	if err := r.awaitResponses(ctx, 20); err != nil {
 		return err
 	}
 	return r.proxy.Reload(ctx, "ok", r.replicas)
@@ -115,7 +115,7 @@ func (r *rig) openIdleConnectionsAndAsk(ctx context.Context) error {
 			resp.Body.Close()
 			r.verdict.require(resp.StatusCode == http.StatusOK, "%s: status %d", url, resp.StatusCode)
 		}
-		if err := r.awaitAnswers(ctx, 50); err != nil {
+		if err := r.awaitResponses(ctx, 50); err != nil {
 			return err
 		}
 	}
@@ -130,7 +130,7 @@ func addProxyAsBackend(ctx context.Context, r *rig) error {
 		return err
 	}
 	for range 20 {
-		if err := r.awaitAnswers(ctx, 10); err != nil {
+		if err := r.awaitResponses(ctx, 10); err != nil {
 			return err
 		}
 		m, err := r.proxy.Scrape(ctx)
@@ -158,7 +158,7 @@ func drainAndUndrain(ctx context.Context, r *rig) error {
 	return r.awaitTraffic(ctx, one)
 }
 
-// addViolationIfTraffic waits for answers of the others, and adds a violation if a removed
+// addViolationIfTraffic waits for responses of the others, and adds a violation if a removed
 // or drained backend got a request meanwhile.
 func (r *rig) addViolationIfTraffic(ctx context.Context, removed *testbed.Replica) error {
 	// A request that the proxy has just routed may still be in transit, and a replica
@@ -175,7 +175,7 @@ func (r *rig) addViolationIfTraffic(ctx context.Context, removed *testbed.Replic
 	if err != nil {
 		return err
 	}
-	if err := r.awaitAnswers(ctx, 4*len(r.replicas)*10); err != nil {
+	if err := r.awaitResponses(ctx, 4*len(r.replicas)*10); err != nil {
 		return err
 	}
 	queried, waiting, err := scrapePromptLoad(ctx, removed)

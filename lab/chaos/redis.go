@@ -71,7 +71,7 @@ func breakRedis(ctx context.Context, r *rig) (err error) {
 			if err := outage.begin(); err != nil {
 				return err
 			}
-			if err := errors.Join(testbed.Sleep(ctx, redisOutage), two.awaitAnswers(ctx)); err != nil {
+			if err := errors.Join(testbed.Sleep(ctx, redisOutage), two.awaitResponses(ctx)); err != nil {
 				return err
 			}
 			if err := outage.end(); err != nil {

@@ -19,7 +19,7 @@ type row struct {
 	Scenario   string             `json:"scenario"`
 	Seconds    float64            `json:"seconds"`
 	Sent       int                `json:"sent"`
-	Answered   int                `json:"answered"`
+	Completed  int                `json:"completed"`
 	Failed     map[string]int     `json:"failed"`      // by cause
 	Retried    int                `json:"retried"`     // failed attempts that were retried
 	Recovered  map[string]float64 `json:"recovered_s"` // by replica, the longest time from its recovery to its first traffic
@@ -89,7 +89,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 			now-begun, v.sent, retried)
 	}
 	out := row{
-		Scenario: s.name, Seconds: time.Since(began).Seconds(), Sent: v.sent, Answered: v.answered, Failed: v.failed,
+		Scenario: s.name, Seconds: time.Since(began).Seconds(), Sent: v.sent, Completed: v.completed, Failed: v.failed,
 		Retried:   int(retried),
 		Recovered: map[string]float64{}, Broken: v.violationCount, Violations: v.violations, Measured: v.measurements,
 	}
@@ -107,13 +107,13 @@ func (r *rig) actUnderLoad(ctx context.Context, s scenario, load *clients) error
 		load.sendUntil(ctx, stop, r.verdict.checkAndCount)
 	}()
 	defer func() { close(stop); <-stopped }()
-	if err := r.awaitAnswers(ctx, 2*load.number); err != nil { // the load has begun
+	if err := r.awaitResponses(ctx, 2*load.number); err != nil { // the load has begun
 		return err
 	}
 	if err := s.act(ctx, r); err != nil {
 		return err
 	}
-	return r.awaitAnswers(ctx, 2*load.number) // the fleet has recovered
+	return r.awaitResponses(ctx, 2*load.number) // the fleet has recovered
 }
 
 // addAndPrint adds the result of a scenario and prints it unless p is quiet.
@@ -123,7 +123,7 @@ func (p *report) addAndPrint(r row) {
 		return
 	}
 	if len(p.Rows) == 1 {
-		fmt.Fprintf(p.out, "%-16s %7s %9s %7s %8s %9s  %s\n", "", "sent", "answered", "failed", "retried", "recovered", "")
+		fmt.Fprintf(p.out, "%-16s %7s %9s %7s %8s %9s  %s\n", "", "sent", "completed", "failed", "retried", "recovered", "")
 	}
 	failed, recovered := 0, 0.0
 	for _, n := range r.Failed {
@@ -140,7 +140,7 @@ func (p *report) addAndPrint(r row) {
 	if r.Broken > 0 {
 		verdict = fmt.Sprint(r.Broken, " VIOLATIONS")
 	}
-	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %9s  %s\n", r.Scenario, r.Sent, r.Answered, failed, r.Retried, recovery, verdict)
+	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %9s  %s\n", r.Scenario, r.Sent, r.Completed, failed, r.Retried, recovery, verdict)
 	for _, cause := range slices.Sorted(maps.Keys(r.Failed)) {
 		fmt.Fprintf(p.out, "%-16s %s: %d\n", "", cause, r.Failed[cause])
 	}

@@ -68,10 +68,10 @@ func waitUntil(ctx context.Context, limit time.Duration, what string, cond func(
 	}
 }
 
-// awaitAnswers waits until n more requests were answered.
-func (r *rig) awaitAnswers(ctx context.Context, n int) error {
-	want := r.verdict.answerCount() + n
-	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " more answers"), func() (bool, error) { return r.verdict.answerCount() >= want, nil })
+// awaitResponses waits until n more requests were completed.
+func (r *rig) awaitResponses(ctx context.Context, n int) error {
+	want := r.verdict.responseCount() + n
+	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " more responses"), func() (bool, error) { return r.verdict.responseCount() >= want, nil })
 }
 
 // startAndAwaitTraffic starts replicas whose processes have ended, all at once, and waits until

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	rollingClients = 16
-	rollingAnswers = 50               // through the balancer, between two restarts
-	rollingTimeout = 90 * time.Second // for the drain and shutdown of a proxy
+	rollingClients   = 16
+	rollingResponses = 50               // through the balancer, between two restarts
+	rollingTimeout   = 90 * time.Second // for the drain and shutdown of a proxy
 )
 
 // restartProxiesInTurn restarts two proxies behind a load balancer in turn, twice, under
@@ -31,14 +31,14 @@ func restartProxiesInTurn(ctx context.Context, r *rig) error {
 				return err
 			}
 		}
-		return two.awaitAnswers(ctx)
+		return two.awaitResponses(ctx)
 	})
 }
 
 // twoProxies are proxies behind a load balancer, under load.
 type twoProxies struct {
-	proxies  []*testbed.Proxy
-	answered atomic.Int64
+	proxies   []*testbed.Proxy
+	completed atomic.Int64
 }
 
 // runTwoProxies calls act while two proxies with these settings serve the rig's replicas, behind
@@ -72,30 +72,30 @@ func (r *rig) runTwoProxies(ctx context.Context, settings string, act func(*twoP
 		load.sendUntil(ctx, stop, func(q *prompt, streams bool, response loadgen.Response) {
 			r.verdict.checkAndCount(q, streams, response)
 			if response.Err == "" {
-				two.answered.Add(1)
+				two.completed.Add(1)
 			}
 		})
 	}()
 	defer func() { close(stop); <-stopped }()
-	if err := two.awaitAnswers(ctx); err != nil {
+	if err := two.awaitResponses(ctx); err != nil {
 		return err
 	}
 	return act(two)
 }
 
-// awaitAnswers waits until rollingAnswers more requests were answered through the balancer.
-func (two *twoProxies) awaitAnswers(ctx context.Context) error {
-	want := two.answered.Load() + rollingAnswers
-	return waitUntil(ctx, waitTimeout, "answers through the balancer", func() (bool, error) { return two.answered.Load() >= want, nil })
+// awaitResponses waits until rollingResponses more requests were completed through the balancer.
+func (two *twoProxies) awaitResponses(ctx context.Context) error {
+	want := two.completed.Load() + rollingResponses
+	return waitUntil(ctx, waitTimeout, "responses through the balancer", func() (bool, error) { return two.completed.Load() >= want, nil })
 }
 
-// restartInTurn ends each proxy (SIGTERM), waits for answers of the other and starts it again.
+// restartInTurn ends each proxy (SIGTERM), waits for responses of the other and starts it again.
 func (two *twoProxies) restartInTurn(ctx context.Context) error {
 	for _, p := range two.proxies {
 		if err := p.Terminate(rollingTimeout); err != nil {
 			return err
 		}
-		if err := two.awaitAnswers(ctx); err != nil {
+		if err := two.awaitResponses(ctx); err != nil {
 			return err
 		}
 		if err := p.StartAndAwait(ctx); err != nil {

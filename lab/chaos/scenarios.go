@@ -39,8 +39,8 @@ var scenarios = []scenario{
 	{name: "outage", about: "kill -9 all replicas at once, down for 2 s", allowed: endedWithErrorEvent, act: killAndRestartAll},
 	{name: "stop", about: "SIGSTOP one replica for 7 s", real: true, allowed: endedWithErrorEvent, act: suspendAndResume},
 	{name: "hang", about: "one replica accepts connections and never responds, for 7 s", allowed: endedWithErrorEvent, act: hangAndRecover},
-	{name: "hang-unseen", about: "one replica without metrics answers health checks but no request, for 7 s: timeouts.response and first_byte end its requests", allowed: allowStatuses(504), act: hangWithoutMetrics},
-	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server answers", allowed: endedWithErrorEvent, act: faultFirstReplicas(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{name: "hang-unseen", about: "one replica without metrics responds to health checks but to no request, for 7 s: timeouts.response and first_byte end its requests", allowed: allowStatuses(504), act: hangWithoutMetrics},
+	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server responds", allowed: endedWithErrorEvent, act: faultFirstReplicas(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
 	{name: "slow", about: "two replicas are 20 times slower for 4 s", act: faultFirstReplicas(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
 	{name: "cut", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: closeMidResponse},
 	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abortInEngine},
@@ -58,7 +58,7 @@ var scenarios = []scenario{
 	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
 	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: killOnlyReplica},
 	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: limitDescriptors},
-	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners answer new clients", act: openIdleConnections},
+	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners respond to new clients", act: openIdleConnections},
 	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the clients fails", act: trickleBodies},
 	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
 	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
@@ -73,7 +73,7 @@ func anyReplica(*testbed.Replica) bool     { return true }
 func drainsOnStop(r *testbed.Replica) bool { return r.Drains }
 func abortsOnStop(r *testbed.Replica) bool { return !r.Drains }
 
-// endAndRestartEach returns an action that ends each selected replica, waits for answers of
+// endAndRestartEach returns an action that ends each selected replica, waits for responses of
 // the others, and starts it again.
 func endAndRestartEach(selects func(*testbed.Replica) bool, end func(*testbed.Replica) error) (act func(context.Context, *rig) error) {
 	return func(ctx context.Context, r *rig) error {
@@ -84,7 +84,7 @@ func endAndRestartEach(selects func(*testbed.Replica) bool, end func(*testbed.Re
 			if err := end(one); err != nil {
 				return err
 			}
-			if err := r.awaitAnswers(ctx, 20); err != nil {
+			if err := r.awaitResponses(ctx, 20); err != nil {
 				return err
 			}
 			if err := r.startAndAwaitTraffic(ctx, one); err != nil {
@@ -154,17 +154,17 @@ func hangAndRecover(ctx context.Context, r *rig) error {
 }
 
 // sleepAndRequireProgress waits for stallTime, and checks that in its last second the other
-// replicas answered.
+// replicas responded.
 func sleepAndRequireProgress(ctx context.Context, r *rig) error {
 	if err := testbed.Sleep(ctx, stallTime-time.Second); err != nil {
 		return err
 	}
-	before := r.verdict.answerCount()
+	before := r.verdict.responseCount()
 	if err := testbed.Sleep(ctx, time.Second); err != nil {
 		return err
 	}
-	n := r.verdict.answerCount() - before
-	r.verdict.require(n > 0, "one stalled replica blocked the fleet: no answer in the seventh second")
+	n := r.verdict.responseCount() - before
+	r.verdict.require(n > 0, "one stalled replica blocked the fleet: no response in the seventh second")
 	return nil
 }
 
@@ -197,7 +197,7 @@ func resetDuringRequest(ctx context.Context, r *rig) error {
 }
 
 // sendSurplusResponses makes two replicas send the response to the request before on the same
-// connection once more. The clients check that each answer is theirs.
+// connection once more. The clients check that each response is theirs.
 func sendSurplusResponses(ctx context.Context, r *rig) error {
 	const metric = "warmroute_backend_wrong_responses_total"
 	before, err := r.proxy.Scrape(ctx)
@@ -247,7 +247,7 @@ func respond503FromAll(ctx context.Context, r *rig) error {
 	retried := after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")
 	asked := float64(r.verdict.endedRequestCount() + maxUncountedRequests)
 	budget := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
-	r.verdict.require(retried <= budget, "%v retries while all replicas answered 503, the budget allows %.0f", retried, budget)
+	r.verdict.require(retried <= budget, "%v retries while all replicas responded with 503, the budget allows %.0f", retried, budget)
 	return nil
 }
 
@@ -298,7 +298,7 @@ func hangWithoutMetrics(ctx context.Context, r *rig) error {
 	if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
 		return err
 	}
-	// The hung requests are never answered.
+	// The hung requests are never completed.
 	if err := testbed.Sleep(ctx, noMetricsTimeout); err != nil {
 		return err
 	}
@@ -379,23 +379,23 @@ func (r *rig) requestOtherAPIs(ctx context.Context, mayBreak bool) (broken int, 
 		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi","stream":true}`, `"type":"response.completed"`},
 		{"/v1/responses", `{"model":"sim","max_output_tokens":20,"input":"Hi"}`, `"type":"output_text"`},
 	} {
-		status, answer, err := r.postJSON(ctx, c.path, c.body)
+		status, response, err := r.postJSON(ctx, c.path, c.body)
 		if err != nil {
 			return broken, err
 		}
 		switch {
-		case status == http.StatusOK && strings.Contains(answer, c.end) && !strings.Contains(answer, "event: error"):
-		case mayBreak && status == http.StatusOK && strings.Contains(answer, "event: content_block_delta") && strings.Contains(answer, "event: error") && !strings.Contains(answer, c.end):
+		case status == http.StatusOK && strings.Contains(response, c.end) && !strings.Contains(response, "event: error"):
+		case mayBreak && status == http.StatusOK && strings.Contains(response, "event: content_block_delta") && strings.Contains(response, "event: error") && !strings.Contains(response, c.end):
 			broken++
 		default:
-			r.verdict.require(false, "%s: status %d, %q", c.path, status, answer)
+			r.verdict.require(false, "%s: status %d, %q", c.path, status, response)
 		}
 	}
 	return broken, nil
 }
 
 // postJSON posts body to the proxy and returns the whole response.
-func (r *rig) postJSON(ctx context.Context, path, body string) (status int, answer string, err error) {
+func (r *rig) postJSON(ctx context.Context, path, body string) (status int, response string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.proxy.URL+path, strings.NewReader(body))

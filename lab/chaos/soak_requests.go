@@ -23,7 +23,7 @@ type requestKind struct {
 	name       string
 	weight     int // share of the traffic, among the other weights
 	newRequest func(*rand.Rand) loadgen.Request
-	// allowed are the correct outcomes, as in Result.Err; "" is an answer. A stream
+	// allowed are the correct outcomes, as in Result.Err; "" is a complete response. A stream
 	// may also end with an error event when its replica is restarted.
 	allowed []string
 }

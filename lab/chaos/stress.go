@@ -192,11 +192,11 @@ func (s *stress) sendAndCheck(ctx context.Context, c *stressClient, n int64) {
 }
 
 // countStress counts a request of stress.
-func (v *verdict) countStress(answered bool) {
+func (v *verdict) countStress(completed bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.sent++; answered {
-		v.answered++
+	if v.sent++; completed {
+		v.completed++
 	} else {
 		v.failed["stress"]++
 	}

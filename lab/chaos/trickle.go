@@ -35,7 +35,7 @@ func trickleBodies(ctx context.Context, r *rig) error {
 	for i := range trickleConnections {
 		all.Go(func() { statuses[i], errs[i] = r.trickleBody(ctx) })
 	}
-	err := r.awaitAnswers(ctx, 100)
+	err := r.awaitResponses(ctx, 100)
 	all.Wait()
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return err

@@ -19,12 +19,12 @@ type verdict struct {
 
 	mu             sync.Mutex
 	sent           int
-	answered       int
+	completed      int
 	failed         map[string]int       // by cause
 	violationCount int                  // failed requirements and failures that are not allowed
 	violations     []string             // the first of them
-	served         map[string]time.Time // by backend, the last first token of a complete answer
-	sentTo         map[string]time.Time // by backend, when its last answered request was sent
+	served         map[string]time.Time // by backend, the last first token of a complete response
+	sentTo         map[string]time.Time // by backend, when its last completed request was sent
 	measurements   []string             // lines for the report
 
 	measuredFrom       time.Time     // requests sent before are not in the tallies
@@ -75,21 +75,21 @@ func (v *verdict) addMeasurement(format string, args ...any) {
 // checkAndCountLocked requires mu.
 func (v *verdict) checkAndCountLocked(q *prompt, streams bool, r loadgen.Response) {
 	v.sent++
-	// The text received must be a prefix of the answer: no gap, no other answer.
-	if q.known && !strings.HasPrefix(q.answer, r.Answer) {
-		v.addViolationLocked("wrong answer from %s: not a prefix of the expected one: %.80q", r.Backend, r.Answer)
+	// The text received must be a prefix of the output: no gap, no other output.
+	if q.known && !strings.HasPrefix(q.output, r.Output) {
+		v.addViolationLocked("wrong output from %s: not a prefix of the expected one: %.80q", r.Backend, r.Output)
 	}
 	if r.Err == "" {
-		v.answered++
+		v.completed++
 		if first := r.Sent.Add(r.TTFT); first.After(v.served[r.Backend]) {
 			v.served[r.Backend] = first
 		}
 		if r.Sent.After(v.sentTo[r.Backend]) {
 			v.sentTo[r.Backend] = r.Sent
 		}
-		if q.known && r.Answer != q.answer || r.Answer == "" || r.Finish != "length" || !r.Usage || r.CompletionTokens != q.tokens {
-			v.addViolationLocked("incomplete answer from %s: %d of %d bytes (0: unknown), finish_reason %q, usage %v with %d of %d tokens",
-				r.Backend, len(r.Answer), len(q.answer), r.Finish, r.Usage, r.CompletionTokens, q.tokens)
+		if q.known && r.Output != q.output || r.Output == "" || r.Finish != "length" || !r.Usage || r.CompletionTokens != q.tokens {
+			v.addViolationLocked("incomplete output from %s: %d of %d bytes (0: unknown), finish_reason %q, usage %v with %d of %d tokens",
+				r.Backend, len(r.Output), len(q.output), r.Finish, r.Usage, r.CompletionTokens, q.tokens)
 		}
 		return
 	}
@@ -123,11 +123,11 @@ func (v *verdict) addViolationLocked(format string, args ...any) {
 	}
 }
 
-// answerCount returns how many complete answers were received.
-func (v *verdict) answerCount() int {
+// responseCount returns how many complete responses were received.
+func (v *verdict) responseCount() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.answered
+	return v.completed
 }
 
 // endedRequestCount returns how many requests have ended.
@@ -137,14 +137,14 @@ func (v *verdict) endedRequestCount() int {
 	return v.sent
 }
 
-// lastFirstToken returns the time of the last first token of a complete answer.
+// lastFirstToken returns the time of the last first token of a complete response.
 func (v *verdict) lastFirstToken(backend string) time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.served[backend]
 }
 
-// lastRespondedSentAt returns when the last request with a complete answer was sent.
+// lastRespondedSentAt returns when the last request with a complete response was sent.
 func (v *verdict) lastRespondedSentAt(backend string) time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 )
 
 func TestVerdict(t *testing.T) {
-	known := &prompt{known: true, answer: "one two three", tokens: 3}
-	complete := loadgen.Response{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Answer: known.answer, Backend: "r0"}
+	known := &prompt{known: true, output: "one two three", tokens: 3}
+	complete := loadgen.Response{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Output: known.output, Backend: "r0"}
 	complete.CompletionTokens = 3
 	with := func(change func(*loadgen.Response)) loadgen.Response {
 		r := complete
@@ -21,17 +21,17 @@ func TestVerdict(t *testing.T) {
 		t.Helper()
 		v := newVerdict(allowed)
 		v.checkAndCount(known, streams, r)
-		if v.violationCount != violations || v.sent != 1 || (v.answered == 1) != (r.Err == "") {
+		if v.violationCount != violations || v.sent != 1 || (v.completed == 1) != (r.Err == "") {
 			t.Errorf("%s: %d violations, want %d; %v", what, v.violationCount, violations, v.violations)
 		}
 	}
-	failed := func(cause, answer string, committed bool, status int) loadgen.Response {
-		return loadgen.Response{Result: replay.Result{Err: cause}, Answer: answer, Committed: committed, Status: status}
+	failed := func(cause, output string, committed bool, status int) loadgen.Response {
+		return loadgen.Response{Result: replay.Result{Err: cause}, Output: output, Committed: committed, Status: status}
 	}
-	f("complete answer", nil, true, complete, 0)
-	f("other answer", nil, true, with(func(r *loadgen.Response) { r.Answer = "four" }), 2)
-	f("gap", nil, true, with(func(r *loadgen.Response) { r.Answer = "one three" }), 2)
-	f("missing end", nil, true, with(func(r *loadgen.Response) { r.Answer = "one" }), 1)
+	f("complete output", nil, true, complete, 0)
+	f("other output", nil, true, with(func(r *loadgen.Response) { r.Output = "four" }), 2)
+	f("gap", nil, true, with(func(r *loadgen.Response) { r.Output = "one three" }), 2)
+	f("missing end", nil, true, with(func(r *loadgen.Response) { r.Output = "one" }), 1)
 	f("no usage", nil, false, with(func(r *loadgen.Response) { r.Usage = false }), 1)
 	f("one token too few", nil, false, with(func(r *loadgen.Response) { r.CompletionTokens = 2 }), 1)
 
@@ -50,8 +50,8 @@ func TestVerdict(t *testing.T) {
 	v := newVerdict(nil)
 	v.checkAndCount(&prompt{tokens: 3}, false, complete)
 	v.require(true, "never said")
-	if v.violationCount != 0 || v.lastRespondedSentAt("r0") != complete.Sent || v.lastFirstToken("r0").Before(complete.Sent) || v.answerCount() != 1 || v.endedRequestCount() != 1 {
-		t.Errorf("an answer that is not known beforehand: %+v", v)
+	if v.violationCount != 0 || v.lastRespondedSentAt("r0") != complete.Sent || v.lastFirstToken("r0").Before(complete.Sent) || v.responseCount() != 1 || v.endedRequestCount() != 1 {
+		t.Errorf("an output that is not known beforehand: %+v", v)
 	}
 }
 
@@ -65,7 +65,7 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestRecordedPrompts checks that answers differ, so that one which went to the wrong
+// TestRecordedPrompts checks that outputs differ, so that one which went to the wrong
 // client is noticed.
 func TestRecordedPrompts(t *testing.T) {
 	prompts, err := recordSimulatedPrompts(t.Context(), 40)
@@ -74,9 +74,9 @@ func TestRecordedPrompts(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, q := range prompts {
-		if !q.known || len(q.answer) < 40 || seen[q.answer[:40]] {
-			t.Errorf("answer %.60q: too short, or not unique", q.answer)
+		if !q.known || len(q.output) < 40 || seen[q.output[:40]] {
+			t.Errorf("output %.60q: too short, or not unique", q.output)
 		}
-		seen[q.answer[:40]] = true
+		seen[q.output[:40]] = true
 	}
 }

@@ -50,7 +50,7 @@ time per token after the first (TPOT), the end-to-end latency (E2E), the cache
 hit ratio and the throughput, each also as a ratio to the first URL.
 
 --sessions users chat concurrently. Each sends the whole conversation with the
-server's own answers, waits for the answer, and pauses before the next message.
+server's own outputs, waits for the response, and pauses before the next message.
 Conversations start with one of a few shared system prompts.
 
 All URLs get the same conversations, in rounds whose order alternates, so that
@@ -90,7 +90,7 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.model, "model", "", "`MODEL` to request (default: the only one that the endpoint lists)")
 	f.StringArrayVar(&o.keyFiles, "api-key-file", nil, "read the API key from `FILE`; give it once for all URLs, or once per URL, in order")
 	f.StringArrayVar(&o.keyEnvs, "api-key-env", nil, "read the API key from the environment `VARIABLE`; likewise")
-	f.BoolVar(&o.plain, "plain", false, "send only fields of the OpenAI API; without it, vLLM's ignore_eos fixes the length of the answers")
+	f.BoolVar(&o.plain, "plain", false, "send only fields of the OpenAI API; without it, vLLM's ignore_eos fixes the length of the outputs")
 
 	f.DurationVar(&o.duration, "for", time.Minute, "measure each URL for `DURATION`, over all rounds")
 	f.IntVar(&o.conversations, "conversations", 0, "run `N` conversations per URL, instead of --for and without warm-up")
@@ -103,8 +103,8 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.systemPrompts, "system-prompts", 8, "number `N` of shared system prompts; the first is used most")
 	f.IntVar(&o.systemTokens, "system-tokens", 1000, "length of a system prompt, about `N` tokens of 4 characters")
 	f.IntVar(&o.userTokens, "user-tokens", 200, "mean length of a user message, about `N` tokens")
-	f.IntVar(&o.outputTokens, "answer-tokens", 64, "mean length of an answer, `N` tokens")
-	f.DurationVar(&o.think, "think", time.Second, "mean `DURATION` between an answer and the next message")
+	f.IntVar(&o.outputTokens, "output-tokens", 64, "mean length of an output, `N` tokens")
+	f.DurationVar(&o.think, "think", time.Second, "mean `DURATION` between a response and the next message")
 	f.Uint64Var(&o.seed, "seed", 1, "`SEED` of the generated conversations")
 
 	f.BoolVar(&o.json, "json", false, "print one JSON object instead of the table")
@@ -142,7 +142,7 @@ func (o *benchOptions) validate(flags *pflag.FlagSet) error {
 		{"system-prompts", o.systemPrompts, 1, 100_000},
 		{"system-tokens", o.systemTokens, 16, 1_000_000},
 		{"user-tokens", o.userTokens, 8, 1_000_000},
-		{"answer-tokens", o.outputTokens, 2, 100_000},
+		{"output-tokens", o.outputTokens, 2, 100_000},
 		{"conversations", o.conversations, 0, 10_000_000},
 	} {
 		if n.value < n.min || n.value > n.max {

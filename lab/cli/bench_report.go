@@ -30,14 +30,14 @@ type benchReport struct {
 }
 
 // benchResult has the results of one URL. Times are in seconds, of the requests
-// answered completely. A value is null if the server does not report it or
+// completed. A value is null if the server does not report it or
 // nothing was measured.
 type benchResult struct {
 	Name  string `json:"name"`
 	URL   string `json:"url"`
 	Model string `json:"model"`
 
-	Requests int      `json:"requests"` // answered completely
+	Requests int      `json:"requests"` // completed
 	HitRatio *float64 `json:"hit_ratio"`
 	TTFTMean *float64 `json:"ttft_mean_s"`
 	TTFTP50  *float64 `json:"ttft_p50_s"`
@@ -53,7 +53,7 @@ type benchResult struct {
 	CompletionTokens *int     `json:"completion_tokens"`
 	PromptRate       *float64 `json:"prompt_tokens_per_s"`
 	CompletionRate   *float64 `json:"completion_tokens_per_s"`
-	InvalidUsage     int      `json:"invalid_usage,omitzero"` // answers with a contradictory usage, which is ignored
+	InvalidUsage     int      `json:"invalid_usage,omitzero"` // responses with a contradictory usage, which is ignored
 
 	Lost   int          `json:"lost"`
 	Errors []benchError `json:"errors,omitempty"`
@@ -139,7 +139,7 @@ func errorAdvice(cause string, o *benchOptions) string {
 	case cause == loadgen.NoConnection:
 		return "connection refused, or closed before the response: check that the server still runs"
 	case cause == loadgen.Timeout:
-		return "no complete answer within --timeout: raise it, or lower --sessions"
+		return "no complete response within --timeout: raise it, or lower --sessions"
 	case cause == "status 401", cause == "status 403":
 		return "the API key is not accepted: check --api-key-file or --api-key-env"
 	case cause == "status 404":
@@ -155,7 +155,7 @@ func errorAdvice(cause string, o *benchOptions) string {
 	case cause == loadgen.NotStream:
 		return "the server does not stream, or a proxy in between buffers the response"
 	case cause == loadgen.StreamTruncated, cause == loadgen.StreamError, cause == loadgen.ResponseAborted:
-		return "a replica failed during the answer, or a proxy in between closes long responses"
+		return "a replica failed during the response, or a proxy in between closes long responses"
 	case cause == loadgen.TooLong:
 		return "an event exceeded 1 MiB, or the text 4 MiB"
 	case cause == loadgen.NoContent:
@@ -189,7 +189,7 @@ func benchRows() []benchRow {
 		}
 	}
 	return []benchRow{
-		{"requests answered", 0, count(func(r benchResult) int { return r.Requests })},
+		{"requests completed", 0, count(func(r benchResult) int { return r.Requests })},
 		{"requests lost", 0, count(func(r benchResult) int { return r.Lost })},
 		{"hit ratio", 3, func(r benchResult) *float64 { return r.HitRatio }},
 		{"TTFT ms, mean", 1, ms(func(r benchResult) *float64 { return r.TTFTMean })},
@@ -201,7 +201,7 @@ func benchRows() []benchRow {
 		{"E2E ms, mean", 0, ms(func(r benchResult) *float64 { return r.E2EMean })},
 		{"requests/s", 2, func(r benchResult) *float64 { return r.Throughput }},
 		{"prompt tokens/s", 0, func(r benchResult) *float64 { return r.PromptRate }},
-		{"answer tokens/s", 0, func(r benchResult) *float64 { return r.CompletionRate }},
+		{"output tokens/s", 0, func(r benchResult) *float64 { return r.CompletionRate }},
 	}
 }
 
@@ -245,7 +245,7 @@ func (b benchReport) writeTable(w io.Writer) error {
 }
 
 func (b benchReport) writeHeader(w io.Writer) {
-	fmt.Fprintf(w, "%d concurrent chats of %d turns; %d system prompts of about %d tokens,\nuser messages of %d and answers of %d tokens on average; seed %d.\n",
+	fmt.Fprintf(w, "%d concurrent chats of %d turns; %d system prompts of about %d tokens,\nuser messages of %d and outputs of %d tokens on average; seed %d.\n",
 		b.Sessions, b.Turns, b.SystemPrompts, b.SystemTokens, b.UserTokens, b.OutputTokens, b.Seed)
 	amount := fmt.Sprintf("%.0f s measured per URL", b.Duration)
 	if b.Conversations > 0 {
@@ -299,7 +299,7 @@ func (b benchReport) writeTokenUsageNotes(w io.Writer) {
 	}
 	for _, r := range b.Results {
 		if r.InvalidUsage > 0 {
-			fmt.Fprintf(w, "\n%s: the usage of %d answers is contradictory, such as more cached than prompt\n   tokens, and is ignored: does a proxy in between rewrite it?\n", r.Name, r.InvalidUsage)
+			fmt.Fprintf(w, "\n%s: the usage of %d responses is contradictory, such as more cached than prompt\n   tokens, and is ignored: does a proxy in between rewrite it?\n", r.Name, r.InvalidUsage)
 		}
 	}
 	if of := names(func(r benchResult) bool { return r.PromptTokens != nil && r.HitRatio == nil }); of != "" {

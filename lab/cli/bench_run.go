@@ -212,7 +212,7 @@ func (r *benchRun) measureTarget(ctx context.Context, t *benchTarget, round int)
 	close(done)
 	showing.Wait()
 	// The requests sent in the measured time count, and so does that time: the time
-	// until the last answer ends would count a long answer twice.
+	// until the last response ends would count a long response twice.
 	took := time.Since(measured)
 	if r.o.conversations == 0 {
 		took = min(took, r.slotDuration()-r.o.warmup)

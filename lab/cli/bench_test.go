@@ -34,7 +34,7 @@ func bench(ctx context.Context, t *testing.T, args ...string) (status int, stdou
 // smallBench returns the arguments for a few small conversations.
 func smallBench(args ...string) []string {
 	return append([]string{"--conversations", "4", "--sessions", "2", "--turns", "3", "--rounds", "2",
-		"--system-tokens", "400", "--user-tokens", "32", "--answer-tokens", "4", "--timeout", "20s"}, args...)
+		"--system-tokens", "400", "--user-tokens", "32", "--output-tokens", "4", "--timeout", "20s"}, args...)
 }
 
 func benchReplica(t *testing.T, cfg sim.Config) string {
@@ -54,7 +54,7 @@ func benchReplica(t *testing.T, cfg sim.Config) string {
 	return replica.URL()
 }
 
-// openAI is a server that lists one model and answers chats with the handler.
+// openAI is a server that lists one model and responds to chats with the handler.
 func openAI(t *testing.T, chat http.HandlerFunc) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -76,7 +76,7 @@ func TestBenchTable(t *testing.T) {
 	}
 	for _, want := range []string{
 		`(?m)^ +A +B +B/A$`,
-		`(?m)^requests answered +12 +12 +1\.00$`,
+		`(?m)^requests completed +12 +12 +1\.00$`,
 		`(?m)^requests lost +0 +0 +-$`,
 		`(?m)^hit ratio +0\.\d+ +- +-$`,
 		`(?m)^TTFT ms, mean +[\d.]+ +[\d.]+ +[\d.]+$`,
@@ -149,7 +149,7 @@ func TestBenchErrorAdvice(t *testing.T) {
 			t.Errorf("status %d, want %q and %q in\n%s", status, want, advice, out)
 		}
 	}
-	answer := func(code int, body string) http.HandlerFunc {
+	respond := func(code int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
 			w.WriteHeader(code)
@@ -165,15 +165,15 @@ func TestBenchErrorAdvice(t *testing.T) {
 	}
 	const one = `data: {"choices":[{"delta":{"content":"one"}}]}` + "\n\n"
 	f("no connection", "still runs", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-	f("status 401", "--api-key-file", answer(401, ""))
-	f("status 404 (model_not_found)", "--model", answer(404, `{"error":{"message":"no m","type":"x","code":"model_not_found"}}`))
-	f("status 400 (BadRequestError)", "--plain", answer(400, `{"error":{"message":"extra","type":"BadRequestError","code":400}}`))
-	f("status 429", "--sessions", answer(429, ""))
+	f("status 401", "--api-key-file", respond(401, ""))
+	f("status 404 (model_not_found)", "--model", respond(404, `{"error":{"message":"no m","type":"x","code":"model_not_found"}}`))
+	f("status 400 (BadRequestError)", "--plain", respond(400, `{"error":{"message":"extra","type":"BadRequestError","code":400}}`))
+	f("status 429", "--sessions", respond(429, ""))
 	f("timeout", "--timeout", func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
-	f("response is not a stream", "buffers", answer(200, `{"choices":[]}`))
+	f("response is not a stream", "buffers", respond(200, `{"choices":[]}`))
 	f("stream truncated", "replica failed", stream(one))
 	f("response too long", "1 MiB", stream("data: "+strings.Repeat("x", 2<<20)+"\n\n"))
 	f("response too long", "4 MiB", stream(strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("y", 500_000)+`"}}]}`+"\n\n", 9)))
@@ -249,7 +249,7 @@ func TestBenchSendsSameChatsWithDifferentNonces(t *testing.T) {
 		}
 	}
 	if !history {
-		t.Error("no request carries an answer")
+		t.Error("no request carries an output")
 	}
 }
 
@@ -279,7 +279,7 @@ func TestBenchInterruptedPrintsResults(t *testing.T) {
 		io.WriteString(w, `data: {"choices":[{"delta":{"content":"one"}}]}`+"\n\ndata: [DONE]\n\n")
 	})
 	status, out, errs := bench(ctx, t, "--for", "1h", "--warmup", "0s", "--sessions", "1", "--url", url)
-	if status != 1 || !strings.Contains(errs, "interrupted after") || !regexp.MustCompile(`(?m)^requests answered +5$`).MatchString(out) {
+	if status != 1 || !strings.Contains(errs, "interrupted after") || !regexp.MustCompile(`(?m)^requests completed +5$`).MatchString(out) {
 		t.Errorf("status %d, %s:\n%s", status, errs, out)
 	}
 }
@@ -358,7 +358,7 @@ func TestBenchIgnoresInvalidUsage(t *testing.T) {
 		})
 		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--sessions", "1", "--turns", "2", "--url", url)
 		if status != 0 || !regexp.MustCompile(`(?m)^hit ratio +-$`).MatchString(out) || !regexp.MustCompile(`(?m)^prompt tokens/s +-$`).MatchString(out) ||
-			!strings.Contains(out, "A: the usage of 2 answers is contradictory") || strings.Contains(out, "no usage at the end") {
+			!strings.Contains(out, "A: the usage of 2 responses is contradictory") || strings.Contains(out, "no usage at the end") {
 			t.Errorf("%s: status %d\n%s", usage, status, out)
 		}
 	}

@@ -23,12 +23,12 @@ type demoScreen struct {
 }
 
 // demoStatusLine returns the line above the results.
-func demoStatusLine(elapsed time.Duration, isFinal, hasAnswers bool) string {
+func demoStatusLine(elapsed time.Duration, isFinal, hasResponses bool) string {
 	switch {
 	case isFinal:
 		return fmt.Sprintf("After %.0f s:", elapsed.Seconds())
-	case !hasAnswers:
-		return "Waiting for the first answers. Press Ctrl-C to stop."
+	case !hasResponses:
+		return "Waiting for the first responses. Press Ctrl-C to stop."
 	case elapsed < 10*time.Second:
 		return fmt.Sprintf("%.0f s, caches are still filling. Press Ctrl-C to stop.", elapsed.Seconds())
 	}
@@ -66,8 +66,8 @@ func (s *demoScreen) update(elapsed time.Duration, results []replay.Summary) {
 	if s.height > 0 {
 		fmt.Fprintf(&frame, "\x1b[%dA\x1b[J", s.height)
 	}
-	hasAnswers := slices.ContainsFunc(results, func(r replay.Summary) bool { return r.Requests > 0 })
-	fmt.Fprintf(&frame, "%s\n", demoStatusLine(elapsed, s.final, hasAnswers))
+	hasResponses := slices.ContainsFunc(results, func(r replay.Summary) bool { return r.Requests > 0 })
+	fmt.Fprintf(&frame, "%s\n", demoStatusLine(elapsed, s.final, hasResponses))
 	writeComparison(&frame, results, terminalStyle())
 	frame.WriteString("\x1b[?7h")
 	s.height = bytes.Count(frame.Bytes(), []byte("\n"))
@@ -122,7 +122,7 @@ type demoRow struct {
 
 func demoRows() []demoRow {
 	return []demoRow{
-		{"answers", 0, func(s replay.Summary) float64 { return float64(s.Requests) }},
+		{"responses", 0, func(s replay.Summary) float64 { return float64(s.Requests) }},
 		{"hit ratio", 3, func(s replay.Summary) float64 { return s.HitRatio }},
 		{"TTFT ms, mean", 0, func(s replay.Summary) float64 { return s.TTFTMean * 1000 }},
 		{"  p50", 0, func(s replay.Summary) float64 { return s.TTFTP50 * 1000 }},

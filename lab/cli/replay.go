@@ -72,7 +72,7 @@ sim". The same command always prints the same figures.
   --trace FILE          recorded requests, in Mooncake's format or as written to
                         record.file of the configuration
   --workload agentic    --sessions concurrent agent sessions of many turns, each
-                        turn sent after the previous answer
+                        turn sent after the previous response
   --workload hot        --rate requests per second that share --prompts prompts
   --workload chats      questions with 200 shared prompts, on small KV caches
   --workload documents  a few questions about each of many long documents
@@ -286,7 +286,7 @@ func (o *replayOptions) validateWorkload() error {
 	case (o.prompts != 0 || o.rate != 0) && o.workload != "hot":
 		return fmt.Errorf("--prompts and --rate require --workload hot")
 	case len(o.loads) > 0 && o.workload == "agentic":
-		return fmt.Errorf("--load: agentic sessions wait for their answers, so their load cannot be set: use --sessions")
+		return fmt.Errorf("--load: agentic sessions wait for their responses, so their load cannot be set: use --sessions")
 	case len(o.loads) > 0 && o.rate != 0:
 		return fmt.Errorf("--rate and --load exclude each other")
 	case o.sessions < 0 || o.sessions > 10_000:

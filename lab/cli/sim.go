@@ -32,7 +32,7 @@ func newSimCommand() *cobra.Command {
 		Short: "Run a simulated vLLM replica",
 		Long: `Run a simulated vLLM replica, which needs no GPU.
 
-It has vLLM's API and metrics, prefix cache and scheduler, answers with
+It has vLLM's API and metrics, prefix cache and scheduler, responds with
 English-like text, and is as fast as the flags describe, by default like a GPU
 with a model of 8 billion parameters.
 
@@ -61,7 +61,7 @@ Requests without tools, and turns after the last reply, get generated text.`,
 		},
 	}
 	addSimFlags(cmd.Flags(), &listen, &drainSeconds, &cfg)
-	cmd.Flags().StringVar(&scriptFile, "script", "", "answer requests that offer tools with the replies in `FILE`")
+	cmd.Flags().StringVar(&scriptFile, "script", "", "respond to requests that offer tools with the replies in `FILE`")
 	return cmd
 }
 
@@ -83,7 +83,7 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.StringVar(listen, "listen", "127.0.0.1:8000", "listen on `ADDRESS`")
 	f.StringVar(&cfg.Model, "model", "sim", "`NAME` of the model")
 	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "`NAME` of a LoRA adapter (repeatable)")
-	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "context length: `N` tokens of prompt and answer")
+	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "context length: `N` tokens of prompt and output")
 	f.IntVar(&cfg.BytesPerToken, "bytes-per-token", 4, "`N` bytes of text in a token, 1 to 4")
 	f.StringVar(&cfg.APIKey, "api-key", "", "`KEY` that /v1 requires")
 	f.StringArrayVar(&cfg.Without, "without", nil, "do not serve `PATH` (repeatable): a 404, or for /inference/v1/generate the 403 of vLLM without --enable-scale-out")

@@ -12,7 +12,7 @@ prompt has the same tokens for vLLM and for the simulated engine.
 The fit uses single prompts and groups of requests that decode together. Under load
 an engine is slower, because its API server and the client need the same cores: by how
 much is the ratio of two mean end-to-end latencies, of chats that are not compared. A chat opens with one of eight system prompts of 900
-tokens and has six turns: 80 to 260 tokens, answered by exactly 16 to 48. Each
+tokens and has six turns: 80 to 260 tokens, with outputs of exactly 16 to 48. Each
 engine gets every second chat, six at a time.
 """
 
@@ -40,14 +40,14 @@ def ids(rng, n):
 
 
 def generate(url, prompt, tokens):
-    """Stream one answer; return its ids, the seconds to its first token and to its end, and the cached tokens."""
+    """Stream one output; return its ids, the seconds to its first token and to its end, and the cached tokens."""
     body = {
         "token_ids": prompt,
         "stream": True,
         "stream_options": {"include_usage": True},
         "sampling_params": {"max_tokens": tokens, "ignore_eos": True, "temperature": 0},
     }
-    asked, first, answer, usage = time.monotonic(), None, [], None
+    asked, first, output, usage = time.monotonic(), None, [], None
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=300)
     try:
         connection.request("POST", "/inference/v1/generate", json.dumps(body), {"Content-Type": "application/json"})
@@ -62,13 +62,13 @@ def generate(url, prompt, tokens):
             for choice in chunk["choices"]:
                 if choice["token_ids"]:
                     first = first or time.monotonic()
-                    answer += choice["token_ids"]
+                    output += choice["token_ids"]
         end = time.monotonic()
     finally:
         connection.close()
-    if len(answer) != tokens or usage is None:
-        raise RuntimeError(f"{url}: {len(answer)} of {tokens} tokens, usage {usage}")
-    return answer, first - asked, end - asked, usage["prompt_tokens_details"]["cached_tokens"]
+    if len(output) != tokens or usage is None:
+        raise RuntimeError(f"{url}: {len(output)} of {tokens} tokens, usage {usage}")
+    return output, first - asked, end - asked, usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def fit(url):
@@ -94,9 +94,9 @@ def fit(url):
             with concurrent.futures.ThreadPoolExecutor(n) as pool:
                 # Once to fill the cache, so that all of them start to decode together.
                 list(pool.map(lambda prompt: generate(url, prompt, 1), prompts))
-                answered = list(pool.map(lambda prompt: generate(url, prompt, 48), prompts))
+                generated = list(pool.map(lambda prompt: generate(url, prompt, 48), prompts))
             design.append([1, n, n * (context + 24)])
-            seconds.append(statistics.mean((end - first) / 47 for _, first, end, _ in answered))
+            seconds.append(statistics.mean((end - first) / 47 for _, first, end, _ in generated))
     step, decode, per_context = numpy.linalg.lstsq(numpy.array(design), numpy.array(seconds), rcond=None)[0]
     return {
         "--prefill-rate": f"{1 / per_token:.0f}",
@@ -112,9 +112,9 @@ def play_chat(url, system, turns):
     prompt, measured = list(system), []
     for user, tokens in turns:
         prompt += user
-        answer, first, end, cached = generate(url, prompt, tokens)
+        output, first, end, cached = generate(url, prompt, tokens)
         measured.append((first, end, len(prompt), cached))
-        prompt += answer
+        prompt += output
     return measured
 
 

@@ -11,7 +11,7 @@ COLUMNS = {
     "ttft_p90_s": "p90",
     "ttft_p99_s": "p99",
     "e2e_mean_s": "end to end",
-    "requests": "answered",
+    "requests": "completed",
     "lost": "lost",
 }
 

@@ -2,8 +2,8 @@
 """Play chats against one router and print what was measured, as one line of JSON.
 
 Each chat opens with one of eight shared system prompts of
-about 700 words and has six turns: 60 to 200 words, answered by exactly 16 to
-48 tokens. The same seed gives the same chats, whatever answers them; answers
+about 700 words and has six turns: 60 to 200 words, with outputs of exactly 16 to
+48 tokens. The same seed gives the same chats, whatever serves them; outputs
 are fed back as the SDK delivers them.
 
 TTFT is the time from asking to the first chunk that carries text, in
@@ -33,7 +33,7 @@ def text(rng, low, high):
 
 
 def make_chats(seed, chats):
-    """Return the chats as (system prompt, [(user text, answer tokens), ...])."""
+    """Return the chats as (system prompt, [(user text, output tokens), ...])."""
     rng = random.Random(seed)
     prompts = [text(rng, 650, 750) for _ in range(PROMPTS)]
     return [
@@ -43,7 +43,7 @@ def make_chats(seed, chats):
 
 
 def ask(client, messages, tokens):
-    """Stream one answer; return its text, the milliseconds to its first token and to its end, and its usage."""
+    """Stream one output; return its text, the milliseconds to its first token and to its end, and its usage."""
     asked, first, parts, usage, finish = time.monotonic(), None, [], None, None
     stream = client.chat.completions.create(
         model="tiny",
@@ -62,7 +62,7 @@ def ask(client, messages, tokens):
                 first = first or time.monotonic()
                 parts.append(choice.delta.content)
     if usage is None or first is None or finish != "length":
-        raise RuntimeError(f"incomplete answer: finish_reason {finish}, usage {usage}")
+        raise RuntimeError(f"incomplete output: finish_reason {finish}, usage {usage}")
     return "".join(parts), (first - asked) * 1000, (time.monotonic() - asked) * 1000, usage
 
 
@@ -74,11 +74,11 @@ def play(client, chat):
     for user, tokens in turns:
         messages.append({"role": "user", "content": user})
         try:
-            answer, ttft, e2e, usage = ask(client, messages, tokens)
+            output, ttft, e2e, usage = ask(client, messages, tokens)
         except (openai.OpenAIError, RuntimeError) as error:
             return measured, f"{type(error).__name__}: {error}"
         measured.append((ttft, e2e, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens))
-        messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "assistant", "content": output})
     return measured, None
 
 
@@ -103,7 +103,7 @@ def main():
     for error in errors:
         print(f"{options.name}: {error}", file=sys.stderr)
     if len(turns) < 2:
-        sys.exit(f"{options.name}: too few answers to measure")
+        sys.exit(f"{options.name}: too few responses to measure")
     ttfts = [ttft for ttft, _, _, _ in turns]
     percentiles = statistics.quantiles(ttfts, n=100, method="inclusive")
     result = {

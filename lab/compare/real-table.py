@@ -21,7 +21,7 @@ COLUMNS = [
     ("wall, s", "wall_s", "{:.1f}"),
 ]
 LEAST_HIT_RATIO = 0.98
-# Three replicas on two cores answer no faster for being balanced.
+# Three replicas on two cores respond no faster for being balanced.
 MOST = {
     "shared": {"ttft_mean_ms": 1.2},
     "low": {"ttft_mean_ms": 1.0, "e2e_mean_ms": 1.0},

@@ -94,7 +94,7 @@ func (c *Client) runAgent(ctx context.Context, a *agentConversation) AgentRun {
 		if r.Err != "" || turn+1 == a.agents.Turns || !clock.Sleep(ctx, c.toWallTime(a.toolTime())) {
 			break
 		}
-		a.addTurn(turn, r.Answer)
+		a.addTurn(turn, r.Output)
 	}
 	return run
 }

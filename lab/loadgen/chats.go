@@ -15,11 +15,11 @@ type Message struct {
 
 // Turn is one chat request.
 type Turn struct {
-	Think        time.Duration // from the previous answer, or the session's start, to this turn
+	Think        time.Duration // from the previous response, or the session's start, to this turn
 	Messages     []Message
 	OutputTokens int  // the request asks the replica for exactly this length
-	Greedy       bool // asks for the most likely answer, which is the same each time
-	// OpenAIOnly leaves out vLLM's extensions of OpenAI's API: the answer may then
+	Greedy       bool // asks for the most likely output, which is the same each time
+	// OpenAIOnly leaves out vLLM's extensions of OpenAI's API: the output may then
 	// end before OutputTokens.
 	OpenAIOnly bool
 }
@@ -31,7 +31,7 @@ func (r Range) draw(from *rand.Rand) int { return r.Min + from.IntN(r.Max-r.Min+
 
 // Chats is a closed loop of multi-turn conversations over shared system
 // prompts: each turn sends the whole conversation again, including the real
-// answers to earlier turns. All lengths are in tokens. Safe for concurrent use
+// outputs of earlier turns. All lengths are in tokens. Safe for concurrent use
 // while no field changes.
 type Chats struct {
 	Seed     uint64
@@ -51,7 +51,7 @@ type Chats struct {
 }
 
 // NewSession returns the i-th conversation, from 0. It depends on the seed, i and
-// the answers alone.
+// the outputs alone.
 func (c *Chats) NewSession(i int) *Session {
 	draw := rand.New(rand.NewPCG(c.Seed, uint64(i)))
 	system := replay.NewZipf(c.SystemPrompts, c.Zipf).Draw(draw)
@@ -84,17 +84,17 @@ type Session struct {
 	messages []Message
 }
 
-// Next takes the answer to the previous turn, "" at first, and returns the next
+// Next takes the output of the previous turn, "" at first, and returns the next
 // turn; ok is false when the conversation is over. The turn's Messages are valid
 // until the next call.
-func (s *Session) Next(previousAnswer string) (turn Turn, ok bool) {
+func (s *Session) Next(previousOutput string) (turn Turn, ok bool) {
 	if s.left == 0 {
 		return Turn{}, false
 	}
 	s.left--
 	think := s.start
 	if s.turn > 0 {
-		s.messages = append(s.messages, Message{"assistant", previousAnswer})
+		s.messages = append(s.messages, Message{"assistant", previousOutput})
 		// Cut at four times the mean: a longer pause would last to the end
 		// of a short run.
 		think = time.Duration(min(s.draw.ExpFloat64(), 4) * float64(s.chats.Think))

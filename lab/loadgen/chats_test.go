@@ -17,17 +17,17 @@ func testChats() *Chats {
 	}
 }
 
-// turns plays a session to its end, answering each turn with its number.
+// turns plays a session to its end, with its number as the output of each turn.
 func turns(s *Session) (all []Turn) {
-	answer := ""
+	output := ""
 	for {
-		turn, ok := s.Next(answer)
+		turn, ok := s.Next(output)
 		if !ok {
 			return all
 		}
 		turn.Messages = slices.Clone(turn.Messages)
 		all = append(all, turn)
-		answer = fmt.Sprint("answer ", len(all))
+		output = fmt.Sprint("output ", len(all))
 	}
 }
 
@@ -69,8 +69,8 @@ func TestSessionResendsConversation(t *testing.T) {
 			if !reflect.DeepEqual(m[:len(m)-2], all[k-1].Messages) {
 				t.Errorf("turn %d does not begin with turn %d", k, k-1)
 			}
-			if got, want := m[len(m)-2], (Message{"assistant", fmt.Sprint("answer ", k)}); got != want {
-				t.Errorf("turn %d has answer %v, want %v", k, got, want)
+			if got, want := m[len(m)-2], (Message{"assistant", fmt.Sprint("output ", k)}); got != want {
+				t.Errorf("turn %d has output %v, want %v", k, got, want)
 			}
 		}
 	}

@@ -126,20 +126,20 @@ func retryDelay(failures int) time.Duration {
 
 // runSession sends the turns of s until one fails, and returns the last result.
 func (c *Client) runSession(ctx context.Context, s *Session) (last replay.Result) {
-	for answer := ""; ; {
-		turn, ok := s.Next(answer)
+	for output := ""; ; {
+		turn, ok := s.Next(output)
 		if !ok || !c.sleepUnlessStopped(ctx, c.toWallTime(turn.Think)) {
 			return last
 		}
-		if last, answer = c.sendAndReport(ctx, time.Now(), turn); last.Err != "" {
+		if last, output = c.sendAndReport(ctx, time.Now(), turn); last.Err != "" {
 			return last
 		}
 	}
 }
 
 // sendAndReport sends one request, whose latency counts from latencyStart, reports its result to
-// OnResult, and returns it with the answer's text. It reports nothing once ctx has ended.
-func (c *Client) sendAndReport(ctx context.Context, latencyStart time.Time, turn Turn) (r replay.Result, answer string) {
+// OnResult, and returns it with the output's text. It reports nothing once ctx has ended.
+func (c *Client) sendAndReport(ctx context.Context, latencyStart time.Time, turn Turn) (r replay.Result, output string) {
 	turn.OpenAIOnly = c.OpenAIOnly
 	attempt, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()

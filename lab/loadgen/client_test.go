@@ -270,7 +270,7 @@ func FuzzStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body string) {
 		var s responseReader
 		if err := s.readStream(strings.NewReader(body)); err == nil && !strings.Contains(body, "[DONE]") && !strings.Contains(body, `"type"`) {
-			t.Error("a whole answer without [DONE] or a typed event")
+			t.Error("a whole response without [DONE] or a typed event")
 		}
 	})
 }
@@ -358,7 +358,7 @@ func TestNextTurnHitsCache(t *testing.T) {
 			continue
 		}
 		before := got.all[i-1]
-		// All but a block of 16 tokens that was not full, and the answer's last token.
+		// All but a block of 16 tokens that was not full, and the output's last token.
 		if least := before.PromptTokens + before.CompletionTokens - 17; r.CachedTokens < least {
 			t.Errorf("turn %d: %d tokens cached, want %d at least", i, r.CachedTokens, least)
 		}

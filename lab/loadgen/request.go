@@ -46,7 +46,7 @@ type Response struct {
 	ID        string // of a completion, as the response names it
 	Finish    string // the first choice's finish_reason
 	Usage     bool   // the response had a usage
-	Answer    string // the first choice's text, as far as it arrived
+	Output    string // the first choice's text, as far as it arrived
 }
 
 // The causes of failure in Result.Err, besides "status" with its code. They are
@@ -84,7 +84,7 @@ func (c *Client) Send(ctx context.Context, q Request) Response {
 	}
 	r := Response{
 		Status: in.status, Backend: in.header.Get("X-Warmroute-Backend"),
-		Committed: in.begun, ID: in.id, Finish: in.finishReason, Usage: in.usage, Answer: in.text.String(),
+		Committed: in.begun, ID: in.id, Finish: in.finishReason, Usage: in.usage, Output: in.text.String(),
 	}
 	r.Attempts, _ = strconv.Atoi(in.header.Get("X-Warmroute-Attempts"))
 	if err != nil {
@@ -122,7 +122,7 @@ type chatRequest struct {
 	Messages      []Message      `json:"messages"`
 	MaxTokens     int            `json:"max_tokens"`
 	Temperature   *float64       `json:"temperature,omitempty"`
-	IgnoreEOS     bool           `json:"ignore_eos,omitempty"` // vLLM's: the answer has exactly MaxTokens
+	IgnoreEOS     bool           `json:"ignore_eos,omitempty"` // vLLM's: the output has exactly MaxTokens
 	Stream        bool           `json:"stream"`
 	StreamOptions *streamOptions `json:"stream_options,omitempty"`
 }

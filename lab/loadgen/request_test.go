@@ -28,12 +28,12 @@ func TestSend(t *testing.T) {
 		p, _ := played(t, h)
 		got := p.Send(t.Context(), greeting(streams))
 		if got.Err != want.Err || got.Status != want.Status || got.Committed != want.Committed || got.Finish != want.Finish ||
-			got.Usage != want.Usage || got.Answer != want.Answer || got.Backend != want.Backend || got.Attempts != want.Attempts ||
+			got.Usage != want.Usage || got.Output != want.Output || got.Backend != want.Backend || got.Attempts != want.Attempts ||
 			!strings.Contains(got.Detail, want.Detail) || want.Detail == "" && got.Detail != "" {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
 	}
-	f(true, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two", Backend: "b1", Attempts: 2}, func(w http.ResponseWriter, r *http.Request) {
+	f(true, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Output: "one two", Backend: "b1", Attempts: 2}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Warmroute-Backend", "b1")
 		w.Header().Set("X-Warmroute-Attempts", "2")
 		opening(w)
@@ -41,8 +41,8 @@ func TestSend(t *testing.T) {
 		content(w, "two")
 		ending(w)
 	})
-	f(false, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Answer: "one two"}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
-	f(false, Response{Result: replay.Result{Err: "response aborted"}, Status: 200, Committed: true, Finish: "abort", Usage: true, Answer: "one two"},
+	f(false, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Output: "one two"}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
+	f(false, Response{Result: replay.Result{Err: "response aborted"}, Status: 200, Committed: true, Finish: "abort", Usage: true, Output: "one two"},
 		func(w http.ResponseWriter, r *http.Request) { whole(w, "abort") })
 	f(true, Response{Result: replay.Result{Err: "response is not a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
 	f(false, Response{Result: replay.Result{Err: "response is a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { opening(w) })
@@ -53,24 +53,24 @@ func TestSend(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	})
 	f(true, Response{Result: replay.Result{Err: "status 503", Detail: "busy"}, Status: 503}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) })
-	f(true, Response{Result: replay.Result{Err: "stream truncated"}, Status: 200, Committed: true, Answer: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
+	f(true, Response{Result: replay.Result{Err: "stream truncated"}, Status: 200, Committed: true, Output: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
 	f(true, Response{Result: replay.Result{Err: "error event in the stream", Detail: "died"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		dataEvent(w, `{"error":{"message":"died"}}`)
 	})
 }
 
-// TestSendToSimulator holds that its answers are the same, streamed or not,
+// TestSendToSimulator holds that its responses are the same, streamed or not,
 // and a completion's text is found too.
 func TestSendToSimulator(t *testing.T) {
 	p, _ := simulated(t)
 	streamed, plain := p.Send(t.Context(), greeting(true)), p.Send(t.Context(), greeting(false))
-	if streamed.Err != "" || plain.Err != "" || streamed.Answer != plain.Answer || len(plain.Answer) == 0 || plain.CompletionTokens != 2 {
+	if streamed.Err != "" || plain.Err != "" || streamed.Output != plain.Output || len(plain.Output) == 0 || plain.CompletionTokens != 2 {
 		t.Errorf("streamed %+v\nplain    %+v", streamed, plain)
 	}
 	for _, streams := range []bool{true, false} {
 		body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": "Hello", "max_tokens": 3, "stream": streams})
-		if r := p.Send(t.Context(), Request{Path: "/v1/completions", Body: body, Stream: streams}); r.Err != "" || r.Answer == "" {
+		if r := p.Send(t.Context(), Request{Path: "/v1/completions", Body: body, Stream: streams}); r.Err != "" || r.Output == "" {
 			t.Errorf("completion: %+v", r)
 		}
 	}

@@ -41,7 +41,7 @@ type conversation struct {
 	draw         *rand.Rand
 }
 
-// Requests draws the chats. Their turns follow from the answers' times.
+// Requests draws the chats. Their turns follow from the responses' times.
 func (w conversations) Requests(_ int, seed uint64) (*Requests, error) {
 	draw := rand.New(rand.NewPCG(seed, 5))
 	r := &Requests{BlockTokens: shortBlock}
@@ -69,8 +69,8 @@ func (w conversations) Requests(_ int, seed uint64) (*Requests, error) {
 // turn makes the chat's next request.
 func (c *conversation) turn(number uint64, at time.Duration) *Job {
 	c.left--
-	prompt, answer := c.tokens+interval{20, 300}.draw(c.draw), interval{50, 300}.draw(c.draw)
-	c.tokens = prompt + answer
+	prompt, output := c.tokens+interval{20, 300}.draw(c.draw), interval{50, 300}.draw(c.draw)
+	c.tokens = prompt + output
 	for n := len(c.chain.cache); n < c.tokens/shortBlock; n++ {
 		if n < systemTokens/shortBlock {
 			c.chain.add(c.system)
@@ -78,7 +78,7 @@ func (c *conversation) turn(number uint64, at time.Duration) *Job {
 			c.chain.add(c.own)
 		}
 	}
-	j := c.chain.newJob(at, prompt, answer, shortBlock)
+	j := c.chain.newJob(at, prompt, output, shortBlock)
 	j.PromptKey, j.Session = c.system, number
 	return j
 }
@@ -88,7 +88,7 @@ func (c *conversation) turn(number uint64, at time.Duration) *Job {
 type batchJobs struct {
 	requests       int
 	rate           float64  // a second
-	prompt, answer interval // tokens
+	prompt, output interval // tokens
 	priority       int
 }
 
@@ -97,13 +97,13 @@ func (w batchJobs) Requests(_ int, seed uint64) (*Requests, error) {
 	r := &Requests{BlockTokens: shortBlock, Total: w.requests}
 	at := time.Duration(0)
 	for n := range w.requests {
-		prompt, answer := w.prompt.draw(draw), w.answer.draw(draw)
+		prompt, output := w.prompt.draw(draw), w.output.draw(draw)
 		var c chain
-		for len(c.cache) < (prompt+answer)/shortBlock {
+		for len(c.cache) < (prompt+output)/shortBlock {
 			c.add(mixBits(1<<42 + uint64(n)))
 		}
 		at += drawInterval(draw, w.rate)
-		j := c.newJob(at, prompt, answer, shortBlock)
+		j := c.newJob(at, prompt, output, shortBlock)
 		j.Priority = w.priority
 		r.Open = append(r.Open, j)
 	}
@@ -157,9 +157,9 @@ func playBatch(t *testing.T, w Workload, seed uint64) Summary {
 	return got
 }
 
-// The batch requests, their number and how many of them four replicas answer in a
+// The batch requests, their number and how many of them four replicas complete in a
 // second: TestBatchAlone measures that.
-var documents = batchJobs{requests: 10_000, prompt: interval{200, 800}, answer: interval{50, 250}, priority: 10}
+var documents = batchJobs{requests: 10_000, prompt: interval{200, 800}, output: interval{50, 250}, priority: 10}
 
 const batchCapacity = 52
 
@@ -218,8 +218,8 @@ func TestBatchWithFewInteractiveRequests(t *testing.T) {
 	const length = 10 * time.Minute
 	for _, c := range []struct {
 		rate    float64 // of conversations
-		offered float64 // batch requests, over how many are answered without others
-		must    float64 // of them, be answered
+		offered float64 // batch requests, over how many are completed without others
+		must    float64 // of them, be completed
 	}{{0.1, 0.7, 0.5}, {0.3, 0.6, 0.3}, {1, 0.25, 0.08}} {
 		chats, batch, before := conversations{c.rate, length}, documents, 0
 		batch.requests, batch.rate = int(c.offered*batchCapacity*length.Seconds()), c.offered*batchCapacity

@@ -116,9 +116,9 @@ func wonBack(m measure, must float64) gate {
 	}}
 }
 
-// noneLost requires that every request was answered.
+// noneLost requires that every request was completed.
 func noneLost() gate {
-	return own("answered, of all", func(s replay.Summary) float64 {
+	return own("completed, of all", func(s replay.Summary) float64 {
 		return float64(s.Requests) / float64(max(1, s.Requests+s.Lost))
 	}, 1, true)
 }

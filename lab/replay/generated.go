@@ -27,7 +27,7 @@ const (
 	agenticGroup      = 20     // blocks after them that a group's sessions share
 	agenticGroups     = 100    // chosen by Zipf 0.6
 	maxAgenticTurn    = 50_000 // tokens
-	maxAgenticAnswer  = 10_000
+	maxAgenticOutput  = 10_000
 	maxAgenticContext = 200_000
 
 	agenticStartInterval = 700 * time.Millisecond // between the first sessions
@@ -54,8 +54,8 @@ func (h *sessionHead) blocks() int { return h.shared + h.grouped }
 
 // agenticStep is one turn of a session.
 type agenticStep struct {
-	pause          time.Duration // since the previous answer
-	prompt, answer int           // tokens; prompt is the whole context
+	pause          time.Duration // since the previous response
+	prompt, output int           // tokens; prompt is the whole context
 }
 
 // Requests generates all sessions.
@@ -111,12 +111,12 @@ func newAgenticSession(number int, draw *rand.Rand, groups Zipf) *agenticSession
 	pause := time.Duration(0)
 	for {
 		said := roundTokens(drawLognormal(draw, mu, sigma), maxAgenticTurn)
-		answer := roundTokens(drawLognormal(draw, 6.685, 0.668), maxAgenticAnswer)
-		if context+said+answer > maxAgenticContext {
+		output := roundTokens(drawLognormal(draw, 6.685, 0.668), maxAgenticOutput)
+		if context+said+output > maxAgenticContext {
 			return s
 		}
-		s.turns = append(s.turns, agenticStep{pause, context + said, answer})
-		context += said + answer
+		s.turns = append(s.turns, agenticStep{pause, context + said, output})
+		context += said + output
 		if draw.Float64() < 0.05*(1+1.5*float64(context)/maxAgenticContext) {
 			return s
 		}
@@ -137,7 +137,7 @@ func drawAgenticPause(draw *rand.Rand) time.Duration {
 func (s *agenticSession) nextJob(at time.Duration) *Job {
 	t := s.turns[s.done]
 	s.done++
-	for len(s.blocks.cache) < (t.prompt+t.answer)/generatedBlockTokens {
+	for len(s.blocks.cache) < (t.prompt+t.output)/generatedBlockTokens {
 		switch n := len(s.blocks.cache); {
 		case n < s.head.shared:
 			s.blocks.add(0)
@@ -147,7 +147,7 @@ func (s *agenticSession) nextJob(at time.Duration) *Job {
 			s.blocks.add(1 + uint64(s.head.groups) + uint64(s.number))
 		}
 	}
-	j := s.blocks.newJob(at, t.prompt, t.answer, generatedBlockTokens)
+	j := s.blocks.newJob(at, t.prompt, t.output, generatedBlockTokens)
 	j.session = s
 	j.Turn = prompt.TurnLater
 	if s.done == 1 {
@@ -165,15 +165,15 @@ type Conversations struct {
 	Concurrency      int           // sessions open at once; 0: all
 	PromptTokens     int           // of a group's prompt
 	MeanTurns        float64       // geometric
-	Said, Answer     float64       // median tokens of a turn, lognormal
-	AnswerSigma      float64       // 1: a long tail
+	Said, Output     float64       // median tokens of a turn, lognormal
+	OutputSigma      float64       // 1: a long tail
 	Pause            time.Duration // between a response and the next turn, mean
 }
 
 // Rollouts returns 600 sessions of reinforcement learning in groups of eight, a few of
 // which take much longer than the others.
 func Rollouts() Conversations {
-	return Conversations{Sessions: 600, Groups: 75, PromptTokens: 2560, MeanTurns: 4, Said: 300, Answer: 500, AnswerSigma: 1, Pause: 500 * time.Millisecond}
+	return Conversations{Sessions: 600, Groups: 75, PromptTokens: 2560, MeanTurns: 4, Said: 300, Output: 500, OutputSigma: 1, Pause: 500 * time.Millisecond}
 }
 
 // Requests generates all sessions.
@@ -196,9 +196,9 @@ func (w Conversations) newSession(number int, draw *rand.Rand) *agenticSession {
 	context, pause := w.PromptTokens, time.Duration(0)
 	for {
 		said := roundTokens(w.Said*drawLognormal(draw, 0, 0.7), maxAgenticTurn)
-		answer := roundTokens(w.Answer*drawLognormal(draw, 0, w.AnswerSigma), maxAgenticAnswer)
-		s.turns = append(s.turns, agenticStep{pause, context + said, answer})
-		context += said + answer
+		output := roundTokens(w.Output*drawLognormal(draw, 0, w.OutputSigma), maxAgenticOutput)
+		s.turns = append(s.turns, agenticStep{pause, context + said, output})
+		context += said + output
 		if draw.Float64() < 1/w.MeanTurns || context > maxAgenticContext {
 			return s
 		}
@@ -216,7 +216,7 @@ type Documents struct {
 const (
 	documentTokens   = 20_000
 	documentQuestion = 100              // tokens
-	documentAnswer   = 200              // tokens, median; lognormal with a sigma of 0.5
+	documentOutput   = 200              // tokens, median; lognormal with a sigma of 0.5
 	documentPause    = 30 * time.Second // between two questions, mean
 
 	minDocumentQuestions, maxDocumentQuestions = 2, 6 // uniform
@@ -246,15 +246,15 @@ func (w Documents) Requests(backends int, seed uint64) (*Requests, error) {
 
 func newDocumentJob(at time.Duration, document, number uint64, draw *rand.Rand) *Job {
 	const size = documentTokens + documentQuestion
-	answer := roundTokens(documentAnswer*drawLognormal(draw, 0, 0.5), maxOutputTokens)
+	output := roundTokens(documentOutput*drawLognormal(draw, 0, 0.5), maxOutputTokens)
 	var c chain
 	for len(c.cache) < documentTokens/generatedBlockTokens {
 		c.add(document)
 	}
-	for len(c.cache) < (size+answer)/generatedBlockTokens {
+	for len(c.cache) < (size+output)/generatedBlockTokens {
 		c.add(mixBits(number))
 	}
-	j := c.newJob(at, size, answer, generatedBlockTokens)
+	j := c.newJob(at, size, output, generatedBlockTokens)
 	j.PromptKey = mixBits(document)
 	j.Session = j.PromptKey
 	j.Turn = prompt.TurnFirst
@@ -268,19 +268,19 @@ type SharedPrompts struct {
 	PromptTokens int // length of each
 	Zipf         float64
 	OwnTokens    int           // of each request, after its prompt
-	Answer       float64       // median tokens, lognormal with a sigma of 0.5
+	Output       float64       // median tokens, lognormal with a sigma of 0.5
 	Rate         float64       // requests per second; 0: from Load
 	Load         float64       // prompt tokens over what the fleet could prefill without a cache
 	For          time.Duration // from the first arrival to the last
 	KVTokens     int           // of each replica; 0: the scenario's
 }
 
-// HotPrompts returns a workload of one or a few short prompts with long answers, which a
+// HotPrompts returns a workload of one or a few short prompts with long outputs, which a
 // policy that uses only the prefix sends to one backend.
 func HotPrompts(prompts int, requestsPerSecond float64) SharedPrompts {
 	return SharedPrompts{
 		Prompts: prompts, PromptTokens: 2048, Zipf: 0.8, OwnTokens: 40,
-		Answer: 300, Rate: requestsPerSecond, For: 5 * time.Minute,
+		Output: 300, Rate: requestsPerSecond, For: 5 * time.Minute,
 	}
 }
 
@@ -289,7 +289,7 @@ func HotPrompts(prompts int, requestsPerSecond float64) SharedPrompts {
 func OverloadedChats() SharedPrompts {
 	return SharedPrompts{
 		Prompts: 200, PromptTokens: 1536, Zipf: 1, OwnTokens: 200,
-		Answer: 250, Load: 1.5, For: 5 * time.Minute, KVTokens: 153_600,
+		Output: 250, Load: 1.5, For: 5 * time.Minute, KVTokens: 153_600,
 	}
 }
 
@@ -326,15 +326,15 @@ func (w SharedPrompts) Requests(backends int, seed uint64) (*Requests, error) {
 
 func (w SharedPrompts) newJob(at time.Duration, number, promptIndex uint64, draw *rand.Rand) *Job {
 	size := w.PromptTokens + w.OwnTokens
-	answer := roundTokens(w.Answer*drawLognormal(draw, 0, 0.5), maxOutputTokens)
+	output := roundTokens(w.Output*drawLognormal(draw, 0, 0.5), maxOutputTokens)
 	var c chain
 	for len(c.cache) < w.PromptTokens/generatedBlockTokens {
 		c.add(promptIndex)
 	}
-	for len(c.cache) < (size+answer)/generatedBlockTokens {
+	for len(c.cache) < (size+output)/generatedBlockTokens {
 		c.add(uint64(w.Prompts) + number)
 	}
-	j := c.newJob(at, size, answer, generatedBlockTokens)
+	j := c.newJob(at, size, output, generatedBlockTokens)
 	j.PromptKey = mixBits(promptIndex)
 	j.Session = j.PromptKey
 	j.Turn = prompt.TurnFirst

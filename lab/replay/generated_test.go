@@ -42,7 +42,7 @@ func TestAgenticSessions(t *testing.T) {
 	if len(r.Open) != 48 || r.Open[47].At != 47*agenticStartInterval {
 		t.Fatalf("%d sessions begin by themselves, the last at %v", len(r.Open), r.Open[len(r.Open)-1].At)
 	}
-	var first, later, answers, pauses []float64
+	var first, later, outputs, pauses []float64
 	sessions, turns := 0, 0
 	ends, ending := 0.0, 0.0 // sessions that ended where the next turn would have fit, and how many should have
 	queue := slices.Clone(r.Open)
@@ -51,19 +51,19 @@ func TestAgenticSessions(t *testing.T) {
 		queue = queue[1:]
 		s := j.session
 		turns++
-		answers = append(answers, float64(j.Answer))
+		outputs = append(outputs, float64(j.Output))
 		if s.done == 1 {
 			sessions++
 			first = append(first, float64(j.Prompt-82*512))
 		} else {
 			before := s.turns[s.done-2]
-			later = append(later, float64(j.Prompt-before.prompt-before.answer))
+			later = append(later, float64(j.Prompt-before.prompt-before.output))
 			pauses = append(pauses, s.turns[s.done-1].pause.Seconds())
 		}
-		if j.Prompt+j.Answer > 200_000 || len(j.Blocks) != j.Prompt/512 || len(j.Blocks)+len(j.Reply) != (j.Prompt+j.Answer)/512 {
-			t.Fatalf("a turn of %d and %d tokens in %d and %d blocks", j.Prompt, j.Answer, len(j.Blocks), len(j.Reply))
+		if j.Prompt+j.Output > 200_000 || len(j.Blocks) != j.Prompt/512 || len(j.Blocks)+len(j.Reply) != (j.Prompt+j.Output)/512 {
+			t.Fatalf("a turn of %d and %d tokens in %d and %d blocks", j.Prompt, j.Output, len(j.Blocks), len(j.Reply))
 		}
-		if context := j.Prompt + j.Answer; context <= 140_000 {
+		if context := j.Prompt + j.Output; context <= 140_000 {
 			ending += 0.05 * (1 + 1.5*float64(context)/200_000)
 			if s.done == len(s.turns) {
 				ends++
@@ -73,7 +73,7 @@ func TestAgenticSessions(t *testing.T) {
 		if next := r.Next(j, now); next != nil {
 			queue = append(queue, next)
 			if next.session == s && !slices.Equal(next.Blocks[:len(j.Blocks)+len(j.Reply)], slices.Concat(j.Blocks, j.Reply)) {
-				t.Fatal("a turn does not begin with the one before it and its answer")
+				t.Fatal("a turn does not begin with the one before it and its output")
 			}
 			if next.session != s && next.At != now+agenticNextDelay {
 				t.Fatalf("the next session begins %v after the last", next.At-now)
@@ -85,7 +85,7 @@ func TestAgenticSessions(t *testing.T) {
 	}
 	near(t, "median of first turns", median(first), math.Exp(8.517), 0.08)
 	near(t, "median of later turns", median(later), math.Exp(8.294), 0.03)
-	near(t, "median of answers", median(answers), math.Exp(6.685), 0.02)
+	near(t, "median of outputs", median(outputs), math.Exp(6.685), 0.02)
 	// 0.7 Φ((x-7.601)/1.354) + 0.3 Φ((x-9.616)/1.177) is one half at x = 8.19.
 	near(t, "median of pauses", median(pauses), math.Exp(8.19)/1000, 0.05)
 	near(t, "number of sessions ended by chance", ends, ending, 0.05)
@@ -121,22 +121,22 @@ func TestAgenticGroupPrompt(t *testing.T) {
 }
 
 func TestSharedPrompts(t *testing.T) {
-	f := func(name string, w SharedPrompts, load, answer, firstShare float64, blocks int) {
+	f := func(name string, w SharedPrompts, load, output, firstShare float64, blocks int) {
 		t.Helper()
 		w.For = 20 * time.Minute
 		r := mustMake(t, w, 8)
-		prompts, answers := 0, 0.0
+		prompts, outputs := 0, 0.0
 		by := map[uint64]int{}
 		for _, j := range r.Open {
 			prompts += j.Prompt
-			answers += float64(j.Answer)
+			outputs += float64(j.Output)
 			by[j.PromptKey]++
 			if len(j.Blocks) != blocks {
 				t.Fatalf("%s: %d blocks, want %d", name, len(j.Blocks), blocks)
 			}
 		}
 		near(t, name+": load", float64(prompts)/(w.For.Seconds()*8*nominalRate), load, 0.02)
-		near(t, name+": mean answer", answers/float64(len(r.Open)), answer, 0.02)
+		near(t, name+": mean output", outputs/float64(len(r.Open)), output, 0.02)
 		near(t, name+": share of the first prompt", float64(by[mixBits(0)])/float64(len(r.Open)), firstShare, 0.05)
 	}
 	mean := math.Exp(0.125) // of lognormal(0, 0.5)

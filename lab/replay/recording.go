@@ -132,18 +132,18 @@ func (r *recording) beginRun(header []byte) error {
 }
 
 // toTrace returns the requests as a Trace. Invalid requests are left out; for those
-// refused for lack of capacity the answer's length is unknown, and the mean is taken.
+// refused for lack of capacity the output's length is unknown, and the mean is taken.
 func (r *recording) toTrace() (*Trace, error) {
 	lines := slices.DeleteFunc(r.lines, func(l recordedLine) bool { return !l.isReplayable() })
 	if len(lines) == 0 {
-		return nil, errors.New("recording without a request that was answered")
+		return nil, errors.New("recording without a request that was completed")
 	}
 	slices.SortStableFunc(lines, func(a, b recordedLine) int { return cmp.Compare(a.at, b.at) })
 	first := lines[0].at
 	if span := lines[len(lines)-1].at - first; span > maxTimestampMillis {
 		return nil, fmt.Errorf("requests are %v apart, more than a year", time.Duration(span/1000)*time.Second)
 	}
-	perToken, answer := meanLengths(lines)
+	perToken, output := meanLengths(lines)
 	t := &Trace{BlockTokens: max(1, int(math.Round(float64(r.blockBytes)/perToken)))}
 	free := uint64(firstUniqueID)
 	for i := range lines {
@@ -156,7 +156,7 @@ func (r *recording) toTrace() (*Trace, error) {
 			NotStreamed:  !l.Stream,
 		}
 		if l.Output == 0 && l.Code >= 300 {
-			req.OutputTokens = max(1, int(math.Round(answer)))
+			req.OutputTokens = max(1, int(math.Round(output)))
 		}
 		req.Blocks = l.Blocks[:min(len(l.Blocks), blockCount(req.PromptTokens, t.BlockTokens))]
 		for len(req.Blocks) < blockCount(req.PromptTokens, t.BlockTokens) {
@@ -181,13 +181,13 @@ func (l *recordedLine) isReplayable() bool {
 	return l.Code >= 200 && l.Code < 300
 }
 
-// meanLengths returns the mean bytes per prompt token and tokens per answer.
+// meanLengths returns the mean bytes per prompt token and tokens per response.
 func meanLengths(lines []recordedLine) (bytesPerToken, outputTokens float64) {
-	var size, tokens, answers, answered float64
+	var size, tokens, outputs, completed float64
 	for i := range lines {
 		if l := &lines[i]; l.Code < 300 {
-			answers += float64(l.Output)
-			answered++
+			outputs += float64(l.Output)
+			completed++
 			if l.Counted && l.Input > 0 {
 				size += float64(l.Bytes)
 				tokens += float64(l.Input)
@@ -198,7 +198,7 @@ func meanLengths(lines []recordedLine) (bytesPerToken, outputTokens float64) {
 	if size > 0 && tokens > 0 {
 		bytesPerToken = min(max(size/tokens, 0.5), 16)
 	}
-	return bytesPerToken, answers / max(1, answered)
+	return bytesPerToken, outputs / max(1, completed)
 }
 
 // promptTokens returns the prompt's length. All blocks of a trace have one length in tokens,

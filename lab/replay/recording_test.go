@@ -113,13 +113,13 @@ func TestRecordingReplayableRequests(t *testing.T) {
 			return
 		}
 		if len(got.Requests) != 2 || got.Requests[1].OutputTokens != want {
-			t.Errorf("code %d with an answer of %d: %+v, want an answer of %d", code, output, got.Requests, want)
+			t.Errorf("code %d with an output of %d: %+v, want an output of %d", code, output, got.Requests, want)
 		}
 	}
 	f(200, 0, 1)
 	f(400, 0, 0)
 	f(404, 0, 0)
-	f(429, 0, 50) // there was no room: an answer like the others
+	f(429, 0, 50) // there was no room: an output like the others
 	f(503, 0, 50)
 	f(499, 5, 5) // the client left
 	f(502, 8, 8) // truncated
@@ -157,8 +157,8 @@ func TestRecordingErrorsNameTheLine(t *testing.T) {
 	}
 }
 
-// The blocks of an answer that came back in the next turn are hit in the next.
-func TestRecordedConversationHitsAnswers(t *testing.T) {
+// The blocks of an output that came back in the next turn are hit in the next.
+func TestRecordedConversationHitsOutput(t *testing.T) {
 	var lines []string
 	ids := ""
 	for turn := range 10 {
@@ -179,7 +179,7 @@ func TestRecordedConversationHitsAnswers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of each turn's 20 new blocks 10 are the answer before, and the last token is never hit.
+	// Of each turn's 20 new blocks 10 are the output before, and the last token is never hit.
 	hit, all := 0, 0
 	for turn := range 10 {
 		all += 64 * 20 * (turn + 1)

@@ -207,7 +207,7 @@ func (r *run) deliverPolledLoad(index int, l *backends.Load) {
 	r.router.ObserveLoad(p.backend, l)
 }
 
-// scheduleNextPoll schedules the poll after one that was answered with l, or failed.
+// scheduleNextPoll schedules the poll after one that was completed with l, or failed.
 func (r *run) scheduleNextPoll(index int, l *backends.Load) {
 	p := r.fleet[index]
 	settings := backends.PollSettings{Interval: r.pollEvery, FastInterval: min(r.pollEvery, fastPoll)}
@@ -241,7 +241,7 @@ func (r *run) sendExternalRequest(client int) {
 	}
 	target := f.Backends[r.random.IntN(len(f.Backends))]
 	if p := r.fleet[target]; !p.down {
-		q := &engine.Request{Prompt: f.Prompt, Answer: f.Answer}
+		q := &engine.Request{Prompt: f.Prompt, Output: f.Output}
 		// One too long for the cache is refused.
 		rank := p.balancer.Choose(r.now)
 		if p.ranks[rank].engine.Add(q, r.now) == nil {

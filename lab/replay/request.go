@@ -115,7 +115,7 @@ func (r *run) sendToReplica(f *request, index int) {
 		return
 	}
 	f.index, f.sent, f.started = index, r.now, false
-	f.engine = &engine.Request{Prompt: j.Prompt, Answer: j.Answer, Blocks: j.cache, Owner: f}
+	f.engine = &engine.Request{Prompt: j.Prompt, Output: j.Output, Blocks: j.cache, Owner: f}
 	rank := p.balancer.Choose(r.now)
 	e := p.ranks[rank].engine
 	if r.router == nil {
@@ -182,7 +182,7 @@ func (r *run) recordFirstToken(f *request) {
 func (r *run) completeRequest(f *request) {
 	r.removeFromReplica(f)
 	j := f.job
-	o := router.Outcome{End: router.Completed, OutputTokens: j.Answer, Reply: j.Reply}
+	o := router.Outcome{End: router.Completed, OutputTokens: j.Output, Reply: j.Reply}
 	if !r.NoUsage {
 		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
 	}

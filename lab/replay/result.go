@@ -355,7 +355,7 @@ func (m *measures) recordSuccess(f *request, now time.Duration) {
 	m.queueTime.add(f.sent - j.At)
 	result := Result{
 		TTFT: f.first - j.At, E2E: now - j.At,
-		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Answer,
+		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Output,
 	}
 	result.ITL = result.tpot()
 	m.predictionError += max(f.predicted-f.engine.Cached, f.engine.Cached-f.predicted)

@@ -32,15 +32,15 @@ func coldPrompts(n, tokens int, every time.Duration) jobs {
 func TestBusyReplicaIsNotStalled(t *testing.T) {
 	deep := engine.Config{QuadraticDepth: 1.9e-5, StepTokens: 2048}
 	for name, s := range map[string]*Scenario{
-		"100k-token prompts, whole answers": {Backends: 2, Engine: deep, NonStreaming: 1, Workload: coldPrompts(12, 100_000, 20*time.Second)},
-		"100k-token prompts, streamed":      {Backends: 2, Engine: deep, Workload: coldPrompts(12, 100_000, 20*time.Second)},
-		"… on half-speed replicas":          {Backends: 2, Engine: deep, Speeds: []float64{0.5, 0.5}, Workload: coldPrompts(12, 100_000, 40*time.Second)},
-		"documents, whole answers":          {Backends: 4, NonStreaming: 1, NoUsage: true, Workload: Documents{Load: 1.5, For: 3 * time.Minute}},
-		"one a time, whole answers":         {Backends: 2, NonStreaming: 1, Workload: coldPrompts(20, 600, 9*time.Second)},
+		"100k-token prompts, whole responses": {Backends: 2, Engine: deep, NonStreaming: 1, Workload: coldPrompts(12, 100_000, 20*time.Second)},
+		"100k-token prompts, streamed":        {Backends: 2, Engine: deep, Workload: coldPrompts(12, 100_000, 20*time.Second)},
+		"… on half-speed replicas":            {Backends: 2, Engine: deep, Speeds: []float64{0.5, 0.5}, Workload: coldPrompts(12, 100_000, 40*time.Second)},
+		"documents, whole responses":          {Backends: 4, NonStreaming: 1, NoUsage: true, Workload: Documents{Load: 1.5, For: 3 * time.Minute}},
+		"one a time, whole responses":         {Backends: 2, NonStreaming: 1, Workload: coldPrompts(20, 600, 9*time.Second)},
 		"small caches, polled every 5 s": {Backends: 4, PollInterval: 5 * time.Second, PollLag: time.Second, NonStreaming: 0.5,
 			Workload: OverloadedChats()},
 		"beside a client with long prompts": {Backends: 2, Workload: coldPrompts(100, 600, time.Second),
-			External: []ExternalLoad{{Backends: []int{0, 1}, Rate: 0.1, Prompt: 20_000, Answer: 400}}},
+			External: []ExternalLoad{{Backends: []int{0, 1}, Rate: 0.1, Prompt: 20_000, Output: 400}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.Policy = "prefix"
@@ -63,8 +63,8 @@ func TestBusyReplicaIsNotStalled(t *testing.T) {
 func TestExternalLoadIsAvoided(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{
 		Backends: 4, Policy: "prefix",
-		Workload: SharedPrompts{Prompts: 40, PromptTokens: 1536, Zipf: 0.8, OwnTokens: 200, Answer: 100, Rate: 6, For: 2 * time.Minute},
-		External: []ExternalLoad{{Backends: []int{0, 1}, Rate: 2, Prompt: 6000, Answer: 300}},
+		Workload: SharedPrompts{Prompts: 40, PromptTokens: 1536, Zipf: 0.8, OwnTokens: 200, Output: 100, Rate: 6, For: 2 * time.Minute},
+		External: []ExternalLoad{{Backends: []int{0, 1}, Rate: 2, Prompt: 6000, Output: 300}},
 	})
 	busy, all := 0.0, 0.0
 	for b, inFlight := range sum.Timeline.InFlight {
@@ -168,7 +168,7 @@ func TestLearningOfWrongCacheSize(t *testing.T) {
 func TestHostTierIsLearned(t *testing.T) {
 	const kvTokens, backends = 100_000, 4
 	workload := Conversations{
-		Sessions: 96, Groups: 96, PromptTokens: 12_000, MeanTurns: 20, Said: 400, Answer: 200, AnswerSigma: 0.5, Pause: 15 * time.Second,
+		Sessions: 96, Groups: 96, PromptTokens: 12_000, MeanTurns: 20, Said: 400, Output: 200, OutputSigma: 0.5, Pause: 15 * time.Second,
 	}
 	requests, err := workload.Requests(backends, 1)
 	if err != nil {

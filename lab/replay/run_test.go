@@ -51,7 +51,7 @@ func mustPlay(t *testing.T, s *Scenario) (*run, Summary) {
 	}
 	sum := r.summary()
 	if sum.Requests+sum.Lost != requests.Total || r.arrivals != requests.Total {
-		t.Errorf("%s: of %d requests %d were sent, %d were answered and %d lost", s.Policy, requests.Total, r.arrivals, sum.Requests, sum.Lost)
+		t.Errorf("%s: of %d requests %d were sent, %d were completed and %d lost", s.Policy, requests.Total, r.arrivals, sum.Requests, sum.Lost)
 	}
 	for i, p := range r.fleet {
 		if n := p.backend.InFlight.Load(); n != 0 || len(p.requests) != 0 || r.measured.timeline.count[i] != 0 {
@@ -107,7 +107,7 @@ func TestPromptTooLongForCache(t *testing.T) {
 		asks(0, 9000, 1, 1), asks(time.Second, 100, 1, 2),
 	}})
 	if sum.Lost != 1 || sum.Requests != 1 {
-		t.Errorf("lost %v and answered %d, want one of each", sum.Errors, sum.Requests)
+		t.Errorf("lost %v and completed %d, want one of each", sum.Errors, sum.Requests)
 	}
 }
 
@@ -129,7 +129,7 @@ func eventful(name string) *Scenario {
 			{At: 50 * time.Second, Backend: 2, Kind: Restart},
 			{At: 55 * time.Second, Backend: 1, Kind: Freeze, Away: 20 * time.Second},
 		}
-		s.External = []ExternalLoad{{Backends: []int{1, 2}, Rate: 2, Prompt: 3000, Answer: 50, From: 5 * time.Second, Until: 60 * time.Second}}
+		s.External = []ExternalLoad{{Backends: []int{1, 2}, Rate: 2, Prompt: 3000, Output: 50, From: 5 * time.Second, Until: 60 * time.Second}}
 	}
 	return s
 }
@@ -211,8 +211,8 @@ func TestInvalidScenarios(t *testing.T) {
 		"an empty trace":          func(s *Scenario) { s.Workload = Traced{Trace: &Trace{}} },
 		"an unknown policy":       func(s *Scenario) { s.Policy = "guess" },
 		"a change beyond":         func(s *Scenario) { s.Changes = []Change{{Backend: 4}} },
-		"external without a rate": func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{0}, Prompt: 1, Answer: 1}} },
-		"external beyond":         func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{4}, Rate: 1, Prompt: 1, Answer: 1}} },
+		"external without a rate": func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{0}, Prompt: 1, Output: 1}} },
+		"external beyond":         func(s *Scenario) { s.External = []ExternalLoad{{Backends: []int{4}, Rate: 1, Prompt: 1, Output: 1}} },
 		"changes of a pool":       func(s *Scenario) { s.Policy = Pooled },
 		"endless evictions":       func(s *Scenario) { s.Evictions = math.Inf(1) },
 		"an endless index":        func(s *Scenario) { s.IndexFactor = math.Inf(1) },
@@ -375,7 +375,7 @@ func TestExternalLoad(t *testing.T) {
 	alone := &Scenario{Backends: 2, Policy: "random", Workload: work}
 	_, quiet := mustPlay(t, alone)
 	shared := *alone
-	shared.External = []ExternalLoad{{Backends: []int{1}, Rate: 0.5, Prompt: 8000, Answer: 100}}
+	shared.External = []ExternalLoad{{Backends: []int{1}, Rate: 0.5, Prompt: 8000, Output: 100}}
 	_, loud := mustPlay(t, &shared)
 	if loud.Requests != quiet.Requests || loud.PromptTokens != quiet.PromptTokens {
 		t.Errorf("%d requests of %d tokens beside an external client, %d of %d alone", loud.Requests, loud.PromptTokens, quiet.Requests, quiet.PromptTokens)

@@ -38,7 +38,7 @@ func TestRunAllKeepsOrder(t *testing.T) {
 	}
 	for i, s := range results {
 		if s.Requests != 1+i {
-			t.Errorf("run %d answered %d requests", i, s.Requests)
+			t.Errorf("run %d completed %d requests", i, s.Requests)
 		}
 	}
 	if !slices.IsSorted(shares) || len(shares) < len(scenarios) || shares[len(shares)-1] < 0.999 {

@@ -85,7 +85,7 @@ const (
 type ExternalLoad struct {
 	Backends       []int   // one of them, at random, gets each request
 	Rate           float64 // requests per second, at random times
-	Prompt, Answer int     // tokens
+	Prompt, Output int     // tokens
 	From, Until    time.Duration
 }
 
@@ -157,8 +157,8 @@ func (s *Scenario) validate() error {
 		}
 	}
 	for _, f := range s.External {
-		if f.Rate <= 0 || f.Prompt < 1 || f.Answer < 1 || len(f.Backends) == 0 {
-			return errors.New("an external client needs backends, a rate, and prompt and answer tokens")
+		if f.Rate <= 0 || f.Prompt < 1 || f.Output < 1 || len(f.Backends) == 0 {
+			return errors.New("an external client needs backends, a rate, and prompt and output tokens")
 		}
 		for _, b := range f.Backends {
 			if b < 0 || b >= s.Backends {

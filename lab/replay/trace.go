@@ -209,7 +209,7 @@ type Traced struct {
 	Load  float64 // that the arrivals are scaled to; 0: as recorded
 }
 
-// Requests spreads equal timestamps, and takes answers for parts of the later prompts
+// Requests spreads equal timestamps, and takes outputs for parts of the later prompts
 // that continue them.
 func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 	if w.Trace == nil || len(w.Trace.Requests) == 0 {
@@ -232,7 +232,7 @@ func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 	return r, nil
 }
 
-// newJob returns a job for the request. Its answer's blocks are those of the request
+// newJob returns a job for the request. Its output's blocks are those of the request
 // that continues it, or unique if continuation is nil.
 func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *TraceRequest) *Job {
 	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.OutputTokens)/blockTokens
@@ -258,7 +258,7 @@ func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *Trac
 }
 
 // continuations returns for each request the next one whose prompt continues its
-// prompt and answer, or nil. It does not depend on timestamps, so one result serves
+// prompt and output, or nil. It does not depend on timestamps, so one result serves
 // every seed and load. Safe for concurrent use.
 func (t *Trace) continuations() []*TraceRequest {
 	t.continuing.Lock()

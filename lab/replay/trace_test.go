@@ -165,8 +165,8 @@ func TestScaleOfOneInstant(t *testing.T) {
 }
 
 func TestContinuations(t *testing.T) {
-	request := func(prompt, answer int, ids ...uint64) TraceRequest {
-		return TraceRequest{PromptTokens: prompt, OutputTokens: answer, Blocks: ids}
+	request := func(prompt, output int, ids ...uint64) TraceRequest {
+		return TraceRequest{PromptTokens: prompt, OutputTokens: output, Blocks: ids}
 	}
 	list := []TraceRequest{
 		0: request(1100, 600, 0, 1, 2),          // continued by 3
@@ -245,7 +245,7 @@ func TestContinuationsMemory(t *testing.T) {
 	}
 }
 
-func TestAnswerIsHitByContinuation(t *testing.T) {
+func TestOutputIsHitByContinuation(t *testing.T) {
 	w := Traced{Trace: &Trace{BlockTokens: 512, Requests: []TraceRequest{
 		{At: 0, PromptTokens: 1100, OutputTokens: 600, Blocks: []uint64{0, 1, 2}},
 		{At: 0, PromptTokens: 1100, OutputTokens: 600, Blocks: []uint64{0, 8, 9}},
@@ -257,7 +257,7 @@ func TestAnswerIsHitByContinuation(t *testing.T) {
 	}
 	a, b, c := r.Open[0], r.Open[1], r.Open[2]
 	if len(a.Blocks) != 2 || len(a.Reply) != 1 || a.Reply[0] != c.Blocks[2] || len(c.Blocks) != 3 || len(c.Reply) != 0 {
-		t.Errorf("the first prompt has blocks %v and its answer %v, the one that continues it %v", a.Blocks, a.Reply, c.Blocks)
+		t.Errorf("the first prompt has blocks %v and its output %v, the one that continues it %v", a.Blocks, a.Reply, c.Blocks)
 	}
 	if b.Blocks[0] != a.Blocks[0] || b.Blocks[1] == a.Blocks[1] || b.Reply[0] == a.Reply[0] {
 		t.Errorf("blocks of different ids, %v %v and %v %v", a.Blocks, a.Reply, b.Blocks, b.Reply)

@@ -33,7 +33,7 @@ type Requests struct {
 // Job is one request. Never modified once created.
 type Job struct {
 	At                 time.Duration // when its client sends it, since the run began
-	Prompt, Answer     int           // tokens
+	Prompt, Output     int           // tokens
 	PromptKey, Session uint64        // as in router.Request
 	Turn               prompt.Turn   // the same
 	NotStreamed        bool          // its first event cannot be seen
@@ -41,7 +41,7 @@ type Job struct {
 	Model              int           // that it is for; see Scenario.ModelOf
 
 	Blocks []prompt.Block     // full ones of the prompt
-	Reply  []prompt.Block     // full ones that the answer adds
+	Reply  []prompt.Block     // full ones that the output adds
 	cache  []engine.BlockHash // both, for the engine
 
 	session *agenticSession // of an agentic workload
@@ -63,13 +63,13 @@ func (c *chain) add(id uint64) {
 // chainHash returns the hash of a chain and a further id.
 func chainHash(chained, id uint64) uint64 { return mixBits(chained ^ mixBits(id+1)) }
 
-// newJob returns a request whose prompt and answer consist of the chain's blocks, as
+// newJob returns a request whose prompt and output consist of the chain's blocks, as
 // far as they are full. The chain may grow later.
 func (c *chain) newJob(at time.Duration, promptTokens, outputTokens, blockTokens int) *Job {
 	full := min(promptTokens/blockTokens, len(c.cache))
 	all := min((promptTokens+outputTokens)/blockTokens, len(c.cache))
 	return &Job{
-		At: at, Prompt: promptTokens, Answer: outputTokens,
+		At: at, Prompt: promptTokens, Output: outputTokens,
 		Blocks: c.names[:full:full], Reply: c.names[full:all:all], cache: c.cache[:all:all],
 	}
 }

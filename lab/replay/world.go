@@ -198,11 +198,11 @@ func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
 		sessions := max(4, int(w.between(2, 10)*float64(w.Scenario.Backends)))
 		return Conversations{
 			Sessions: sessions, Groups: sessions, PromptTokens: int(w.between(2000, 16000)), MeanTurns: max(8, 1.3*n/float64(sessions)),
-			Said: w.between(100, 600), Answer: w.between(50, 400), AnswerSigma: 0.5, Pause: time.Duration(w.between(0.1e9, 10e9)),
+			Said: w.between(100, 600), Output: w.between(50, 400), OutputSigma: 0.5, Pause: time.Duration(w.between(0.1e9, 10e9)),
 		}, 0
 	case "shared":
 		w.addLoad(load)
-		return SharedPrompts{Prompts: 150, PromptTokens: 6144, Zipf: 0, OwnTokens: 1200, Answer: w.between(50, 500), Rate: rate, For: seconds(rate)}, load
+		return SharedPrompts{Prompts: 150, PromptTokens: 6144, Zipf: 0, OwnTokens: 1200, Output: w.between(50, 500), Rate: rate, For: seconds(rate)}, load
 	case "documents":
 		w.addLoad(load)
 		return Documents{Load: float64(rate) * documentTokens / (float64(w.Scenario.Backends) * nominalRate), For: seconds(rate)}, load
@@ -265,7 +265,7 @@ func (w *world) drawKV() error {
 // workloadSize is what a workload needs of a fleet.
 type workloadSize struct {
 	blocks        int     // distinct ones
-	mean, longest float64 // tokens of a request, prompt and answer
+	mean, longest float64 // tokens of a request, prompt and output
 }
 
 // measureWorkload goes through all requests of a workload, which it uses up.
@@ -275,7 +275,7 @@ func measureWorkload(r *Requests) workloadSize {
 	n := 0.0
 	for j := range r.all() {
 		n++
-		tokens := float64(j.Prompt + j.Answer)
+		tokens := float64(j.Prompt + j.Output)
 		m.mean += (tokens - m.mean) / n
 		m.longest = max(m.longest, tokens)
 		for _, b := range j.cache {
@@ -390,8 +390,8 @@ func (w *drawnWorkload) busySeconds(r *Requests) float64 {
 		hit := float64(hits * r.BlockTokens)
 		uncached := float64(j.Prompt) - hit
 		seconds += e.PrefillSeconds(hit, uncached)
-		context := float64(j.Prompt) + float64(j.Answer)/2
-		seconds += float64(j.Answer) * (e.DecodeTime.Seconds() + context*e.ContextTime.Seconds())
+		context := float64(j.Prompt) + float64(j.Output)/2
+		seconds += float64(j.Output) * (e.DecodeTime.Seconds() + context*e.ContextTime.Seconds())
 	}
 	return seconds
 }

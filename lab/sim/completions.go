@@ -206,7 +206,7 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
 			b = append(b, ',')
 		}
 		b = append(b, `{"index":`+strconv.Itoa(i)+`,"object":"embedding","embedding":[`...)
-		random := rand.New(rand.NewPCG(uint64(len(tokens)), answerSeed(tokens, "")))
+		random := rand.New(rand.NewPCG(uint64(len(tokens)), outputSeed(tokens, "")))
 		for d := range dimensions {
 			if d > 0 {
 				b = append(b, ',')

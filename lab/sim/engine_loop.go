@@ -234,13 +234,13 @@ func (k *rank) publishStep(step engine.StepResult) {
 			continue
 		}
 		q.seen = n
-		if q.abortAfter > 0 && n >= q.abortAfter && n < q.Answer {
+		if q.abortAfter > 0 && n >= q.abortAfter && n < q.Output {
 			k.engine.Abort(&q.Request)
 			k.counters.success[aborted]++
 			q.publishProgress(n, aborted)
 			continue
 		}
-		if n < q.Answer {
+		if n < q.Output {
 			q.publishProgress(n, running)
 			kept = append(kept, q)
 			continue

@@ -254,7 +254,7 @@ func TestHold(t *testing.T) {
 	began := time.Now()
 	ask(t, s, short)
 	if took := time.Since(began); took < 100*time.Millisecond {
-		t.Errorf("answered after %v", took)
+		t.Errorf("responded after %v", took)
 	}
 }
 
@@ -283,7 +283,7 @@ func TestFreeze(t *testing.T) {
 		return still == before
 	})
 	if get(t, s, "/health") != 200 || get(t, s, "/metrics") != 200 {
-		t.Error("its server does not answer")
+		t.Error("its server does not respond")
 	}
 	if err := s.ClearFaults(); err != nil {
 		t.Fatal(err)
@@ -378,9 +378,9 @@ func TestCloseIdle(t *testing.T) {
 	if _, err := io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: replica\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := io.ReadAll(conn) // returns when the replica closes
-	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200") || strings.Contains(string(answer), "Connection: close") {
-		t.Errorf("got %q, %v", answer, err)
+	response, err := io.ReadAll(conn) // returns when the replica closes
+	if err != nil || !strings.HasPrefix(string(response), "HTTP/1.1 200") || strings.Contains(string(response), "Connection: close") {
+		t.Errorf("got %q, %v", response, err)
 	}
 }
 
@@ -396,8 +396,8 @@ func TestFaultsOverHTTP(t *testing.T) {
 		`{"kind":"freeze","requests":3}`:              400,
 		`{"kind":"hang","chunk":1}`:                   400,
 	} {
-		if status, answer := post(t, s, "/sim/fault", body); status != want {
-			t.Errorf("%s: %d %s, want %d", body, status, answer, want)
+		if status, response := post(t, s, "/sim/fault", body); status != want {
+			t.Errorf("%s: %d %s, want %d", body, status, response, want)
 		}
 	}
 	if status, _ := post(t, s, "/v1/chat/completions", short); status != 502 {

@@ -94,7 +94,7 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 	if p.maxTokens > 0 {
 		limit = min(limit, p.maxTokens)
 	}
-	seed := answerSeed(tokens, p.salt) + uint64(choice)
+	seed := outputSeed(tokens, p.salt) + uint64(choice)
 	bytes := s.cfg.BytesPerToken
 	q := &sequence{bytesPerToken: bytes, index: choice, model: p.model, naturalEnd: stopped}
 	switch {
@@ -105,15 +105,15 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 	default:
 		q.text = generateText(seed, min(limit, max(drawOutputLength(seed), p.minTokens))*bytes)
 	}
-	answer := append(s.tokenizer().split(q.text, nil), tokenTurnEnd)
-	if len(answer) > limit {
-		answer, q.naturalEnd = answer[:limit], lengthLimit
+	output := append(s.tokenizer().split(q.text, nil), tokenTurnEnd)
+	if len(output) > limit {
+		output, q.naturalEnd = output[:limit], lengthLimit
 		q.text = q.text[:min(len(q.text), limit*bytes)]
 	}
-	all := append(tokens[:len(tokens):len(tokens)], answer...)
+	all := append(tokens[:len(tokens):len(tokens)], output...)
 	base := xxh3.HashStringSeed(p.model+"\x00"+p.salt, s.blockHashSeed())
 	q.Request = engine.Request{
-		Prompt: len(tokens), Answer: len(answer), Priority: p.priority,
+		Prompt: len(tokens), Output: len(output), Priority: p.priority,
 		Blocks: hashBlocks(all, s.cfg.Engine.BlockSize, base),
 		Owner:  q,
 	}
@@ -140,8 +140,8 @@ func sessionID(r *http.Request, inBody, xargs gjson.Result) string {
 	return cmp.Or(inBody.Str, r.Header.Get("X-Session-ID"), fallback)
 }
 
-// answerSeed returns the seed of a prompt's answer, which is always the same.
-func answerSeed(tokens []uint32, salt string) uint64 {
+// outputSeed returns the seed of a prompt's output, which is always the same.
+func outputSeed(tokens []uint32, salt string) uint64 {
 	seed := xxh3.HashString(salt)
 	if len(tokens) > 0 {
 		seed = uint64(hashBlocks(tokens, len(tokens), seed)[0])
@@ -306,7 +306,7 @@ func (s *Server) writeStream(w http.ResponseWriter, r *http.Request, wake <-chan
 				open--
 				continue
 			}
-			// Merged tokens make fewer chunks than that; the end of the answer is never
+			// Merged tokens make fewer chunks than that; the end of the output is never
 			// sent.
 			if dies && (chunks >= dying.Chunks || end != running) {
 				_, _ = w.Write(b)
@@ -409,7 +409,7 @@ func sumUsage(sequences []*sequence, choicesPerPrompt int) usage {
 	return u
 }
 
-// words make up every answer. They are ASCII, so that they need no escaping in JSON
+// words make up every output. They are ASCII, so that they need no escaping in JSON
 // and a token never splits a character.
 var words = [...]string{
 	"the", "of", "and", "a", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his",
@@ -438,7 +438,7 @@ func generateText(seed uint64, bytes int) []byte {
 	return text[:bytes]
 }
 
-// drawOutputLength returns the length in tokens of an answer that the request does
+// drawOutputLength returns the length in tokens of an output that the request does
 // not bound: lognormal around 250, the same for the same seed.
 func drawOutputLength(seed uint64) (tokens int) {
 	random := rand.New(rand.NewPCG(seed, 2))

@@ -37,9 +37,9 @@ func TestLikeVLLM(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			request, golden, ok := bytes.Cut(raw, []byte("\n=== answer ===\n"))
+			request, golden, ok := bytes.Cut(raw, []byte("\n=== response ===\n"))
 			if !ok {
-				t.Fatal("no answer in the file")
+				t.Fatal("no response in the file")
 			}
 			s := open
 			switch {
@@ -61,14 +61,14 @@ func TestLikeVLLM(t *testing.T) {
 
 var contentChunk = regexp.MustCompile(`data: .*"delta":\{"content":".*"finish_reason":null.*\n\n`)
 
-// recorded is an answer with its framing undone.
+// recorded is a response with its framing undone.
 type recorded struct {
 	status string
 	header http.Header
 	body   []byte
 }
 
-// parse reads a golden answer. Its body was stored without its framing.
+// parse reads a golden response. Its body was stored without its framing.
 func parse(t *testing.T, raw []byte) recorded {
 	t.Helper()
 	head, body, _ := bytes.Cut(raw, []byte("\r\n\r\n"))
@@ -138,7 +138,7 @@ func equal(t *testing.T, got, want string) {
 }
 
 // compareStreams wants every kind of event of ours to be one of vLLM's, in the
-// same order. Only chunks in the midst of an answer may be missing, because
+// same order. Only chunks in the midst of a response may be missing, because
 // both join tokens when the reader is slow.
 func compareStreams(t *testing.T, got, want []byte) {
 	t.Helper()

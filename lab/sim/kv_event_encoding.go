@@ -10,7 +10,7 @@ import (
 
 // kvEventContext is what the events about a sequence's blocks tell of the sequence.
 type kvEventContext struct {
-	tokens  []uint32 // of the prompt and the answer
+	tokens  []uint32 // of the prompt and the output
 	adapter adapter  // zero: none
 	salt    string
 	session string

@@ -153,8 +153,8 @@ func (p *kvEventPublisher) serveSubscriber(c *zmtp.Conn) {
 	}
 }
 
-// serveReplays answers the requests for batches from a sequence number on, one after the
-// other. As in vLLM, a request of another form gets no answer.
+// serveReplays responds to the requests for batches from a sequence number on, one after the
+// other. As in vLLM, a request of another form gets no response.
 func (p *kvEventPublisher) serveReplays(c *zmtp.Conn) {
 	batches := p.currentLog()
 	for {

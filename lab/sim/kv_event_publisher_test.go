@@ -176,11 +176,11 @@ func postWith(t *testing.T, s *Server, path, body, header, value string) {
 func tokensOf(t *testing.T, s *Server, messages string) []uint64 {
 	t.Helper()
 	_, body := post(t, s, "/tokenize", `{"messages":`+messages+`,"add_generation_prompt":false}`)
-	var answer struct{ Tokens []uint64 }
-	if err := json.Unmarshal([]byte(body), &answer); err != nil {
+	var response struct{ Tokens []uint64 }
+	if err := json.Unmarshal([]byte(body), &response); err != nil {
 		t.Fatalf("%v in %s", err, body)
 	}
-	return answer.Tokens
+	return response.Tokens
 }
 
 // TestPublishedEvents compares what a subscriber learns with the tokens of a conversation.
@@ -189,7 +189,7 @@ func TestPublishedEvents(t *testing.T) {
 	p := s.ranks[0].publisher
 	sub := subscribe(t, p, "kv-", func() { askNew(t, s) })
 
-	// Prompt and answer, in several batches.
+	// Prompt and response, in several batches.
 	from := p.currentLog().nextSeq()
 	question := `{"role":"user","content":"` + strings.Repeat("What do you make of this? ", 40) + `"}`
 	first := ask(t, s, `{"messages":[`+question+`],"max_tokens":50,"ignore_eos":true,"session_id":"a"}`)
@@ -271,7 +271,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestInvalidReplayRequest sends what gets no answer before a request that gets one.
+// TestInvalidReplayRequest sends what gets no response before a request that gets one.
 func TestInvalidReplayRequest(t *testing.T) {
 	s := start(t, published(Config{}))
 	askNew(t, s)

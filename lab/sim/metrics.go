@@ -363,15 +363,15 @@ func (c *counters) countStep(s engine.StepResult) {
 	}
 	for _, r := range s.Finished {
 		c.promptTokens.observe(float64(r.Prompt), 1)
-		c.generationTokens.observe(float64(r.Answer), 1)
+		c.generationTokens.observe(float64(r.Output), 1)
 		c.uncachedTokens.observe(float64(r.Prompt-r.Cached), 1)
 		c.e2e.observe(elapsedSeconds(r.Arrived, r.Finished), 1)
 		c.queue.observe(elapsedSeconds(r.Arrived, r.Started), 1)
 		c.prefill.observe(elapsedSeconds(r.Started, r.FirstToken), 1)
 		c.decode.observe(elapsedSeconds(r.FirstToken, r.Finished), 1)
 		c.inference.observe(elapsedSeconds(r.Started, r.Finished), 1)
-		if r.Answer > 1 {
-			c.tpot.observe(elapsedSeconds(r.FirstToken, r.Finished)/float64(r.Answer-1), 1)
+		if r.Output > 1 {
+			c.tpot.observe(elapsedSeconds(r.FirstToken, r.Finished)/float64(r.Output-1), 1)
 		}
 	}
 }

@@ -50,8 +50,8 @@ func TestPauseAndSleep(t *testing.T) {
 	} {
 		t.Run(c.stop, func(t *testing.T) {
 			s := start(t, Config{Ranks: 2, Engine: engine.Config{Speed: 5}})
-			answers := make(chan answer, 3)
-			send := func() { go func() { answers <- ask(t, s, request) }() }
+			responses := make(chan response, 3)
+			send := func() { go func() { responses <- ask(t, s, request) }() }
 			send()
 			send()
 			until(t, "both engines run", func() bool { return s.Stats().Running == 2 })
@@ -84,12 +84,12 @@ func TestPauseAndSleep(t *testing.T) {
 			}
 			aborted := 0
 			for range 3 {
-				a := <-answers
+				a := <-responses
 				switch reason := a.Choices[0].FinishReason; {
 				case reason == "abort":
 					aborted++
 				case a.Usage.CompletionTokens != 200:
-					t.Errorf("an answer of %d tokens ended with %q, want 200", a.Usage.CompletionTokens, reason)
+					t.Errorf("a response of %d tokens ended with %q, want 200", a.Usage.CompletionTokens, reason)
 				}
 			}
 			if want := map[bool]int{true: 2}[c.aborts]; aborted != want {
@@ -104,7 +104,7 @@ func TestPauseAndSleep(t *testing.T) {
 
 func TestSleepWaitsForRequests(t *testing.T) {
 	s := start(t, Config{Engine: engine.Config{Speed: 50}})
-	done := make(chan answer, 1)
+	done := make(chan response, 1)
 	go func() {
 		done <- ask(t, s, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"ignore_eos":true}`)
 	}()

@@ -11,7 +11,7 @@ import (
 )
 
 // fetch sends a request and returns the status and the body of the response.
-func fetch(t *testing.T, method, url, body string) (status int, answer string) {
+func fetch(t *testing.T, method, url, body string) (status int, response string) {
 	t.Helper()
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
@@ -41,8 +41,8 @@ func TestStoredResponses(t *testing.T) {
 	if status, again := fetch(t, "GET", s.URL()+"/v1/responses/"+id, ""); status != 200 || again != first {
 		t.Errorf("GET: status %d %s", status, again)
 	}
-	if status, answer := fetch(t, "POST", s.URL()+"/v1/responses/"+id+"/cancel", ""); status != 400 {
-		t.Errorf("cancel: status %d %s", status, answer)
+	if status, response := fetch(t, "POST", s.URL()+"/v1/responses/"+id+"/cancel", ""); status != 400 {
+		t.Errorf("cancel: status %d %s", status, response)
 	}
 	// The prompt continues the stored one, so that most of it is cached.
 	_, second := fetch(t, "POST", s.URL()+"/v1/responses", `{"input":[{"role":"user","content":"Why?"}],"max_output_tokens":8,"previous_response_id":"`+id+`"}`)
@@ -52,16 +52,16 @@ func TestStoredResponses(t *testing.T) {
 	}
 	_, unstored := fetch(t, "POST", s.URL()+"/v1/responses", `{"input":"x","max_output_tokens":1,"store":false,"request_id":"mine"}`)
 	for _, missing := range []string{gjson.Get(unstored, "id").Str, "resp_none"} {
-		if status, answer := fetch(t, "GET", s.URL()+"/v1/responses/"+missing, ""); status != 404 || gjson.Get(answer, "error.param").Str != "response_id" {
-			t.Errorf("%s: status %d %s", missing, status, answer)
+		if status, response := fetch(t, "GET", s.URL()+"/v1/responses/"+missing, ""); status != 404 || gjson.Get(response, "error.param").Str != "response_id" {
+			t.Errorf("%s: status %d %s", missing, status, response)
 		}
 	}
 	if status, _ := fetch(t, "DELETE", s.URL()+"/v1/responses/"+id, ""); status != http.StatusMethodNotAllowed {
 		t.Errorf("DELETE: status %d", status)
 	}
 	s.Restart()
-	if status, answer := fetch(t, "POST", s.URL()+"/v1/responses", `{"input":"x","previous_response_id":"`+id+`"}`); status != 404 {
-		t.Errorf("after a restart: status %d %s", status, answer)
+	if status, response := fetch(t, "POST", s.URL()+"/v1/responses", `{"input":"x","previous_response_id":"`+id+`"}`); status != 404 {
+		t.Errorf("after a restart: status %d %s", status, response)
 	}
 }
 

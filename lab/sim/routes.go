@@ -57,7 +57,7 @@ func (s *Server) routes() http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "uvicorn")
-		if answerPreflight(w, r) {
+		if respondToPreflight(w, r) {
 			return
 		}
 		w.Header().Set("Vary", "Origin")
@@ -87,9 +87,9 @@ func (s *Server) routes() http.Handler {
 	})
 }
 
-// answerPreflight answers a browser's question whether a page may send a request, as Starlette's
+// respondToPreflight responds to a browser that asks whether a page may send a request, as Starlette's
 // CORSMiddleware does with vLLM's defaults, and reports whether r was one.
-func answerPreflight(w http.ResponseWriter, r *http.Request) (answered bool) {
+func respondToPreflight(w http.ResponseWriter, r *http.Request) (responded bool) {
 	if r.Method != http.MethodOptions || r.Header.Get("Origin") == "" || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}

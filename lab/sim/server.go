@@ -29,7 +29,7 @@ type Config struct {
 	Adapters      []string // LoRA adapters loaded at the start
 	BytesPerToken int      // of text, at most 4; default 4
 	MediaTokens   int      // of an image, a sound or a video in a chat; 0: the model takes text only
-	MaxModelLen   int      // tokens of prompt and answer; default 131,072, at most the KV cache's size
+	MaxModelLen   int      // tokens of prompt and output; default 131,072, at most the KV cache's size
 	APIKey        string   // required on /v1 if set
 	Without       []string // paths that it does not serve
 	Script        Script   // replies to requests that offer tools

@@ -62,15 +62,15 @@ func post(t *testing.T, s *Server, path, body string) (int, string) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
+	response, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resp.StatusCode, string(answer)
+	return resp.StatusCode, string(response)
 }
 
-// answer is the part of a chat answer that tests look at.
-type answer struct {
+// response is the part of a chat response that tests look at.
+type response struct {
 	Choices []struct {
 		FinishReason string `json:"finish_reason"`
 		Message      struct{ Content string }
@@ -84,20 +84,20 @@ type answer struct {
 	}
 }
 
-func ask(t *testing.T, s *Server, body string) answer {
+func ask(t *testing.T, s *Server, body string) response {
 	t.Helper()
 	status, raw := post(t, s, "/v1/chat/completions", body)
 	if status != http.StatusOK {
 		t.Fatalf("status %d: %s", status, raw)
 	}
-	var a answer
+	var a response
 	if err := json.Unmarshal([]byte(raw), &a); err != nil {
 		t.Fatalf("%v in %s", err, raw)
 	}
 	return a
 }
 
-func TestAnswerIsCached(t *testing.T) {
+func TestOutputIsCached(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	question := strings.Repeat("What do you make of this? ", 20)
 	first := ask(t, s, `{"messages":[{"role":"user","content":"`+question+`"}],"max_tokens":200,"ignore_eos":true}`)
@@ -107,7 +107,7 @@ func TestAnswerIsCached(t *testing.T) {
 	}
 	second := ask(t, s, `{"messages":[{"role":"user","content":"`+question+`"},{"role":"assistant","content":`+string(reply)+`},`+
 		`{"role":"user","content":"And then?"}],"max_tokens":10}`)
-	// All of the first prompt and its answer but the last token, in whole blocks.
+	// All of the first prompt and its output but the last token, in whole blocks.
 	want := (first.Usage.PromptTokens + 200 - 1) / 16 * 16
 	if got := second.Usage.PromptTokensDetails.CachedTokens; got != want {
 		t.Errorf("second turn hit %d tokens, want %d", got, want)
@@ -203,7 +203,7 @@ func TestHalfCloseAborts(t *testing.T) {
 
 func TestCacheSalt(t *testing.T) {
 	s := start(t, Config{Engine: fast, Adapters: []string{"sql"}})
-	question := func(more string) answer {
+	question := func(more string) response {
 		return ask(t, s, `{"messages":[{"role":"user","content":"`+strings.Repeat("word ", 100)+`"}],"max_tokens":4`+more+`}`)
 	}
 	question("")
@@ -385,8 +385,8 @@ func TestLoadAndUnloadAdapters(t *testing.T) {
 	s := start(t, Config{Engine: fast, Adapters: []string{"sql"}})
 	f := func(path, body string, status int, want string) {
 		t.Helper()
-		if got, answer := post(t, s, path, body); got != status || !strings.Contains(answer, want) {
-			t.Errorf("%s %s: %d %s, want %d and %q", path, body, got, answer, status, want)
+		if got, response := post(t, s, path, body); got != status || !strings.Contains(response, want) {
+			t.Errorf("%s %s: %d %s, want %d and %q", path, body, got, response, status, want)
 		}
 	}
 	listed := func(want string) {
@@ -441,7 +441,7 @@ func (u messagesUsage) prompt() int64 { return u.input + u.created + u.read }
 func TestMessagesUsage(t *testing.T) {
 	const blockSize = 32
 	s := start(t, Config{Model: "tiny", Engine: engine.Config{BlockSize: blockSize, KVTokens: 16384, Speed: 1000}})
-	answers := map[string]func(name string) string{
+	responses := map[string]func(name string) string{
 		"vLLM 0.32": func(name string) string {
 			raw, err := os.ReadFile(filepath.Join("testdata/vllm-0.32", name+".http"))
 			if err != nil {
@@ -454,20 +454,20 @@ func TestMessagesUsage(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			request, _, _ := strings.Cut(string(raw), "\n=== answer ===\n")
+			request, _, _ := strings.Cut(string(raw), "\n=== response ===\n")
 			return string(exchange(t, s, []byte(request)).body)
 		},
 	}
-	for what, answer := range answers {
+	for what, response := range responses {
 		t.Run(what, func(t *testing.T) {
 			usage := func(name, before string) gjson.Result {
-				text := answer(name)
+				text := response(name)
 				return gjson.Parse(text[strings.LastIndex(text, before)+len(before):])
 			}
 			uncached := readMessagesUsage(usage("messages-uncached", `"usage":`))
 			cached := readMessagesUsage(usage("messages-cached", `"usage":`))
 			chat := usage("messages-cached-chat", `"usage":`)
-			stream := answer("messages-cached-stream")
+			stream := response("messages-cached-stream")
 			_, begin, _ := strings.Cut(stream, `"usage":`)
 			first := readMessagesUsage(gjson.Parse(begin))
 			last := readMessagesUsage(gjson.Parse(stream[strings.LastIndex(stream, `"usage":`)+len(`"usage":`):]))

@@ -13,7 +13,7 @@ import (
 )
 
 // The tokenizer: special tokens separate the text into segments, each of which is
-// split into tokens of a few bytes. So an answer that comes back in the next turn has
+// split into tokens of a few bytes. So an output that comes back in the next turn has
 // the tokens it was generated with, and is found in the cache.
 //
 // A token's id is its bytes, little-endian. Special tokens have ids that no UTF-8 text

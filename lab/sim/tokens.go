@@ -70,7 +70,7 @@ func (s *Server) readTokenParams(in fields) (params, []uint32, error) {
 	return p, tokenIDs(ids), err
 }
 
-// respondTokensDisabled answers as vLLM does without --enable-scale-out.
+// respondTokensDisabled responds as vLLM does without --enable-scale-out.
 func respondTokensDisabled(w http.ResponseWriter, _ *http.Request) {
 	writeError(w, apiError{status: http.StatusForbidden, kind: "PermissionDeniedError",
 		message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."})
@@ -154,7 +154,7 @@ func (f *tokensFormat) fullResponse() []byte {
 	return append(b, "]}"...)
 }
 
-// tokensBetween returns the answer's tokens between two numbers of them. The one after the
+// tokensBetween returns the output's tokens between two numbers of them. The one after the
 // text ends the turn.
 func (q *sequence) tokensBetween(fromToken, toToken int) []uint32 {
 	tokens := tokenizer(q.bytesPerToken).split(q.text[q.textEnd(fromToken):q.textEnd(toToken)], nil)

@@ -32,7 +32,7 @@ func TestTokensAreCached(t *testing.T) {
 	if status, got := post(t, s, "/v1/completions", `{"max_tokens":1,"prompt":`+string(list)+`}`); status != 200 {
 		t.Fatalf("%d %s", status, got)
 	}
-	turn := func(ids []uint32, want int64) (answer []uint32) {
+	turn := func(ids []uint32, want int64) (output []uint32) {
 		t.Helper()
 		status, got := post(t, s, "/inference/v1/generate", generateBody(ids, ""))
 		if cached := gjson.Get(got, "usage.prompt_tokens_details.cached_tokens").Int(); status != 200 || cached != want {
@@ -40,11 +40,11 @@ func TestTokensAreCached(t *testing.T) {
 		}
 		return tokenIDs(gjson.Get(got, "choices.0.token_ids"))
 	}
-	answer := turn(ids, 304) // all but the last block
-	if len(answer) != 40 {
-		t.Fatalf("%d tokens, want 40", len(answer))
+	output := turn(ids, 304) // all but the last block
+	if len(output) != 40 {
+		t.Fatalf("%d tokens, want 40", len(output))
 	}
-	turn(append(ids, append(answer, 1, 2, 3)...), 352) // the last token was not computed
+	turn(append(ids, append(output, 1, 2, 3)...), 352) // the last token was not computed
 }
 
 func TestTokensStream(t *testing.T) {

@@ -120,7 +120,7 @@ type Engine struct {
 // StepResult is the outcome of one step. Its slices are new with each step.
 type StepResult struct {
 	End      time.Duration // when the outputs exist
-	First    []*Request    // got the first token of their answer
+	First    []*Request    // got the first token of their output
 	Resumed  []*Request    // got a further token, the first since they were preempted
 	Finished []*Request    // got the last one; a request can be in several lists
 	Decoded  int           // number of requests that got a further token
@@ -177,14 +177,14 @@ func (e *Engine) Idle() bool {
 	return len(e.waiting)+len(e.prefilling)+len(e.decoding) == 0
 }
 
-// Add queues r. It fails when the cache could never hold r's prompt and answer, as vLLM
+// Add queues r. It fails when the cache could never hold r's prompt and output, as vLLM
 // refuses what exceeds its context length.
 func (e *Engine) Add(r *Request, now time.Duration) error {
-	if r.Prompt < 1 || r.Answer < 1 {
-		return fmt.Errorf("request of %d prompt and %d answer tokens: both must be above 0", r.Prompt, r.Answer)
+	if r.Prompt < 1 || r.Output < 1 {
+		return fmt.Errorf("request of %d prompt and %d output tokens: both must be above 0", r.Prompt, r.Output)
 	}
-	if need, have := e.blocksFor(r.Prompt+r.Answer), len(e.pool.refs); need > have {
-		return fmt.Errorf("prompt and answer need %d blocks, the KV cache has %d", need, have)
+	if need, have := e.blocksFor(r.Prompt+r.Output), len(e.pool.refs); need > have {
+		return fmt.Errorf("prompt and output need %d blocks, the KV cache has %d", need, have)
 	}
 	r.Arrived = now
 	e.pool.arrivals++
@@ -286,10 +286,10 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	}
 	done.Decoded = decodes + len(done.Resumed)
 
-	// Last, since the scheduler learns only at the step's end which answers ended:
+	// Last, since the scheduler learns only at the step's end which outputs ended:
 	// their blocks are free from the next step on.
 	e.context += decodes
-	done.Finished = e.finishAnswers()
+	done.Finished = e.finishOutputs()
 
 	done.End = now + time.Duration(cost/e.cfg.Speed)
 	if done.Decoded+done.Prefilled == 0 {
@@ -322,7 +322,7 @@ func (e *Engine) allocateForDecodes(now time.Duration) {
 		}
 		computed := r.Prompt + r.Generated(e) - 1
 		if computed < len(r.blocks)*e.cfg.BlockSize {
-			continue // the step only ends its answer
+			continue // the step only ends its output
 		}
 		e.cacheFullBlocks(r, computed)
 		if e.extendBlocks(r, computed+1, now) {
@@ -429,9 +429,9 @@ func (e *Engine) admitWaiting(budget int, now time.Duration, done *StepResult) (
 	return nanos
 }
 
-// finishAnswers ends the requests for which this step's token was the last one and returns
+// finishOutputs ends the requests for which this step's token was the last one and returns
 // them.
-func (e *Engine) finishAnswers() (finished []*Request) {
+func (e *Engine) finishOutputs() (finished []*Request) {
 	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
 		r := e.decoding[0]
 		e.stopRunning(r)
@@ -442,7 +442,7 @@ func (e *Engine) finishAnswers() (finished []*Request) {
 }
 
 // admit gives r the cached blocks of its prompt, if the others that its prompt needs are free.
-// A request that was preempted needs them for the answer so far, too.
+// A request that was preempted needs them for the output so far, too.
 func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	tokens := r.contextTokens()
 	e.hits = e.appendCachedPrefix(tokens, r.Blocks, e.hits[:0])
@@ -451,7 +451,7 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	if e.blocksFor(tokens)-len(hits)+e.pool.countFree(hits) > e.pool.free {
 		return false
 	}
-	r.blocks = make([]int32, 0, e.blocksFor(r.Prompt+r.Answer))
+	r.blocks = make([]int32, 0, e.blocksFor(r.Prompt+r.Output))
 	for _, b := range hits {
 		e.pool.addRef(b)
 	}
@@ -531,10 +531,10 @@ func (e *Engine) cacheFullBlocks(r *Request, tokens int) {
 }
 
 // nextBlockOrEnd returns the step in which r next needs a block or ends. In the k-th step
-// after its first token, token k of the answer is computed and token k+1 sampled.
+// after its first token, token k of the output is computed and token k+1 sampled.
 func (e *Engine) nextBlockOrEnd(r *Request) (step int64) {
 	toBlock := len(r.blocks)*e.cfg.BlockSize - r.Prompt + 1
-	return r.joined + int64(min(toBlock, r.Answer-1))
+	return r.joined + int64(min(toBlock, r.Output-1))
 }
 
 func (e *Engine) blocksFor(tokens int) int {

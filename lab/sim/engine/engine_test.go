@@ -31,9 +31,9 @@ func finish(t *testing.T, e *Engine, r *Request, now time.Duration) time.Duratio
 }
 
 // add queues a request and fails the test when it is refused.
-func add(t *testing.T, e *Engine, prompt, answer int, hashes []BlockHash, now time.Duration) *Request {
+func add(t *testing.T, e *Engine, prompt, output int, hashes []BlockHash, now time.Duration) *Request {
 	t.Helper()
-	r := &Request{Prompt: prompt, Answer: answer, Blocks: hashes}
+	r := &Request{Prompt: prompt, Output: output, Blocks: hashes}
 	if err := e.Add(r, now); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func add(t *testing.T, e *Engine, prompt, answer int, hashes []BlockHash, now ti
 func TestHits(t *testing.T) {
 	for _, c := range []struct {
 		name                string
-		firstPrompt, answer int
+		firstPrompt, output int
 		firstBlocks         []BlockHash
 		secondPrompt        int
 		secondBlocks        []BlockHash
@@ -56,7 +56,7 @@ func TestHits(t *testing.T) {
 		{"prefix in common", 64, 1, blocks(1, 4), 64, append(blocks(1, 2), blocks(2, 2)...), 32},
 		{"a hole ends the prefix", 64, 1, blocks(1, 4), 80, append([]BlockHash{1001, 99}, blocks(1, 5)[2:]...), 16},
 		{"nothing in common", 64, 1, blocks(1, 4), 64, blocks(2, 4), 0},
-		// 30 tokens of prompt and 20 of answer, of which the last is never computed: 49, three blocks.
+		// 30 tokens of prompt and 20 of output, of which the last is never computed: 49, three blocks.
 		{"generated blocks hit in the next turn", 30, 20, blocks(1, 3), 60, blocks(1, 3), 48},
 		// The last token that is computed fills the third block.
 		{"last computed token fills a block", 30, 19, blocks(1, 3), 60, blocks(1, 3), 48},
@@ -65,7 +65,7 @@ func TestHits(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := New(Config{KVTokens: 1600})
-			end := finish(t, e, add(t, e, c.firstPrompt, c.answer, c.firstBlocks, 0), 0)
+			end := finish(t, e, add(t, e, c.firstPrompt, c.output, c.firstBlocks, 0), 0)
 			second := add(t, e, c.secondPrompt, 1, c.secondBlocks, end)
 			finish(t, e, second, end)
 			if second.Cached != c.want {
@@ -143,7 +143,7 @@ func TestStepDurations(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		cfg            Config
-		prompt, answer int
+		prompt, output int
 		want           []step
 	}{
 		// 800 tokens at 8,000 per second are 100 ms. Then one request decodes over
@@ -171,7 +171,7 @@ func TestStepDurations(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := New(c.cfg)
-			add(t, e, c.prompt, c.answer, nil, 0)
+			add(t, e, c.prompt, c.output, nil, 0)
 			var now time.Duration
 			for i, want := range c.want {
 				s := e.Step(now)
@@ -268,10 +268,10 @@ func TestAbortKeepsBlocksCached(t *testing.T) {
 
 func TestRequestTooLarge(t *testing.T) {
 	e := New(Config{KVTokens: 160})
-	if err := e.Add(&Request{Prompt: 160, Answer: 1}, 0); err == nil {
+	if err := e.Add(&Request{Prompt: 160, Output: 1}, 0); err == nil {
 		t.Error("161 tokens were accepted for a cache of 160")
 	}
-	if err := e.Add(&Request{Prompt: 159, Answer: 1}, 0); err != nil {
+	if err := e.Add(&Request{Prompt: 159, Output: 1}, 0); err != nil {
 		t.Error(err)
 	}
 }
@@ -367,7 +367,7 @@ func TestPriorityScheduling(t *testing.T) {
 		e := New(Config{MaxSeqs: 1, PriorityScheduling: c.enabled})
 		var requests []*Request
 		for i, priority := range []int{0, -5, 0, 7, -5} {
-			r := &Request{Prompt: 100 + i, Answer: 1, Priority: priority}
+			r := &Request{Prompt: 100 + i, Output: 1, Priority: priority}
 			if err := e.Add(r, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -394,7 +394,7 @@ func TestPrioritySchedulingBeforeBlocked(t *testing.T) {
 	e.Step(0)
 	blocked := add(t, e, 1500, 1, nil, 0)
 	e.Step(0)
-	urgent := &Request{Prompt: 100, Answer: 1, Priority: -1}
+	urgent := &Request{Prompt: 100, Output: 1, Priority: -1}
 	if err := e.Add(urgent, 0); err != nil {
 		t.Fatal(err)
 	}

@@ -47,9 +47,9 @@ func (r *recorder) step() StepResult {
 }
 
 // run adds a request and steps until it has ended.
-func (r *recorder) run(t *testing.T, prompt, answer int, hashes []BlockHash) {
+func (r *recorder) run(t *testing.T, prompt, output int, hashes []BlockHash) {
 	t.Helper()
-	q := add(t, r.Engine, prompt, answer, hashes, r.now)
+	q := add(t, r.Engine, prompt, output, hashes, r.now)
 	for range 10_000 {
 		if slices.Contains(r.step().Finished, q) {
 			return
@@ -69,7 +69,7 @@ func TestKVEvents(t *testing.T) {
 			r.run(t, 90, 1, blocks(1, 5))
 		}, []string{"store 1001 1002", "store 1003 1004 1005 after 1002"}},
 
-		{"blocks of the answer", Config{}, func(t *testing.T, r *recorder) {
+		{"blocks of the output", Config{}, func(t *testing.T, r *recorder) {
 			r.run(t, 30, 36, blocks(1, 4)) // 65 tokens are computed
 		}, []string{"store 1001", "store 1002 after 1001", "store 1003 after 1002", "store 1004 after 1003"}},
 
@@ -105,7 +105,7 @@ func TestKVEvents(t *testing.T) {
 		}, []string{"store 1001", "remove 1001, store 2001 2002"}},
 
 		{"preemption", Config{KVTokens: 160}, func(t *testing.T, r *recorder) {
-			second := &Request{Prompt: 60, Answer: 40, Blocks: blocks(2, 6)}
+			second := &Request{Prompt: 60, Output: 40, Blocks: blocks(2, 6)}
 			add(t, r.Engine, 60, 40, blocks(1, 6), 0)
 			if err := r.Add(second, 0); err != nil {
 				t.Fatal(err)
@@ -332,7 +332,7 @@ func BenchmarkStep(b *testing.B) {
 			for b.Loop() {
 				for len(e.decoding)+len(e.prefilling)+len(e.waiting) < 32 {
 					prefix++
-					if err := e.Add(&Request{Prompt: 1000, Answer: 100, Blocks: blocks(prefix, 68)}, now); err != nil {
+					if err := e.Add(&Request{Prompt: 1000, Output: 100, Blocks: blocks(prefix, 68)}, now); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -61,7 +61,7 @@ func TestPreemptingStepAdmitsNobody(t *testing.T) {
 	add(t, e, 79, 30, nil, 0)
 	now := e.Step(0).End
 	now = e.Step(now).End // both have filled five blocks
-	urgent := &Request{Prompt: 5, Answer: 1, Priority: -1}
+	urgent := &Request{Prompt: 5, Output: 1, Priority: -1}
 	if err := e.Add(urgent, now); err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestPreemptionOrder(t *testing.T) {
 		e := New(c.cfg)
 		var requests []*Request
 		for _, priority := range c.priorities {
-			r := &Request{Prompt: 47, Answer: 40, Priority: priority} // three blocks, until token 48
+			r := &Request{Prompt: 47, Output: 40, Priority: priority} // three blocks, until token 48
 			if err := e.Add(r, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -158,11 +158,11 @@ func TestEveryRequestEnds(t *testing.T) {
 			want, open := int64(0), 0
 			for range 60 {
 				prompt := 1 + random.IntN(150)
-				r := &Request{Prompt: prompt, Answer: 1 + random.IntN(300-prompt), Blocks: blocks(random.IntN(5), 18), Priority: random.IntN(3)}
+				r := &Request{Prompt: prompt, Output: 1 + random.IntN(300-prompt), Blocks: blocks(random.IntN(5), 18), Priority: random.IntN(3)}
 				if err := all[random.IntN(engines)].Add(r, 0); err != nil {
 					t.Fatal(err)
 				}
-				want += int64(r.Answer)
+				want += int64(r.Output)
 				open++
 			}
 			firsts, generated, preemptions := 0, int64(0), int64(0)
@@ -180,8 +180,8 @@ func TestEveryRequestEnds(t *testing.T) {
 				generated += int64(step.Decoded + len(step.First))
 				for _, r := range step.Finished {
 					open--
-					if n := r.Generated(all[next]); n != r.Answer {
-						t.Fatalf("a request ended with %d of %d tokens", n, r.Answer)
+					if n := r.Generated(all[next]); n != r.Output {
+						t.Fatalf("a request ended with %d of %d tokens", n, r.Output)
 					}
 				}
 				if open == 0 {

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Request is one sequence: a prompt and an answer of a given length. The engine owns
+// Request is one sequence: a prompt and an output of a given length. The engine owns
 // it from Add until it has ended.
 type Request struct {
 	Prompt int // tokens
-	Answer int // tokens, at least one
+	Output int // tokens, at least one
 
 	// Blocks are the chained hashes of the leading full blocks of the prompt followed
-	// by the answer. Blocks beyond them are computed but not cached.
+	// by the output. Blocks beyond them are computed but not cached.
 	Blocks []BlockHash
 
 	Priority int // lower first; see Config.PriorityScheduling
@@ -36,7 +36,7 @@ type Request struct {
 	full      int     // leading blocks that are full
 	blocks    []int32 // blocks in use, in order
 	joined    int64   // step of the first token, had it not been preempted
-	due       int64   // step that next needs a block or ends the answer
+	due       int64   // step that next needs a block or ends the output
 	heapIndex int     // in the heap of decoding requests
 	tokens    int     // generated, while it is not decoding
 
@@ -68,7 +68,7 @@ func compareUrgency(a, b *Request) int {
 	return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.arrival, b.arrival))
 }
 
-// Generated returns the number of answer tokens after e's last step.
+// Generated returns the number of output tokens after e's last step.
 func (r *Request) Generated(e *Engine) int {
 	if r.state == decoding {
 		return int(e.step-r.joined) + 1

@@ -277,7 +277,7 @@ def save(out, name, raw, answer):
     # Where the model lies is nobody's business.
     answer = re.sub(rb'"root":"[^"]*"', b'"root":"/models/tiny"', answer)
     with open(os.path.join(out, name + ".http"), "wb") as f:
-        f.write(raw + b"\n=== answer ===\n" + answer)
+        f.write(raw + b"\n=== response ===\n" + answer)
     print(name, answer.split(b"\r\n", 1)[0].decode())
 
 
