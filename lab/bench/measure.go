@@ -254,7 +254,7 @@ func (b *bench) testEndurance(ctx context.Context, replicas []string, length tim
 	return failures, nil
 }
 
-// fetchNonzeroInFlight scrapes warmroute and returns the metrics lines of requests in
+// fetchNonzeroInFlight reads warmroute's /metrics and returns the metrics lines of requests in
 // flight that are not 0, or a line with the error.
 func fetchNonzeroInFlight(adminURL string) (lines []string) {
 	resp, err := http.Get(adminURL + "/metrics")

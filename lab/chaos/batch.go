@@ -26,8 +26,8 @@ const (
 // queueBatchRequests queues many batch requests beside the clients' requests: none may be
 // lost, and the clients must be hardly slower.
 func (o *options) queueBatchRequests(ctx context.Context, r *rig) error {
-	hold := fmt.Sprintf("routing: {queue: {busy_time: %v}}", batchTimeout)
-	if err := r.proxy.Reload(ctx, "ok", r.replicas, hold); err != nil {
+	settings := fmt.Sprintf("routing: {queue: {busy_time: %v}}", batchTimeout)
+	if err := r.proxy.Reload(ctx, "ok", r.replicas, settings); err != nil {
 		return err
 	}
 	if err := r.awaitResponses(ctx, 4*r.load.number); err != nil { // warm the caches
@@ -79,9 +79,9 @@ func (o *options) queueBatchRequests(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// queuedBatchRequests scrapes how many batch requests the proxy has queued.
+// queuedBatchRequests returns how many batch requests the proxy has queued.
 func (r *rig) queuedBatchRequests(ctx context.Context) (n float64, err error) {
-	m, err := r.proxy.Scrape(ctx)
+	m, err := r.proxy.ReadMetrics(ctx)
 	return m.Sum("warmroute_queue_requests", "class", "batch"), err
 }
 

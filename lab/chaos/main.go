@@ -123,7 +123,7 @@ func (o *options) runScenarios(ctx context.Context, dir string, chosen []scenari
 		return false, err
 	}
 	r.load = load
-	idle, err := r.proxy.Scrape(ctx)
+	idle, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return false, err
 	}

@@ -39,8 +39,8 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 	if err := one.AwaitHealthy(ctx); err != nil {
 		return err
 	}
-	hold := fmt.Sprintf("routing: {queue: {time: %v, requests: %d}}", modelDownWait, modelDownQueue)
-	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), one), hold); err != nil {
+	settings := fmt.Sprintf("routing: {queue: {time: %v, requests: %d}}", modelDownWait, modelDownQueue)
+	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), one), settings); err != nil {
 		return err
 	}
 	if err := r.awaitModelStatus(ctx, otherModel, http.StatusOK); err != nil {
@@ -59,7 +59,7 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 		}
 		r.verdict.require(got == want, "GET %s: status %d while one of two models is down, want %d", path, got, want)
 	}
-	metrics, err := r.proxy.Scrape(ctx)
+	metrics, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 	responses := make(chan []timedResponse, 1)
 	go func() { responses <- r.sendToOtherModel(ctx, modelDownLater) }()
 	err = waitUntil(ctx, modelDownWait, "requests to queue for the model that is down", func() (bool, error) {
-		m, err := r.proxy.Scrape(ctx)
+		m, err := r.proxy.ReadMetrics(ctx)
 		return m.Sum("warmroute_queue_requests") >= modelDownLater, err
 	})
 	if err == nil {

@@ -45,7 +45,7 @@ const maxDescriptors = 64
 // limitDescriptors leaves the proxy too few file descriptors for 6 s.
 func limitDescriptors(ctx context.Context, r *rig) error {
 	const opens = "warmroute_backend_breaker_opens_total"
-	before, err := r.proxy.Scrape(ctx)
+	before, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func limitDescriptors(ctx context.Context, r *rig) error {
 	if err := errors.Join(err, undo()); err != nil {
 		return err
 	}
-	after, err := r.proxy.Scrape(ctx)
+	after, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func addProxyAsBackend(ctx context.Context, r *rig) error {
 		if err := r.awaitResponses(ctx, 10); err != nil {
 			return err
 		}
-		m, err := r.proxy.Scrape(ctx)
+		m, err := r.proxy.ReadMetrics(ctx)
 		if err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func (r *rig) addViolationIfTraffic(ctx context.Context, removed *testbed.Replic
 	}
 	var before float64
 	err := waitUntil(ctx, waitTimeout, "no request to wait at "+removed.Name, func() (bool, error) {
-		queried, waiting, err := scrapePromptLoad(ctx, removed)
+		queried, waiting, err := readPromptLoad(ctx, removed)
 		before = queried
 		return waiting == 0, err
 	})
@@ -178,15 +178,15 @@ func (r *rig) addViolationIfTraffic(ctx context.Context, removed *testbed.Replic
 	if err := r.awaitResponses(ctx, 4*len(r.replicas)*10); err != nil {
 		return err
 	}
-	queried, waiting, err := scrapePromptLoad(ctx, removed)
+	queried, waiting, err := readPromptLoad(ctx, removed)
 	r.verdict.require(queried == before && waiting == 0, "%s got prompts after it was removed: %v tokens begun, %v requests waiting", removed.Name, queried-before, waiting)
 	return err
 }
 
-// scrapePromptLoad returns the replica's own counts of the prompt tokens that it has begun and
+// readPromptLoad returns the replica's own counts of the prompt tokens that it has begun and
 // of waiting requests. Clients do not see attempts that were retried elsewhere.
-func scrapePromptLoad(ctx context.Context, replica *testbed.Replica) (begunTokens, waiting float64, err error) {
-	m, err := testbed.Scrape(ctx, replica.URL+"/metrics")
+func readPromptLoad(ctx context.Context, replica *testbed.Replica) (begunTokens, waiting float64, err error) {
+	m, err := testbed.ReadMetrics(ctx, replica.URL+"/metrics")
 	return m.Sum("vllm:prefix_cache_queries_total"), m.Sum("vllm:num_requests_waiting"), err
 }
 

@@ -92,7 +92,7 @@ func breakRedis(ctx context.Context, r *rig) (err error) {
 func (two *twoProxies) awaitShared(ctx context.Context, limit time.Duration) error {
 	for _, p := range two.proxies {
 		err := waitUntil(ctx, limit, "proxies that share over Redis", func() (bool, error) {
-			m, err := p.Scrape(ctx)
+			m, err := p.ReadMetrics(ctx)
 			return m.Sum("warmroute_redis_connected") == 1 && m.Sum("warmroute_redis_proxies") == 2, err
 		})
 		if err != nil {

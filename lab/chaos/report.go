@@ -16,16 +16,16 @@ import (
 
 // row is the result of a scenario.
 type row struct {
-	Scenario   string             `json:"scenario"`
-	Seconds    float64            `json:"seconds"`
-	Sent       int                `json:"sent"`
-	Completed  int                `json:"completed"`
-	Failed     map[string]int     `json:"failed"`      // by cause
-	Retried    int                `json:"retried"`     // failed attempts that were retried
-	Recovered  map[string]float64 `json:"recovered_s"` // by replica, the longest time from its recovery to its first traffic
-	Broken     int                `json:"violations"`
-	Violations []string           `json:"first_violations,omitempty"`
-	Measured   []string           `json:"measured,omitempty"`
+	Scenario       string             `json:"scenario"`
+	Seconds        float64            `json:"seconds"`
+	Sent           int                `json:"sent"`
+	Completed      int                `json:"completed"`
+	Failed         map[string]int     `json:"failed"`      // by cause
+	Retried        int                `json:"retried"`     // failed attempts that were retried
+	Recovered      map[string]float64 `json:"recovered_s"` // by replica, the longest time from its recovery to its first traffic
+	ViolationCount int                `json:"violations"`
+	Violations     []string           `json:"first_violations,omitempty"`
+	Measured       []string           `json:"measured,omitempty"`
 }
 
 // report is the result of a run.
@@ -44,11 +44,11 @@ type report struct {
 
 // runScenario runs one scenario and returns its result.
 func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, error) {
-	before, err := r.proxy.Scrape(ctx)
+	before, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return row{}, err
 	}
-	begun, err := r.scrapeExecutions(ctx)
+	begun, err := r.readExecutions(ctx)
 	if err != nil {
 		return row{}, err
 	}
@@ -68,7 +68,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	if err := errors.Join(r.restoreReplicas(ctx), r.awaitProxyIdle(ctx)); err != nil {
 		return row{}, fmt.Errorf("%s: %w", s.name, err)
 	}
-	after, err := r.proxy.Scrape(ctx)
+	after, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return row{}, err
 	}
@@ -81,7 +81,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	if r.countExecutions {
 		asked := after.Sum("warmroute_requests_total") - before.Sum("warmroute_requests_total")
 		v.require(asked <= float64(v.sent), "%d requests were sent, but the proxy counted %v", v.sent, asked)
-		now, err := r.scrapeExecutions(ctx)
+		now, err := r.readExecutions(ctx)
 		if err != nil {
 			return row{}, err
 		}
@@ -91,7 +91,7 @@ func (r *rig) runScenario(ctx context.Context, s scenario, load *clients) (row, 
 	out := row{
 		Scenario: s.name, Seconds: time.Since(began).Seconds(), Sent: v.sent, Completed: v.completed, Failed: v.failed,
 		Retried:   int(retried),
-		Recovered: map[string]float64{}, Broken: v.violationCount, Violations: v.violations, Measured: v.measurements,
+		Recovered: map[string]float64{}, ViolationCount: v.violationCount, Violations: v.violations, Measured: v.measurements,
 	}
 	for name, took := range r.recovered {
 		out.Recovered[name] = took.Seconds()
@@ -137,8 +137,8 @@ func (p *report) addAndPrint(r row) {
 		recovery = fmt.Sprintf("%.1f s", recovered)
 	}
 	verdict := "ok"
-	if r.Broken > 0 {
-		verdict = fmt.Sprint(r.Broken, " VIOLATIONS")
+	if r.ViolationCount > 0 {
+		verdict = fmt.Sprint(r.ViolationCount, " VIOLATIONS")
 	}
 	fmt.Fprintf(p.out, "%-16s %7d %9d %7d %8d %9s  %s\n", r.Scenario, r.Sent, r.Completed, failed, r.Retried, recovery, verdict)
 	for _, cause := range slices.Sorted(maps.Keys(r.Failed)) {
@@ -161,11 +161,11 @@ const margin = 10
 func (p *report) checkLeaks(ctx context.Context, proxy *testbed.Proxy, idle testbed.Metrics) error {
 	p.OK = true
 	for _, r := range p.Rows {
-		p.OK = p.OK && r.Broken == 0
+		p.OK = p.OK && r.ViolationCount == 0
 	}
 	var now testbed.Metrics
 	err := waitUntil(ctx, waitTimeout, "goroutines and descriptors of the proxy to return to their number before the load", func() (back bool, err error) {
-		if now, err = proxy.Scrape(ctx); err != nil {
+		if now, err = proxy.ReadMetrics(ctx); err != nil {
 			return false, err
 		}
 		for _, name := range []string{"go_goroutines", "process_open_fds"} {

@@ -37,11 +37,11 @@ type rig struct {
 	countExecutions bool
 }
 
-// scrapeExecutions returns how many requests the simulated replicas have executed, except in
+// readExecutions returns how many requests the simulated replicas have executed, except in
 // processes that were killed.
-func (r *rig) scrapeExecutions(ctx context.Context) (n float64, err error) {
+func (r *rig) readExecutions(ctx context.Context) (n float64, err error) {
 	for _, one := range r.replicas {
-		m, err := testbed.Scrape(ctx, one.URL+"/metrics")
+		m, err := testbed.ReadMetrics(ctx, one.URL+"/metrics")
 		if err != nil {
 			return 0, err
 		}
@@ -139,7 +139,7 @@ func (r *rig) faultAndAwaitTraffic(ctx context.Context, duration time.Duration, 
 // awaitReadyBackends waits until n backends of the proxy are ready.
 func (r *rig) awaitReadyBackends(ctx context.Context, n int) error {
 	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " ready backends"), func() (bool, error) {
-		m, err := r.proxy.Scrape(ctx)
+		m, err := r.proxy.ReadMetrics(ctx)
 		return m.Sum("warmroute_backend_ready") == float64(n), err
 	})
 }
@@ -147,7 +147,7 @@ func (r *rig) awaitReadyBackends(ctx context.Context, n int) error {
 // awaitProxyIdle waits until the proxy has no request in flight or queued.
 func (r *rig) awaitProxyIdle(ctx context.Context) error {
 	return waitUntil(ctx, waitTimeout, "the proxy to become idle", func() (bool, error) {
-		m, err := r.proxy.Scrape(ctx)
+		m, err := r.proxy.ReadMetrics(ctx)
 		return m.Sum("warmroute_backend_in_flight") == 0 && m.Sum("warmroute_queue_requests") == 0, err
 	})
 }

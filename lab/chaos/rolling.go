@@ -102,7 +102,7 @@ func (two *twoProxies) restartInTurn(ctx context.Context) error {
 			return err
 		}
 		err := waitUntil(ctx, waitTimeout, "traffic for a proxy that was restarted", func() (bool, error) {
-			m, err := p.Scrape(ctx)
+			m, err := p.ReadMetrics(ctx)
 			return m.Sum("warmroute_requests_total") > 0, err
 		})
 		if err != nil {

@@ -42,7 +42,7 @@ var scenarios = []scenario{
 	{name: "hang-unseen", about: "one replica without metrics responds to health checks but to no request, for 7 s: timeouts.response and first_byte end its requests", allowed: allowStatuses(504), act: hangWithoutMetrics},
 	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server responds", allowed: endedWithErrorEvent, act: faultFirstReplicas(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
 	{name: "slow", about: "two replicas are 20 times slower for 4 s", act: faultFirstReplicas(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
-	{name: "cut", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: closeMidResponse},
+	{name: "truncate", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: truncateResponses},
 	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abortInEngine},
 	{name: "reset", about: "one replica resets connections before the status line, then another after the headers", act: resetConnections},
 	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more often than its counted attempts", act: resetDuringRequest},
@@ -168,9 +168,9 @@ func sleepAndRequireProgress(ctx context.Context, r *rig) error {
 	return nil
 }
 
-// closeMidResponse makes one replica close each connection after three chunks, and then
+// truncateResponses makes one replica close each connection after three chunks, and then
 // another before the first.
-func closeMidResponse(ctx context.Context, r *rig) error {
+func truncateResponses(ctx context.Context, r *rig) error {
 	if err := r.faultAndAwaitTraffic(ctx, 2*time.Second, sim.Fault{Kind: sim.Die, Chunks: 3}, r.replicas[0]); err != nil {
 		return err
 	}
@@ -200,14 +200,14 @@ func resetDuringRequest(ctx context.Context, r *rig) error {
 // connection once more. The clients check that each response is theirs.
 func sendSurplusResponses(ctx context.Context, r *rig) error {
 	const metric = "warmroute_backend_wrong_responses_total"
-	before, err := r.proxy.Scrape(ctx)
+	before, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
 	if err := r.faultAndAwaitTraffic(ctx, 4*time.Second, sim.Fault{Kind: sim.Surplus}, r.replicas[:2]...); err != nil {
 		return err
 	}
-	after, err := r.proxy.Scrape(ctx)
+	after, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -231,7 +231,7 @@ func respond503FromAll(ctx context.Context, r *rig) error {
 	if err := testbed.Sleep(ctx, 10*time.Second); err != nil {
 		return err
 	}
-	before, err := r.proxy.Scrape(ctx)
+	before, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func respond503FromAll(ctx context.Context, r *rig) error {
 	if err != nil {
 		return err
 	}
-	after, err := r.proxy.Scrape(ctx)
+	after, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -282,7 +282,7 @@ func hangWithoutMetrics(ctx context.Context, r *rig) error {
 	}
 	// The stall detection uses the metrics: wait until it is off.
 	err = waitUntil(ctx, waitTimeout, "the metrics of "+one.Name+" to expire", func() (bool, error) {
-		m, err := r.proxy.Scrape(ctx)
+		m, err := r.proxy.ReadMetrics(ctx)
 		known := slices.ContainsFunc(m["warmroute_backend_running"], func(s testbed.Sample) bool { return s.Labels["backend"] == one.Name })
 		return err == nil && !known, err
 	})
@@ -334,27 +334,27 @@ func abortInEngine(ctx context.Context, r *rig) error {
 	}
 	for i, tokens := range []int{3, 0} {
 		one := r.replicas[i]
-		before, err := r.scrapeAborted(ctx, one)
+		before, err := r.readAborted(ctx, one)
 		if err != nil {
 			return err
 		}
 		if err := one.InjectFault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortTime.Seconds()}); err != nil {
 			return err
 		}
-		broken := 0
+		aborted := 0
 		for end := time.Now().Add(abortTime); time.Now().Before(end); {
 			n, err := r.requestOtherAPIs(ctx, tokens > 0)
 			if err != nil {
 				return err
 			}
-			broken += n
+			aborted += n
 		}
-		after, err := r.scrapeAborted(ctx, one)
+		after, err := r.readAborted(ctx, one)
 		if err != nil {
 			return err
 		}
 		r.verdict.require(after > before, "%s aborted requests, but the metrics count none", one.Name)
-		r.verdict.require(tokens == 0 || broken > 0, "no message was aborted after its first content")
+		r.verdict.require(tokens == 0 || aborted > 0, "no message was aborted after its first content")
 		if err := r.awaitTraffic(ctx, one); err != nil {
 			return err
 		}
@@ -362,17 +362,17 @@ func abortInEngine(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// scrapeAborted returns how many responses of a replica the proxy has counted as aborted.
-func (r *rig) scrapeAborted(ctx context.Context, replica *testbed.Replica) (responses float64, err error) {
-	m, err := r.proxy.Scrape(ctx)
+// readAborted returns how many responses of a replica the proxy has counted as aborted.
+func (r *rig) readAborted(ctx context.Context, replica *testbed.Replica) (responses float64, err error) {
+	m, err := r.proxy.ReadMetrics(ctx)
 	return m.Sum("warmroute_backend_aborted_responses_total", "backend", replica.Name), err
 }
 
 // requestOtherAPIs requests a message and a response, each streamed and buffered, and
-// checks that each is complete. With mayBreak the stream of a message may end with an
-// error event instead; broken is how many did. vLLM does not report that it aborted a
+// checks that each is complete. With mayAbort the stream of a message may end with an
+// error event instead; aborted is how many did. vLLM does not report that it aborted a
 // response after content.
-func (r *rig) requestOtherAPIs(ctx context.Context, mayBreak bool) (broken int, err error) {
+func (r *rig) requestOtherAPIs(ctx context.Context, mayAbort bool) (aborted int, err error) {
 	for _, c := range []struct{ path, body, end string }{
 		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}],"stream":true}`, `"type":"message_stop"`},
 		{"/v1/messages", `{"model":"sim","max_tokens":20,"messages":[{"role":"user","content":"Hi"}]}`, `"stop_reason":"`},
@@ -381,17 +381,17 @@ func (r *rig) requestOtherAPIs(ctx context.Context, mayBreak bool) (broken int, 
 	} {
 		status, response, err := r.postJSON(ctx, c.path, c.body)
 		if err != nil {
-			return broken, err
+			return aborted, err
 		}
 		switch {
 		case status == http.StatusOK && strings.Contains(response, c.end) && !strings.Contains(response, "event: error"):
-		case mayBreak && status == http.StatusOK && strings.Contains(response, "event: content_block_delta") && strings.Contains(response, "event: error") && !strings.Contains(response, c.end):
-			broken++
+		case mayAbort && status == http.StatusOK && strings.Contains(response, "event: content_block_delta") && strings.Contains(response, "event: error") && !strings.Contains(response, c.end):
+			aborted++
 		default:
 			r.verdict.require(false, "%s: status %d, %q", c.path, status, response)
 		}
 	}
-	return broken, nil
+	return aborted, nil
 }
 
 // postJSON posts body to the proxy and returns the whole response.

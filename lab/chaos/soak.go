@@ -356,7 +356,7 @@ func (r *rig) collectGarbageAndMeasure(ctx context.Context) (usage, error) {
 		return usage{}, err
 	}
 	const mb = 1 << 20
-	m, err := r.proxy.Scrape(ctx)
+	m, err := r.proxy.ReadMetrics(ctx)
 	return usage{
 		m.Sum("process_resident_memory_bytes") / mb,
 		m.Sum("go_memstats_heap_alloc_bytes") / mb,

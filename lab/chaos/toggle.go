@@ -34,7 +34,7 @@ func toggleStates(ctx context.Context, r *rig) error {
 				return err
 			}
 			refusals++
-			m, err := r.proxy.Scrape(ctx)
+			m, err := r.proxy.ReadMetrics(ctx)
 			if err != nil {
 				return err
 			}
@@ -49,7 +49,7 @@ func toggleStates(ctx context.Context, r *rig) error {
 	}
 	r.verdict.addMeasurement("%d drains and undrains, %d times refused connections, up to %.0f requests queued", toggles, refusals, queued)
 	r.verdict.require(queued > 0, "no request was queued: nothing was tested")
-	m, err := r.proxy.Scrape(ctx)
+	m, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,7 @@ func (s *demoScreen) update(elapsed time.Duration, results []replay.Summary) {
 	}
 	hasResponses := slices.ContainsFunc(results, func(r replay.Summary) bool { return r.Requests > 0 })
 	fmt.Fprintf(&frame, "%s\n", demoStatusLine(elapsed, s.final, hasResponses))
-	writeComparison(&frame, results, terminalStyle())
+	writeComparison(&frame, results[0], results[len(results)-1], terminalStyle())
 	frame.WriteString("\x1b[?7h")
 	s.height = bytes.Count(frame.Bytes(), []byte("\n"))
 	s.out.Write(frame.Bytes())
@@ -81,7 +81,7 @@ func (s *demoScreen) showFinal(elapsed time.Duration, results []replay.Summary) 
 		return
 	}
 	fmt.Fprintln(s.out)
-	writeComparison(s.out, results, barStyle{})
+	writeComparison(s.out, results[0], results[len(results)-1], barStyle{})
 }
 
 // barStyle says whether bars have colours and block characters.
@@ -132,34 +132,33 @@ func demoRows() []demoRow {
 	}
 }
 
-// writeComparison writes the figures of the first and the last policy side by side,
-// their ratio, and the two most important ones as bars.
-func writeComparison(w io.Writer, results []replay.Summary, style barStyle) {
-	base, last := results[0], results[len(results)-1]
-	fmt.Fprintf(w, "%-15s%13s%13s\n", "", base.Policy, last.Policy)
+// writeComparison writes the figures of two policies side by side, their ratio, and the
+// two most important ones as bars.
+func writeComparison(w io.Writer, base, ours replay.Summary, style barStyle) {
+	fmt.Fprintf(w, "%-15s%13s%13s\n", "", base.Policy, ours.Policy)
 	for _, row := range demoRows() {
-		b, l := row.value(base), row.value(last)
-		fmt.Fprintf(w, "%-15s%13s%13s", row.label, row.format(b), row.format(l))
-		if b > 0 && l > 0 {
-			fmt.Fprintf(w, "    × %.2f", l/b)
+		b, o := row.value(base), row.value(ours)
+		fmt.Fprintf(w, "%-15s%13s%13s", row.label, row.format(b), row.format(o))
+		if b > 0 && o > 0 {
+			fmt.Fprintf(w, "    × %.2f", o/b)
 		}
 		fmt.Fprintln(w)
 	}
-	if lost := base.Lost + last.Lost; lost > 0 {
-		fmt.Fprintf(w, "%-15s%13d%13d\n", "lost", base.Lost, last.Lost)
+	if lost := base.Lost + ours.Lost; lost > 0 {
+		fmt.Fprintf(w, "%-15s%13d%13d\n", "lost", base.Lost, ours.Lost)
 	}
 	fmt.Fprintln(w)
 	bar := func(label string, r replay.Summary, share float64, value string) {
 		if r.Requests == 0 {
 			value = "-"
 		}
-		fmt.Fprintf(w, "%-21s%-11s  %s %s\n", label, r.Policy, style.bar(share, r.Policy == last.Policy), value)
+		fmt.Fprintf(w, "%-21s%-11s  %s %s\n", label, r.Policy, style.bar(share, r.Policy == ours.Policy), value)
 	}
-	maxTTFT := max(base.TTFTMean, last.TTFTMean, 1e-9)
-	for _, r := range []replay.Summary{base, last} {
+	maxTTFT := max(base.TTFTMean, ours.TTFTMean, 1e-9)
+	for _, r := range []replay.Summary{base, ours} {
 		bar("time to first token", r, r.TTFTMean/maxTTFT, fmt.Sprintf("%.0f ms", r.TTFTMean*1000))
 	}
-	for _, r := range []replay.Summary{base, last} {
+	for _, r := range []replay.Summary{base, ours} {
 		bar("prompt from cache", r, r.HitRatio, fmt.Sprintf("%.0f %%", r.HitRatio*100))
 	}
 }

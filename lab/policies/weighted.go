@@ -10,8 +10,8 @@ import (
 //
 //	3·match + 2·(1 - KV usage) + 2·(longest queue - queue) / (longest - shortest)
 //
-// where equal queues all score 1. Queue and KV usage are as of the last scrape: a
-// burst between two scrapes sees the same backend as best.
+// where equal queues all score 1. Queue and KV usage are as of the last poll: a
+// burst between two polls sees the same backend as best.
 type weighted struct {
 	eppTable
 	rng *rand.Rand

@@ -121,7 +121,7 @@ func TestRecordingReplayableRequests(t *testing.T) {
 	f(404, 0, 0)
 	f(429, 0, 50) // there was no room: an output like the others
 	f(503, 0, 50)
-	f(499, 5, 5) // the client left
+	f(499, 5, 5) // the client disconnected
 	f(502, 8, 8) // truncated
 }
 

@@ -89,9 +89,9 @@ func (p *replica) setEngines(engines []*engine.Engine) {
 	p.balancer = engine.NewBalancer(engines)
 }
 
-// scrapeLoad returns what the replica's /metrics would report. cacheSizeFactor is the
+// reportedLoad returns what the replica's /metrics would report. cacheSizeFactor is the
 // reported size of the KV cache over the true one.
-func (p *replica) scrapeLoad(now time.Time, cacheSizeFactor float64) *backends.Load {
+func (p *replica) reportedLoad(now time.Time, cacheSizeFactor float64) *backends.Load {
 	var st engine.Stats // as the proxy adds up the engines' metrics
 	usage := 0.0        // mean
 	for i := range p.ranks {
@@ -178,13 +178,13 @@ func (r *run) setReady(index int) {
 	r.router.BackendStateChanged(p.backend)
 }
 
-// pollReplica scrapes a replica's metrics as backends.Poller does, and schedules the next
+// pollReplica polls a replica as backends.Poller does, and schedules the next
 // poll.
 func (r *run) pollReplica(index int) {
 	p := r.fleet[index]
 	if !p.down {
 		p.misses = 0
-		l := p.scrapeLoad(wallTime(r.now), r.reportedFactor)
+		l := p.reportedLoad(wallTime(r.now), r.reportedFactor)
 		r.events.push(event{at: r.now + r.PollLag, kind: eventLoad, index: index, epoch: p.epoch, load: l})
 		return
 	}
@@ -195,7 +195,7 @@ func (r *run) pollReplica(index int) {
 	r.scheduleNextPoll(index, nil)
 }
 
-// deliverPolledLoad passes a scrape to the router, which forgets the cache of a
+// deliverPolledLoad passes the result of a poll to the router, which forgets the cache of a
 // replica that was restarted.
 func (r *run) deliverPolledLoad(index int, l *backends.Load) {
 	p := r.fleet[index]

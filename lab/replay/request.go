@@ -181,6 +181,7 @@ func (r *run) recordFirstToken(f *request) {
 
 func (r *run) completeRequest(f *request) {
 	r.removeFromReplica(f)
+	r.fleet[f.index].setDownIfDrained()
 	j := f.job
 	o := router.Outcome{End: router.Completed, OutputTokens: j.Output, Reply: j.Reply}
 	if !r.NoUsage {
@@ -193,12 +194,14 @@ func (r *run) completeRequest(f *request) {
 	r.countEndAndScheduleNext(f)
 }
 
-// removeFromReplica removes a request from its replica, which goes down if it was
-// draining and this was its last one.
+// removeFromReplica removes a request from its replica.
 func (r *run) removeFromReplica(f *request) {
-	p := r.fleet[f.index]
-	p.removeRequest(f)
+	r.fleet[f.index].removeRequest(f)
 	r.measured.timeline.addInFlight(f.index, r.now, -1)
+}
+
+// setDownIfDrained sets the replica down if it was draining and has no request any more.
+func (p *replica) setDownIfDrained() {
 	if len(p.requests) == 0 && p.backend.State() == backends.Draining {
 		p.setDown()
 	}
@@ -232,6 +235,7 @@ func (r *run) abortAndRetryRequests(p *replica) {
 	slices.SortFunc(requests, func(a, b *request) int { return cmp.Compare(a.number, b.number) })
 	for _, f := range requests {
 		r.removeFromReplica(f)
+		p.setDownIfDrained()
 		end := router.NotProcessed
 		if f.started {
 			end = router.Truncated

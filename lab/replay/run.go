@@ -127,7 +127,7 @@ func (r *run) scheduleInitialEvents() {
 		if r.router != nil {
 			// The first poll ends before the first request, as in a proxy, which is
 			// ready only then.
-			r.deliverPolledLoad(i, p.scrapeLoad(wallTime(0), r.reportedFactor))
+			r.deliverPolledLoad(i, p.reportedLoad(wallTime(0), r.reportedFactor))
 			r.schedulePoll(i, r.jitter(r.pollEvery))
 		}
 	}
@@ -276,8 +276,8 @@ type kind uint8
 const (
 	eventArrival   kind = iota // a client sends a request
 	eventStepEnd               // a step of an engine ends, or an idle engine begins
-	eventPoll                  // a replica is scraped
-	eventLoad                  // the scrape's result reaches the router
+	eventPoll                  // a replica is polled
+	eventLoad                  // a poll's result reaches the router
 	eventTick                  // router.Tick
 	eventChange                // a backend joins, leaves or restarts
 	eventRestarted             // a restarted replica serves again

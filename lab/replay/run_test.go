@@ -161,7 +161,7 @@ func TestRanks(t *testing.T) {
 			t.Errorf("%d ranks: %d tokens hit, want %d", c.ranks, hits, c.hits)
 		}
 		seconds(t, "mean TTFT", sum.TTFTMean, c.meanTTFT)
-		if got, want := r.fleet[0].scrapeLoad(wallTime(r.now), 1).CacheTokens, 20_480*max(1, c.ranks); got != want {
+		if got, want := r.fleet[0].reportedLoad(wallTime(r.now), 1).CacheTokens, 20_480*max(1, c.ranks); got != want {
 			t.Errorf("%d ranks: a cache of %d tokens, want %d", c.ranks, got, want)
 		}
 	}
@@ -360,11 +360,11 @@ func TestReturnAfterRestarts(t *testing.T) {
 func TestFreeze(t *testing.T) {
 	freeze := Change{At: 100 * time.Second, Backend: 1, Kind: Freeze, Away: time.Minute}
 	_, sum := mustPlay(t, &Scenario{Backends: 4, Policy: "round-robin", Workload: HotPrompts(1, 20), Changes: []Change{freeze}})
-	stuck := sum.Timeline.InFlight[1]
-	if stuck[105] == 0 || stuck[155] != stuck[110] {
-		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", stuck[105], stuck[110], stuck[155])
+	inFlight := sum.Timeline.InFlight[1]
+	if inFlight[105] == 0 || inFlight[155] != inFlight[110] {
+		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", inFlight[105], inFlight[110], inFlight[155])
 	}
-	if before, after := stuck[90], stuck[190]; after < before/2 {
+	if before, after := inFlight[90], inFlight[190]; after < before/2 {
 		t.Errorf("half a minute after it continues it has %.1f in flight, and %.1f before", after, before)
 	}
 }
@@ -387,7 +387,7 @@ func TestExternalLoad(t *testing.T) {
 
 // What a poll says goes through the router's own types, so the fields are
 // compared with what the replica is known to have.
-func TestScrape(t *testing.T) {
+func TestReportedLoad(t *testing.T) {
 	s := &Scenario{Backends: 1, Engine: linear, Policy: "prefix", KVTokens: 20_480, IndexFactor: 0.5, Workload: jobs{asks(0, 8192, 400, 1), asks(0, 9000, 400, 2)}}
 	requests, err := s.Workload.Requests(1, 0)
 	if err != nil {
@@ -409,9 +409,9 @@ func TestScrape(t *testing.T) {
 		r.applyDecisions()
 	}
 	// The first, which decodes by now, holds 17 of 40 blocks, the second 18.
-	l := r.fleet[0].scrapeLoad(wallTime(r.now), r.reportedFactor)
+	l := r.fleet[0].reportedLoad(wallTime(r.now), r.reportedFactor)
 	if l.Running != 2 || l.Waiting != 0 || l.OwnInFlight != 2 || l.BlockSize != 512 ||
 		l.KVCacheUsage != 35.0/40 || l.PromptTokens != 17_192 || !l.PolledAt.Equal(time.Unix(startUnix, 0).Add(r.now)) {
-		t.Errorf("the scrape says %+v", l)
+		t.Errorf("the replica reports %+v", l)
 	}
 }

@@ -182,9 +182,9 @@ func (f *completionFormat) fullResponse() []byte {
 // dimensions of the vectors of embeddings.
 const dimensions = 8
 
-// embeddings handles POST /v1/embeddings without the engine, with vectors that depend
+// embedWithoutEngine handles POST /v1/embeddings, with vectors that depend
 // on the input alone.
-func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
+func (s *Server) embedWithoutEngine(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
 	if err == nil {
 		err = in.validateTypes("input")

@@ -31,7 +31,7 @@ const (
 	CloseIdle      FaultKind = "close-idle"      // connections are closed after each response without announcement
 	Drain          FaultKind = "drain"           // as vLLM after SIGTERM with --shutdown-timeout: /health is 200, new requests get a 500
 	EventsLost     FaultKind = "events-lost"     // subscribers do not get each batch of KV events whose number, from 1 on, is divisible by Every; it can be replayed
-	EventsGarbled  FaultKind = "events-garbled"  // batches of KV events are cut off in the middle, also when they are replayed
+	EventsGarbled  FaultKind = "events-garbled"  // batches of KV events are truncated in the middle, also when they are replayed
 	ReplaySilent   FaultKind = "replay-silent"   // requests for a replay of KV events get no response
 )
 

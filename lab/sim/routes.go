@@ -27,7 +27,7 @@ func (s *Server) routes() http.Handler {
 		"/v1/responses":             {http.MethodPost, true, s.responses},
 		"/v1/messages":              {http.MethodPost, true, s.messages},
 		"/inference/v1/generate":    {http.MethodPost, true, s.generateTokens},
-		"/v1/embeddings":            {http.MethodPost, true, s.embeddings},
+		"/v1/embeddings":            {http.MethodPost, true, s.embedWithoutEngine},
 		"/v1/messages/count_tokens": {http.MethodPost, false, s.countTokens},
 		"/v1/models":                {http.MethodGet, false, s.models},
 		"/health":                   {http.MethodGet, false, respondOK},

@@ -169,9 +169,9 @@ func TestClientDisconnectAborts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, Config{Engine: c.engine})
 			ctx, cancel := context.WithCancel(t.Context())
-			left := make(chan struct{})
+			disconnected := make(chan struct{})
 			go func() {
-				defer close(left)
+				defer close(disconnected)
 				resp, err := send(t, ctx, s, c.body)
 				if err == nil {
 					_, _ = io.Copy(io.Discard, resp.Body)
@@ -180,7 +180,7 @@ func TestClientDisconnectAborts(t *testing.T) {
 			}()
 			until(t, "the request runs", func() bool { return s.Stats().Running == 1 })
 			cancel()
-			<-left
+			<-disconnected
 			until(t, "it is aborted", func() bool { st := s.Stats(); return st.Running == 0 && st.KVUsage == 0 })
 		})
 	}
@@ -322,9 +322,9 @@ func TestToolCallIsCached(t *testing.T) {
 func TestLateStepIsCaughtUp(t *testing.T) {
 	s := start(t, Config{})
 	// 100 steps of 8 ms, while the engine's lock is held for half the time.
-	held := make(chan struct{})
+	locked := make(chan struct{})
 	go func() {
-		defer close(held)
+		defer close(locked)
 		for range 10 {
 			s.engineMu.Lock()
 			time.Sleep(40 * time.Millisecond)
@@ -333,7 +333,7 @@ func TestLateStepIsCaughtUp(t *testing.T) {
 		}
 	}()
 	ask(t, s, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"ignore_eos":true}`)
-	<-held
+	<-locked
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	// In virtual time nothing was lost: 99 gaps of a step each.

@@ -91,7 +91,7 @@ const reloadTimeout = 30 * time.Second
 // reload with the given result, "ok" or "failed".
 func (p *Proxy) Reload(ctx context.Context, wantResult string, replicas []*Replica, configLines ...string) error {
 	const reloads = "warmroute_config_reloads_total"
-	before, err := p.Scrape(ctx)
+	before, err := p.ReadMetrics(ctx)
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (p *Proxy) Reload(ctx context.Context, wantResult string, replicas []*Repli
 		return err
 	}
 	for end := time.Now().Add(reloadTimeout); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
-		now, err := p.Scrape(ctx)
+		now, err := p.ReadMetrics(ctx)
 		if err != nil {
 			return err
 		}
@@ -197,7 +197,7 @@ func (p *Proxy) PostAdmin(ctx context.Context, path string) error {
 	return nil
 }
 
-// Metrics are the gauges and counters of a scrape, by name.
+// Metrics are the gauges and counters of a /metrics page, by name.
 type Metrics map[string][]Sample
 
 // Sample is the value of one series.
@@ -206,11 +206,13 @@ type Sample struct {
 	Value  float64
 }
 
-// Scrape returns the proxy's metrics.
-func (p *Proxy) Scrape(ctx context.Context) (Metrics, error) { return Scrape(ctx, p.Admin+"/metrics") }
+// ReadMetrics returns the proxy's metrics.
+func (p *Proxy) ReadMetrics(ctx context.Context) (Metrics, error) {
+	return ReadMetrics(ctx, p.Admin+"/metrics")
+}
 
-// Scrape returns the metrics at url.
-func Scrape(ctx context.Context, url string) (Metrics, error) {
+// ReadMetrics returns the metrics at url.
+func ReadMetrics(ctx context.Context, url string) (Metrics, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
