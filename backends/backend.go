@@ -1,6 +1,7 @@
-// Package backends knows the vLLM servers that the router may use: which there
-// are, whether they are ready, which models they list, and what their /metrics
-// say. It records no metrics and contains no HTTP handler.
+// Package backends keeps a record of each vLLM server that the router may use: its
+// state, the models that it lists, its load, and what is in flight there. Health checks
+// and polls of /metrics keep the records up to date. The package records no metrics and
+// contains no HTTP handler.
 package backends
 
 import (
@@ -8,37 +9,14 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"warmroute/backends/transport"
-	"warmroute/backends/vllm"
 )
 
-// Model is one card of a replica's /v1/models.
-type Model = vllm.Model
-
-// Load is one scrape of a replica's /metrics.
-type Load = vllm.Load
-
-// State is whether a backend accepts requests.
-type State int32
-
-const (
-	Down     State = iota // fails its checks, or was not checked yet
-	Ready                 // /health is 200 and /v1/models lists a model
-	Draining              // finishes its requests, gets no new ones
-)
-
-func (s State) String() string {
-	return [...]string{"down", "ready", "draining"}[s]
-}
-
-// Backend is our record of one vLLM server. InFlight is our own count and always
-// current; Load is the server's report, up to MaxPollInterval old. Safe for
-// concurrent use.
+// Backend is our record of one vLLM server. Its counters are our own and always current;
+// Load is the server's report, up to MaxPollInterval old. Safe for concurrent use.
 type Backend struct {
 	Name string
 	URL  *url.URL // scheme, host and an optional path prefix without a trailing slash
@@ -48,31 +26,33 @@ type Backend struct {
 	// Backends, never Slots, to tell one backend from another.
 	Slot int
 
+	Counters
+	condition
+	observed
+	options atomic.Pointer[Options]
+
+	// Set by the registry before anything runs; nil on a backend without one.
+	registry       *Registry
+	checkRequested chan struct{} // capacity 1: several requests are one check
+	pollRequested  chan struct{} // likewise
+}
+
+// Counters are what proxies have sent to a backend.
+type Counters struct {
 	InFlight         atomic.Int64 // our sequences that have not ended
 	PeerInFlight     atomic.Int64 // those of other proxies, as far as they report them
 	NoEngineInFlight atomic.Int64 // our requests that no engine works on
 
 	Aborted        atomic.Int64 // responses that its engine aborted
 	WrongResponses atomic.Int64 // responses to other requests that its connections carried
-
-	// ReportsCached is set once a response reported how much of its prompt was
-	// cached. From then on a response without that figure means none was.
-	ReportsCached atomic.Bool
-
-	missing missingEndpoints
-
-	flags    atomic.Int32 // healthy, drained, retired
-	status   statusRecord
-	options  atomic.Pointer[Options]
-	load     atomic.Pointer[Load]
-	models   atomic.Pointer[[]Model]
-	instance atomic.Pointer[string]
-
-	// Set by the registry before anything runs; nil on a backend without one.
-	checkRequested chan struct{} // capacity 1: several requests are one check
-	pollRequested  chan struct{} // likewise
-	registry       *Registry
 }
+
+// KnownInFlight returns how many sequences have not ended that this proxy or another one that
+// reports them has sent.
+func (c *Counters) KnownInFlight() int64 { return c.InFlight.Load() + c.PeerInFlight.Load() }
+
+// Idle reports whether no request of this proxy is in flight there.
+func (c *Counters) Idle() bool { return c.InFlight.Load() == 0 && c.NoEngineInFlight.Load() == 0 }
 
 // Options are the settings of a backend that can change while requests run.
 // Never modified once a Backend has them.
@@ -110,7 +90,7 @@ func New(name string, u *url.URL, apiKey string, transport http.RoundTripper) *B
 		name = DefaultName(u)
 	}
 	b := &Backend{Name: name, URL: u}
-	b.status.since = time.Now()
+	b.since = time.Now()
 	b.SetOptions(Options{APIKey: apiKey, Transport: transport, ProbeTransport: transport})
 	return b
 }
@@ -127,42 +107,12 @@ func (b *Backend) Options() *Options {
 // sent with.
 func (b *Backend) SetOptions(o Options) { b.options.Store(&o) }
 
-// The flags that a State is made of. The checks, the operator and the
-// configuration each have one, so that none can undo another's in any order.
-const (
-	healthy = 1 << iota // passed its last check
-	drained             // by an operator
-	retired             // no longer in the configuration
-)
-
-// State reports whether the backend may take traffic.
-func (b *Backend) State() State {
-	switch s := b.flags.Load(); {
-	case s == healthy:
-		return Ready
-	case s&(drained|retired) != 0:
-		return Draining
-	}
-	return Down
-}
-
-// SetState is for tests and simulations, which have no health checks.
-func (b *Backend) SetState(s State) {
-	b.changeFlags(func() {
-		b.flags.Store([...]int32{Down: 0, Ready: healthy, Draining: healthy | drained}[s])
-		b.status.checked = true
-	})
-}
-
 // Drain lets the backend finish its requests and get no new ones, until Undrain.
 func (b *Backend) Drain() { b.setFlagAndRequestCheck(drained, true) }
 
 // Undrain ends a Drain. The backend's state is that of its last check, and it is
 // checked again at once. It does not end a Retire.
 func (b *Backend) Undrain() { b.setFlagAndRequestCheck(drained, false) }
-
-// Drained reports whether the operator drained the backend.
-func (b *Backend) Drained() bool { return b.flags.Load()&drained != 0 }
 
 // Retire drains a backend that is no longer in the configuration. Its name and
 // address are free for another.
@@ -171,48 +121,20 @@ func (b *Backend) Retire() { b.setFlagAndRequestCheck(retired, true) }
 // Unretire ends a Retire: the backend is in the configuration again.
 func (b *Backend) Unretire() { b.setFlagAndRequestCheck(retired, false) }
 
-// Retiring reports whether the backend is retired.
-func (b *Backend) Retiring() bool { return b.flags.Load()&retired != 0 }
-
 // setFlagAndRequestCheck sets or clears a flag and asks for a health check.
 func (b *Backend) setFlagAndRequestCheck(flag int32, on bool) {
 	b.setFlag(flag, on)
 	b.requestCheck() // which reports the change
 }
 
-// setFlag sets or clears a flag and reports whether it changed.
-func (b *Backend) setFlag(flag int32, on bool) (changed bool) {
-	b.changeFlags(func() {
-		if on {
-			changed = b.flags.Or(flag)&flag == 0
-		} else {
-			changed = b.flags.And(^flag)&flag != 0
-		}
-	})
-	return changed
-}
-
-// changeFlags runs change, and notes and broadcasts a change of State.
-func (b *Backend) changeFlags(change func()) {
-	b.status.mu.Lock()
-	defer b.status.mu.Unlock()
-	before := b.State()
-	change()
-	if b.State() == before {
-		return
-	}
-	b.status.since = time.Now()
+// SetModels is for the health checks, and for tests that have none. The
+// registry's catalog has the change when it returns.
+func (b *Backend) SetModels(m []Model) {
+	b.models.Store(&m)
 	if b.registry != nil {
-		b.registry.changed.Notify()
+		b.registry.updateCatalog()
 	}
 }
-
-// KnownInFlight returns how many sequences have not ended that this proxy or another one that
-// reports them has sent.
-func (b *Backend) KnownInFlight() int64 { return b.InFlight.Load() + b.PeerInFlight.Load() }
-
-// Idle reports whether no request of this proxy is in flight there.
-func (b *Backend) Idle() bool { return b.InFlight.Load() == 0 && b.NoEngineInFlight.Load() == 0 }
 
 // requestCheck asks for a health check soon. It never blocks.
 func (b *Backend) requestCheck() {
@@ -232,44 +154,10 @@ func (b *Backend) RequestPoll() {
 	}
 }
 
-// Load returns the last good scrape, or nil while the load is unknown: before
-// the first scrape, after maxMissedPolls in a row, and without a /metrics.
-func (b *Backend) Load() *Load { return b.load.Load() }
-
-// SetLoad is for the poller, and for tests that have none.
-func (b *Backend) SetLoad(l *Load) { b.load.Store(l) }
-
-// Models returns the cards that the replica listed last; nil before the first
-// list. They stay when the backend goes down.
-func (b *Backend) Models() []Model {
-	if m := b.models.Load(); m != nil {
-		return *m
-	}
-	return nil
-}
-
-// SetModels is for the health checks, and for tests that have none. The
-// registry's catalog has the change when it returns.
-func (b *Backend) SetModels(m []Model) {
-	b.models.Store(&m)
-	if b.registry != nil {
-		b.registry.updateCatalog()
-	}
-}
-
 // InstanceHeader names the proxies that a request has passed, each by a random
 // id. In the response to a health check that has it, it names the proxy that
 // responded.
 const InstanceHeader = "X-Warmroute-Instance"
-
-// ProxyInstance returns the id of the proxy that responded to the last health check;
-// empty if it was not a proxy of this kind.
-func (b *Backend) ProxyInstance() string {
-	if id := b.instance.Load(); id != nil {
-		return *id
-	}
-	return ""
-}
 
 // Get requests a path below the backend's URL, over the connections of polls and health
 // checks, without following redirects. A non-empty proxyInstances is sent in
@@ -291,80 +179,9 @@ func (b *Backend) Get(ctx context.Context, path, accept, proxyInstances string) 
 		req.Header.Set("Authorization", "Bearer "+options.APIKey)
 	}
 	res, err := options.ProbeTransport.RoundTrip(req)
-	if stale := (*transport.StaleError)(nil); errors.As(err, &stale) {
+	if _, stale := errors.AsType[*transport.StaleError](err); stale {
 		req.Close = true // use a new connection
 		res, err = options.ProbeTransport.RoundTrip(req)
 	}
 	return res, err
-}
-
-// Status is a backend's State with its cause and age.
-type Status struct {
-	State     State
-	Checked   bool      // a health check has finished
-	Since     time.Time // of State; zero on a backend that New did not make
-	Reason    string    // why it is not Ready; empty when it is
-	NextCheck time.Time // unless something requests one sooner; zero: unknown
-}
-
-// statusRecord is what a Status has beside the State.
-type statusRecord struct {
-	mu         sync.Mutex // guards what follows, and changes of the flags
-	since      time.Time
-	checked    bool
-	checkError string // of the last check; empty: it passed
-	refused    bool   // the last check: nothing listens there
-	nextCheck  time.Time
-}
-
-// Status returns the backend's state with its cause and age.
-func (b *Backend) Status() Status {
-	r := &b.status
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := Status{State: b.State(), Checked: r.checked, Since: r.since, NextCheck: r.nextCheck}
-	switch {
-	case b.Retiring():
-		s.Reason = "no longer in the configuration"
-	case b.Drained():
-		s.Reason = "drained by an operator"
-	case s.State == Ready:
-		return s
-	case !r.checked:
-		s.Reason = "not checked yet"
-		return s
-	}
-	if r.checkError != "" {
-		if s.Reason != "" {
-			s.Reason += "; its last check failed: "
-		}
-		s.Reason += r.checkError
-	}
-	return s
-}
-
-// RefusesConnections reports whether the last health check found that nothing listens:
-// the replica's process is gone, with all that it had in memory.
-func (b *Backend) RefusesConnections() bool {
-	b.status.mu.Lock()
-	defer b.status.mu.Unlock()
-	return b.status.refused
-}
-
-// RecordNextCheck sets the time that Status reports. It is for the health checks, and
-// for tests that have none.
-func (b *Backend) RecordNextCheck(at time.Time) {
-	b.status.mu.Lock()
-	defer b.status.mu.Unlock()
-	b.status.nextCheck = at
-}
-
-// recordCheckResult records the outcome of a health check.
-func (b *Backend) recordCheckResult(err error) {
-	b.status.mu.Lock()
-	defer b.status.mu.Unlock()
-	b.status.checked, b.status.checkError, b.status.refused = true, "", errors.Is(err, syscall.ECONNREFUSED)
-	if err != nil {
-		b.status.checkError = err.Error()
-	}
 }

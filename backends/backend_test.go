@@ -39,18 +39,18 @@ func TestStatus(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		s := b.Status()
-		if lasts := time.Since(s.Since); s.State != Down || !strings.Contains(s.Reason, "/health answered 503") || lasts <= 0 || lasts > 10*time.Second || time.Until(s.NextCheck) > 1100*time.Millisecond {
+		if lasts := time.Since(s.Since); s.State != Down || !strings.Contains(s.Reason, "/health returned 503") || lasts <= 0 || lasts > 10*time.Second || time.Until(s.NextCheck) > 1100*time.Millisecond {
 			t.Errorf("got %+v", s)
 		}
 		down := s.Since
 		health.Store(500)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		expect("another reason", Down, true, down, "/health answered 500")
+		expect("another reason", Down, true, down, "/health returned 500")
 		b.Drain()
 		drained := time.Now()
 		time.Sleep(time.Second)
-		expect("drained as well", Draining, true, drained, "drained by an operator; its last check failed: /health answered 500")
+		expect("drained as well", Draining, true, drained, "drained by an operator; its last check failed: /health returned 500")
 		health.Store(200)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()

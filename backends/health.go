@@ -81,7 +81,7 @@ func (c *Checker) SetSettings(s HealthSettings) { c.settings.set(s) }
 func (c *Checker) Watch(ctx context.Context, b *Backend) {
 	timeouts := 0 // in a row
 	w := checkState{Checker: c, backend: b, reported: unchecked}
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-b.checkRequested: // served by the check that begins
 		default:
@@ -102,7 +102,7 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		default:
 			timeouts = 0
 		}
-		switch firstTimeout := timeouts == 1 && b.flags.Load()&healthy != 0; {
+		switch firstTimeout := timeouts == 1 && b.isHealthy(); {
 		case !outOfDescriptors && !firstTimeout:
 			w.applyCheckResult(models, err)
 		case w.reported != unchecked: // an operator may have changed the state
@@ -115,12 +115,8 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		wait = jitter(wait)
 		checked := time.Now()
 		b.RecordNextCheck(checked.Add(wait))
-		wasRequested, ok := sleepUntilRequested(ctx, wait, b.checkRequested, changed)
-		if wasRequested {
-			ok = sleepOrChanged(ctx, minCheckInterval-time.Since(checked), nil)
-		}
-		if !ok {
-			return
+		if sleep(ctx, wait, b.checkRequested, changed) {
+			sleep(ctx, minCheckInterval-time.Since(checked), nil, nil)
 		}
 	}
 }
@@ -149,7 +145,7 @@ func (w *checkState) applyCheckResult(models []Model, err error) {
 		b.ForgetMissingEndpoints()
 	}
 	b.recordCheckResult(err)
-	if err == nil && b.flags.Load()&healthy == 0 {
+	if err == nil && !b.isHealthy() {
 		b.ForgetMissingEndpoints() // it may be another process; before Ready as well
 	}
 	changed := b.setFlag(healthy, err == nil) || w.reported == unchecked
@@ -222,14 +218,14 @@ func (c *Checker) getBody(ctx context.Context, b *Backend, path string, timeout 
 	body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxModelsBytes))
 	switch {
 	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
-		return nil, fmt.Errorf("%s answered %d; set the backend's api_key to the replica's", path, res.StatusCode)
+		return nil, fmt.Errorf("%s returned %d; set the backend's api_key to the replica's", path, res.StatusCode)
 	case res.StatusCode >= 300 && res.StatusCode < 400:
-		return nil, fmt.Errorf("%s answered %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
+		return nil, fmt.Errorf("%s returned %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
 	case res.StatusCode == http.StatusLoopDetected:
 		return nil, c.newLoopError(path, instance)
 	case res.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("%s answered %d%s", path, res.StatusCode, statusAdvice(res.StatusCode, b.URL.Scheme))
-	case isBodyTooLong(err):
+		return nil, fmt.Errorf("%s returned %d%s", path, res.StatusCode, statusAdvice(res.StatusCode, b.URL.Scheme))
+	case isTooLong(err):
 		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -269,27 +265,27 @@ func connectionAdvice(err error, scheme string, hasResponded bool) string {
 }
 
 // newLoopError returns the error for a path to which the proxy with that instance id
-// responded with 508.
+// returned 508.
 func (c *Checker) newLoopError(path, instance string) error {
 	switch instance {
 	case "":
-		return fmt.Errorf("%s answered 508: the backend leads back to a proxy (loop)", path)
+		return fmt.Errorf("%s returned 508: the backend leads back to a proxy (loop)", path)
 	case c.Instance:
-		return fmt.Errorf("%s answered 508: the backend is this proxy itself (loop); remove it from the backends", path)
+		return fmt.Errorf("%s returned 508: the backend is this proxy itself (loop); remove it from the backends", path)
 	}
-	return fmt.Errorf("%s answered 508: the backend has this proxy among its own backends (loop); remove one of the two", path)
+	return fmt.Errorf("%s returned 508: the backend has this proxy among its own backends (loop); remove one of the two", path)
 }
 
-// isBodyTooLong reports whether err is that of an http.MaxBytesReader.
-func isBodyTooLong(err error) bool {
-	var long *http.MaxBytesError
-	return errors.As(err, &long)
+// isTooLong reports whether err is that of an http.MaxBytesReader.
+func isTooLong(err error) bool {
+	_, long := errors.AsType[*http.MaxBytesError](err)
+	return long
 }
 
 func isTimeout(err error) bool {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return true
 	}
-	var e net.Error
-	return errors.As(err, &e) && e.Timeout()
+	e, ok := errors.AsType[net.Error](err)
+	return ok && e.Timeout()
 }

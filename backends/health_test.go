@@ -95,12 +95,12 @@ func TestDownReasons(t *testing.T) {
 		handler http.Handler
 		want    string
 	}{
-		"health is not 200":     {status("/health", 503), "/health answered 503"},
-		"health redirects":      {status("/health", 302), "/health answered 302"},
+		"health is not 200":     {status("/health", 503), "/health returned 503"},
+		"health redirects":      {status("/health", 302), "/health returned 302"},
 		"the key is wrong":      {status("/v1/models", 401), "api_key"},
-		"models are missing":    {status("/v1/models", 404), "/v1/models answered 404; the server is not vLLM"},
-		"another server":        {http.NotFoundHandler(), "/health answered 404; the server is not vLLM"},
-		"an HTTPS server":       {status("/health", 400), "/health answered 400; if the server expects HTTPS"},
+		"models are missing":    {status("/v1/models", 404), "/v1/models returned 404; the server is not vLLM"},
+		"another server":        {http.NotFoundHandler(), "/health returned 404; the server is not vLLM"},
+		"an HTTPS server":       {status("/health", 400), "/health returned 400; if the server expects HTTPS"},
 		"no model":              {models(`{"data":[]}`), "lists no model"},
 		"not a list":            {models(`<html>`), "/v1/models: invalid character '<' looking for beginning of value; the server is not vLLM"},
 		"a list without an end": {models(`{"data":[` + strings.Repeat(`{"id":"m"},`, 1<<20)), "longer than 8388608 bytes"},

@@ -77,34 +77,17 @@ func jitter(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (0.9 + 0.2*rand.Float64()))
 }
 
-// sleepOrChanged waits for d or until changed is closed. It returns false when
-// ctx ended first.
-func sleepOrChanged(ctx context.Context, d time.Duration, changed <-chan struct{}) (notCanceled bool) {
+// sleep waits for d, until changed is closed, until something is received from requested, or
+// until ctx is done. It reports whether it was requested to end.
+func sleep(ctx context.Context, d time.Duration, requested, changed <-chan struct{}) (wasRequested bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return true
 	case <-changed:
-		return true
 	case <-ctx.Done():
-		return false
-	}
-}
-
-// sleepUntilRequested waits for d, until changed is closed, or until something is received from
-// requested, and returns whether it was that. notCanceled is false when ctx ended first.
-func sleepUntilRequested(ctx context.Context, d time.Duration, requested, changed <-chan struct{}) (wasRequested, notCanceled bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return false, true
-	case <-changed:
-		return false, true
 	case <-requested:
-		return true, true
-	case <-ctx.Done():
-		return false, false
+		return true
 	}
+	return false
 }

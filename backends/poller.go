@@ -73,36 +73,25 @@ func (p *Poller) SetSettings(s PollSettings) { p.settings.set(s) }
 // replica is then polled less often, never twice at once, and delays no other.
 func (p *Poller) Watch(ctx context.Context, b *Backend) {
 	w := pollState{Poller: p, backend: b}
-	for {
+	for ctx.Err() == nil {
 		settings, changed := p.settings.get()
 		interval := cmp.Or(settings.Interval, defaultPollInterval)
-		if !w.pollOnce(ctx, cmp.Or(settings.Timeout, interval)) {
+		load, err := w.poll(ctx, cmp.Or(settings.Timeout, interval))
+		if ctx.Err() != nil {
 			return
 		}
+		w.applyPollResult(load, err)
 		w.interval = w.nextInterval(settings)
 		requested := b.pollRequested
 		if w.noMetrics {
 			requested = nil
 		}
 		wait, polled := jitter(w.interval), time.Now()
-		wasRequested, ok := sleepUntilRequested(ctx, wait, requested, changed)
-		if wasRequested {
+		if sleep(ctx, wait, requested, changed) {
 			w.interval = 0
-			ok = sleepOrChanged(ctx, min(jitter(interval), wait-time.Since(polled)), changed)
-		}
-		if !ok {
-			return
+			sleep(ctx, min(jitter(interval), wait-time.Since(polled)), nil, changed)
 		}
 	}
-}
-
-// acquireReader returns a buffer for one scrape. It is needed only while that is read,
-// so that a hundred idle backends share a few.
-func (p *Poller) acquireReader() *bufio.Reader {
-	if br, ok := p.readers.Get().(*bufio.Reader); ok {
-		return br
-	}
-	return bufio.NewReaderSize(nil, vllm.MaxLineBytes)
 }
 
 // pollState is a Poller's state of one backend between polls.
@@ -110,31 +99,28 @@ type pollState struct {
 	*Poller
 	backend *Backend
 
-	last      *Load // the last good scrape, even if outdated
+	last      *Load // the last good poll, even if outdated
 	misses    int   // since then
 	noMetrics bool
 	interval  time.Duration // until the next poll, without jitter; 0: that of the settings
 }
 
-// pollOnce scrapes once and applies the outcome. It returns false when ctx ended.
-func (w *pollState) pollOnce(ctx context.Context, timeout time.Duration) (notCanceled bool) {
-	load, err := w.scrape(ctx, timeout)
-	if ctx.Err() != nil {
-		return false
-	}
-	if transport.IsOutOfDescriptors(err) {
+// applyPollResult records the outcome of a poll and calls the callbacks.
+func (w *pollState) applyPollResult(load *Load, err error) {
+	switch {
+	case err == nil:
+	case transport.IsOutOfDescriptors(err):
 		if w.OnOutOfDescriptors != nil {
 			w.OnOutOfDescriptors(err)
 		}
 		w.interval = 0
-		return true
-	}
-	if err != nil {
+		return
+	default:
 		w.recordMissedPoll(err)
-		return true
+		return
 	}
 	if w.backend.Load() == nil && w.last != nil {
-		w.log(slog.LevelInfo, "metrics scrape recovered")
+		w.log(slog.LevelInfo, "polls recovered")
 	}
 	reason := cacheLossReason(w.last, load)
 	w.last, w.misses, w.noMetrics = load, 0, false
@@ -149,7 +135,6 @@ func (w *pollState) pollOnce(ctx context.Context, timeout time.Duration) (notCan
 	if w.OnLoad != nil {
 		w.OnLoad(w.backend, load)
 	}
-	return true
 }
 
 // recordMissedPoll counts a failed poll and calls OnError. After maxMissedPolls, or if
@@ -178,32 +163,37 @@ func (w *pollState) nextInterval(s PollSettings) time.Duration {
 	return s.NextInterval(w.interval, w.last, w.IsExpected != nil && w.IsExpected(w.backend))
 }
 
-func (w *pollState) scrape(ctx context.Context, timeout time.Duration) (*Load, error) {
+// poll reads the replica's /metrics once.
+func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	before, sent := w.backend.KnownInFlight(), time.Now()
 	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
 	if err != nil {
-		return nil, fmt.Errorf("scrape: %w", err)
+		return nil, fmt.Errorf("/metrics: %w", err)
 	}
 	defer res.Body.Close()
 	if res.StatusCode == http.StatusNotFound {
-		return nil, fmt.Errorf("scrape: %w", errNoMetrics)
+		return nil, errNoMetrics
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("scrape: /metrics answered %d", res.StatusCode)
+		return nil, fmt.Errorf("/metrics returned %d", res.StatusCode)
 	}
-	br := w.acquireReader()
+	// The buffer is needed only while this is read, so that a hundred idle backends share a few.
+	br, ok := w.readers.Get().(*bufio.Reader)
+	if !ok {
+		br = bufio.NewReaderSize(nil, vllm.MaxLineBytes)
+	}
 	defer w.readers.Put(br)
 	maxBytes := cmp.Or(w.MaxBytes, defaultMaxMetricsBytes)
 	br.Reset(http.MaxBytesReader(nil, res.Body, maxBytes))
 	load, err := vllm.ParseMetrics(br)
 	br.Reset(nil) // do not keep the body in the pool
-	if isBodyTooLong(err) {
-		return nil, fmt.Errorf("scrape: /metrics is longer than %d bytes", maxBytes)
+	if isTooLong(err) {
+		return nil, fmt.Errorf("/metrics is longer than %d bytes", maxBytes)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("scrape: %w", err)
+		return nil, fmt.Errorf("/metrics: %w", err)
 	}
 	// The replica may have counted requests that were sent or ended meanwhile;
 	// they must not be taken for other clients'.
@@ -223,8 +213,8 @@ func (w *pollState) log(level slog.Level, message string, attrs ...any) {
 	}
 }
 
-// cacheLossReason compares two scrapes of one replica and returns why the cache
-// of the first is gone, or "". before is nil at the first scrape.
+// cacheLossReason compares two polls of one replica and returns why the cache
+// of the first is gone, or "". before is nil at the first poll.
 func cacheLossReason(before, now *Load) (reason string) {
 	if now.Asleep && (before == nil || !before.Asleep) {
 		return "the engine is asleep"

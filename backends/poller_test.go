@@ -95,8 +95,8 @@ func TestPollErrors(t *testing.T) {
 		handler http.HandlerFunc
 		want    string
 	}{
-		"a status":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, "/metrics answered 500"},
-		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "/metrics answered 302"},
+		"a status":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, "/metrics returned 500"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "/metrics returned 302"},
 		"a page":     {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>\n") }, "metrics line 1"},
 		"too much":   {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a 1\n", 1000)) }, "longer than 1000 bytes"},
 		"a broken body": {func(w http.ResponseWriter, _ *http.Request) {
@@ -236,7 +236,7 @@ func TestFirstPollWithoutDescriptors(t *testing.T) {
 		polls <- struct{}{}
 		return nil, &transport.ConnectError{Addr: "a:80", Err: syscall.EMFILE}
 	}))
-	p := Poller{OnError: func(_ *Backend, err error) { t.Errorf("counted as a failed scrape: %v", err) }}
+	p := Poller{OnError: func(_ *Backend, err error) { t.Errorf("counted as a failed poll: %v", err) }}
 	p.SetSettings(PollSettings{Interval: time.Millisecond, Timeout: time.Minute})
 	ctx, stop := context.WithCancel(t.Context())
 	var following sync.WaitGroup
@@ -303,7 +303,7 @@ func TestCacheLoss(t *testing.T) {
 					OnCacheLost: func(_ *Backend, reason string) { reported = append(reported, reason) },
 					OnLoad: func(*Backend, *Load) {
 						if polls == 1 {
-							reported = nil // what the first scrape said of itself
+							reported = nil // what the first poll said of itself
 						} else if polls == 3 && c.want != "" && len(reported) != 1 {
 							t.Error("the loss was not reported before the load")
 						}
@@ -323,6 +323,6 @@ func TestCacheLoss(t *testing.T) {
 
 func TestSleepingReplicaLosesCache(t *testing.T) {
 	if cacheLossReason(nil, &Load{Asleep: true}) == "" || cacheLossReason(nil, &Load{}) != "" {
-		t.Error("the first scrape")
+		t.Error("the first poll")
 	}
 }

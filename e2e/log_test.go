@@ -115,7 +115,7 @@ func TestConnectionErrorNamesAddressOnce(t *testing.T) {
 	p := launch(t, exec.Command(binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "http://127.0.0.1:1"))
 	for _, want := range []string{
 		`msg="backend state" backend=127\.0\.0\.1:1 state=down reason="/health: connect: connection refused"`,
-		`msg="poll failed" backend=127\.0\.0\.1:1 reason="scrape: connect: connection refused"`,
+		`msg="poll failed" backend=127\.0\.0\.1:1 reason="/metrics: connect: connection refused"`,
 	} {
 		p.awaitLog(want)
 	}

@@ -175,7 +175,7 @@ func TestPageWithNoReadyBackend(t *testing.T) {
 	page.until(`!document.querySelector('#alarm').hidden && document.querySelector('#alarm').innerText.startsWith('No backend is ready.')`)
 	page.shows("#backends-count", "0 of 2 ready")
 	page.shows("#backends tbody tr:first-child .state", "down")
-	page.until(`document.querySelector('#backends tbody tr .why .sub').innerText.match(/^since .*: \/health answered 503$/) !== null`)
+	page.until(`document.querySelector('#backends tbody tr .why .sub').innerText.match(/^since .*: \/health returned 503$/) !== null`)
 	page.shows("#models-count", "0 of 1 ready")
 	page.until(`document.querySelector('#models tbody tr').innerText.includes('gpu-one is down, gpu-two') && document.title.startsWith('Not ready')`)
 	for _, hard := range evaluate[[]string](page, contrasts) {

@@ -73,7 +73,7 @@ func TestInvalidMetricsKeepBackendReady(t *testing.T) {
 		"compressed unasked":     {text(packed.String()), "line 1"},
 		"cut in a number":        {text("vllm:num_requests_running 12"), "truncated"},
 		"gone":                   {http.NotFound, "no /metrics"},
-		"a redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "answered 302"},
+		"a redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "returned 302"},
 		"silent":                 {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline exceeded"},
 		"silent in mid-sentence": {stall("vllm:num_requests_running 1\nvllm:num_req"), "deadline exceeded"},
 	} {

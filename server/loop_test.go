@@ -56,7 +56,7 @@ func TestProxyAsItsOwnBackend(t *testing.T) {
 	f := startFronted(t, checkOften, url)
 	f.ready(1)
 	f.addBackend("self", f.url)
-	f.logs(`backend=self state=down reason="/health answered 508: the backend is this proxy itself (loop); remove it from the backends"`)
+	f.logs(`backend=self state=down reason="/health returned 508: the backend is this proxy itself (loop); remove it from the backends"`)
 	f.askMany(60)
 	if chats.Load() != 60 || f.requests() != 60 {
 		t.Errorf("60 requests became %d at the proxy and %d at the replica", f.requests(), chats.Load())
@@ -75,7 +75,7 @@ func TestProxiesAsEachOthersBackends(t *testing.T) {
 	b.addBackend("a", a.url)
 	for name, f := range map[string]*fronted{"b": a, "a": b} {
 		f.logs("backend=" + name + " state=down")
-		f.logs("answered 508: the backend has this proxy among its own backends (loop); remove one of the two")
+		f.logs("returned 508: the backend has this proxy among its own backends (loop); remove one of the two")
 		f.ready(1)
 	}
 	a.askMany(30)

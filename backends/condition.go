@@ -1,0 +1,153 @@
+package backends
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// State is whether a backend accepts requests.
+type State int32
+
+const (
+	Down     State = iota // fails its checks, or was not checked yet
+	Ready                 // /health is 200 and /v1/models lists a model
+	Draining              // finishes its requests, gets no new ones
+)
+
+func (s State) String() string { return [...]string{"down", "ready", "draining"}[s] }
+
+// condition is a backend's State and its causes. Safe for concurrent use.
+type condition struct {
+	flags   atomic.Int32
+	changed *Event // notified of a change of State; nil: none
+
+	mu         sync.Mutex // guards what follows, and changes of the flags
+	since      time.Time  // of the State
+	checked    bool
+	checkError string // of the last check; empty: it passed
+	refused    bool   // the last check: nothing listens there
+	nextCheck  time.Time
+}
+
+// The flags that a State is made of. The checks, the operator and the
+// configuration each have one, so that none can undo another's in any order.
+const (
+	healthy = 1 << iota // passed its last check
+	drained             // by an operator
+	retired             // no longer in the configuration
+)
+
+// State reports whether the backend may take traffic.
+func (c *condition) State() State {
+	switch s := c.flags.Load(); {
+	case s == healthy:
+		return Ready
+	case s&(drained|retired) != 0:
+		return Draining
+	}
+	return Down
+}
+
+// isHealthy reports whether the last check passed.
+func (c *condition) isHealthy() bool { return c.flags.Load()&healthy != 0 }
+
+// Drained reports whether the operator drained the backend.
+func (c *condition) Drained() bool { return c.flags.Load()&drained != 0 }
+
+// Retiring reports whether the backend is retired.
+func (c *condition) Retiring() bool { return c.flags.Load()&retired != 0 }
+
+// SetState is for tests and simulations, which have no health checks.
+func (c *condition) SetState(s State) {
+	c.setFlags([...]int32{Down: 0, Ready: healthy, Draining: healthy | drained}[s], healthy|drained|retired)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checked = true
+}
+
+// setFlag sets or clears a flag and reports whether it changed.
+func (c *condition) setFlag(flag int32, on bool) (changed bool) {
+	if on {
+		return c.setFlags(flag, flag)
+	}
+	return c.setFlags(0, flag)
+}
+
+// setFlags gives the flags in mask the values in flags, broadcasts a change of State, and
+// reports whether a flag changed.
+func (c *condition) setFlags(flags, mask int32) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, state := c.flags.Load(), c.State()
+	c.flags.Store(before&^mask | flags)
+	if c.State() != state {
+		c.since = time.Now()
+		if c.changed != nil {
+			c.changed.Notify()
+		}
+	}
+	return c.flags.Load() != before
+}
+
+// Status is a backend's State with its cause and age.
+type Status struct {
+	State     State
+	Checked   bool      // a health check has finished
+	Since     time.Time // of State; zero on a backend that New did not make
+	Reason    string    // why it is not Ready; empty when it is
+	NextCheck time.Time // unless something requests one sooner; zero: unknown
+}
+
+// Status returns the backend's state with its cause and age.
+func (c *condition) Status() Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := Status{State: c.State(), Checked: c.checked, Since: c.since, NextCheck: c.nextCheck}
+	switch {
+	case c.Retiring():
+		s.Reason = "no longer in the configuration"
+	case c.Drained():
+		s.Reason = "drained by an operator"
+	case s.State == Ready:
+		return s
+	case !c.checked:
+		s.Reason = "not checked yet"
+		return s
+	}
+	if c.checkError != "" {
+		if s.Reason != "" {
+			s.Reason += "; its last check failed: "
+		}
+		s.Reason += c.checkError
+	}
+	return s
+}
+
+// RefusesConnections reports whether the last health check found that nothing listens:
+// the replica's process is gone, with all that it had in memory.
+func (c *condition) RefusesConnections() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refused
+}
+
+// RecordNextCheck sets the time that Status reports. It is for the health checks, and
+// for tests that have none.
+func (c *condition) RecordNextCheck(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nextCheck = at
+}
+
+// recordCheckResult records the outcome of a health check.
+func (c *condition) recordCheckResult(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checked, c.checkError, c.refused = true, "", errors.Is(err, syscall.ECONNREFUSED)
+	if err != nil {
+		c.checkError = err.Error()
+	}
+}

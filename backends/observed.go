@@ -1,0 +1,83 @@
+package backends
+
+import (
+	"sync/atomic"
+	"time"
+
+	"warmroute/backends/vllm"
+)
+
+// Model is one card of a replica's /v1/models.
+type Model = vllm.Model
+
+// Load is one poll of a replica's /metrics.
+type Load = vllm.Load
+
+// observed is what checks, polls and responses have shown of a replica. Safe for concurrent
+// use; the zero value is that of a replica of which nothing is known.
+type observed struct {
+	// ReportsCached is set once a response reported how much of its prompt was
+	// cached. From then on a response without that figure means none was.
+	ReportsCached atomic.Bool
+
+	load     atomic.Pointer[Load]
+	models   atomic.Pointer[[]Model]
+	instance atomic.Pointer[string]
+
+	missing [MaxEndpoints]atomic.Int64 // until when each Endpoint counts as missing, Unix time in nanoseconds; 0: it does not
+}
+
+// Load returns the last good poll, or nil while the load is unknown: before
+// the first poll, after maxMissedPolls in a row, and without a /metrics.
+func (o *observed) Load() *Load { return o.load.Load() }
+
+// SetLoad is for the poller, and for tests that have none.
+func (o *observed) SetLoad(l *Load) { o.load.Store(l) }
+
+// Models returns the cards that the replica listed last; nil before the first
+// list. They stay when the backend goes down.
+func (o *observed) Models() []Model {
+	if m := o.models.Load(); m != nil {
+		return *m
+	}
+	return nil
+}
+
+// ProxyInstance returns the id of the proxy that responded to the last health check;
+// empty if it was not a proxy of this kind.
+func (o *observed) ProxyInstance() string {
+	if id := o.instance.Load(); id != nil {
+		return *id
+	}
+	return ""
+}
+
+// Endpoint is the number of an API path, below MaxEndpoints. The proxy assigns them.
+type Endpoint uint8
+
+// MaxEndpoints bounds the endpoints that a Backend remembers to be missing.
+const MaxEndpoints = 32
+
+// missingEndpointLifetime is for how long an endpoint counts as missing: a replica that
+// was replaced unnoticed may serve it.
+const missingEndpointLifetime = time.Minute
+
+// RecordMissingEndpoint records that the replica does not serve e, as it has responded. It
+// counts until missingEndpointLifetime is over, or the replica seems to be another process.
+func (o *observed) RecordMissingEndpoint(e Endpoint, now time.Time) {
+	o.missing[e].Store(now.Add(missingEndpointLifetime).UnixNano())
+}
+
+// LacksEndpoint reports whether the replica is known not to serve e.
+func (o *observed) LacksEndpoint(e Endpoint, now time.Time) bool {
+	until := o.missing[e].Load()
+	return until != 0 && now.UnixNano() < until
+}
+
+// ForgetMissingEndpoints forgets which endpoints the replica lacks. The health checks and
+// the poller call it when the replica may be another process.
+func (o *observed) ForgetMissingEndpoints() {
+	for e := range o.missing {
+		o.missing[e].Store(0)
+	}
+}
