@@ -9,9 +9,12 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // Body is the body of a response, read from the connection as it arrives. One
@@ -351,7 +354,7 @@ func (b *Body) skipFraming() (atData bool, err error) {
 			}
 			b.state = chunkHead
 		case trailer:
-			if b.trailers += len(line); b.trailers > b.t.maxHeaderBytes {
+			if b.trailers += len(line); b.trailers > b.t.options.MaxHeaderBytes {
 				return false, errHeaderTooLong
 			}
 			if len(line) == 0 {
@@ -359,7 +362,7 @@ func (b *Body) skipFraming() (atData bool, err error) {
 				continue
 			}
 			name, value, colon := strings.Cut(string(line), ":")
-			if !colon || !isToken(name) || !isHeaderValue(value) {
+			if !colon || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
 				return false, errHeaderLine
 			}
 		}
@@ -389,23 +392,10 @@ func (b *Body) nextBufferedLine() (line []byte, ok bool, err error) {
 // extensions, which are ignored. Spaces before extensions are an error, because parsers
 // differ on them.
 func parseChunkSize(line []byte) (n int64, err error) {
-	line = bytes.TrimRight(line, " \t")
-	line, _, _ = bytes.Cut(line, []byte(";"))
-	if len(line) == 0 || len(line) > 15 {
+	line, _, _ = bytes.Cut(bytes.TrimRight(line, " \t"), []byte(";"))
+	size, err := strconv.ParseUint(string(line), 16, 63)
+	if err != nil || len(line) > 15 {
 		return 0, errChunkLine
 	}
-	for _, c := range line {
-		switch {
-		case '0' <= c && c <= '9':
-			c -= '0'
-		case 'a' <= c && c <= 'f':
-			c -= 'a' - 10
-		case 'A' <= c && c <= 'F':
-			c -= 'A' - 10
-		default:
-			return 0, errChunkLine
-		}
-		n = n<<4 | int64(c)
-	}
-	return n, nil
+	return int64(size), nil
 }

@@ -88,7 +88,7 @@ func (t *Transport) acquireConn(ctx context.Context, dedicated bool) (*conn, err
 
 // dialDedicated returns a connection outside the pool, for one request.
 func (t *Transport) dialDedicated(ctx context.Context) (*conn, error) {
-	if t.maxConns > 0 && t.conns.len() >= t.maxConns {
+	if t.options.MaxConns > 0 && t.conns.len() >= t.options.MaxConns {
 		return nil, &ConnectError{t.addr, fasthttp.ErrNoFreeConns}
 	}
 	c := new(conn)
@@ -114,7 +114,7 @@ func (t *Transport) connectOrDiscard(ctx context.Context, c *conn) (*conn, error
 // connect dials, including the TLS handshake. It looks the name up each time and tries
 // both address families.
 func (t *Transport) connect(ctx context.Context, c *conn) error {
-	ctx, cancel := context.WithTimeout(ctx, t.connectTimeout)
+	ctx, cancel := context.WithTimeout(ctx, t.options.ConnectTimeout)
 	defer cancel()
 	var err error
 	if c.raw, err = t.dialer.DialContext(ctx, "tcp", t.addr); err != nil {

@@ -1,43 +1,36 @@
 package transport
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 )
 
-// isReservedHeader reports whether this package writes a header itself or omits it: if
-// it occurred twice, two parsers could see different requests. Lengths are compared
-// first, because this runs for each header of each request.
+// reservedHeaders are those that this package writes itself or omits: if one occurred twice,
+// two parsers could see different requests.
+var reservedHeaders = [...]string{"Host", "Trailer", "Connection", "Content-Length", "Transfer-Encoding"}
+
 func isReservedHeader(name string) bool {
-	reserved := ""
-	switch len(name) {
-	case len("Host"):
-		reserved = "Host"
-	case len("Trailer"):
-		reserved = "Trailer"
-	case len("Connection"):
-		reserved = "Connection"
-	case len("Content-Length"):
-		reserved = "Content-Length"
-	case len("Transfer-Encoding"):
-		reserved = "Transfer-Encoding"
+	for _, reserved := range reservedHeaders {
+		if len(name) == len(reserved) && strings.EqualFold(name, reserved) {
+			return true
+		}
 	}
-	return reserved != "" && strings.EqualFold(name, reserved)
+	return false
 }
 
 // appendRequestHead appends the request line and header of req to b. It fails on
 // characters that would break the framing.
 func (t *Transport) appendRequestHead(b []byte, req *http.Request, bodyLength int64) ([]byte, error) {
-	method := req.Method
-	if method == "" {
-		method = http.MethodGet
-	}
+	method := cmp.Or(req.Method, http.MethodGet)
 	uri := req.URL.RequestURI()
-	if !isToken(method) || !isRequestURI(uri) {
+	if !httpguts.ValidHeaderFieldName(method) || !isRequestURI(uri) {
 		return b, fmt.Errorf("%w: request line", ErrInvalidRequest)
 	}
 	b = append(b, method...)
@@ -50,11 +43,11 @@ func (t *Transport) appendRequestHead(b []byte, req *http.Request, bodyLength in
 		if isReservedHeader(name) {
 			continue
 		}
-		if !isToken(name) {
+		if !httpguts.ValidHeaderFieldName(name) {
 			return b, fmt.Errorf("%w: header name %q", ErrInvalidRequest, name)
 		}
 		for _, v := range values {
-			if !isHeaderValue(v) {
+			if !httpguts.ValidHeaderFieldValue(v) {
 				return b, fmt.Errorf("%w: value of header %s", ErrInvalidRequest, name)
 			}
 			b = append(b, name...)
@@ -74,20 +67,6 @@ func (t *Transport) appendRequestHead(b []byte, req *http.Request, bodyLength in
 	return append(b, "\r\n"...), nil
 }
 
-// isToken reports whether s is a token of RFC 9110, 5.6.2: a method or header name.
-func isToken(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; c >= 0x80 || tokenChars[c>>6]>>(c&63)&1 == 0 {
-			return false
-		}
-	}
-	return s != ""
-}
-
-// tokenChars is a bit set of the characters of a token: letters, digits and
-// !#$%&'*+-.^_`|~. Never modified.
-var tokenChars = [2]uint64{0x03ff6cfa00000000, 0x57ffffffc7fffffe}
-
 // isRequestURI reports whether s begins with a slash and has no spaces or control
 // characters.
 func isRequestURI(s string) bool {
@@ -97,16 +76,6 @@ func isRequestURI(s string) bool {
 		}
 	}
 	return s != "" && s[0] == '/'
-}
-
-// isHeaderValue reports whether s has no control characters other than tabs.
-func isHeaderValue(s string) bool {
-	for i := range len(s) {
-		if s[i] < ' ' && s[i] != '\t' || s[i] == 0x7f {
-			return false
-		}
-	}
-	return true
 }
 
 const (

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // Errors of a response header. Anything ambiguous is an error: a wrong guess about
@@ -26,7 +28,7 @@ var (
 // readResponse reads the response header, skipping interim responses (100, 103), and
 // prepares b for reading the body.
 func (b *Body) readResponse(req *http.Request) (*http.Response, error) {
-	budget := b.t.maxHeaderBytes
+	budget := b.t.options.MaxHeaderBytes
 	for {
 		if err := b.awaitResponseHead(); err != nil {
 			return nil, err
@@ -68,7 +70,7 @@ func (b *Body) awaitResponseHead() error {
 	}
 	// Nearly always the complete header is buffered and needs no deadline.
 	if have, _ := b.br.Peek(b.br.Buffered()); !bytes.Contains(have, []byte("\r\n\r\n")) {
-		b.setReadDeadline(time.Now().Add(b.t.headerTimeout))
+		b.setReadDeadline(time.Now().Add(b.t.options.HeaderTimeout))
 	}
 	return nil
 }
@@ -109,7 +111,7 @@ func parseHead(resp *http.Response, head string) error {
 	*resp = http.Response{ProtoMajor: 1}
 	var status string
 	var ok bool
-	if resp.Proto, status, ok = strings.Cut(line, " "); !ok || !isHeaderValue(line) {
+	if resp.Proto, status, ok = strings.Cut(line, " "); !ok || !httpguts.ValidHeaderFieldValue(line) {
 		return errStatusLine
 	}
 	switch resp.Proto {
@@ -132,10 +134,10 @@ func parseHead(resp *http.Response, head string) error {
 	for rest != "\r\n" {
 		line, rest, _ = strings.Cut(rest, "\r\n")
 		name, value, ok := strings.Cut(line, ":")
-		if !ok || !isToken(name) || !isHeaderValue(value) { // a folded line fails too
+		if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) { // a folded line fails too
 			return errHeaderLine
 		}
-		name = canonicalHeaderName(name)
+		name = textproto.CanonicalMIMEHeaderKey(name)
 		value = strings.Trim(value, " \t")
 		if before := resp.Header[name]; before != nil {
 			resp.Header[name] = append(before, value)
@@ -145,24 +147,6 @@ func parseHead(resp *http.Response, head string) error {
 		resp.Header[name] = values[len(values)-1 : len(values) : len(values)]
 	}
 	return nil
-}
-
-// canonicalHeaderName is textproto.CanonicalMIMEHeaderKey with a fast path for the names
-// in nearly every response, as uvicorn writes them.
-func canonicalHeaderName(name string) string {
-	switch name {
-	case "date":
-		return "Date"
-	case "server":
-		return "Server"
-	case "content-type":
-		return "Content-Type"
-	case "content-length":
-		return "Content-Length"
-	case "transfer-encoding":
-		return "Transfer-Encoding"
-	}
-	return textproto.CanonicalMIMEHeaderKey(name)
 }
 
 // setFraming determines how the body ends (RFC 9112, 6.3), for b and resp.
@@ -200,16 +184,7 @@ func (b *Body) setFraming(resp *http.Response, method string) error {
 
 // canKeepAlive reports whether the replica accepts another request on the connection.
 func canKeepAlive(resp *http.Response) bool {
-	keep := resp.ProtoMinor == 1
-	for _, v := range resp.Header["Connection"] {
-		for option := range strings.SplitSeq(v, ",") {
-			switch option = strings.Trim(option, " \t"); {
-			case strings.EqualFold(option, "close"):
-				return false
-			case strings.EqualFold(option, "keep-alive"):
-				keep = true
-			}
-		}
-	}
-	return keep
+	options := resp.Header["Connection"]
+	return !httpguts.HeaderValuesContainsToken(options, "close") &&
+		(resp.ProtoMinor == 1 || httpguts.HeaderValuesContainsToken(options, "keep-alive"))
 }

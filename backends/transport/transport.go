@@ -10,6 +10,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -52,41 +53,24 @@ type Options struct {
 
 // Transport is an http.RoundTripper for one replica. Safe for concurrent use.
 type Transport struct {
-	pool           *fasthttp.HostClient
-	dialer         net.Dialer
-	connectTimeout time.Duration
-	maxHeaderBytes int
-	headerTimeout  time.Duration
-	staleTimeout   time.Duration
-	maxConns       int         // 0: no limit
-	addr           string      // host:port
-	host           string      // value of the Host header
-	tls            *tls.Config // nil for http
-	heads          sync.Pool   // of *[]byte, for request heads
-	conns          connSet
+	options Options // without zero values, but for MaxConns
+	pool    *fasthttp.HostClient
+	dialer  net.Dialer
+	addr    string      // host:port
+	host    string      // value of the Host header
+	tls     *tls.Config // nil for http
+	heads   sync.Pool   // of *[]byte, for request heads
+	conns   connSet
 }
 
 // New returns a Transport. It connects on the first request.
 func New(o Options) *Transport {
-	t := &Transport{
-		connectTimeout: o.ConnectTimeout,
-		maxHeaderBytes: o.MaxHeaderBytes,
-		headerTimeout:  o.HeaderTimeout,
-		staleTimeout:   o.StaleTimeout,
-		maxConns:       o.MaxConns,
-	}
-	if t.connectTimeout <= 0 {
-		t.connectTimeout = 2 * time.Second
-	}
-	if t.maxHeaderBytes <= 0 {
-		t.maxHeaderBytes = 128 << 10
-	}
-	if t.headerTimeout <= 0 {
-		t.headerTimeout = 10 * time.Second
-	}
-	if t.staleTimeout <= 0 {
-		t.staleTimeout = 100 * time.Millisecond
-	}
+	o.ConnectTimeout = cmp.Or(o.ConnectTimeout, 2*time.Second)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, 4*time.Second)
+	o.MaxHeaderBytes = cmp.Or(o.MaxHeaderBytes, 128<<10)
+	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, 10*time.Second)
+	o.StaleTimeout = cmp.Or(o.StaleTimeout, 100*time.Millisecond)
+	t := &Transport{options: o, host: o.URL.Host}
 	port := "80"
 	if o.URL.Scheme == "https" {
 		port = "443"
@@ -95,22 +79,15 @@ func New(o Options) *Transport {
 			t.tls = o.TLS.Clone()
 		}
 		t.tls.NextProtos = []string{"http/1.1"}
-		if t.tls.ServerName == "" {
-			t.tls.ServerName = o.URL.Hostname()
-		}
+		t.tls.ServerName = cmp.Or(t.tls.ServerName, o.URL.Hostname())
 	}
-	t.host = o.URL.Host
 	if zone, end := strings.IndexByte(t.host, '%'), strings.IndexByte(t.host, ']'); 0 < zone && zone < end {
 		t.host = t.host[:zone] + t.host[end:] // an IPv6 zone has no meaning to the replica
 	}
-	if p := o.URL.Port(); p != "" {
-		port = p
-	}
-	t.addr = net.JoinHostPort(o.URL.Hostname(), port)
-
+	t.addr = net.JoinHostPort(o.URL.Hostname(), cmp.Or(o.URL.Port(), port))
 	t.pool = &fasthttp.HostClient{
 		Addr:                t.addr,
-		MaxConns:            o.MaxConns,
+		MaxConns:            cmp.Or(o.MaxConns, math.MaxInt32), // fasthttp's 0 means 512
 		MaxIdleConnDuration: o.IdleTimeout,
 		// Each open stream has such a buffer. Large reads bypass it.
 		ReadBufferSize: 2 << 10,
@@ -119,12 +96,6 @@ func New(o Options) *Transport {
 		// AcquireConn dials without a context, so Dial returns an unconnected conn
 		// that RoundTrip connects, including TLS.
 		Dial: func(string) (net.Conn, error) { return new(conn), nil },
-	}
-	if o.MaxConns <= 0 {
-		t.pool.MaxConns = math.MaxInt32 // fasthttp's 0 means 512
-	}
-	if o.IdleTimeout <= 0 {
-		t.pool.MaxIdleConnDuration = 4 * time.Second
 	}
 	return t
 }
@@ -188,7 +159,7 @@ func (t *Transport) send(req *http.Request) (*http.Response, error) {
 		}
 		err = fmt.Errorf("%s to %s: no response: %w", req.Method, t.addr, err)
 		// After a failed upload no engine can have seen the complete request.
-		if c.reused && (b.upload.err != nil || ended.Sub(b.upload.written) <= t.staleTimeout) {
+		if c.reused && (b.upload.err != nil || ended.Sub(b.upload.written) <= t.options.StaleTimeout) {
 			err = &StaleError{err}
 		}
 		return nil, err

@@ -9,7 +9,7 @@ import (
 
 // A parser of Prometheus' text format, one line at a time, that allocates
 // nothing: replicas are polled up to four times a second, and prometheus/common's
-// expfmt builds every family of a scrape. The returned slices point into the
+// expfmt builds every family of a response. The returned slices point into the
 // line. expfmt is the oracle in tests; the differences are:
 //
 //   - CRLF line ends, exemplars and OpenMetrics' fractional timestamps are accepted;

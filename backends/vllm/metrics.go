@@ -32,7 +32,7 @@ const (
 // that a caller can reuse its buffer.
 func ParseMetrics(r io.Reader) (Load, error) {
 	var (
-		p  scrape
+		p  sampleSums
 		br = bufio.NewReaderSize(r, MaxLineBytes)
 	)
 	for n := 1; ; n++ {
@@ -54,7 +54,7 @@ func ParseMetrics(r io.Reader) (Load, error) {
 	}
 }
 
-// Load is one scrape of a replica's /metrics, summed over the engines of a
+// Load is one poll of a replica's /metrics, summed over the engines of a
 // data-parallel server. Never modified once published. Where a Known flag is
 // false the replica did not report the value, which must not be read as 0. It has
 // more than twenty fields because /metrics has.
@@ -91,7 +91,7 @@ type Load struct {
 	TokensKnown                    bool    // both were reported
 
 	Asleep      bool      // engine_sleep_state is anything but awake
-	AsleepSince time.Time // when the first of the consecutive scrapes that say so was sent; set by the poller
+	AsleepSince time.Time // when the first of the consecutive polls that say so was sent; set by the poller
 
 	RunningAdapters []string // LoRA adapters with running requests
 	MaxAdapters     int      // that can run at once; 0 when unknown
@@ -99,79 +99,78 @@ type Load struct {
 	StartTime float64 // process_start_time_seconds; 0 when absent
 
 	// Set by the poller:
-	OwnInFlight int64     // sequences in flight before or after the scrape, whichever was more: ours, and those that other proxies report
-	PolledAt    time.Time // when the scrape was sent
+	OwnInFlight int64     // sequences in flight before or after the poll, whichever was more: ours, and those that other proxies report
+	PolledAt    time.Time // when the poll was sent
 }
 
-// family is a metric under one of the names that vLLM has given it. Where a
-// quantity was renamed each name has its own family, since some versions write
-// both, which must not be added up.
-type family int
+// quantity is what a metric measures.
+type quantity int
 
 const (
-	unread family = iota
-	running
+	running quantity = iota
 	waiting
-	waitingCapacity
+	waitingForCapacity
 	kvUsage
-	gpuUsage // kvUsage before 0.10
-	queries
-	queriesBare // without Python's _total, as some exporters write a counter
-	gpuQueries  // queries before 0.9
-	gpuQueriesBare
-	hits
-	hitsBare
-	gpuHits
-	gpuHitsBare
-	hostHits
-	hostHitsBare
-	externalHits // all hits that were not on the GPU, on versions that do not tell them apart
-	externalHitsBare
+	prefixQueries
+	gpuPrefixQueries // prefixQueries before 0.9
+	prefixHits
+	gpuPrefixHits
+	hostHits // all hits that were not on the GPU, on versions that do not tell them apart
 	promptTokens
-	promptTokensBare
 	generationTokens
-	generationTokensBare
 	startTime
-	summed // families below are single numbers; those above have labels
+	summed // quantities below have labels that are read instead of a value
 
 	cacheConfig
 	loraInfo
 	sleepState
 )
 
-// families are the metrics that are read. They exclude the _created series
-// that Python's client writes for each counter.
-var families = map[string]family{
-	"vllm:num_requests_running":                 running,
-	"vllm:num_requests_waiting":                 waiting,
-	"vllm:num_requests_waiting_by_reason":       waitingCapacity,
-	"vllm:kv_cache_usage_perc":                  kvUsage,
-	"vllm:gpu_cache_usage_perc":                 gpuUsage,
-	"vllm:prefix_cache_queries_total":           queries,
-	"vllm:prefix_cache_queries":                 queriesBare,
-	"vllm:gpu_prefix_cache_queries_total":       gpuQueries,
-	"vllm:gpu_prefix_cache_queries":             gpuQueriesBare,
-	"vllm:prefix_cache_hits_total":              hits,
-	"vllm:prefix_cache_hits":                    hitsBare,
-	"vllm:gpu_prefix_cache_hits_total":          gpuHits,
-	"vllm:gpu_prefix_cache_hits":                gpuHitsBare,
-	"vllm:prompt_tokens_cached_by_source_total": hostHits,
-	"vllm:prompt_tokens_cached_by_source":       hostHitsBare,
-	"vllm:external_prefix_cache_hits_total":     externalHits,
-	"vllm:external_prefix_cache_hits":           externalHitsBare,
-	"vllm:prompt_tokens_total":                  promptTokens,
-	"vllm:prompt_tokens":                        promptTokensBare,
-	"vllm:generation_tokens_total":              generationTokens,
-	"vllm:generation_tokens":                    generationTokensBare,
-	"process_start_time_seconds":                startTime,
-	"vllm:cache_config_info":                    cacheConfig,
-	"vllm:lora_requests_info":                   loraInfo,
-	"vllm:engine_sleep_state":                   sleepState,
+// metric is one of the names that vLLM has given to a quantity. Some versions write several, which
+// must not be added up.
+type metric struct {
+	quantity quantity
+	name     int     // below maxNames; the first one is preferred
+	maxValue float64 // of a sample; a larger one is not known
 }
 
-// scrape collects the samples of one response. Lines may come in any order.
-type scrape struct {
-	totals [summed]total
+const maxNames = 4 // of a quantity
+
+// metrics are those that are read. Counters may lack the _total that Python adds, as some
+// exporters write them; the _created series beside them is not read. Never modified.
+var metrics = map[string]metric{
+	"vllm:num_requests_running":           {running, 0, maxCount},
+	"vllm:num_requests_waiting":           {waiting, 0, maxCount},
+	"vllm:num_requests_waiting_by_reason": {waitingForCapacity, 0, maxCount},
+	// Slightly above 1 is rounding. More is another scale: reading it as a full cache would take
+	// the replica out of service.
+	"vllm:kv_cache_usage_perc":                  {kvUsage, 0, 1.01},
+	"vllm:gpu_cache_usage_perc":                 {kvUsage, 1, 1.01}, // before 0.10
+	"vllm:prefix_cache_queries_total":           {prefixQueries, 0, math.MaxFloat64},
+	"vllm:prefix_cache_queries":                 {prefixQueries, 1, math.MaxFloat64},
+	"vllm:gpu_prefix_cache_queries_total":       {gpuPrefixQueries, 0, math.MaxFloat64},
+	"vllm:gpu_prefix_cache_queries":             {gpuPrefixQueries, 1, math.MaxFloat64},
+	"vllm:prefix_cache_hits_total":              {prefixHits, 0, math.MaxFloat64},
+	"vllm:prefix_cache_hits":                    {prefixHits, 1, math.MaxFloat64},
+	"vllm:gpu_prefix_cache_hits_total":          {gpuPrefixHits, 0, math.MaxFloat64},
+	"vllm:gpu_prefix_cache_hits":                {gpuPrefixHits, 1, math.MaxFloat64},
+	"vllm:prompt_tokens_cached_by_source_total": {hostHits, 0, math.MaxFloat64},
+	"vllm:prompt_tokens_cached_by_source":       {hostHits, 1, math.MaxFloat64},
+	"vllm:external_prefix_cache_hits_total":     {hostHits, 2, math.MaxFloat64},
+	"vllm:external_prefix_cache_hits":           {hostHits, 3, math.MaxFloat64},
+	"vllm:prompt_tokens_total":                  {promptTokens, 0, math.MaxFloat64},
+	"vllm:prompt_tokens":                        {promptTokens, 1, math.MaxFloat64},
+	"vllm:generation_tokens_total":              {generationTokens, 0, math.MaxFloat64},
+	"vllm:generation_tokens":                    {generationTokens, 1, math.MaxFloat64},
+	"process_start_time_seconds":                {startTime, 0, math.MaxFloat64},
+	"vllm:cache_config_info":                    {quantity: cacheConfig},
+	"vllm:lora_requests_info":                   {quantity: loraInfo},
+	"vllm:engine_sleep_state":                   {quantity: sleepState},
+}
+
+// sampleSums collects the samples of one response. Lines may come in any order.
+type sampleSums struct {
+	totals [summed][maxNames]total
 
 	// Older V1 engines counted prefix queries and hits in blocks, which only the
 	// HELP line tells: "queried blocks" or "queried tokens".
@@ -225,7 +224,7 @@ type engineCache struct {
 	cachingOff      bool
 }
 
-func (p *scrape) parseLine(line []byte) error {
+func (p *sampleSums) parseLine(line []byte) error {
 	if len(line) == 0 {
 		return nil
 	}
@@ -237,15 +236,15 @@ func (p *scrape) parseLine(line []byte) error {
 	if err != nil {
 		return err
 	}
-	f := families[string(name)]
-	if f == unread {
+	m, isRead := metrics[string(name)]
+	if !isRead {
 		return nil
 	}
 	l, value, err := parseSample(rest)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	switch f {
+	switch m.quantity {
 	case cacheConfig:
 		if !p.addCacheConfig(l) {
 			return fmt.Errorf("%s: more than %d engines", name, maxEngines)
@@ -260,30 +259,25 @@ func (p *scrape) parseLine(line []byte) error {
 	case sleepState:
 		awake := string(l.get("sleep_state")) == "awake"
 		p.asleep = p.asleep || awake && value == 0 || !awake && value > 0
-	case waitingCapacity:
-		if string(l.get("reason")) == "capacity" {
-			p.totals[f].addOrInvalidate(value, maxCount)
+	case waitingForCapacity:
+		if string(l.get("reason")) != "capacity" {
+			return nil
 		}
-	case hostHits, hostHitsBare:
+	case hostHits:
 		// What another replica sent does not say what this one holds.
-		if source := string(l.get("source")); source != "device" && source != "p2p" {
-			p.totals[f].addOrInvalidate(value, math.MaxFloat64)
+		if source := string(l.get("source")); source == "device" || source == "p2p" {
+			return nil
 		}
-	case running, waiting:
-		p.totals[f].addOrInvalidate(value, maxCount)
-	case kvUsage, gpuUsage:
-		// Slightly above 1 is rounding. More is another scale: reading it as a
-		// full cache would take the replica out of service.
-		p.totals[f].addOrInvalidate(value, 1.01)
-	default:
-		p.totals[f].addOrInvalidate(value, math.MaxFloat64)
+	}
+	if m.quantity < summed {
+		p.totals[m.quantity][m.name].addOrInvalidate(value, m.maxValue)
 	}
 	return nil
 }
 
 // setPrefixUnit sets the unit of the prefix counters from their HELP line. It ignores
 // other lines.
-func (p *scrape) setPrefixUnit(helpLine []byte) {
+func (p *sampleSums) setPrefixUnit(helpLine []byte) {
 	about, ok := bytes.CutPrefix(helpLine, []byte("# HELP vllm:"))
 	if !ok {
 		return
@@ -307,7 +301,7 @@ func (p *scrape) setPrefixUnit(helpLine []byte) {
 }
 
 // addCacheConfig returns false when there are more than maxEngines engines.
-func (p *scrape) addCacheConfig(l labels) (withinLimit bool) {
+func (p *sampleSums) addCacheConfig(l labels) (withinLimit bool) {
 	var (
 		e      engineCache
 		blocks int
@@ -364,49 +358,49 @@ func parsePositiveInt(value []byte) int {
 }
 
 // toLoad returns the collected samples as a Load.
-func (p *scrape) toLoad() Load {
+func (p *sampleSums) toLoad() Load {
 	var l Load
-	if run, wait := p.totals[running], p.totals[waiting]; run.isKnown() && wait.isKnown() {
+	run, runOK := p.firstKnown(running)
+	wait, waitOK := p.firstKnown(waiting)
+	if runOK && waitOK {
 		l.Running, l.Waiting, l.QueuesKnown = int(run.sum), int(wait.sum), true
 		l.WaitingForCapacity = l.Waiting
-		if c := p.totals[waitingCapacity]; c.isKnown() {
+		if c, ok := p.firstKnown(waitingForCapacity); ok {
 			l.WaitingForCapacity = int(c.sum)
 		}
 	}
-	if usage, ok := p.firstKnown(kvUsage, gpuUsage); ok {
+	if usage, ok := p.firstKnown(kvUsage); ok {
 		l.KVCacheUsage, l.KVKnown = min(usage.mean(), 1), true
 	}
 	p.setCacheConfig(&l)
 	p.setPrefixCounters(&l)
-	prompt, promptOK := p.firstKnown(promptTokens, promptTokensBare)
-	generation, generationOK := p.firstKnown(generationTokens, generationTokensBare)
+	prompt, promptOK := p.firstKnown(promptTokens)
+	generation, generationOK := p.firstKnown(generationTokens)
 	if promptOK && generationOK {
 		l.PromptTokens, l.GenerationTokens, l.TokensKnown = prompt.sum, generation.sum, true
 	}
-	if start := p.totals[startTime]; start.isKnown() {
-		l.StartTime = start.max
-	}
+	start, _ := p.firstKnown(startTime)
+	l.StartTime = start.max
 	for name := range bytes.SplitSeq(p.adapters, []byte(",")) {
 		if name = bytes.TrimSpace(name); len(name) > 0 {
 			l.RunningAdapters = append(l.RunningAdapters, unescape(name))
 		}
 	}
-	l.MaxAdapters = p.maxAdapters
-	l.Asleep = p.asleep
+	l.MaxAdapters, l.Asleep = p.maxAdapters, p.asleep
 	return l
 }
 
-// firstKnown returns the first of these families that is known.
-func (p *scrape) firstKnown(candidates ...family) (t total, ok bool) {
-	for _, f := range candidates {
-		if p.totals[f].isKnown() {
-			return p.totals[f], true
+// firstKnown returns the total under the first name of a quantity under which it is known.
+func (p *sampleSums) firstKnown(q quantity) (t total, ok bool) {
+	for _, t := range p.totals[q] {
+		if t.isKnown() {
+			return t, true
 		}
 	}
 	return total{}, false
 }
 
-func (p *scrape) setCacheConfig(l *Load) {
+func (p *sampleSums) setCacheConfig(l *Load) {
 	l.Engines = len(p.engines)
 	l.PrefixCachingOff = len(p.engines) > 0
 	ofServer, complete := 0, true
@@ -426,13 +420,13 @@ func (p *scrape) setCacheConfig(l *Load) {
 	}
 }
 
-func (p *scrape) setPrefixCounters(l *Load) {
-	q, queriesOK := p.firstKnown(queries, queriesBare)
-	h, hitsOK := p.firstKnown(hits, hitsBare)
+func (p *sampleSums) setPrefixCounters(l *Load) {
+	queries, queriesOK := p.firstKnown(prefixQueries)
+	hits, hitsOK := p.firstKnown(prefixHits)
 	unit := p.unit
 	if !queriesOK || !hitsOK {
-		q, queriesOK = p.firstKnown(gpuQueries, gpuQueriesBare)
-		h, hitsOK = p.firstKnown(gpuHits, gpuHitsBare)
+		queries, queriesOK = p.firstKnown(gpuPrefixQueries)
+		hits, hitsOK = p.firstKnown(gpuPrefixHits)
 		if unit = p.gpuUnit; unit == unitUnknown {
 			unit = unitBlocks // the first versions with this name
 		}
@@ -441,11 +435,11 @@ func (p *scrape) setPrefixCounters(l *Load) {
 	if unit == unitBlocks {
 		scale = float64(l.BlockSize)
 	}
-	host, hostOK := p.firstKnown(hostHits, hostHitsBare, externalHits, externalHitsBare) // in tokens on all versions
+	host, hostOK := p.firstKnown(hostHits) // in tokens on all versions
 	l.HostHits, l.HostHitsKnown = host.sum, hostOK
-	allHits := h.sum*scale + l.HostHits
-	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(q.sum*scale, allHits), 0) {
+	allHits := hits.sum*scale + l.HostHits
+	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(queries.sum*scale, allHits), 0) {
 		return
 	}
-	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = q.sum*scale, allHits, true
+	l.PrefixQueries, l.PrefixHits, l.PrefixKnown = queries.sum*scale, allHits, true
 }
