@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"warmroute/recovery"
 )
 
@@ -38,11 +40,12 @@ type Settings struct {
 
 // Log is the access log. It is safe for concurrent use. A nil Log is disabled.
 type Log struct {
-	log     *slog.Logger // for warnings about the access log
-	queue   chan []byte
-	dropped atomic.Int64
-	stopped atomic.Bool // nobody reads the queue
-	output  atomic.Pointer[output]
+	log      *slog.Logger   // for warnings about the access log
+	warnings rate.Sometimes // are logged
+	queue    chan []byte
+	dropped  atomic.Int64
+	stopped  atomic.Bool // nobody reads the queue
+	output   atomic.Pointer[output]
 }
 
 // output is where lines go, and how they are made.
@@ -54,22 +57,16 @@ type output struct {
 
 // New opens the file, if there is one. Nothing is written before Run.
 func New(s Settings, log *slog.Logger) (*Log, error) {
-	l := &Log{log: log, queue: make(chan []byte, maxQueuedLines)}
-	return l, l.Configure(s)
-}
-
-// Configure changes the settings and opens the file again, in case it was renamed.
-// If it returns an error, nothing has changed.
-func (l *Log) Configure(s Settings) error {
+	l := &Log{log: log, warnings: rate.Sometimes{Interval: warnInterval}, queue: make(chan []byte, maxQueuedLines)}
 	apply, err := l.PrepareSettings(s)
 	if err == nil {
 		apply()
 	}
-	return err
+	return l, err
 }
 
-// PrepareSettings is Configure in two steps: it opens the file and changes nothing; apply, which
-// cannot fail and must be called, changes the settings.
+// PrepareSettings opens the file again, in case it was renamed, and changes nothing yet. apply,
+// which cannot fail and must be called, changes the settings.
 func (l *Log) PrepareSettings(s Settings) (apply func(), err error) {
 	var next *output
 	if s.File != "" {
@@ -82,14 +79,11 @@ func (l *Log) PrepareSettings(s Settings) (apply func(), err error) {
 			next.handler = slog.NewJSONHandler(queueWriter{l}, nil)
 		}
 	}
-	return func() { l.replaceOutput(next) }, nil
-}
-
-// replaceOutput has lines written to next; nil: nowhere.
-func (l *Log) replaceOutput(next *output) {
-	if previous := l.output.Swap(next); previous != nil {
-		time.AfterFunc(writeTimeout, func() { previous.Close() }) // a write to it may be in progress
-	}
+	return func() {
+		if previous := l.output.Swap(next); previous != nil {
+			time.AfterFunc(writeTimeout, func() { previous.Close() }) // a write to it may be in progress
+		}
+	}, nil
 }
 
 // Enabled reports whether requests are logged.
@@ -137,32 +131,20 @@ func (l *Log) Run(ctx context.Context, panics recovery.Reporter) {
 	<-ctx.Done()
 	select {
 	case <-done:
-		l.closeOutput()
 	case <-time.After(writeTimeout):
-		l.closeOutput() // ends a write that hangs, if it is to a pipe
-		select {
-		case <-done:
-		case <-time.After(writeTimeout / 2):
-		}
 	}
-}
-
-func (l *Log) closeOutput() {
 	if out := l.output.Load(); out != nil {
-		out.Close()
+		out.Close() // ends a write that hangs, if it is to a pipe
+	}
+	select {
+	case <-done:
+	case <-time.After(writeTimeout / 2):
 	}
 }
 
 func (l *Log) writeLines(ctx context.Context) {
 	renameCheck := time.NewTicker(renameCheckInterval)
 	defer renameCheck.Stop()
-	var lastWarning time.Time
-	warn := func(err error) {
-		if now := time.Now(); err != nil && now.Sub(lastWarning) > warnInterval {
-			lastWarning = now
-			l.log.Warn("writing the access log failed", "err", err, "dropped_lines", l.DroppedLines())
-		}
-	}
 	for ctx.Err() == nil {
 		select {
 		case line := <-l.queue:
@@ -170,35 +152,40 @@ func (l *Log) writeLines(ctx context.Context) {
 			case <-time.After(batchInterval):
 			case <-ctx.Done():
 			}
-			warn(l.writeBatch(line))
+			l.writeBatch(line)
 		case <-renameCheck.C:
-			warn(l.reopenIfRenamed())
+			l.warn(l.reopenIfRenamed())
 		case <-ctx.Done():
 		}
 	}
-	for {
-		select {
-		case line := <-l.queue:
-			warn(l.writeBatch(line))
-		default:
-			return
-		}
+	for len(l.queue) > 0 {
+		l.writeBatch(<-l.queue)
+	}
+}
+
+// warn logs err, unless it is nil, at most once in warnInterval.
+func (l *Log) warn(err error) {
+	if err != nil {
+		l.warnings.Do(func() {
+			l.log.Warn("writing the access log failed", "err", err, "dropped_lines", l.DroppedLines())
+		})
 	}
 }
 
 // writeBatch writes the first line and those in the queue, and counts those it could not
 // write.
-func (l *Log) writeBatch(first []byte) (err error) {
+func (l *Log) writeBatch(first []byte) {
 	batch := first
 	for range len(l.queue) { // nobody else receives
 		batch = append(batch, <-l.queue...)
 	}
 	unwritten := batch
+	var err error
 	if out := l.output.Load(); out != nil {
 		unwritten, err = out.write(batch)
 	}
 	l.dropped.Add(int64(bytes.Count(unwritten, []byte("\n"))))
-	return err
+	l.warn(err)
 }
 
 // reopenIfRenamed opens the file again if it was renamed.

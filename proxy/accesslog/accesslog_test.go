@@ -52,6 +52,16 @@ func start(t *testing.T, s Settings) *running {
 	return r
 }
 
+// configure changes the settings of a Log.
+func configure(t *testing.T, l *Log, s Settings) error {
+	t.Helper()
+	apply, err := l.PrepareSettings(s)
+	if err == nil {
+		apply()
+	}
+	return err
+}
+
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -135,7 +145,9 @@ func TestSample(t *testing.T) {
 	late := ok("late") // left with the status already sent
 	late.Phase = "in_body"
 	l.EnqueueSampled(late)
-	l.Configure(Settings{File: path, Format: "json", Sample: 0.5})
+	if err := configure(t, l.Log, Settings{File: path, Format: "json", Sample: 0.5}); err != nil {
+		t.Fatal(err)
+	}
 	for range 1000 {
 		l.EnqueueSampled(ok("sampled"))
 	}
@@ -156,6 +168,7 @@ func TestSample(t *testing.T) {
 }
 
 func TestRenamedFile(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "log")
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
 	l.EnqueueSampled(ok("before"))
@@ -192,15 +205,15 @@ func TestConfigure(t *testing.T) {
 	l := start(t, Settings{File: one, Format: "json", Sample: 1})
 	l.EnqueueSampled(ok("1"))
 	eventually(t, "it is written", func() bool { return len(lines(t, one)) == 1 })
-	if err := l.Configure(Settings{File: filepath.Join(dir, "no", "such"), Format: "json", Sample: 1}); err == nil {
+	if err := configure(t, l.Log, Settings{File: filepath.Join(dir, "no", "such"), Format: "json", Sample: 1}); err == nil {
 		t.Error("a file that cannot be opened is no error")
 	}
-	if err := l.Configure(Settings{File: two, Format: "json", Sample: 1}); err != nil {
+	if err := configure(t, l.Log, Settings{File: two, Format: "json", Sample: 1}); err != nil {
 		t.Fatal(err)
 	}
 	l.EnqueueSampled(ok("2"))
 	eventually(t, "it is written", func() bool { return len(lines(t, two)) == 1 })
-	if err := l.Configure(Settings{}); err != nil || l.Enabled() {
+	if err := configure(t, l.Log, Settings{}); err != nil || l.Enabled() {
 		t.Errorf("%v, on %v", err, l.Enabled())
 	}
 	l.EnqueueSampled(ok("3"))
@@ -220,6 +233,7 @@ func TestLogRequestAfterRun(t *testing.T) {
 }
 
 func TestTornLine(t *testing.T) {
+	t.Parallel()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +241,7 @@ func TestTornLine(t *testing.T) {
 	defer r.Close()
 	defer w.Close()
 	f := &file{File: w}
-	w.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+	w.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
 	long := strings.Repeat("x", 1<<20) // does not fit into the pipe
 	unwritten, err := f.write([]byte("first\n" + long + "\nsecond\n"))
 	if err == nil || !f.torn || bytes.Count(unwritten, []byte("\n")) != 2 {

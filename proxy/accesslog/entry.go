@@ -3,6 +3,7 @@ package accesslog
 import (
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -52,24 +53,12 @@ func (e *Entry) record() slog.Record {
 	if e.Code >= http.StatusInternalServerError {
 		level = slog.LevelWarn
 	}
-	r := slog.NewRecord(e.At, level, "request", 0)
-	attrs := make([]slog.Attr, 0, 24)
-	addText := func(key, value string) {
-		if value != "" {
-			attrs = append(attrs, slog.String(key, value))
-		}
-	}
-	addText("request_id", e.ID)
-	addText("client", e.Client)
-	addText("key", e.Key)
-	addText("endpoint", e.Endpoint)
-	addText("model", e.Model)
-	attrs = append(attrs, slog.Int("code", e.Code), slog.Float64("duration_ms", milliseconds(e.Times.Total)),
-		slog.Int64("bytes_in", e.BytesIn), slog.Int64("bytes_out", e.BytesOut))
+	attrs := append(make([]slog.Attr, 0, 24),
+		slog.String("request_id", e.ID), slog.String("client", e.Client), slog.String("key", e.Key), slog.String("endpoint", e.Endpoint), slog.String("model", e.Model),
+		slog.Int("code", e.Code), slog.Float64("duration_ms", milliseconds(e.Times.Total)), slog.Int64("bytes_in", e.BytesIn), slog.Int64("bytes_out", e.BytesOut))
 	if e.Backend != "" {
-		addText("backend", e.Backend)
-		addText("reason", e.Reason)
-		attrs = append(attrs, slog.Int("attempts", e.Attempts), slog.Int("prompt_tokens", e.Tokens.Prompt), slog.Int("predicted_tokens", e.Tokens.Predicted))
+		attrs = append(attrs, slog.String("backend", e.Backend), slog.String("reason", e.Reason), slog.Int("attempts", e.Attempts),
+			slog.Int("prompt_tokens", e.Tokens.Prompt), slog.Int("predicted_tokens", e.Tokens.Predicted))
 		if e.Tokens.Observed >= 0 {
 			attrs = append(attrs, slog.Int("observed_tokens", e.Tokens.Observed))
 		}
@@ -81,10 +70,9 @@ func (e *Entry) record() slog.Record {
 	if e.Times.Queued > 0 {
 		attrs = append(attrs, slog.Float64("queue_ms", milliseconds(e.Times.Queued)))
 	}
-	addText("failures", strings.Join(e.Failures, ","))
-	addText("aborted", e.Phase)
-	addText("trace_id", e.TraceID)
-	r.AddAttrs(attrs...)
+	attrs = append(attrs, slog.String("failures", strings.Join(e.Failures, ",")), slog.String("aborted", e.Phase), slog.String("trace_id", e.TraceID))
+	r := slog.NewRecord(e.At, level, "request", 0)
+	r.AddAttrs(slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.Kind() == slog.KindString && a.Value.String() == "" })...)
 	return r
 }
 

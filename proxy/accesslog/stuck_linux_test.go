@@ -29,6 +29,7 @@ func stuckPipe(t *testing.T) (path string, reader *os.File) {
 }
 
 func TestUnreadPipe(t *testing.T) {
+	t.Parallel()
 	path, reader := stuckPipe(t)
 	l := start(t, Settings{File: path, Format: "json", Sample: 1})
 	const sent = 100_000 // about 12 MB, more than waits, is being written, and the pipe takes together
@@ -54,6 +55,7 @@ func TestUnreadPipe(t *testing.T) {
 }
 
 func TestConfigureDuringStuckWrite(t *testing.T) {
+	t.Parallel()
 	pipe, reader := stuckPipe(t)
 	l := start(t, Settings{File: pipe, Format: "json", Sample: 1})
 	for i := range 2000 { // more than the pipe takes
@@ -64,7 +66,7 @@ func TestConfigureDuringStuckWrite(t *testing.T) {
 		return err == nil && buffered > 60<<10
 	})
 	path := filepath.Join(t.TempDir(), "log")
-	if err := l.Configure(Settings{File: path, Format: "json", Sample: 1}); err != nil {
+	if err := configure(t, l.Log, Settings{File: path, Format: "json", Sample: 1}); err != nil {
 		t.Fatal(err)
 	}
 	l.EnqueueSampled(ok("next"))

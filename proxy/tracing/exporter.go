@@ -6,12 +6,12 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/status"
 )
 
@@ -31,12 +31,12 @@ type exporter struct {
 	aborted context.Context // done when the remaining spans are given up
 	abort   context.CancelFunc
 
-	mu                                sync.Mutex // guards what follows
-	exportErrorLogged, sdkErrorLogged time.Time
+	exportErrors, sdkErrors rate.Sometimes // are logged
 }
 
 func newExporter(client otlptrace.Client, log *slog.Logger) *exporter {
-	e := &exporter{Exporter: otlptrace.NewUnstarted(client), log: log}
+	e := &exporter{Exporter: otlptrace.NewUnstarted(client), log: log,
+		exportErrors: rate.Sometimes{Interval: warnInterval}, sdkErrors: rate.Sometimes{Interval: warnInterval}}
 	e.aborted, e.abort = context.WithCancel(context.Background())
 	return e
 }
@@ -62,29 +62,17 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 
 // logExportError logs, at most once in warnInterval, that spans were lost.
 func (e *exporter) logExportError(err error) {
-	if e.updateIfDue(&e.exportErrorLogged) {
+	e.exportErrors.Do(func() {
 		e.log.Warn("sending traces failed", "err", exportErrorText(err), "spans_lost", e.failed.Load()+e.dropped.Load())
-	}
+	})
 }
 
 // logSDKError logs, at most once in warnInterval, an error of the SDK itself.
 func (e *exporter) logSDKError(err error) {
-	if e.updateIfDue(&e.sdkErrorLogged) {
+	e.sdkErrors.Do(func() {
 		text := err.Error()
 		e.log.Warn("OpenTelemetry error (tracing continues)", "err", text[:min(len(text), maxErrorBytes)])
-	}
-}
-
-// updateIfDue sets last to now if it is at least warnInterval ago, and reports whether it is.
-func (e *exporter) updateIfDue(last *time.Time) (due bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	now := time.Now()
-	if now.Sub(*last) < warnInterval {
-		return false
-	}
-	*last = now
-	return true
+	})
 }
 
 // exportErrorText returns why spans were not sent, without the collector's response,

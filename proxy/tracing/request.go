@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,8 +60,8 @@ const (
 	matched   = attribute.Key("warmroute.prefix.matched_tokens")
 	prompt    = attribute.Key("warmroute.prompt_tokens") // as estimated for the decision
 	attempts  = attribute.Key("warmroute.attempts")
-	held      = attribute.Key("warmroute.queue.seconds") // seconds
-	heldEnd   = attribute.Key("warmroute.queue.end")
+	queueTime = attribute.Key("warmroute.queue.seconds")
+	queueEnd  = attribute.Key("warmroute.queue.end")
 	ttft      = attribute.Key("warmroute.ttft")     // seconds
 	overhead  = attribute.Key("warmroute.overhead") // seconds
 	phase     = attribute.Key("warmroute.aborted")
@@ -131,7 +132,7 @@ func (q *Request) AddQueueWaitSpan(waited time.Duration, result string) {
 		return
 	}
 	now := time.Now()
-	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(heldEnd.String(result)))
+	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(queueEnd.String(result)))
 	span.End(trace.WithTimestamp(now))
 }
 
@@ -168,18 +169,21 @@ func (q *Request) StartAttempt(a *Attempt, outgoingHeader http.Header) {
 	span.SetAttributes(serverAddress(a.Host, a.Scheme)...)
 	span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.URLFull(a.Scheme+"://"+a.Host+q.route), provider.String("vllm"), requestModel.String(a.Model),
 		backend.String(a.Backend), reason.String(a.Reason), matched.Int(a.MatchedTokens), prompt.Int(a.PromptTokens))
+	setNonZero(span, semconv.HTTPRequestResendCount(a.Number-1), streams.Bool(a.Streams), maxTokens.Int(a.MaxTokens))
 	if known {
 		span.SetAttributes(op)
 	}
-	if a.Number > 1 {
-		span.SetAttributes(semconv.HTTPRequestResendCount(a.Number - 1))
-	}
-	if a.Streams {
-		span.SetAttributes(streams.Bool(true))
-	}
-	if a.MaxTokens > 0 {
-		span.SetAttributes(maxTokens.Int(a.MaxTokens))
-	}
+}
+
+// setNonZero sets those attributes whose values are not zero.
+func setNonZero(span trace.Span, attrs ...attribute.KeyValue) {
+	span.SetAttributes(slices.DeleteFunc(attrs, func(a attribute.KeyValue) bool {
+		switch a.Value.AsInterface() {
+		case "", false, int64(0), 0.0:
+			return true
+		}
+		return false
+	})...)
 }
 
 // SetStatus sets the status of the response to the attempt.
@@ -215,31 +219,28 @@ func (q *Request) EndAttempt(errorType string, promptTokens, completionTokens, c
 	}
 	span := trace.SpanFromContext(q.attempt)
 	q.attempt = nil
-	if q.status != 0 {
-		span.SetAttributes(semconv.HTTPResponseStatusCode(q.status))
-	}
-	setTokenAttributes(span, promptTokens, completionTokens, cachedPromptTokens)
+	setNonZero(span, semconv.HTTPResponseStatusCode(q.status))
+	setTokens(span, promptTokens, completionTokens, cachedPromptTokens)
 	if errorType == "" && q.status >= http.StatusBadRequest {
 		errorType = strconv.Itoa(q.status)
 	}
-	if errorType != "" {
-		span.SetAttributes(semconv.ErrorTypeKey.String(errorType))
-		if errorType != ErrorDisconnected && errorType != ErrorCancelled {
-			span.SetStatus(codes.Error, "")
-		}
-	}
+	setError(span, errorType)
 	span.End()
 }
 
-func setTokenAttributes(span trace.Span, promptTokens, completionTokens, cachedPromptTokens int) {
-	if promptTokens > 0 {
-		span.SetAttributes(inputTokens.Int(promptTokens))
-	}
-	if completionTokens > 0 {
-		span.SetAttributes(outputTokens.Int(completionTokens))
-	}
+func setTokens(span trace.Span, promptTokens, completionTokens, cachedPromptTokens int) {
+	setNonZero(span, inputTokens.Int(max(promptTokens, 0)), outputTokens.Int(max(completionTokens, 0)))
 	if cachedPromptTokens >= 0 {
 		span.SetAttributes(cachedTokens.Int(cachedPromptTokens))
+	}
+}
+
+// setError sets the type of the error that ended a span; "": none. A disconnect or a cancellation
+// is not the fault of who was called.
+func setError(span trace.Span, errorType string) {
+	setNonZero(span, semconv.ErrorTypeKey.String(errorType))
+	if errorType != "" && errorType != ErrorDisconnected && errorType != ErrorCancelled {
+		span.SetStatus(codes.Error, "")
 	}
 }
 
@@ -256,28 +257,19 @@ func (q *Request) End(e *accesslog.Entry) {
 	if op, known := operations[q.route]; known {
 		q.span.SetAttributes(op, provider.String("vllm"))
 	}
-	for _, text := range []attribute.KeyValue{requestModel.String(e.Model), keyName.String(e.Key), phase.String(e.Phase)} {
-		if text.Value.AsString() != "" {
-			q.span.SetAttributes(text)
-		}
-	}
-	for key, d := range map[attribute.Key]time.Duration{held: e.Times.Queued, ttft: e.Times.TTFT} {
-		if d > 0 {
-			q.span.SetAttributes(key.Float64(d.Seconds()))
-		}
-	}
+	setNonZero(q.span, requestModel.String(e.Model), keyName.String(e.Key), phase.String(e.Phase),
+		queueTime.Float64(e.Times.Queued.Seconds()), ttft.Float64(e.Times.TTFT.Seconds()))
 	if e.Backend != "" {
 		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), matched.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))
-		setTokenAttributes(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
+		setTokens(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
 	}
 	switch {
 	case e.Phase == ErrorCancelled:
-		q.span.SetAttributes(semconv.ErrorTypeKey.String(ErrorCancelled))
+		setError(q.span, ErrorCancelled)
 	case e.Phase != "":
-		q.span.SetAttributes(semconv.ErrorTypeKey.String(ErrorDisconnected))
+		setError(q.span, ErrorDisconnected)
 	case e.Code >= http.StatusInternalServerError:
-		q.span.SetAttributes(semconv.ErrorTypeKey.String(strconv.Itoa(e.Code)))
-		q.span.SetStatus(codes.Error, "")
+		setError(q.span, strconv.Itoa(e.Code))
 	}
 	q.span.End(trace.WithTimestamp(e.At))
 }
