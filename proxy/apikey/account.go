@@ -3,6 +3,7 @@ package apikey
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -67,23 +68,19 @@ type LimitError struct {
 func (e *LimitError) Error() string { return fmt.Sprintf("limit of %d %s reached", e.Max, e.Limit) }
 
 func newAccount(k Key, previous *Account, s *sharing) *Account {
-	a := &Account{Key: k, usage: new(usage), sharing: s}
 	if previous == nil {
-		previous = &Account{usage: a.usage}
+		previous = &Account{usage: new(usage)}
 	}
-	a.usage = previous.usage
-	a.requests = newOrUpdatedLimiter(k.RequestsPerMinute, previous.requests)
-	a.tokens = newOrUpdatedLimiter(k.TokensPerMinute, previous.tokens)
-	return a
+	return &Account{
+		Key: k, usage: previous.usage, sharing: s,
+		requests: newOrUpdatedLimiter(k.RequestsPerMinute, previous.requests),
+		tokens:   newOrUpdatedLimiter(k.TokensPerMinute, previous.tokens),
+	}
 }
 
 // recordRefusal counts a request beyond a limit, and returns the error for it.
 func (a *Account) recordRefusal(limit Limit, maximum int, retryAfter time.Duration) *LimitError {
-	for i, l := range limits {
-		if l == limit {
-			a.usage.refused[i].Add(1)
-		}
-	}
+	a.usage.refused[slices.Index(limits[:], limit)].Add(1)
 	return &LimitError{limit, maximum, retryAfter}
 }
 

@@ -31,30 +31,32 @@ type files struct {
 	headed bool     // the header of this run is in the file or in buf
 	buf    []byte
 	lines  int // in buf
+	lost   int // lines that could not be written
 }
 
 // open opens the file and continues it if it exists. It removes an incomplete last line.
 // It fails if the file is not a recording or is locked by another process.
-func (f *files) open() error {
+func (f *files) open() (err error) {
 	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	var size int64
-	if err = f.lock(file); err == nil {
-		size, err = completeLinesLength(file)
+	defer func() {
+		if err != nil {
+			file.Close()
+		}
+	}()
+	if err := f.lock(file); err != nil {
+		return err
 	}
-	if err == nil {
-		err = file.Truncate(size)
-	}
-	if err == nil {
-		err = file.Chmod(0o600) // the traffic is confidential
-	}
-	if err == nil {
-		_, err = file.Seek(size, io.SeekStart)
-	}
+	size, err := completeLinesLength(file)
 	if err != nil {
-		file.Close()
+		return err
+	}
+	if err := errors.Join(file.Truncate(size), file.Chmod(0o600)); err != nil { // the traffic is confidential
+		return err
+	}
+	if _, err := file.Seek(size, io.SeekStart); err != nil {
 		return err
 	}
 	f.file, f.size, f.headed = file, size, false
@@ -104,17 +106,17 @@ func completeLinesLength(file *os.File) (int64, error) {
 }
 
 // addLine buffers a line, after header if it is the first one of this run in the file, and
-// writes the buffer when it is large. It returns how many lines were lost, and why.
-func (f *files) addLine(line, header []byte) (lost int, err error) {
+// writes the buffer when it is large. If it fails, the lines that were lost are in f.lost.
+func (f *files) addLine(line, header []byte) (err error) {
 	if f.file == nil {
-		if err := f.open(); err != nil {
-			return 1, err
-		}
+		err = f.open()
 	}
-	if f.size+int64(len(f.buf)+len(header)+len(line)) > f.max && f.size+int64(len(f.buf)) > 0 {
-		if lost, err = f.rotate(); err != nil {
-			return lost + 1, err
-		}
+	if written := f.size + int64(len(f.buf)); err == nil && written > 0 && written+int64(len(header)+len(line)) > f.max {
+		err = f.rotate()
+	}
+	if err != nil {
+		f.lost++
+		return err
 	}
 	if !f.headed {
 		f.buf = append(f.buf, header...)
@@ -123,32 +125,30 @@ func (f *files) addLine(line, header []byte) (lost int, err error) {
 	f.buf = append(f.buf, line...)
 	f.lines++
 	if len(f.buf) < minWriteBytes {
-		return lost, nil
+		return nil
 	}
-	more, err := f.flush()
-	return lost + more, err
+	return f.flush()
 }
 
-// flush writes the buffered lines.
-func (f *files) flush() (lost int, err error) {
+// flush writes the buffered lines. If it fails, they are lost.
+func (f *files) flush() error {
 	if len(f.buf) == 0 {
-		return 0, nil
+		return nil
 	}
-	n, lines := len(f.buf), f.lines
-	_, err = f.file.Write(f.buf)
-	f.buf, f.lines = f.buf[:0], 0
+	n, err := f.file.Write(f.buf)
 	if err != nil {
+		f.lost += f.lines
 		f.close() // open removes an incomplete line
-		return lines, err
 	}
 	f.size += int64(n)
-	return 0, nil
+	f.buf, f.lines = f.buf[:0], 0
+	return err
 }
 
 // rotate renames path.1 to path.2 and so on, then path to path.1, and opens a new file.
-func (f *files) rotate() (lost int, err error) {
-	if lost, err = f.flush(); err != nil {
-		return lost, err
+func (f *files) rotate() (err error) {
+	if err = f.flush(); err != nil {
+		return err
 	}
 	// It must stay locked until the new file is: otherwise a waiting process would
 	// continue this one.
@@ -164,9 +164,9 @@ func (f *files) rotate() (lost int, err error) {
 		}
 	}
 	if err != nil {
-		return lost, err
+		return err
 	}
-	return lost, f.open()
+	return f.open()
 }
 
 // nthName returns the name of the i-th predecessor, or of the current file.

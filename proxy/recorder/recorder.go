@@ -32,6 +32,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"warmroute/prompt"
 )
 
@@ -101,9 +103,9 @@ type Recorder struct {
 	spare  sync.Pool    // of *Request
 
 	// Used by Run only.
-	out         *files
-	encode      encoder
-	lastWarning time.Time
+	out      *files
+	encode   encoder
+	warnings rate.Sometimes // are logged
 }
 
 // New opens the file, unless o.Wait is set. Nothing is written before Run.
@@ -115,12 +117,13 @@ func New(o Options) (*Recorder, error) {
 		}
 	}
 	return &Recorder{
-		log:     o.Log,
-		dropped: o.Dropped,
-		queue:   make(chan *Request, maxQueuedRequests),
-		spare:   sync.Pool{New: func() any { return new(Request) }},
-		out:     out,
-		encode:  newEncoder(time.Now(), o.BlockBytes),
+		log:      o.Log,
+		dropped:  o.Dropped,
+		queue:    make(chan *Request, maxQueuedRequests),
+		spare:    sync.Pool{New: func() any { return new(Request) }},
+		out:      out,
+		encode:   newEncoder(time.Now(), o.BlockBytes),
+		warnings: rate.Sometimes{Interval: warnInterval},
 	}, nil
 }
 
@@ -189,14 +192,8 @@ func (r *Recorder) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	for {
-		select {
-		case q := <-r.queue:
-			r.write(q)
-			continue
-		default:
-		}
-		break
+	for len(r.queue) > 0 { // nobody else receives
+		r.write(<-r.queue)
 	}
 	r.countLostAndWarn(r.out.flush())
 	r.out.close()
@@ -209,12 +206,12 @@ func (r *Recorder) openFileWithRetry(ctx context.Context) {
 	if r.out.file != nil {
 		return
 	}
-	r.lastWarning = time.Now() // a short wait is normal
+	r.warnings.Do(func() {}) // a short wait is normal: no warning before warnInterval
 	ticks := time.NewTicker(openInterval)
 	defer ticks.Stop()
 	for r.out.file == nil && ctx.Err() == nil {
 		if err := r.out.open(); err != nil {
-			r.countLostAndWarn(0, err)
+			r.countLostAndWarn(err)
 			select {
 			case <-ticks.C:
 			case <-ctx.Done():
@@ -235,13 +232,12 @@ func (r *Recorder) write(q *Request) {
 	r.countLostAndWarn(r.out.addLine(line, r.encode.header))
 }
 
-// countLostAndWarn counts lost lines and logs err at most once in warnInterval.
-func (r *Recorder) countLostAndWarn(lost int, err error) {
-	for range lost {
+// countLostAndWarn counts lost lines and logs err, unless it is nil, at most once in warnInterval.
+func (r *Recorder) countLostAndWarn(err error) {
+	for ; r.out.lost > 0; r.out.lost-- {
 		r.dropped()
 	}
-	if now := time.Now(); err != nil && now.Sub(r.lastWarning) > warnInterval {
-		r.lastWarning = now
-		r.log.Warn("recording traffic failed", "err", err)
+	if err != nil {
+		r.warnings.Do(func() { r.log.Warn("recording traffic failed", "err", err) })
 	}
 }
