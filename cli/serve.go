@@ -11,8 +11,8 @@ func newServeCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [URL ...]",
 		Short: "Run the proxy",
-		Long: `Accept OpenAI API requests and route each to the vLLM replica with the lowest
-expected time to first token. URLs name the replicas; no configuration file is
+		Long: `Accept requests of the OpenAI and Anthropic APIs and route each to the vLLM replica
+with the lowest expected time to first token. URLs name the replicas; no configuration file is
 needed. Settings come from the file that --config names, from WARMROUTE_
 environment variables and from flags; each overrides the one before. SIGHUP and
 changes of the file reload the configuration.`,

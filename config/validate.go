@@ -174,7 +174,7 @@ func (c *Config) DescriptorWarning(maxOpenFiles uint64) string {
 	if maxOpenFiles == 0 || need <= maxOpenFiles {
 		return ""
 	}
-	return fmt.Sprintf("may need %d file descriptors, limit is %d: idle client connections are closed above %d; "+
+	return fmt.Sprintf("file descriptor limit is too low: %d may be needed, limit is %d, so idle client connections are closed above %d; "+
 		"raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight",
 		need, maxOpenFiles, c.MaxClientConnections(maxOpenFiles))
 }

@@ -315,7 +315,7 @@ func TestFileDescriptorWarning(t *testing.T) {
 	if w := c.DescriptorWarning(need); w != "" {
 		t.Errorf("limit %d: %q", need, w)
 	}
-	if w := c.DescriptorWarning(need - 1); !strings.HasPrefix(w, "may need 3904 file descriptors, limit is 3903: ") {
+	if w := c.DescriptorWarning(need - 1); !strings.HasPrefix(w, "file descriptor limit is too low: 3904 may be needed, limit is 3903, ") {
 		t.Errorf("limit %d: %q", need-1, w)
 	}
 }

@@ -19,7 +19,7 @@ func TestFileDescriptorWarningAtStart(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "limits: {in_flight: 1000, connections: 1000}")
-	file.startWithDescriptors(500).awaitLog(`level=WARN msg="may need 2102 file descriptors, limit is 500: `)
+	file.startWithDescriptors(500).awaitLog(`level=WARN msg="file descriptor limit is too low: 2102 may be needed, limit is 500, `)
 	if log := file.startWithDescriptors(2102).log.String(); strings.Contains(log, "descriptors") {
 		t.Errorf("with enough of them:\n%s", log)
 	}

@@ -82,14 +82,14 @@ func TestReloadRepeatsNoWarning(t *testing.T) {
 	p := startCommand(t, exec.Command("sh", "-c", `ulimit -n 500; exec "$0" serve --config "$1"`, binary, file.path))
 	file.write(warned + "breaker: {failures: 0}\n")
 	p.reloaded("ok", 1)
-	for _, warning := range []string{"may need 2102 file descriptors", "timeouts.keepalive_idle"} {
+	for _, warning := range []string{"file descriptor limit is too low: 2102", "timeouts.keepalive_idle"} {
 		if n := strings.Count(p.log.String(), warning); n != 1 {
 			t.Errorf("%q %d times in the log:\n%s", warning, n, p.log.String())
 		}
 	}
 	file.write(strings.Replace(warned, "in_flight: 1000", "in_flight: 1200", 1))
 	p.reloaded("ok", 2)
-	p.awaitLog("may need 2502 file descriptors")
+	p.awaitLog("file descriptor limit is too low: 2502")
 }
 
 // Each added backend may need a few more descriptors, which is not worth another warning.
