@@ -227,7 +227,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 }
 
 // pinnedRank returns the engine that a request names in its header, or anyRank. vLLM ignores
-// what is not a number, and refuses what is no rank of its.
+// what is not a number, and refuses what is not one of its ranks.
 func (s *Server) pinnedRank(r *http.Request) (index int, err error) {
 	index, err = strconv.Atoi(r.Header.Get("X-Data-Parallel-Rank"))
 	if err != nil {

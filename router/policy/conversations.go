@@ -35,9 +35,10 @@ const (
 	growthShare = 0.2
 )
 
-// conversations are those under way at the backends. Their later turns will follow their
-// prefix, so the choice of a backend for a first turn decides for all.
-type conversations struct {
+// conversationStats has the conversations under way at the backends, and what was learned from
+// all. Their later turns will follow their prefix, so the choice of a backend for a first turn
+// decides for all.
+type conversationStats struct {
 	// Those that had a turn lately, those whose next turn is overdue, and those that do not
 	// count any more but whose next turn would still say how long the pauses are; by
 	// ConversationKey. nil: none yet.
@@ -71,7 +72,7 @@ func ConversationKey(session, promptKey uint64, turn prompt.Turn) uint64 {
 }
 
 // ConversationAge implements ConversationTracker.
-func (c *conversations) ConversationAge(key uint64, now time.Time) time.Duration {
+func (c *conversationStats) ConversationAge(key uint64, now time.Time) time.Duration {
 	v, known := c.find(key)
 	if !known {
 		return 0
@@ -80,20 +81,20 @@ func (c *conversations) ConversationAge(key uint64, now time.Time) time.Duration
 }
 
 // LaterTurnProbability implements ConversationTracker.
-func (c *conversations) LaterTurnProbability() float64 {
+func (c *conversationStats) LaterTurnProbability() float64 {
 	later := c.laterTurns()
 	return later / (1 + later)
 }
 
 // laterTurns returns how many turns a conversation is expected to have after its first one:
 // those seen for each conversation that has ended.
-func (c *conversations) laterTurns() float64 {
+func (c *conversationStats) laterTurns() float64 {
 	return min(maxLaterTurns, (c.later+priorConversations*priorLaterTurns)/(c.ended+priorConversations))
 }
 
 // sequencesPerConversation returns how many sequences of ours are in flight for each
 // conversation under way; at most 1.
-func (c *conversations) sequencesPerConversation(candidates []Candidate) float64 {
+func (c *conversationStats) sequencesPerConversation(candidates []Candidate) float64 {
 	inFlight, underWay := 0.0, 0.0
 	for i := range candidates {
 		inFlight += candidates[i].InFlight - candidates[i].externalSequences()
@@ -106,16 +107,16 @@ func (c *conversations) sequencesPerConversation(candidates []Candidate) float64
 }
 
 // countOn returns how many conversations are under way at a backend.
-func (c *conversations) countOn(slot int) float64 {
+func (c *conversationStats) countOn(slot int) float64 {
 	if slot >= len(c.count) {
 		return 0
 	}
 	return float64(c.count[slot])
 }
 
-// removeOverdue counts the conversations whose next turn is overdue as ended, and no longer
+// ageConversations counts the conversations whose next turn is overdue as ended, and no longer
 // counts those for which it has been overdue for long.
-func (c *conversations) removeOverdue(now time.Time) {
+func (c *conversationStats) ageConversations(now time.Time) {
 	if c.active == nil {
 		return
 	}
@@ -144,7 +145,7 @@ func moveOlder(list *simplelru.LRU[uint64, conversation], before time.Time, move
 }
 
 // add adds a conversation to one of the lists.
-func (c *conversations) add(list *simplelru.LRU[uint64, conversation], key uint64, v conversation) {
+func (c *conversationStats) add(list *simplelru.LRU[uint64, conversation], key uint64, v conversation) {
 	for len(c.count) <= v.slot {
 		c.count, c.tokens = append(c.count, 0), append(c.tokens, 0)
 	}
@@ -164,7 +165,7 @@ func newConversationList(removed func(uint64, conversation)) *simplelru.LRU[uint
 }
 
 // remove removes a conversation from the lists, and returns it as it was.
-func (c *conversations) remove(key uint64) (v conversation, known bool) {
+func (c *conversationStats) remove(key uint64) (v conversation, known bool) {
 	if v, known = c.active.Peek(key); known {
 		c.active.Remove(key)
 		return v, true
@@ -180,7 +181,7 @@ func (c *conversations) remove(key uint64) (v conversation, known bool) {
 }
 
 // find returns a conversation under way.
-func (c *conversations) find(key uint64) (v conversation, known bool) {
+func (c *conversationStats) find(key uint64) (v conversation, known bool) {
 	if c.active == nil {
 		return conversation{}, false
 	}
@@ -192,7 +193,7 @@ func (c *conversations) find(key uint64) (v conversation, known bool) {
 
 // spareShare returns 1 if the candidates' caches hold no conversations, and 0 if they are so full
 // that none would have room elsewhere, or if the size of one is unknown.
-func (c *conversations) spareShare(candidates []Candidate) float64 {
+func (c *conversationStats) spareShare(candidates []Candidate) float64 {
 	tokens, capacity := 0.0, 0.0
 	for i := range candidates {
 		if slot := candidates[i].Slot; slot < len(c.tokens) {
@@ -208,7 +209,7 @@ func (c *conversations) spareShare(candidates []Candidate) float64 {
 
 // futureTurns is what is expected of the turns that follow a request's.
 type futureTurns struct {
-	*conversations
+	*conversationStats
 	request *Request
 	turns   float64 // that follow; 0: the request is not known to be a turn
 
@@ -219,16 +220,16 @@ type futureTurns struct {
 }
 
 // expectFutureTurns returns what is expected of the turns after a request. Unless it is a dry run,
-// conversations that are overdue are removed.
+// overdue conversations are aged.
 func (p *Prefix) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
-	f := futureTurns{conversations: &p.conversations, request: r}
+	f := futureTurns{conversationStats: &p.conversationStats, request: r}
 	key := ConversationKey(r.Session, r.PromptKey, r.Turn)
 	if key == 0 {
 		return f
 	}
 	if r.Turn == prompt.TurnFirst {
 		if r.Trace == nil {
-			p.removeOverdue(r.Now)
+			p.ageConversations(r.Now)
 		}
 		f.perConversation = p.sequencesPerConversation(candidates)
 	}
@@ -273,8 +274,8 @@ func (f *futureTurns) overflow(c *Candidate) (tokens float64) {
 	return recomputed(n+1, others+own) - recomputed(n, others)
 }
 
-// recordTurn records a turn that is sent to a candidate.
-func (c *conversations) recordTurn(r *Request, candidate *Candidate) {
+// countTurn counts a turn that is sent to a candidate.
+func (c *conversationStats) countTurn(r *Request, candidate *Candidate) {
 	key := ConversationKey(r.Session, r.PromptKey, r.Turn)
 	if key == 0 {
 		return
@@ -288,7 +289,7 @@ func (c *conversations) recordTurn(r *Request, candidate *Candidate) {
 		}
 		c.active, c.overdue, c.idle = newConversationList(uncount), newConversationList(uncount), newConversationList(nil)
 	}
-	c.removeOverdue(r.Now)
+	c.ageConversations(r.Now)
 	last, known := c.remove(key)
 	if r.Turn == prompt.TurnFirst {
 		last.shared = candidate.MatchedTokens
@@ -316,7 +317,7 @@ func (c *conversations) recordTurn(r *Request, candidate *Candidate) {
 }
 
 // Forget forgets the conversations at the backend of a slot.
-func (c *conversations) Forget(slot int) {
+func (c *conversationStats) Forget(slot int) {
 	if c.active == nil {
 		return
 	}

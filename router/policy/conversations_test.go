@@ -11,7 +11,7 @@ import (
 
 // turns records turns of conversations in a test.
 type turns struct {
-	conversations
+	conversationStats
 	now time.Time
 }
 
@@ -19,13 +19,13 @@ func newTurns() *turns { return &turns{now: time.Unix(1000, 0)} }
 
 // record records a turn of the conversation key, sent to the backend of a slot.
 func (c *turns) record(turn prompt.Turn, key uint64, slot int) {
-	c.recordTurn(&Request{Now: c.now, PromptKey: key, Turn: turn}, &Candidate{Slot: slot})
+	c.countTurn(&Request{Now: c.now, PromptKey: key, Turn: turn}, &Candidate{Slot: slot})
 }
 
 // pass lets time pass.
 func (c *turns) pass(d time.Duration) {
 	c.now = c.now.Add(d)
-	c.removeOverdue(c.now)
+	c.ageConversations(c.now)
 }
 
 func (c *turns) expectCounts(t *testing.T, when string, want ...float64) {
@@ -99,7 +99,7 @@ func TestFirstTurnAfterPause(t *testing.T) {
 	var p Prefix
 	now := time.Unix(1000, 0)
 	for key := range uint64(10) {
-		p.recordTurn(&Request{Now: now, PromptKey: key + 1, Turn: prompt.TurnFirst}, &Candidate{})
+		p.countTurn(&Request{Now: now, PromptKey: key + 1, Turn: prompt.TurnFirst}, &Candidate{})
 	}
 	begin := func(key uint64) int {
 		return choose(&p, Request{Now: now, PromptKey: key, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000},
@@ -120,14 +120,14 @@ func TestChooseRecordsNoTurn(t *testing.T) {
 	var p Prefix
 	first := Request{Now: time.Unix(1000, 0), PromptKey: 1, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000}
 	choose(&p, first, Candidate{UncachedTokens: 100})
-	before := p.conversations
+	before := p.conversationStats
 	before.count = append([]int(nil), p.count...)
 	dry := first
 	dry.Now, dry.PromptKey, dry.Trace = first.Now.Add(2*maxConversationTimeout), 2, &Trace{}
 	plain := Candidate{NameHash: 1, Weight: 1, PrefillRate: 8000, UncachedTokens: 100}
 	p.Choose(&dry, []Candidate{plain, plain})
-	if !reflect.DeepEqual(p.conversations, before) || p.active.Len() != 1 || p.overdue.Len() != 0 {
-		t.Errorf("a dry run changed %+v to %+v", before, p.conversations)
+	if !reflect.DeepEqual(p.conversationStats, before) || p.active.Len() != 1 || p.overdue.Len() != 0 {
+		t.Errorf("a dry run changed %+v to %+v", before, p.conversationStats)
 	}
 	if terms := dry.Trace.Terms[0]; terms[len(terms)-1].Name != "later turns" || terms[len(terms)-1].Tokens <= 0 {
 		t.Errorf("the terms are %v, without later turns", terms)
@@ -135,7 +135,7 @@ func TestChooseRecordsNoTurn(t *testing.T) {
 	later := first
 	later.Now = dry.Now
 	if choose(&p, later, Candidate{UncachedTokens: 100}); p.active.Len()+p.overdue.Len() != 1 || p.ended != 1 {
-		t.Errorf("a request that is sent removes nothing: %+v", p.conversations)
+		t.Errorf("a request that is sent ages nothing: %+v", p.conversationStats)
 	}
 }
 
@@ -177,10 +177,10 @@ func TestConversationsUnderWay(t *testing.T) {
 func TestSessionIdentifiesConversation(t *testing.T) {
 	c := newTurns()
 	for session := range uint64(3) {
-		c.recordTurn(&Request{Now: c.now, Session: session + 1, PromptKey: 9, Turn: prompt.TurnFirst}, &Candidate{})
+		c.countTurn(&Request{Now: c.now, Session: session + 1, PromptKey: 9, Turn: prompt.TurnFirst}, &Candidate{})
 	}
 	c.expectCounts(t, "three sessions with one first message", 3)
-	c.recordTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
+	c.countTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
 	c.expectCounts(t, "the next turn of one is at another backend", 2, 1)
 }
 
@@ -394,8 +394,8 @@ func TestEndedIsNeverNegative(t *testing.T) {
 func TestRetryIsNoTurn(t *testing.T) {
 	c := newTurns()
 	c.record(prompt.TurnFirst, 1, 0)
-	before := c.conversations
-	c.recordTurn(&Request{Now: c.now, Turn: prompt.TurnFirst, PromptKey: 1, Retry: true}, &Candidate{Slot: 1})
+	before := c.conversationStats
+	c.countTurn(&Request{Now: c.now, Turn: prompt.TurnFirst, PromptKey: 1, Retry: true}, &Candidate{Slot: 1})
 	if c.ended != before.ended || c.later != before.later || c.countOn(0) != 0 || c.countOn(1) != 1 {
 		t.Errorf("ended %.0f, later %.0f, %.0f and %.0f under way", c.ended, c.later, c.countOn(0), c.countOn(1))
 	}
@@ -403,10 +403,10 @@ func TestRetryIsNoTurn(t *testing.T) {
 
 // beginConversations records the first turns of n conversations, with keys from key on, at the
 // backend of a slot. A system prompt of sharedTokens is cached there.
-func (c *conversations) beginConversations(n, key, slot int, tokens, sharedTokens float64) {
+func (c *conversationStats) beginConversations(n, key, slot int, tokens, sharedTokens float64) {
 	for i := range n {
 		r := Request{Now: time.Unix(1000, 0), PromptKey: uint64(key + i), Turn: prompt.TurnFirst, PromptTokens: sharedTokens + tokens}
-		c.recordTurn(&r, &Candidate{Slot: slot, MatchedTokens: sharedTokens})
+		c.countTurn(&r, &Candidate{Slot: slot, MatchedTokens: sharedTokens})
 	}
 }
 
@@ -427,12 +427,12 @@ func TestConversationTokens(t *testing.T) {
 	c.beginConversations(1, 4, 1, 2000, 0)
 	c.expectTokens(t, "four began", 3000, 2000)
 	next := Request{Now: c.now, PromptKey: 1, Turn: prompt.TurnLater, PromptTokens: 2500}
-	c.recordTurn(&next, &Candidate{MatchedTokens: 1500})
+	c.countTurn(&next, &Candidate{MatchedTokens: 1500})
 	c.expectTokens(t, "one has grown", 4000, 2000)
-	c.recordTurn(&next, &Candidate{Slot: 1})
+	c.countTurn(&next, &Candidate{Slot: 1})
 	c.expectTokens(t, "it has moved", 2000, 4000)
 	next.PromptKey, next.PromptTokens = 2, 400
-	c.recordTurn(&next, &Candidate{})
+	c.countTurn(&next, &Candidate{})
 	c.expectTokens(t, "one has a prompt shorter than its first system prompt", 1000, 4000)
 	c.Forget(1)
 	c.expectTokens(t, "a backend was forgotten", 1000, 0)

@@ -60,7 +60,7 @@ type Request struct {
 	Retry        bool   // it was sent to another backend before
 	Session      uint64 // hash of the session's name; 0: none
 
-	MeanOutputTokens   float64 // L̂: mean length of answers; 0 before the first
+	MeanOutputTokens   float64 // L̂: mean length of outputs; 0 before the first
 	MeanUncachedTokens float64 // mean uncached tokens of earlier requests, where they were sent; 0 before the first
 
 	// Trace makes Choose a dry run, which fills it and changes nothing; nil when the

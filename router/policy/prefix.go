@@ -10,7 +10,7 @@ import (
 const (
 	stallPerDecode = 0.25 // θ: how much a decode is delayed by a prefill beside it
 	maxStall       = 4    // times the prefill, for all decodes together
-	decodeCost     = 0.64 // δ: what a token of an answer costs each sequence beside it, in tokens of prefill
+	decodeCost     = 0.64 // δ: what a token of output costs each sequence beside it, in tokens of prefill
 	// kvWaitCost is what a token's time of waiting for room in the KV cache costs: what waits in
 	// a replica keeps everything behind it waiting.
 	kvWaitCost = 4
@@ -44,7 +44,7 @@ type Prefix struct {
 	SLO time.Duration
 
 	queued []averagedQueue // by slot
-	conversations
+	conversationStats
 }
 
 // averagedQueue is a backend's W, averaged over pressureInterval.
@@ -59,11 +59,11 @@ type costTerms struct {
 	queue   float64 // W, an adapter's loading and the wait for room: what comes before its prefill
 	prefill float64 // u: its prefill
 	delay   float64 // of those behind it, of the decodes that its prefill stalls, and by what it evicts
-	decode  float64 // how much its answer and those beside it slow each other down
+	decode  float64 // how much its output and those beside it slow each other down
 }
 
 // costOf returns the terms for a candidate. slowdown is the mean prefill rate over
-// the candidate's, answer is L̂.
+// the candidate's, outputTokens is L̂.
 func costOf(c *Candidate, slowdown, outputTokens, kappa float64) costTerms {
 	return costTerms{
 		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens + kvWaitCost*c.KVWaitTokens),
@@ -113,7 +113,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 }
 
 // RecordSent implements Recorder.
-func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.recordTurn(r, c) }
+func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.countTurn(r, c) }
 
 // addCost records the next candidate's cost and its terms, of which that of the later turns is left out if 0.
 func (t *Trace) addCost(cost, kappa float64, terms costTerms, later float64) {
@@ -201,5 +201,5 @@ func (p *Prefix) Forget(slot int) {
 	if slot < len(p.queued) {
 		p.queued[slot] = averagedQueue{}
 	}
-	p.conversations.Forget(slot)
+	p.conversationStats.Forget(slot)
 }
