@@ -1,3 +1,5 @@
+// Package e2e tests the program as its users have it: as a process, with its configuration, its clients,
+// replicas, and what else stands around it.
 package e2e
 
 import (

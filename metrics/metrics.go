@@ -1,5 +1,6 @@
-// Package metrics holds the Prometheus instruments of the proxy. Label values come from the configuration, from
-// the model lists of the backends or from a fixed set, never from a client.
+// Package metrics has the Prometheus metrics of the proxy: what is counted as it happens, and what is read from the
+// router and the backends at each scrape. Label values come from the configuration, from the model lists of the
+// backends or from a fixed set, never from a client.
 package metrics
 
 import (

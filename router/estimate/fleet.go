@@ -1,6 +1,6 @@
 // Package estimate learns what replicas do not report: how fast each prefills, how
 // much of its cache it has for us, how many bytes make a token, how many tokens an
-// image has, how long answers are, and how its chat template lays out a prompt.
+// image has, how long outputs are, and how its chat template lays out a prompt.
 package estimate
 
 import (

@@ -1,6 +1,6 @@
-// Package queue is the admission queue: requests that no backend can start soon, in
-// the order in which they are served, with bounds by priority class, fairness
-// between tenants, and the share of the fleet that batch requests may use.
+// Package queue orders the requests that no backend can start soon. It is the admission
+// queue, with bounds by priority class, fairness between tenants, and the share of the
+// fleet that batch requests may use.
 package queue
 
 import (
