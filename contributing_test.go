@@ -1,0 +1,65 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func readText(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestPathsInDocuments has CONTRIBUTING.md, and the table of docs/architecture.md that
+// says where to look, name only files and folders that exist.
+func TestPathsInDocuments(t *testing.T) {
+	_, section, _ := strings.Cut(readText(t, "docs/architecture.md"), "\n## To change X, look in Y\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	path := regexp.MustCompile("`([a-zA-Z0-9_.-]+(?:/[a-zA-Z0-9_.-]*)+)`")
+	for name, text := range map[string]string{"docs/architecture.md": section, "CONTRIBUTING.md": readText(t, "CONTRIBUTING.md")} {
+		found := path.FindAllStringSubmatch(text, -1)
+		if len(found) == 0 {
+			t.Errorf("%s names no path", name)
+		}
+		for _, match := range found {
+			if strings.Contains(match[1], "NAME") { // of a file to be written
+				continue
+			}
+			if _, err := os.Stat(match[1]); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestLintersHaveTagsOfCI has editors and golangci-lint read the files that .ci/run reads.
+func TestLintersHaveTagsOfCI(t *testing.T) {
+	inCI := regexp.MustCompile(`(?m)^tags=(.*)$`).FindStringSubmatch(readText(t, ".ci/run"))
+	inLinters := regexp.MustCompile(`(?m)^ *build-tags: \[(.*)\]$`).FindStringSubmatch(readText(t, ".golangci.yml"))
+	if inCI == nil || inLinters == nil || inCI[1] != strings.ReplaceAll(inLinters[1], ", ", ",") {
+		t.Errorf(".ci/run has %q, .golangci.yml %q", inCI, inLinters)
+	}
+}
+
+// TestWorkflowRunsEachStage has GitHub run every stage of .ci/run, at night at least.
+func TestWorkflowRunsEachStage(t *testing.T) {
+	ci := readText(t, ".ci/run")
+	stages := strings.Fields(regexp.MustCompile(`(?m)^\[ \$# -gt 0 \] \|\| stages=\((.*)\)$`).FindStringSubmatch(ci)[1])
+	var run []string
+	for _, list := range regexp.MustCompile(`(?m)^ *stages: \[(.*)\]$`).FindAllStringSubmatch(readText(t, ".github/workflows/checks.yml"), -1) {
+		run = append(run, strings.Fields(strings.ReplaceAll(list[1], ",", " "))...)
+	}
+	stages = append(stages, "nightly")
+	slices.Sort(stages)
+	slices.Sort(run)
+	if !slices.Equal(run, stages) {
+		t.Errorf("GitHub runs %v, .ci/run has %v", run, stages)
+	}
+}
