@@ -289,11 +289,10 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]p
 	parts, _ := h.Router.IndexStats()
 	out := []backendState{}
 	for _, b := range f.backends {
-		breaker, _ := h.Router.Breaker(b)
 		c := f.conditions[b]
 		s := backendState{
 			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b], MissingEndpoints: proxy.MissingEndpoints(b, now),
-			Breaker: breakerNames[breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
+			Breaker: breakerNames[h.Router.Status(b).Breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
 		}
 		if r, ok := recent[b]; ok {
 			s.PerSecond, s.HitRatio = number(r.PerSecond), number(r.HitRatio)
@@ -357,7 +356,7 @@ func (h *Handler) newFleetSnapshot() *fleetSnapshot {
 		lastReadyFor: map[*backends.Backend][]string{},
 	}
 	for _, b := range h.Registry.All() {
-		c := h.Router.Condition(b)
+		c := h.Router.Status(b).Condition
 		if c.State == router.Draining && b.Drained() && b.Idle() {
 			c.State = stateDrained
 		}

@@ -24,7 +24,8 @@ type observed struct {
 	models   atomic.Pointer[[]Model]
 	instance atomic.Pointer[string]
 
-	missing [MaxEndpoints]atomic.Int64 // until when each Endpoint counts as missing, Unix time in nanoseconds; 0: it does not
+	missing     [MaxEndpoints]atomic.Int64 // until when each Endpoint counts as missing, Unix time in nanoseconds; 0: it does not
+	lastMissing atomic.Int64               // until when any does
 }
 
 // Load returns the last good poll, or nil while the load is unknown: before
@@ -62,16 +63,37 @@ const MaxEndpoints = 32
 // was replaced unnoticed may serve it.
 const missingEndpointLifetime = time.Minute
 
+// EndpointSet is a set of endpoints, one bit for each.
+type EndpointSet uint32
+
+// Has reports whether e is in the set.
+func (s EndpointSet) Has(e Endpoint) bool { return s&(1<<e) != 0 }
+
 // RecordMissingEndpoint records that the replica does not serve e, as it has responded. It
 // counts until missingEndpointLifetime is over, or the replica seems to be another process.
 func (o *observed) RecordMissingEndpoint(e Endpoint, now time.Time) {
-	o.missing[e].Store(now.Add(missingEndpointLifetime).UnixNano())
+	expiry := now.Add(missingEndpointLifetime).UnixNano()
+	o.missing[e].Store(expiry)
+	o.lastMissing.Store(expiry)
+}
+
+// MissingEndpoints returns the endpoints that the replica is known not to serve.
+func (o *observed) MissingEndpoints(now time.Time) (missing EndpointSet) {
+	at := now.UnixNano()
+	if o.lastMissing.Load() <= at {
+		return 0
+	}
+	for e := range o.missing {
+		if o.missing[e].Load() > at {
+			missing |= 1 << e
+		}
+	}
+	return missing
 }
 
 // LacksEndpoint reports whether the replica is known not to serve e.
 func (o *observed) LacksEndpoint(e Endpoint, now time.Time) bool {
-	until := o.missing[e].Load()
-	return until != 0 && now.UnixNano() < until
+	return o.MissingEndpoints(now).Has(e)
 }
 
 // ForgetMissingEndpoints forgets which endpoints the replica lacks. The health checks and

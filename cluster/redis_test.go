@@ -183,7 +183,7 @@ func awaitProxies(t *testing.T, n int, proxies ...*testProxy) {
 }
 
 // send sends a prompt that key names to a backend, and returns the reservation.
-func (p *testProxy) send(key, blocks int) *router.Decision {
+func (p *testProxy) send(key, blocks int) *router.Reservation {
 	p.t.Helper()
 	d, err := p.Router.Pick(p.t.Context(), p.request(key, blocks))
 	if err != nil {
@@ -200,7 +200,7 @@ func (p *testProxy) request(key, n int) *router.Request {
 	return &router.Request{Backends: p.backends, Model: "m", Blocks: blocks, Bytes: 256 * n, Sequences: 1, Streams: true}
 }
 
-func complete(d *router.Decision) {
+func complete(d *router.Reservation) {
 	d.RecordFirstEvent()
 	d.Release(router.Outcome{End: router.Completed, OutputTokens: 100})
 }

@@ -138,8 +138,8 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	estimates := c.router.Estimates()
 	for _, b := range backendsWithSeries(c.fleet) {
 		s := &backendState{Backend: b, state: b.State(), load: b.Load()}
-		s.breaker, s.opens = c.router.Breaker(b)
-		s.stalls, s.stalled = c.router.Stalls(b)
+		health := c.router.Status(b)
+		s.breaker, s.opens, s.stalls, s.stalled = health.Breaker, health.Opens, health.Stalls, health.Stalled
 		if b.Slot < len(index) && index[b.Slot].Backend == b {
 			s.index = &index[b.Slot]
 		}
@@ -163,7 +163,7 @@ const maxModelSeries = 1000
 func (c *fleetCollector) sendModelMetrics(ch chan<- prometheus.Metric) {
 	ready := map[*backends.Backend]bool{}
 	for _, b := range c.fleet.All() {
-		ready[b] = c.router.Condition(b).State == router.Ready
+		ready[b] = c.router.Status(b).State == router.Ready
 	}
 	catalog, n := c.fleet.Catalog(), 0
 	for _, adapters := range []bool{false, true} {

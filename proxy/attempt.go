@@ -39,7 +39,7 @@ type failure struct {
 	header   http.Header
 	body     []byte
 	charged  int64 // bytes of body that responseBuffers has reserved
-	decision *router.Decision
+	decision *router.Reservation
 }
 
 // isOfConnection reports whether a kept-alive connection failed, and not the backend, which may be
@@ -64,7 +64,7 @@ const statusClientClosed = 499
 // attempt is one try at one backend.
 type attempt struct {
 	*request
-	decision        *router.Decision
+	decision        *router.Reservation
 	token           string           // names the attempt in its X-Request-Id
 	failureReason   string           // empty: it has not failed
 	estimatedTokens int              // of a response without usage, by its length
@@ -75,7 +75,7 @@ type attempt struct {
 
 // tryBackend sends the request to the picked backend and relays its response. It returns nil when
 // the client has the response, or as much as there was. It releases the decision on every path.
-func (r *request) tryBackend(d *router.Decision) *failure {
+func (r *request) tryBackend(d *router.Reservation) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
 	defer func() {
@@ -404,7 +404,7 @@ func (c *attemptContext) startFirstByteTimerLocked() {
 
 // startProgressTimer ends the attempt with errResponse when the backend of d has made
 // no progress for as long as limit.
-func (c *attemptContext) startProgressTimer(d *router.Decision, limit time.Duration) {
+func (c *attemptContext) startProgressTimer(d *router.Reservation, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.idle = time.AfterFunc(limit, func() {

@@ -52,11 +52,20 @@ func (f *fleet) warm() {
 	f.awaitIdle()
 }
 
+// configureRouter changes the settings of a router.
+func configureRouter(r *router.Router, s router.Settings) error {
+	apply, err := r.PrepareSettings(s)
+	if err == nil {
+		apply()
+	}
+	return err
+}
+
 // breakAtOnce has one failure open a backend's breaker.
 func breakAtOnce(t *testing.T, f *fleet) {
 	t.Helper()
 	breaker := router.BreakerSettings{Failures: 1, Open: time.Hour}
-	if err := f.router.Configure(router.Settings{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker}); err != nil {
+	if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -76,8 +85,8 @@ func TestRetryAfterStaleConnection(t *testing.T) {
 		t.Error("another backend was asked")
 	}
 	f.awaitMetric(`warmroute_retries_total{reason="stale_connection"} 1`)
-	if state, opens := f.router.Breaker(f.backends[0]); state != router.BreakerClosed || opens != 0 {
-		t.Errorf("the breaker is %v after %d opens", state, opens)
+	if s := f.router.Status(f.backends[0]); s.Breaker != router.BreakerClosed || s.Opens != 0 {
+		t.Errorf("the breaker is %v after %d opens", s.Breaker, s.Opens)
 	}
 	if log := f.log.String(); strings.Contains(log, "level=WARN") {
 		t.Errorf("logged as a warning: %s", log)
@@ -339,7 +348,7 @@ func TestBreakerLimitsFailingBackend(t *testing.T) {
 		}
 	}
 	f := serve(t, nil, failing, &replica{script: always(answered("200 OK", whole))})
-	if err := f.router.Configure(router.Settings{
+	if err := configureRouter(f.router, router.Settings{
 		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerSettings{Failures: 3, Open: 100 * time.Millisecond},
 	}); err != nil {
 		t.Fatal(err)

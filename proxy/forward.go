@@ -249,7 +249,7 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 }
 
 // awaitPick asks the router for a backend, and blocks while the request is in the admission queue.
-func (r *request) awaitPick() (*router.Decision, error) {
+func (r *request) awaitPick() (*router.Reservation, error) {
 	r.releaseQueuePlace()
 	asked := time.Now()
 	ctx := context.Context(r.context)

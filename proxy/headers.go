@@ -87,7 +87,7 @@ const queueTimeHeader = "X-Warmroute-Queue-Ms"
 
 // fillResponseHeader fills the client's header from the replica's and with the route, all but the
 // length, which is set where the body is written, and returns it.
-func (r *request) fillResponseHeader(d *router.Decision, from http.Header) (clientHeader http.Header) {
+func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (clientHeader http.Header) {
 	h := r.client.Header()
 	h["Content-Type"] = nil // net/http would guess one if the replica names none
 	deleteNamedByConnection(from)

@@ -149,7 +149,7 @@ func (a *Activity) beginQueuedPhase(x *request) {
 	s.mu.Unlock()
 }
 
-func (a *Activity) recordAttempt(x *request, d *router.Decision) {
+func (a *Activity) recordAttempt(x *request, d *router.Reservation) {
 	p := &x.inFlight
 	s := a.shard(p.number)
 	s.mu.Lock()
@@ -292,7 +292,7 @@ type decisionRing struct {
 	slots [maxDecisions]DecisionRecord
 }
 
-func (r *decisionRing) add(x *request, d *router.Decision) {
+func (r *decisionRing) add(x *request, d *router.Reservation) {
 	at, ahead := d.Sent()
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -546,7 +546,7 @@ func TestCancelWithSlowClient(t *testing.T) {
 // BenchmarkActivity is what a request pays for being seen by operators.
 func BenchmarkActivity(b *testing.B) {
 	p := &Proxy{observers: observers{activity: newActivity()}}
-	d := &router.Decision{Backend: &backends.Backend{Name: "b"}, Reason: router.ReasonPrefix}
+	d := &router.Reservation{Backend: &backends.Backend{Name: "b"}, Reason: router.ReasonPrefix}
 	x := &request{proxy: p, id: "an-id", endpoint: &endpoints[0], arrivedAt: time.Now(), settings: new(Settings)}
 	x.outcome = metrics.Request{Model: "m", Code: 200, TTFT: 20 * time.Millisecond}
 	b.ReportAllocs()

@@ -56,7 +56,7 @@ func TestRetryAfterLoopResponse(t *testing.T) {
 		t.Errorf("got %d %s after %s attempts", resp.StatusCode, answer, resp.Header.Get("X-Warmroute-Attempts"))
 	}
 	f.awaitMetric(`warmroute_retries_total{reason="loop"} 1`)
-	if _, opens := f.router.Breaker(f.backends[0]); opens != 0 {
+	if opens := f.router.Status(f.backends[0]).Opens; opens != 0 {
 		t.Error("the breaker opened")
 	}
 }

@@ -70,7 +70,7 @@ func (p *Proxy) unreadyRetryAfter(list []*backends.Backend) (seconds int) {
 	outage, untilCheck := time.Duration(0), time.Duration(0)
 	for i, b := range list {
 		down, next := time.Duration(0), b.Status().NextCheck.Sub(now)
-		if c := p.router.Condition(b); c.State != router.Ready && !c.Since.IsZero() {
+		if c := p.router.Status(b); c.State != router.Ready && !c.Since.IsZero() {
 			down = now.Sub(c.Since)
 		}
 		if i == 0 {

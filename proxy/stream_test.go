@@ -704,7 +704,7 @@ func TestStreamEndWithoutMarkSendsErrorEvent(t *testing.T) {
 				}
 				f.awaitIdle()
 				retrieval := strings.Contains(c.path, "?") // is sent past the breaker
-				if _, opens := f.router.Breaker(f.backends[0]); opens != 1 && !retrieval {
+				if opens := f.router.Status(f.backends[0]).Opens; opens != 1 && !retrieval {
 					t.Error("the failure does not count for the circuit breaker")
 				}
 				if log := f.log.String(); !strings.Contains(log, "response ended early") {

@@ -36,7 +36,7 @@ func (s *summary) addFailureReason(reason string) {
 }
 
 // beginAttemptSpan records an attempt that begins.
-func (r *request) beginAttemptSpan(d *router.Decision) {
+func (r *request) beginAttemptSpan(d *router.Reservation) {
 	r.reason, r.matchedTokens, r.estimatedInput, r.cachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
 	if r.spans == nil {
 		return

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/policy"
 	"warmroute/router/queue"
 )
 
@@ -39,7 +38,8 @@ func TestStepBudget(t *testing.T) {
 		{"configured", 5000, 40_000, stepShare * 5000},
 	} {
 		r, fleet, _ := newFleet(t, 1, "prefix")
-		if err := r.Configure(Settings{Policy: "prefix", Queue: QueueSettings{Requests: 100, Bytes: 1 << 20, StepTokens: c.configured}}); err != nil {
+		settings := QueueSettings{Requests: 100, Bytes: 1 << 20, StepTokens: c.configured}
+		if err := configure(r, Settings{Policy: "prefix", Queue: settings}); err != nil {
 			t.Fatal(err)
 		}
 		learnPrefillRate(r, c.rate)
@@ -56,7 +56,7 @@ func TestStepBudget(t *testing.T) {
 // While the prefill rate is unknown a request that waits would wait for a guess.
 func TestNoStepLimitWhileRateIsUnknown(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
-	if err := r.Configure(Settings{Policy: "prefix", Queue: QueueSettings{Requests: 100, Bytes: 1 << 20}}); err != nil {
+	if err := configure(r, Settings{Policy: "prefix", Queue: QueueSettings{Requests: 100, Bytes: 1 << 20}}); err != nil {
 		t.Fatal(err)
 	}
 	submit(r, ask(fleet, 1, 1000))
@@ -68,12 +68,15 @@ func TestNoStepLimitWhileRateIsUnknown(t *testing.T) {
 func TestRequestsWaitingInReplica(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	submit(r, ask(fleet, 1, 1)).d.RecordFirstEvent()
-	scrape := func(usage float64) {
-		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 100_000, KVKnown: true, KVCacheUsage: usage, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true, OwnInFlight: 4, PolledAt: c.now})
+	poll := func(usage float64) {
+		r.ObserveLoad(fleet[0], &backends.Load{
+			CacheTokens: 100_000, KVKnown: true, KVCacheUsage: usage,
+			Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true, OwnInFlight: 4, PolledAt: c.now,
+		})
 	}
-	scrape(0.3)
+	poll(0.3)
 	sent(t, "they wait for the next step", submit(r, ask(fleet, 2, 1)))
-	scrape(0.85)
+	poll(0.85)
 	waits(t, "they wait for room", submit(r, ask(fleet, 3, 1)))
 }
 
@@ -101,7 +104,7 @@ func TestKVAdmission(t *testing.T) {
 		r.ObserveLoad(fleet[0], &l)
 	}
 	observe(backends.Load{})
-	started := func(name string, w *waiter) *Decision {
+	started := func(name string, w *waiter) *Reservation {
 		t.Helper()
 		d := sent(t, name, w)
 		d.RecordFirstEvent()
@@ -113,7 +116,7 @@ func TestKVAdmission(t *testing.T) {
 	shared := ask(fleet, 1, 100)
 	copied := submit(r, shared)
 	waits(t, "what is shared needs no room, but the guard's share is exceeded by what runs", copied)
-	copied.ticket.Cancel()
+	copied.queued.Cancel()
 	first.Release(Outcome{End: Completed})
 	started("the cache is free", small).Release(Outcome{End: Completed})
 
@@ -123,9 +126,9 @@ func TestKVAdmission(t *testing.T) {
 		defer copied.Release(Outcome{End: Completed})
 	}
 	waits(t, "a prompt of 5,760 tokens does not fit", submit(r, ask(fleet, 4, 90)))
-	c.advance(time.Minute) // answers grow, at 40 tokens a second until learned
+	c.advance(time.Minute) // outputs grow, at 40 tokens a second until learned
 	r.Tick()
-	waits(t, "the answers have filled the cache", submit(r, ask(fleet, 5, 1)))
+	waits(t, "the outputs have filled the cache", submit(r, ask(fleet, 5, 1)))
 	half.Release(Outcome{End: Completed})
 }
 
@@ -189,24 +192,31 @@ func TestClaimedKVIsNotTaken(t *testing.T) {
 	sent(t, "the cache is free", large)
 }
 
-func TestSettle(t *testing.T) {
-	r, _, c := newFleet(t, 3, "prefix", withQueue)
-	r.decision.now = c.now
-	r.decision.candidates = []policy.Candidate{{Slot: 0}, {Slot: 2}}
+func TestQueuedRequestKeepsBackend(t *testing.T) {
+	r, fleet, c := newFleet(t, 3, "prefix", withQueue)
+	for slot, steps := range []float64{2, 3, 4} {
+		sent(t, "", submit(r, ask(fleet[slot:slot+1], slot, blocksFor(steps))))
+	}
 	f := func(name string, waitsFor int, waited time.Duration, want int) {
 		t.Helper()
-		h := &Ticket{waitsFor: waitsFor, item: queue.Item[*Ticket]{Arrived: c.now.Add(-waited)}}
-		if got := r.stickyCandidate(h, 0); got != want {
-			t.Errorf("%s: it waits for candidate %d, want %d", name, got, want)
+		item := queue.Item[*QueuedRequest]{Arrived: c.now.Add(-waited)}
+		queued := &QueuedRequest{waitsFor: waitsFor, item: item, req: *ask([]*backends.Backend{fleet[0], fleet[2]}, 9, 1)}
+		v := r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, c.now)
+		v.Backends[2].Room = tokensPerBlock // else it is not scored
+		if _, _, err := r.admission.decide(&r.fleet, v, queued); err != errQueue {
+			t.Errorf("%s: got %v, want errQueue", name, err)
+		}
+		if queued.waitsFor != want || v.Backends[want].Claimed.Uncached != tokensPerBlock {
+			t.Errorf("%s: it waits for slot %d, want %d", name, queued.waitsFor, want)
 		}
 	}
-	f("the cheapest at first", 2, time.Second, 0)
-	f("later the one that it has a claim to", 2, 2*time.Second, 1)
-	f("unless that is gone", 1, 2*time.Second, 0)
-	f("or it never waited for one", nowhere, 2*time.Second, 0)
+	f("the cheapest at first", 2, settleDelay-time.Millisecond, 0)
+	f("later the one that it has a claim to", 2, settleDelay, 2)
+	f("unless that is no candidate", 1, settleDelay, 0)
+	f("or it never waited for one", noSlot, settleDelay, 0)
 }
 
-func TestAnswerGrowth(t *testing.T) {
+func TestOutputGrowth(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	for key := range 400 {
 		d := sent(t, "", submit(r, ask(fleet, key, 1)))
@@ -216,10 +226,10 @@ func TestAnswerGrowth(t *testing.T) {
 	}
 	d := sent(t, "", submit(r, ask(fleet, 1, 1)))
 	d.RecordFirstEvent()
-	before := r.ownKVTokens(0, c.now)
+	before := ownKVTokens(r, 0, c.now)
 	c.advance(5 * time.Second)
-	if grown := r.ownKVTokens(0, c.now) - before; grown < 490 || grown > 500 {
-		t.Errorf("an answer grew by %.0f tokens in five seconds, want 500", grown)
+	if grown := ownKVTokens(r, 0, c.now) - before; grown < 490 || grown > 500 {
+		t.Errorf("an output grew by %.0f tokens in five seconds, want 500", grown)
 	}
 }
 
@@ -247,10 +257,10 @@ func TestQueueBounds(t *testing.T) {
 		}
 		waits(t, name, queued[0])
 		waits(t, name, queued[1])
-		if queued[2].err != ErrQueueFull || queued[2].ticket != nil {
+		if queued[2].err != ErrQueueFull || queued[2].queued != nil {
 			t.Errorf("%s: the third got %v, want ErrQueueFull", name, queued[2].err)
 		}
-		queued[0].ticket.Cancel()
+		queued[0].queued.Cancel()
 		again := ask(fleet, 9, 10)
 		again.BodyBytes = bodyBytes
 		waits(t, name+": one has left", submit(r, again))
@@ -283,17 +293,17 @@ func TestQueueTimeoutErrors(t *testing.T) {
 func TestCancel(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
 	busy := sent(t, "", submit(r, ask(fleet, 1, 2000)))
-	if busy := submit(r, ask(fleet, 1, 2000)); busy.ticket == nil {
+	if busy := submit(r, ask(fleet, 1, 2000)); busy.queued == nil {
 		t.Fatal("not queued")
-	} else if !busy.ticket.Cancel() || busy.ticket.Cancel() || r.CountWaiting() != 0 {
+	} else if !busy.queued.Cancel() || busy.queued.Cancel() || r.CountWaiting() != 0 {
 		t.Error("a cancelled request is still there, or can be cancelled twice")
 	}
 	left, stays := submit(r, ask(fleet, 2, 1)), submit(r, ask(fleet, 3, 1))
-	left.ticket.Cancel()
+	left.queued.Cancel()
 	busy.RecordFirstEvent()
 	waits(t, "it left", left)
 	sent(t, "it stayed", stays)
-	if stays.ticket.Cancel() {
+	if stays.queued.Cancel() {
 		t.Error("what was sent can be cancelled")
 	}
 }
@@ -305,7 +315,7 @@ func TestCancelFreesClaim(t *testing.T) {
 	first.Priority = -1
 	large, small := submit(r, first), submit(r, ask(fleet, 3, 1))
 	waits(t, "it would overtake", small)
-	large.ticket.Cancel()
+	large.queued.Cancel()
 	sent(t, "nothing is before it", small)
 }
 
@@ -443,7 +453,7 @@ func TestQueueForMaxInFlight(t *testing.T) {
 
 func TestManySequencesClaimSlots(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", withQueue)
-	var running []*Decision
+	var running []*Reservation
 	send := func(key int) *waiter {
 		w := submit(r, ask(fleet, key, 1))
 		c.advance(100 * time.Millisecond)
@@ -498,7 +508,8 @@ func TestPickContextError(t *testing.T) {
 }
 
 // inBubble runs a router with the wall clock of a synctest bubble, and Run.
-func inBubble(t *testing.T, settings QueueSettings, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
+func inBubble(t *testing.T, queueTimeout time.Duration, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
+	settings := QueueSettings{Requests: 10, OutageTimeout: queueTimeout, BusyTimeout: queueTimeout}
 	synctest.Test(t, func(t *testing.T) {
 		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue, o.Now = settings, time.Now })
 		ctx, cancel := context.WithCancel(t.Context())
@@ -511,7 +522,7 @@ func inBubble(t *testing.T, settings QueueSettings, f func(t *testing.T, r *Rout
 }
 
 func TestPickWaits(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, time.Minute, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		busy := mustPick(t, r, ask(fleet, 1, 2000))
 		time.AfterFunc(3*time.Second, busy.RecordFirstEvent)
 		start := time.Now()
@@ -522,7 +533,7 @@ func TestPickWaits(t *testing.T) {
 }
 
 func TestRunSendsAfterTime(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, time.Minute, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		want := timeToWorkOff(1.25)
 		for key := range 2 { // the second time after Run has rested
 			busy := mustPick(t, r, ask(fleet, key, blocksFor(2)))
@@ -539,7 +550,7 @@ func TestRunSendsAfterTime(t *testing.T) {
 }
 
 func TestRunTimesOutQueued(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: 10 * time.Second, BusyTimeout: 10 * time.Second}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, 10*time.Second, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		mustPick(t, r, ask(fleet, 1, 100_000))
 		start := time.Now()
 		_, err := r.Pick(t.Context(), ask(fleet, 2, 100))
@@ -550,7 +561,7 @@ func TestRunTimesOutQueued(t *testing.T) {
 }
 
 func TestPickCancelled(t *testing.T) {
-	inBubble(t, QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, func(t *testing.T, r *Router, fleet []*backends.Backend) {
+	inBubble(t, time.Minute, func(t *testing.T, r *Router, fleet []*backends.Backend) {
 		mustPick(t, r, ask(fleet, 1, 100_000))
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -564,11 +575,12 @@ func TestPickCancelled(t *testing.T) {
 	})
 }
 
-// Everything at once, from many goroutines: every request gets one answer, and
+// Everything at once, from many goroutines: every request gets one result, and
 // nothing is left behind.
 func TestConcurrentQueueing(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix", func(o *Options) {
-		o.Queue, o.Now = QueueSettings{Requests: 50, Bytes: 40_000, OutageTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond}, time.Now
+		o.Queue = QueueSettings{Requests: 50, Bytes: 40_000, OutageTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond}
+		o.Now = time.Now
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var around, clients sync.WaitGroup
@@ -613,13 +625,10 @@ func TestConcurrentQueueing(t *testing.T) {
 		t.Errorf("%d wait", n)
 	}
 	for i, b := range fleet {
-		a, c := &r.states[i].load, &r.states[i].kv
-		if n := b.InFlight.Load(); n != 0 || len(a.pending) != 0 || a.tokens != 0 {
-			t.Errorf("%s: %d in flight, %d pending, %.1f tokens", b.Name, n, len(a.pending), a.tokens)
+		if n := b.InFlight.Load(); n != 0 {
+			t.Errorf("%s: %d in flight", b.Name, n)
 		}
-		if r.index.CountPinned(i) != 0 || c.unindexed != 0 || c.answering != 0 || c.began != 0 {
-			t.Errorf("%s: %d blocks, %d tokens and %d answers in use", b.Name, r.index.CountPinned(i), c.unindexed, c.answering)
-		}
+		expectEmptyAccount(t, "at the end", r, i, time.Now())
 	}
 }
 
@@ -660,20 +669,22 @@ func TestUnreadyModelsQueueShare(t *testing.T) {
 
 func TestRetryAfterFromDepartures(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	running := sent(t, "", submit(r, ask(fleet, 1, 200)))
+	next := sent(t, "", submit(r, ask(fleet, 1, 200)))
 	for key := range 31 {
-		waits(t, "", submit(r, ask(fleet, 2+key, 200)))
+		r.Submit(ask(fleet, 2+key, 200), func(d *Reservation, _ error) { next = d })
 	}
-	next := running
+	if n := r.CountWaiting(); n != 31 {
+		t.Fatalf("%d wait, want 31", n)
+	}
 	for range 8 { // one every two seconds, though the prefill of each takes 1.6 s
 		c.advance(2 * time.Second)
-		waiting := r.queue.Len()
-		next.RecordFirstEvent()
-		next.Release(Outcome{End: Completed, OutputTokens: 10})
-		if r.queue.Len() != waiting-1 {
-			t.Fatalf("%d wait, want %d", r.queue.Len(), waiting-1)
+		waiting := r.admission.queue.Len()
+		running := next
+		running.RecordFirstEvent() // the next one is sent
+		running.Release(Outcome{End: Completed, OutputTokens: 10})
+		if r.admission.queue.Len() != waiting-1 {
+			t.Fatalf("%d wait, want %d", r.admission.queue.Len(), waiting-1)
 		}
-		next = r.states[0].load.pending[0]
 	}
 	if got := r.RetryAfter(0); got < 40*time.Second || got > 50*time.Second {
 		t.Errorf("23 wait and one leaves every two seconds: %v, want about 46 s", got)

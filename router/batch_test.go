@@ -20,8 +20,8 @@ func batching(o *Options) {
 	o.Queue = QueueSettings{Requests: 1000, BatchRequests: 1000, BatchSlowdown: 0.05}
 }
 
-// ended tells that a request has its answer.
-func ended(d *Decision) {
+// ended completes the response to a request.
+func ended(d *Reservation) {
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, OutputTokens: 10})
 }
@@ -58,7 +58,7 @@ func TestBatchUsesUnreservedBackends(t *testing.T) {
 	chat := sent(t, "", submit(r, ask(fleet, 1, 10)))
 	chat.RecordFirstEvent()
 	c.advance(time.Second)
-	var open []*Decision
+	var open []*Reservation
 	for key := range 3 {
 		d := sent(t, "another backend is free", submit(r, batch(ask(fleet, 10+key, 50))))
 		if d.Backend == chat.Backend {
@@ -68,7 +68,7 @@ func TestBatchUsesUnreservedBackends(t *testing.T) {
 	}
 	queued := submit(r, batch(ask(fleet, 20, 50)))
 	waits(t, "their next steps are full", queued)
-	queued.ticket.Cancel()
+	queued.queued.Cancel()
 	// When interactive requests need all of them, each has a small share for batch.
 	for key := range 60 {
 		for _, d := range open {
@@ -153,7 +153,7 @@ func TestQueueTimeoutsRandomized(t *testing.T) {
 		req.Priority, req.QueueTimeouts.Total = rng.IntN(7)-3, time.Duration(1+rng.IntN(30_000))*time.Millisecond
 		all = append(all, queued{submit(r, req), c.now.Add(req.QueueTimeouts.Total)})
 		if w := all[rng.IntN(len(all))]; w.waits() && rng.IntN(10) == 0 {
-			w.ticket.Cancel()
+			w.queued.Cancel()
 			w.err = context.Canceled
 		}
 		c.advance(time.Duration(rng.IntN(100)) * time.Millisecond)
@@ -182,11 +182,11 @@ func TestQueueTimeoutsRandomized(t *testing.T) {
 func TestSinglePriorityNeedsNoHeadroom(t *testing.T) {
 	play := func(priority int) (backends []string) {
 		r, fleet, c := newFleet(t, 4, "prefix", batching)
-		var open []*Decision
+		var open []*Reservation
 		for key := range 2000 {
 			req := ask(fleet, key%50, 10+key%90)
 			req.Priority = priority
-			r.Submit(req, func(d *Decision, err error) { open = append(open, d) })
+			r.Submit(req, func(d *Reservation, err error) { open = append(open, d) })
 			c.advance(time.Duration(20+key%80) * time.Millisecond)
 			for n := 0; n < len(open); n++ {
 				backends = append(backends, open[n].Backend.Name)

@@ -87,7 +87,7 @@ func benchmarkDecision(b *testing.B, kvEvents bool) {
 				body := c.body(c.size)
 				var p prompt.Prompt
 				var blocks []prompt.Block
-				decide := func() *Decision {
+				decide := func() *Reservation {
 					if err := p.Parse(c.kind, body); err != nil {
 						b.Fatal(err)
 					}
@@ -144,12 +144,12 @@ func BenchmarkDispatch(b *testing.B) {
 	for _, n := range []int{1000, 10_000} {
 		b.Run(fmt.Sprintf("queued=%d", n), func(b *testing.B) {
 			r, fleet, c := newFleet(b, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * n} })
-			var running []*Decision
+			var running []*Reservation
 			key := 0
 			arrive := func() {
 				req := ask(fleet, key%5000, 20+key%100)
 				key++
-				r.Submit(req, func(d *Decision, err error) {
+				r.Submit(req, func(d *Reservation, err error) {
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -191,7 +191,7 @@ func BenchmarkRound(b *testing.B) {
 			mustPick(b, r, ask(fleet[:1], 1, 200))
 			mustPick(b, r, ask(fleet[1:], 2, blocksFor(1)-1)) // a little room
 			for key := range queue.MaxTurns {
-				r.Submit(ask(fleet, 1000+key, n+5), func(*Decision, error) { b.Fatal("not queued") })
+				r.Submit(ask(fleet, 1000+key, n+5), func(*Reservation, error) { b.Fatal("not queued") })
 			}
 			for b.Loop() {
 				r.Tick()

@@ -23,7 +23,7 @@ func newBreakers(t *testing.T, n int, change ...func(*Options)) *breakers {
 }
 
 // send sends a request to the backend of that slot, whatever the others are like.
-func (s *breakers) send(slot int) *Decision {
+func (s *breakers) send(slot int) *Reservation {
 	s.t.Helper()
 	return mustPick(s.t, s.r, ask(s.fleet[slot:slot+1], 1, 4))
 }
@@ -39,7 +39,7 @@ func (s *breakers) fail(slot, times int) {
 }
 
 // next is where the next request goes, on all of the fleet.
-func (s *breakers) next() *Decision {
+func (s *breakers) next() *Reservation {
 	s.t.Helper()
 	return mustPick(s.t, s.r, ask(s.fleet, 1, 4))
 }
@@ -55,7 +55,7 @@ func (s *breakers) goesTo(when string, want int) {
 
 func (s *breakers) is(when string, slot int, want BreakerState, opens uint64) {
 	s.t.Helper()
-	if state, n := s.r.Breaker(s.fleet[slot]); state != want || n != opens {
+	if state, n := breakerOf(s.r, s.fleet[slot]); state != want || n != opens {
 		s.t.Errorf("%s: breaker of %d is %d after %d times; want %d, %d", when, slot, state, n, want, opens)
 	}
 }
@@ -142,7 +142,7 @@ func TestProbeRefusedByFullQueue(t *testing.T) {
 		s.clock.advance(time.Millisecond)
 	}
 	s.next().Release(Outcome{End: Completed})
-	s.is("after an answer", 0, BreakerClosed, 1)
+	s.is("after a response", 0, BreakerClosed, 1)
 	under.Release(Outcome{End: Completed})
 }
 
@@ -169,49 +169,28 @@ func TestDisabledBreaker(t *testing.T) {
 }
 
 func TestBreakerOutcomes(t *testing.T) {
-	failed, refused := Outcome{End: NotProcessed, Failed: true}, Outcome{End: NotProcessed}
+	failed, refused, left := Outcome{End: NotProcessed, Failed: true}, Outcome{End: NotProcessed}, Outcome{End: ClientDisconnected}
 	for name, c := range map[string]struct {
 		ends []Outcome
 		open bool
 	}{
-		"refusals":                       {[]Outcome{failed, failed, failed}, true},
-		"4xx":                            {[]Outcome{refused, refused, refused, refused}, false},
-		"clients that leave":             {[]Outcome{{End: ClientDisconnected}, {End: ClientDisconnected}, {End: ClientDisconnected}, {End: ClientDisconnected}}, false},
-		"an answer between":              {[]Outcome{failed, failed, {End: Completed}, failed, failed}, false},
-		"a 4xx between":                  {[]Outcome{failed, failed, refused, failed}, true},
-		"truncated responses":            {[]Outcome{{End: Truncated, Failed: true}, {End: Truncated, Failed: true}, failed}, true},
-		"one that another has to answer": {[]Outcome{{End: NotProcessed, Failed: true, Stalled: true}}, true},
+		"refusals":                        {[]Outcome{failed, failed, failed}, true},
+		"4xx":                             {[]Outcome{refused, refused, refused, refused}, false},
+		"clients that leave":              {[]Outcome{left, left, left, left}, false},
+		"a response between":              {[]Outcome{failed, failed, {End: Completed}, failed, failed}, false},
+		"a 4xx between":                   {[]Outcome{failed, failed, refused, failed}, true},
+		"truncated responses":             {[]Outcome{{End: Truncated, Failed: true}, {End: Truncated, Failed: true}, failed}, true},
+		"one that another has to process": {[]Outcome{{End: NotProcessed, Failed: true, Stalled: true}}, true},
 	} {
 		s := newBreakers(t, 1)
 		for _, o := range c.ends {
 			s.send(0).Release(o)
 			s.clock.advance(time.Millisecond)
 		}
-		if state, _ := s.r.Breaker(s.fleet[0]); (state == BreakerOpen) != c.open {
+		if state, _ := breakerOf(s.r, s.fleet[0]); (state == BreakerOpen) != c.open {
 			t.Errorf("%s: state %d", name, state)
 		}
 	}
-}
-
-// A burst that failed together must not count against what came after it.
-func TestBreakerIgnoresOlderRequests(t *testing.T) {
-	s := newBreakers(t, 2)
-	var before []*Decision
-	for range 10 {
-		before = append(before, s.send(0))
-	}
-	s.clock.advance(time.Millisecond)
-	s.fail(0, 3)
-	before[0].RecordFirstEvent()
-	s.is("an answer to what was sent before it opened", 0, BreakerOpen, 1)
-	s.clock.advance(time.Second)
-	try := s.next()
-	try.RecordFirstEvent()
-	for _, d := range before {
-		d.Release(Outcome{Failed: true, End: Truncated})
-	}
-	s.is("failures of what was sent before it closed", 0, BreakerClosed, 1)
-	try.Release(Outcome{End: Completed})
 }
 
 func TestAllBreakersOpen(t *testing.T) {
@@ -237,19 +216,19 @@ func TestBreakerClosesOnRecovery(t *testing.T) {
 	s.is("back", 0, BreakerClosed, 1)
 }
 
-// A whole answer can take minutes; the engine's counters show sooner that it works.
+// A whole response can take minutes; the engine's counters show sooner that it works.
 func TestProbeSucceedsByCounters(t *testing.T) {
 	s := newStalls(t, 2)
-	s.r.settings.Breaker = BreakerSettings{Failures: 1, Open: time.Second}
+	s.r.fleet.settings.Breaker = BreakerSettings{Failures: 1, Open: time.Second}
 	s.send(1, 64, false).Release(Outcome{End: NotProcessed, Failed: true})
 	s.pass(time.Second, nil)
 	try := s.send(1, 64, false)
 	s.pass(3*time.Second, nil)
-	if state, _ := s.r.Breaker(s.fleet[0]); state != BreakerHalfOpen {
+	if state, _ := breakerOf(s.r, s.fleet[0]); state != BreakerHalfOpen {
 		t.Errorf("no sign of work: state %d", state)
 	}
 	s.pass(2*time.Second, func() { s.loads[0].GenerationTokens++ })
-	if state, _ := s.r.Breaker(s.fleet[0]); state != BreakerClosed {
+	if state, _ := breakerOf(s.r, s.fleet[0]); state != BreakerClosed {
 		t.Errorf("at work: state %d", state)
 	}
 	try.Release(Outcome{End: Completed})
@@ -259,7 +238,7 @@ func TestProbeSucceedsByCounters(t *testing.T) {
 func TestQueuedRequestProbes(t *testing.T) {
 	s := newBreakers(t, 2, withQueue)
 	s.fail(0, 3)
-	var busy []*Decision
+	var busy []*Reservation
 	for range 2 {
 		busy = append(busy, s.send(1))
 	}

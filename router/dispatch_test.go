@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/router/policy"
 )
 
 func TestShortestPrefillFirstWithAgeing(t *testing.T) {
@@ -20,7 +19,7 @@ func TestShortestPrefillFirstWithAgeing(t *testing.T) {
 		busy := sent(t, "", submit(r, ask(fleet, 1, 20_000))) // 1,280,000 tokens
 		var got []int
 		put := func(key, n int) {
-			r.Submit(ask(fleet, key, n), func(*Decision, error) { got = append(got, key) })
+			r.Submit(ask(fleet, key, n), func(*Reservation, error) { got = append(got, key) })
 		}
 		put(2, blocks)
 		c.advance(later)
@@ -49,11 +48,11 @@ func TestTenantFlood(t *testing.T) {
 		}
 		busy := sent(t, "", submit(r, first))
 		before := 0
-		var last *Decision
+		var last *Reservation
 		put := func(key int, tenant uint64, served func()) {
 			req := ask(fleet, key, 120)
 			req.Tenant = tenant
-			r.Submit(req, func(d *Decision, _ error) { last = d; served() })
+			r.Submit(req, func(d *Reservation, _ error) { last = d; served() })
 		}
 		for key := range 100 {
 			put(2+key, tenant, func() { before++ })
@@ -107,7 +106,7 @@ func TestCancelledAndRetriedAreNotCharged(t *testing.T) {
 	for key := range 20 {
 		w := of(1, 2+key)
 		waits(t, "", w)
-		w.ticket.Cancel()
+		w.queued.Cancel()
 	}
 	for key := range 20 { // each was charged when it came first
 		waits(t, "a retry", of(1, 30+key, fleet[1]))
@@ -125,15 +124,15 @@ func TestCancelledAndRetriedAreNotCharged(t *testing.T) {
 func TestLongPromptIsNotStarved(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 1 << 20} })
 	start := c.now
-	var running []*Decision
-	deliver := func(d *Decision, _ error) { running = append(running, d) }
+	var running []*Reservation
+	deliver := func(d *Reservation, _ error) { running = append(running, d) }
 	busyUntil := make([]time.Time, 2)
-	finishes := map[*Decision]time.Time{}
+	finishes := map[*Reservation]time.Time{}
 	var long time.Duration
 	key := 1
 	for long == 0 && c.now.Sub(start) < 10*time.Minute {
 		if c.now.Sub(start) == 10*time.Second {
-			r.Submit(ask(fleet, 1<<20, 500), func(d *Decision, err error) { // 32,000 tokens: 4 s
+			r.Submit(ask(fleet, 1<<20, 500), func(d *Reservation, err error) { // 32,000 tokens: 4 s
 				deliver(d, err)
 				long = c.now.Sub(start) - 10*time.Second
 			})
@@ -143,14 +142,14 @@ func TestLongPromptIsNotStarved(t *testing.T) {
 			key++
 		}
 		c.advance(20 * time.Millisecond)
-		var still []*Decision
+		var still []*Reservation
 		due := running
 		running = nil
 		for _, d := range due {
 			at, known := finishes[d]
 			if !known {
 				slot := d.Backend.Slot
-				busyUntil[slot] = maxTime(busyUntil[slot], c.now).Add(time.Duration(d.prediction.Uncached / 8000 * float64(time.Second)))
+				busyUntil[slot] = maxTime(busyUntil[slot], c.now).Add(time.Duration(d.entry.Prediction.Uncached / 8000 * float64(time.Second)))
 				at = busyUntil[slot]
 				finishes[d] = at
 			}
@@ -196,7 +195,7 @@ func TestDataParallelEngines(t *testing.T) {
 	} {
 		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 		fleet[0].SetLoad(&backends.Load{Engines: tc.engines, PolledAt: c.now})
-		var running []*Decision
+		var running []*Reservation
 		submitNext := func() *waiter { return submit(r, ask(fleet, len(running)+1, blocksFor(tc.stepBudgets))) }
 		for range tc.want {
 			running = append(running, sent(t, tc.name, submitNext()))
@@ -211,37 +210,26 @@ func TestDataParallelEngines(t *testing.T) {
 
 func TestEngineCacheTokens(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
+	seen := recordChoices(r)
 	for engines, want := range map[int]float64{0: 12_000, 1: 12_000, 3: 4000} {
 		fleet[0].SetLoad(&backends.Load{Engines: engines, CacheTokens: 12_000, PolledAt: c.now})
 		mustPick(t, r, ask(fleet, 1, 1))
-		if got := r.decision.candidates[0]; got.EngineCacheTokens != want || got.CacheTokens != 12_000 {
+		if got := seen.candidates[0]; got.EngineCacheTokens != want || got.CacheTokens != 12_000 {
 			t.Errorf("%d engines: %v tokens of %v in each, want %v of 12000", engines, got.EngineCacheTokens, got.CacheTokens, want)
 		}
 	}
-}
-
-// counted counts what is scored.
-type counted struct {
-	policy.Policy
-	scored int
-}
-
-func (c *counted) Choose(req *policy.Request, candidates []policy.Candidate) int {
-	c.scored++
-	return c.Policy.Choose(req, candidates)
 }
 
 // BenchmarkDispatch tells the time; here is what it consists of.
 func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 	perRequest := func(queued int) float64 {
 		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * queued} })
-		count := &counted{Policy: r.policy.Policy}
-		r.policy.Policy = count
-		var running []*Decision
+		count := recordChoices(r)
+		var running []*Reservation
 		key, sent := 0, 0
 		fill := func() {
 			for r.CountWaiting() < queued {
-				r.Submit(ask(fleet, key%5000, 20+key%100), func(d *Decision, _ error) {
+				r.Submit(ask(fleet, key%5000, 20+key%100), func(d *Reservation, _ error) {
 					running = append(running, d)
 					sent++
 				})
@@ -249,7 +237,7 @@ func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 			}
 		}
 		fill()
-		count.scored, sent = 0, 0
+		count.choices, sent = 0, 0
 		for sent < 2000 {
 			c.advance(50 * time.Millisecond)
 			d := running[0]
@@ -258,7 +246,7 @@ func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 			d.Release(Outcome{End: Completed, OutputTokens: 100})
 			fill()
 		}
-		return float64(count.scored) / float64(sent)
+		return float64(count.choices) / float64(sent)
 	}
 	short, long := perRequest(1000), perRequest(10_000)
 	if long > 2*short {
@@ -295,7 +283,7 @@ func (model panickingReporter) ReportPlacement(e *PlacementEvent) {
 
 func TestPanicInDispatchRefusesOneRequest(t *testing.T) {
 	var causes []any
-	r, fleet, _ := newFleet(t, 1, "prefix", withQueue, func(o *Options) {
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue, func(o *Options) {
 		o.Reporter = panickingReporter("poison")
 		o.OnPanic = func(cause any, stack []byte) {
 			causes = append(causes, cause)
@@ -320,10 +308,10 @@ func TestPanicInDispatchRefusesOneRequest(t *testing.T) {
 	r.Tick()
 	sent(t, "behind it", behind).Release(Outcome{End: Completed})
 	busy.Release(Outcome{End: Completed})
-	s := &r.states[0]
-	if n := fleet[0].InFlight.Load(); n != 0 || s.load.requests != 0 || s.load.tokens != 0 || r.index.CountPinned(0) != 0 || s.kv.answering != 0 {
-		t.Errorf("at the end %d in flight, %d requests, %v tokens, %d pinned, %d answering", n, s.load.requests, s.load.tokens, r.index.CountPinned(0), s.kv.answering)
+	if n := fleet[0].InFlight.Load(); n != 0 {
+		t.Errorf("at the end %d in flight", n)
 	}
+	expectEmptyAccount(t, "at the end", r, 0, c.now)
 	if n := r.CountWaiting(); n != 0 {
 		t.Errorf("%d queued at the end", n)
 	}
@@ -337,7 +325,7 @@ func TestRunTicksForRequestsQueuedBefore(t *testing.T) {
 		})
 		fleet[0].SetState(backends.Down)
 		w := submit(r, ask(fleet, 1, 1))
-		<-r.queueStarted // by a Run that panicked
+		<-r.admission.started // by a Run that panicked
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { r.Run(ctx) })

@@ -30,7 +30,7 @@ func TestEndpointFilter(t *testing.T) {
 		t.Errorf("another endpoint: sent to %s", d.Backend.Name)
 	}
 	e := r.Explain(*forEndpoint(2, fleet, 1))
-	if x := e.about(t, holder.Backend); x.Candidate || x.Filter != "endpoint_missing" || x.WhyNot != "does not serve the endpoint" {
+	if x := explanationOf(t, &e, holder.Backend); x.Candidate || x.Filter != "endpoint_missing" || x.WhyNot != "does not serve the endpoint" {
 		t.Errorf("got %+v", x)
 	}
 	says(t, e, holder.Backend.Name+" does not serve the endpoint")

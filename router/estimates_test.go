@@ -7,9 +7,10 @@ import (
 
 	"warmroute/backends"
 	"warmroute/prompt"
+	"warmroute/router/ledger"
 )
 
-// usage is the outcome of an answer with usage.
+// usage is the outcome of a response with usage.
 func usage(prompt, cached int) Outcome {
 	return Outcome{End: Completed, OutputTokens: 10, PromptTokens: prompt, CachedTokens: cached, CachedKnown: true}
 }
@@ -269,11 +270,11 @@ func TestOutputTokensPerSequence(t *testing.T) {
 		mustPick(t, r, req).Release(Outcome{End: Completed, OutputTokens: 8 * 100})
 	}
 	if n := r.Estimates()[0].OutputTokens; n < 100 || n > 120 {
-		t.Errorf("answers of 100 tokens, eight of each: learned %.0f", n)
+		t.Errorf("outputs of 100 tokens, eight of each: learned %.0f", n)
 	}
 }
 
-func TestImplausibleAnswersAreIgnored(t *testing.T) {
+func TestImplausibleOutputsAreIgnored(t *testing.T) {
 	f := func(name string, maxTokens, sequences, tokens int, want bool) {
 		t.Helper()
 		r, fleet, c := newFleet(t, 1, "prefix")
@@ -286,7 +287,7 @@ func TestImplausibleAnswersAreIgnored(t *testing.T) {
 		if got := r.Estimates()[0].OutputTokens != defaultOutputTokens; got != want {
 			t.Errorf("%s: length learned %v, want %v", name, got, want)
 		}
-		if got := r.states[0].kv.decodeRate.Value != defaultDecodeRate; got != want {
+		if got := r.fleet.ledger.DecodeRate(0) != ledger.DefaultDecodeRate; got != want {
 			t.Errorf("%s: speed learned %v, want %v", name, got, want)
 		}
 	}
@@ -306,13 +307,14 @@ func TestOutputTokensAcrossBackends(t *testing.T) {
 			mustPick(t, r, ask(fleet[i:i+1], 3*key+i, 2)).Release(Outcome{End: Completed, OutputTokens: tokens})
 		}
 	}
+	seen := recordChoices(r)
 	mustPick(t, r, ask(fleet, 1000, 2))
-	if n := r.decision.request.MeanOutputTokens; n < 100 || n > 200 {
-		t.Errorf("answers are taken to have %.0f tokens, where two of three backends' have about 100", n)
+	if n := seen.request.MeanOutputTokens; n < 100 || n > 200 {
+		t.Errorf("outputs are taken to have %.0f tokens, where two of three backends' have about 100", n)
 	}
 }
 
-// polls plays prompts whose answers carry no usage, from the one used last to
+// polls plays prompts whose responses carry no usage, from the one used last to
 // the one used longest ago, of which the older half is gone, and after each of
 // them a poll that counter has had its way with.
 func polls(t *testing.T, counter func(l *backends.Load)) BackendEstimates {
@@ -447,7 +449,7 @@ func TestBytesPerTokenFromCounters(t *testing.T) {
 	f("who is there is not known", backends.Load{}, backends.Load{}, 4)
 }
 
-// The layout of a model's prompts is learned from answers, and survives a change of the settings.
+// The layout of a model's prompts is learned from responses, and survives a change of the settings.
 func TestPromptLayoutIsLearned(t *testing.T) {
 	for _, disabled := range []bool{false, true} {
 		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.NoLearning = disabled })
@@ -460,7 +462,7 @@ func TestPromptLayoutIsLearned(t *testing.T) {
 		for n := range 4 { // each has the one before as its prefix, of which only the head is cached
 			turn(80+10*n, (80+10*n)*64, (80+10*n)*64/10)
 		}
-		if err := r.Configure(r.settings); err != nil {
+		if err := configure(r, r.fleet.settings); err != nil {
 			t.Fatal(err)
 		}
 		want := prompt.DefaultLayout

@@ -1,69 +1,62 @@
 package router
 
 import (
-	"cmp"
 	"time"
 
 	"warmroute/backends"
 	"warmroute/router/estimate"
-	"warmroute/router/index"
+	"warmroute/router/health"
 )
 
-// ObserveLoad records a successful scrape of a backend.
+// ObserveLoad records a successful poll of a backend.
 func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if !r.has(b) {
+	f := &r.fleet
+	if !f.has(b) {
 		return
 	}
-	s := &r.states[b.Slot]
-	cache := r.cacheInfo(b)
-	if models := b.Models(); len(models) > 0 {
-		r.estimates.SetModel(b.Slot, cmp.Or(models[0].Root, models[0].ID))
+	now, h := r.now(), f.states[b.Slot].health
+	f.ledger.ObserveLoad(b.Slot, l, now)
+	own := f.ledger.CountOwn(b.Slot)
+	h.RecordPoll(l, f.ledger.UnstartedTokens(b.Slot), own, &f.settings.Breaker, now)
+	_, external := f.ledger.External(l, now)
+	check := f.stallCheck(b.Slot, l, external, now)
+	h.UpdateStalled(&check)
+	if h.IsStalled() {
+		f.notifyStalled(b.Slot, now, &r.callbacks)
 	}
-	r.estimates.ObserveLoad(b.Slot, l, s.load.unseen, cache)
-	r.resizeIndex(b.Slot)
-	r.index.SweepAndEvict(upkeepBlocks)
-	s.health.recordPollProgress(l, s.load.unstarted, s.load.own())
-	now := r.now()
-	s.health.breaker.closeOnProgress(&r.settings.Breaker, s.health.since, now)
-	_, external := r.externalLoad(l, now)
-	if r.updateStalled(b, l, external, now) {
-		r.scheduleStallNotices(b)
-	}
-	r.observeKV(b, l, now)
-	// Without a sign of work the replica may be stalled, which only the next scrape shows.
-	working := s.load.own() == 0 || !s.health.since.Before(l.PolledAt)
-	s.kv.expected = working && r.policy.definition.PollInterval == 0 &&
-		isExpectedLoad(l, r.ownKVTokens(b.Slot, now), s.load.unseen)
-	r.dispatchQueued(now)
+	// Without a sign of work the replica may be stalled, which only the next poll shows.
+	working := own == 0 || h.WorkedSince(l.PolledAt)
+	f.ledger.SetExpected(b.Slot, l, working && f.policy.definition.PollInterval == 0, now)
+	r.dispatch(now)
 }
 
-// IsLoadExpected reports whether the last successful scrape of b showed what our own account
-// explains, so that the next one can wait. Under a policy that decides by scrapes none can.
+// IsLoadExpected reports whether the last successful poll of b showed what our own account
+// explains: the next one may come later.
 func (r *Router) IsLoadExpected(b *backends.Backend) bool {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	return r.has(b) && r.states[b.Slot].kv.expected
+	return r.fleet.has(b) && r.fleet.ledger.IsExpected(b.Slot)
 }
 
-// PollFailed records a scrape that failed. timedOut: it was not answered in time,
+// PollFailed records a poll that failed. timedOut: it was not answered in time,
 // as when the replica's process is stopped, or its event loop is blocked.
 func (r *Router) PollFailed(b *backends.Backend, timedOut bool) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if !r.has(b) {
+	f := &r.fleet
+	if !f.has(b) {
 		return
 	}
-	h := r.states[b.Slot].health
-	if h.missedPolls++; !timedOut {
-		h.missedPolls = 0
+	now, h := r.now(), f.states[b.Slot].health
+	h.RecordPollFailure(timedOut)
+	check := f.stallCheck(b.Slot, b.Load(), 0, now)
+	h.UpdateStalled(&check)
+	if h.IsStalled() || h.IsHung() {
+		f.notifyStalled(b.Slot, now, &r.callbacks)
 	}
-	now := r.now()
-	if r.updateStalled(b, r.liveStateOf(b).load, 0, now) || h.hung {
-		r.scheduleStallNotices(b)
-	}
-	r.dispatchQueued(now)
+	r.dispatch(now)
 }
 
 // ChecksTimedOut records that b is down because its health checks are not answered,
@@ -71,12 +64,13 @@ func (r *Router) PollFailed(b *backends.Backend, timedOut bool) {
 func (r *Router) ChecksTimedOut(b *backends.Backend) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if !r.has(b) {
+	if !r.fleet.has(b) {
 		return
 	}
-	r.states[b.Slot].health.hung = true
-	r.scheduleStallNotices(b)
-	r.dispatchQueued(r.now())
+	now := r.now()
+	r.fleet.states[b.Slot].health.RecordHung()
+	r.fleet.notifyStalled(b.Slot, now, &r.callbacks)
+	r.dispatch(now)
 }
 
 // BackendStateChanged records that a backend's state has changed: requests may wait for
@@ -85,10 +79,10 @@ func (r *Router) BackendStateChanged(b *backends.Backend) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	now := r.now()
-	if r.has(b) && r.liveStateOf(b).state == backends.Ready {
-		r.states[b.Slot].health.resetFailures(now)
+	if r.fleet.has(b) && b.State() == backends.Ready {
+		r.fleet.states[b.Slot].health.ForgetFailures(now)
 	}
-	r.dispatchQueued(now)
+	r.dispatch(now)
 }
 
 // ForgetCache forgets what a backend held: its replica lost its cache. What KV events say it
@@ -97,46 +91,39 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 	defer r.confirmAgain(b)
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if !r.has(b) {
+	if !r.fleet.has(b) {
 		return
 	}
-	r.index.DropCache(b.Slot)
-	r.estimates.ForgetReplicaProcess(b.Slot)
-	r.dispatchQueued(r.now())
+	r.fleet.index.DropCache(b.Slot)
+	r.fleet.estimates.ForgetReplicaProcess(b.Slot)
+	r.dispatch(r.now())
 }
 
 // IndexPlacement records that another client or proxy sent a request to b: its prompt's
 // blocks are indexed for b as if they had been used now. It returns how many of them b
 // is thought to hold: none of a prompt too long for it or of a backend that caches
-// nothing. Load that is not ours is seen by scrapes, so it is not counted.
+// nothing. Load that is not ours is seen by polls, so it is not counted.
 func (r *Router) IndexPlacement(req *Request, b *backends.Backend) (heldBlocks int) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if !r.has(b) || req.NoEngine || r.isTooLong(req, b.Slot) {
+	now, f := r.now(), &r.fleet
+	if !f.has(b) || req.NoEngine {
 		return 0
 	}
-	now := r.now()
-	heldBlocks = r.indexPrompt(req, b.Slot, now)
-	r.reportIndexed(b, req.Blocks)
-	r.dispatchQueued(now)
+	v := f.viewOf(&f.scratch, []*backends.Backend{b}, &r.callbacks, now)
+	if v.IsTooLong(req, v.Find(b)) {
+		return 0
+	}
+	heldBlocks = f.ledger.IndexPrompt(b.Slot, req.Blocks)
+	r.peers.reportIndexed(b, req.Blocks)
+	r.dispatch(now)
 	return heldBlocks
-}
-
-// indexPrompt indexes a prompt for a backend, and returns how many of its blocks that may hold.
-func (r *Router) indexPrompt(req *Request, slot int, now time.Time) (heldBlocks int) {
-	r.beginDecision(req, nil, now)
-	r.matchPrompt()
-	var p index.Pin
-	r.index.Add(&p, slot, req.Blocks, r.decision.matched[slot])
-	omitted := p.Omitted
-	r.index.Release(&p, nil)
-	return len(req.Blocks) - omitted
 }
 
 // ResetReport is what ResetBackend removed.
 type ResetReport struct {
-	Blocks    int          // that the index attributed to the backend
-	Breaker   BreakerState // before
+	Blocks    int                 // that the index attributed to the backend
+	Breaker   health.BreakerState // before
 	Estimates estimate.Summary
 }
 
@@ -148,22 +135,61 @@ func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 	defer r.confirmAgain(b)
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if !r.has(b) {
+	f := &r.fleet
+	if !f.has(b) {
 		return ResetReport{}
 	}
-	now, s := r.now(), &r.states[b.Slot]
-	report := ResetReport{r.index.Len(b.Slot), s.health.breaker.state(now), r.estimates.Summary(b.Slot)}
-	r.estimates.ForgetLearned(b.Slot)
-	s.kv.decodeRate = newKVCache().decodeRate
-	r.index.DropCache(b.Slot)
-	r.resizeIndex(b.Slot)
-	r.forgetInPolicy(b.Slot)
+	now, h := r.now(), f.states[b.Slot].health
+	breaker, _ := h.Breaker(now)
+	report := ResetReport{f.index.Len(b.Slot), breaker, f.estimates.Summary(b.Slot)}
+	f.estimates.ForgetLearned(b.Slot)
+	f.ledger.ForgetDecodeRate(b.Slot)
+	f.index.DropCache(b.Slot)
+	f.ledger.ResizeIndex(b.Slot)
+	f.forgetInPolicy(b.Slot)
 	b.ReportsCached.Store(false)
 	b.ForgetMissingEndpoints()
-	s.health.resetFailures(now)
-	s.health.refusedAt, s.health.freeSlots = time.Time{}, 0
-	r.dispatchQueued(now)
+	h.ForgetFailures(now)
+	h.ForgetQueueFull()
+	r.dispatch(now)
 	return report
+}
+
+// BackendStatus is a backend's health.
+type BackendStatus struct {
+	health.Condition
+	Breaker health.BreakerState
+	Opens   uint64 // times that the breaker was opened, failed tries included
+	Stalls  uint64 // times that it was found stalled
+	Stalled bool   // when it was checked last
+}
+
+// Status returns the health of a backend. One that is not in the fleet is Draining.
+func (r *Router) Status(b *backends.Backend) BackendStatus {
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	s := b.Status()
+	if !r.fleet.has(b) {
+		return BackendStatus{Condition: health.Condition{State: Draining, Since: s.Since, Reason: s.Reason}}
+	}
+	now, h := r.now(), r.fleet.states[b.Slot].health
+	status := BackendStatus{Condition: h.Condition(&s, b.Load(), now), Stalls: h.Stalls(), Stalled: h.IsStalled()}
+	status.Breaker, status.Opens = h.Breaker(now)
+	return status
+}
+
+// CountReady returns how many of the backends are Ready. A stalled one is not,
+// though it gets requests where there is no other.
+func (r *Router) CountReady(list []*backends.Backend) (n int) {
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	now := r.now()
+	for _, b := range list {
+		if r.fleet.isReady(b, now) {
+			n++
+		}
+	}
+	return n
 }
 
 // BackendEstimates is what was learned of one backend.
@@ -176,9 +202,9 @@ type BackendEstimates struct {
 func (r *Router) Estimates() []BackendEstimates {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	all := make([]BackendEstimates, len(r.states))
-	for slot := range r.states {
-		all[slot] = BackendEstimates{r.states[slot].backend, r.estimates.Summary(slot)}
+	all := make([]BackendEstimates, len(r.fleet.states))
+	for slot := range r.fleet.states {
+		all[slot] = BackendEstimates{r.fleet.states[slot].backend, r.fleet.estimates.Summary(slot)}
 	}
 	return all
 }
@@ -196,12 +222,65 @@ type BackendIndexStats struct {
 func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	for slot := range r.states {
-		s := BackendIndexStats{r.states[slot].backend, r.index.Len(slot), r.index.Capacity(slot), r.index.Evictions(slot), nil}
-		if f := r.states[slot].follower; f != nil {
-			s.KV = f.status()
+	f := &r.fleet
+	for slot := range f.states {
+		s := BackendIndexStats{f.states[slot].backend, f.index.Len(slot), f.index.Capacity(slot), f.index.Evictions(slot), nil}
+		if follower := f.states[slot].follower; follower != nil {
+			s.KV = follower.status()
 		}
 		parts = append(parts, s)
 	}
-	return parts, r.index.Bytes()
+	return parts, f.index.Bytes()
+}
+
+// peerEventsAtOnce is how many events of a peer are applied while the lock is held: they take
+// about as long as one decision each.
+const peerEventsAtOnce = 8
+
+// ApplyPlacements applies what a peer reports, in the order in which it happened: it counts as if
+// this router had sent these requests at the time of the call. Backends that are not in the fleet
+// are ignored, and so are requests beyond the bounds. The events must not be changed afterwards.
+//
+// Queued requests may take the room that they make after delay: several routers would otherwise
+// fill it at once.
+func (r *Router) ApplyPlacements(peerID uint64, events []PlacementEvent, delay time.Duration) {
+	for len(events) > 0 {
+		part := events[:min(peerEventsAtOnce, len(events))]
+		events = events[len(part):]
+		r.withLock(func() {
+			now := r.now()
+			for i := range part {
+				r.peers.Apply(r.fleet.ledger, peerID, &part[i], r.fleet.peerRecorder(), now)
+			}
+		})
+	}
+	r.withLock(func() {
+		now := r.now()
+		if delay > 0 && r.admission.queue.Len() > 0 {
+			r.admission.pause(now.Add(delay), now)
+		}
+		r.dispatchUnlessPaused(now)
+	})
+}
+
+// SyncPeer takes inFlight as all that a peer has in flight: other requests of that peer are
+// removed, and those that were not known are counted, without their blocks.
+func (r *Router) SyncPeer(peerID uint64, inFlight []Placement) {
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	now := r.now()
+	r.peers.Sync(r.fleet.ledger, peerID, inFlight, r.fleet.peerRecorder(), now)
+	r.dispatchUnlessPaused(now)
+}
+
+// RemovePeer removes all that a peer has in flight: it has ended, or is not heard of any more.
+func (r *Router) RemovePeer(peerID uint64) {
+	r.SyncPeer(peerID, nil)
+	r.withLock(func() { r.peers.Remove(peerID) })
+}
+
+// CountPeerRequests returns how many requests of peers are in flight, as far as is known.
+func (r *Router) CountPeerRequests() (n int) {
+	r.withLock(func() { n = r.peers.Count() })
+	return n
 }

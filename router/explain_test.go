@@ -13,10 +13,11 @@ import (
 	"warmroute/backends"
 	"warmroute/lab/policies"
 	"warmroute/prompt"
+	"warmroute/router/decide"
 )
 
-// backend is the part of an explanation that is about b.
-func (e *Explanation) about(t *testing.T, b *backends.Backend) BackendExplanation {
+// explanationOf is the part of an explanation that is about b.
+func explanationOf(t *testing.T, e *Explanation, b *backends.Backend) BackendExplanation {
 	t.Helper()
 	at := slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.Name == b.Name })
 	if at < 0 {
@@ -43,14 +44,18 @@ func TestExplainMatch(t *testing.T) {
 	d.Release(Outcome{End: Completed})
 	again := ask(fleet, 1, 33)
 	e := r.Explain(*again)
-	holder := e.about(t, d.Backend)
+	holder := explanationOf(t, &e, d.Backend)
 	if e.Choice != d.Backend.Name || e.Reason != ReasonPrefix || e.Blocks != 33 || e.PromptTokens != 33*64 || e.Queued != "" {
 		t.Errorf("got %+v", e)
 	}
-	if holder.MatchedBlocks != 31 || holder.MatchedTokens != 31*64 || holder.UncachedTokens != 2*64 || !holder.Candidate || holder.Score == nil || holder.Terms == nil {
+	if holder.MatchedBlocks != 31 || holder.MatchedTokens != 31*64 || holder.UncachedTokens != 2*64 {
 		t.Errorf("got %+v", holder)
 	}
-	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and answers soonest: 0.02 s against 0.26 s on b", "which is idle but holds nothing.")
+	if !holder.Candidate || holder.Score == nil || holder.Terms == nil {
+		t.Errorf("got %+v", holder)
+	}
+	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and responds soonest: 0.02 s against 0.26 s on b",
+		"which is idle but holds nothing.")
 }
 
 func TestExplainPromptShorterThanABlock(t *testing.T) {
@@ -85,7 +90,8 @@ func TestExplainSpill(t *testing.T) {
 	if e.Reason != ReasonSpill || e.Choice == d.Backend.Name {
 		t.Errorf("got %+v", e)
 	}
-	says(t, e, d.Backend.Name+" holds more, 1,920 of 1,920 prompt tokens, but has 57,600 tokens to compute before it and 1 in flight;", "answers soonest: 0.24 s against 7.20 s")
+	says(t, e, d.Backend.Name+" holds more, 1,920 of 1,920 prompt tokens, but has 57,600 tokens to compute before it and 1 in flight;",
+		"responds soonest: 0.24 s against 7.20 s")
 }
 
 func TestExplainTie(t *testing.T) {
@@ -105,7 +111,7 @@ func TestExplainTie(t *testing.T) {
 }
 
 // TestExplainAgreesWithPick asks twice before each of many picks, and in a second
-// fleet never: both answers are the same, what is explained is done, and both fleets do the same.
+// fleet never: both explanations are the same, what is explained is done, and both fleets do the same.
 func TestExplainAgreesWithPick(t *testing.T) {
 	for _, name := range policies.All().Names() {
 		for _, queue := range []bool{false, true} {
@@ -119,7 +125,7 @@ func TestExplainAgreesWithPick(t *testing.T) {
 			}
 			one, fleet, c := build()
 			other, otherFleet, otherClock := build()
-			var inFlight, otherInFlight []*Decision
+			var inFlight, otherInFlight []*Reservation
 			chance := rand.New(rand.NewPCG(8, 8))
 			for step := range 150 {
 				key, n := chance.IntN(6), 1+chance.IntN(60)
@@ -132,11 +138,15 @@ func TestExplainAgreesWithPick(t *testing.T) {
 					t.Fatalf("%s, step %d: waits %v and %v, explained %q", name, step, w.waits(), o.waits(), e.Queued)
 				}
 				if w.waits() {
-					w.ticket.Cancel()
-					o.ticket.Cancel()
+					w.queued.Cancel()
+					o.queued.Cancel()
 				} else {
-					if w.d.Backend.Name != e.Choice || w.d.Reason != e.Reason || w.d.Backend.Name != o.d.Backend.Name || w.d.MatchedBlocks != e.about(t, w.d.Backend).MatchedBlocks {
-						t.Fatalf("%s, step %d: explained %s for %s, sent to %s for %s, without being asked to %s", name, step, e.Choice, e.Reason, w.d.Backend.Name, w.d.Reason, o.d.Backend.Name)
+					sentTo := w.d.Backend.Name
+					if sentTo != e.Choice || w.d.Reason != e.Reason || w.d.MatchedBlocks != explanationOf(t, &e, w.d.Backend).MatchedBlocks {
+						t.Fatalf("%s, step %d: explained %s for %s, sent to %s for %s", name, step, e.Choice, e.Reason, sentTo, w.d.Reason)
+					}
+					if sentTo != o.d.Backend.Name {
+						t.Fatalf("%s, step %d: sent to %s, without Explain to %s", name, step, sentTo, o.d.Backend.Name)
 					}
 					inFlight, otherInFlight = append(inFlight, w.d), append(otherInFlight, o.d)
 				}
@@ -157,21 +167,31 @@ func TestExplainAgreesWithPick(t *testing.T) {
 	}
 }
 
+// accountsOf describes the accounts of all backends, and their health.
+func accountsOf(r *Router, fleet []*backends.Backend, now time.Time) (text string) {
+	for _, b := range fleet {
+		text += fmt.Sprintf("%+v %+v\n", figuresOf(r, b, now), r.Status(b))
+	}
+	return text
+}
+
 func TestExplainHasNoSideEffects(t *testing.T) {
-	r, fleet, _ := newFleet(t, 3, "prefix", withQueue)
+	r, fleet, c := newFleet(t, 3, "prefix", withQueue)
 	d := mustPick(t, r, ask(fleet, 1, 20))
-	version, account, load := r.index.Version(), r.states[d.Backend.Slot].load.tokens, d.Backend.InFlight.Load()
-	estimates, queued := *r.estimates, fmt.Sprint(*r.queue)
-	state := fmt.Sprintf("%+v", r.policy.Policy)
+	c.advance(10 * time.Millisecond)
+	version, accounts, inFlight := r.fleet.index.Version(), accountsOf(r, fleet, c.now), d.Backend.InFlight.Load()
+	estimates, queued := *r.fleet.estimates, fmt.Sprint(*r.admission.queue)
+	state := fmt.Sprintf("%+v", r.fleet.policy.Policy)
 	for range 20 {
 		first := ask(fleet, 1, 20)
 		first.Turn = prompt.TurnFirst
 		r.Explain(*first)
 		r.Explain(*ask(fleet, 2, 200))
 	}
-	if r.index.Version() != version || r.states[d.Backend.Slot].load.tokens != account || d.Backend.InFlight.Load() != load ||
-		!reflect.DeepEqual(estimates, *r.estimates) || fmt.Sprintf("%+v", r.policy.Policy) != state || fmt.Sprint(*r.queue) != queued {
-		t.Error("being asked has changed something")
+	if r.fleet.index.Version() != version || accountsOf(r, fleet, c.now) != accounts || d.Backend.InFlight.Load() != inFlight ||
+		!reflect.DeepEqual(estimates, *r.fleet.estimates) || fmt.Sprintf("%+v", r.fleet.policy.Policy) != state ||
+		fmt.Sprint(*r.admission.queue) != queued {
+		t.Error("Explain has changed something")
 	}
 }
 
@@ -196,7 +216,7 @@ func TestExplainFilters(t *testing.T) {
 		"is not ready", "is draining", "is asleep", "is at its max_in_flight limit", "has an open circuit breaker", "is about to stop", "",
 		"was tried already", "does not list the model",
 	} {
-		if got := e.about(t, fleet[i]).WhyNot; got != want {
+		if got := explanationOf(t, &e, fleet[i]).WhyNot; got != want {
 			t.Errorf("b%d: got %q, want %q", i, got, want)
 		}
 	}
@@ -207,13 +227,14 @@ func TestExplainFilters(t *testing.T) {
 }
 
 func TestExplainWithoutCandidates(t *testing.T) {
+	const why = "No backend can accept it now: b0 is not ready, b1 is draining. "
 	for _, c := range []struct {
 		name   string
 		change func(*Options)
 		want   string
 	}{
-		{"queued", withQueue, "No backend can accept it now: b0 is not ready, b1 is draining. It would wait in the admission queue: no backend is ready."},
-		{"refused", func(*Options) {}, "No backend can accept it now: b0 is not ready, b1 is draining. It would be refused: no backend is ready."},
+		{"queued", withQueue, why + "It would wait in the admission queue: no backend is ready."},
+		{"refused", func(*Options) {}, why + "It would be refused: no backend is ready."},
 	} {
 		r, fleet, _ := newFleet(t, 2, "prefix", c.change)
 		fleet[0].SetState(backends.Down)
@@ -234,7 +255,7 @@ func TestExplainQueued(t *testing.T) {
 		mustPick(t, r, ask(fleet, 10+i, 200))
 	}
 	e := r.Explain(*ask(fleet, 1, 200))
-	if e.Queued != blockedByStep.String() || e.Choice == "" {
+	if e.Queued != decide.BlockedByStep.String() || e.Choice == "" {
 		t.Errorf("got %+v", e)
 	}
 	says(t, e, "It would wait in the admission queue, most likely for "+e.Choice+": its next step is full.")
@@ -242,9 +263,9 @@ func TestExplainQueued(t *testing.T) {
 	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Queued, "other requests are queued") {
 		t.Errorf("got %+v", e)
 	}
-	full := r.settings
+	full := r.fleet.settings
 	full.Queue.Requests = 1
-	if err := r.Configure(full); err != nil {
+	if err := configure(r, full); err != nil {
 		t.Fatal(err)
 	}
 	if e := r.Explain(*ask(fleet, 1, 1)); e.Refused != ErrQueueFull.Error() || e.Queued != "" {
@@ -258,8 +279,8 @@ func TestRecordPlacement(t *testing.T) {
 		t.Errorf("%d blocks were taken in", n)
 	}
 	d := mustPick(t, r, ask(fleet, 1, 40))
-	if d.Backend != fleet[2] || d.MatchedBlocks != 30 || d.prediction.QueuedAhead != 0 || d.Backend.InFlight.Load() != 1 {
-		t.Errorf("sent to %s, of which it holds %d, behind %v tokens", d.Backend.Name, d.MatchedBlocks, d.prediction.QueuedAhead)
+	if d.Backend != fleet[2] || d.MatchedBlocks != 30 || d.entry.Prediction.QueuedAhead != 0 || d.Backend.InFlight.Load() != 1 {
+		t.Errorf("sent to %s, of which it holds %d, behind %v tokens", d.Backend.Name, d.MatchedBlocks, d.entry.Prediction.QueuedAhead)
 	}
 	r.RemoveBackend(fleet[1])
 	if n := r.IndexPlacement(ask(fleet, 1, 30), fleet[1]); n != 0 {
@@ -272,14 +293,16 @@ func TestResetBackend(t *testing.T) {
 	r.IndexPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
 	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: NotProcessed, Failed: true})
-	r.estimates.RecordOutputLength(0, 9000, 1)
+	r.fleet.estimates.RecordOutputLength(0, 9000, 1)
 	counted := r.Estimates()[0].Totals
 	was := r.ResetBackend(fleet[0])
 	if was.Blocks != 30 || was.Breaker != BreakerOpen || was.Estimates.OutputTokens == defaultOutputTokens {
 		t.Errorf("it says %+v", was)
 	}
-	if state, _ := r.Breaker(fleet[0]); state != BreakerClosed || r.index.Len(0) != 0 || r.Estimates()[0].OutputTokens != defaultOutputTokens || r.Estimates()[0].Totals != counted {
-		t.Errorf("left is %v, %d blocks, %+v", state, r.index.Len(0), r.Estimates()[0])
+	state, _ := breakerOf(r, fleet[0])
+	learned := r.Estimates()[0]
+	if state != BreakerClosed || r.fleet.index.Len(0) != 0 || learned.OutputTokens != defaultOutputTokens || learned.Totals != counted {
+		t.Errorf("left is %v, %d blocks, %+v", state, r.fleet.index.Len(0), r.Estimates()[0])
 	}
 	inFlight.RecordFirstEvent()
 	inFlight.Release(Outcome{End: Completed})

@@ -14,13 +14,14 @@ import (
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/estimate"
+	"warmroute/router/ledger"
 )
 
 func TestMaxInFlight(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	fleet[0].SetOptions(backends.Options{MaxInFlight: 2})
 	fleet[1].SetOptions(backends.Options{MaxInFlight: 3})
-	var open []*Decision
+	var open []*Reservation
 	for range 5 {
 		open = append(open, mustPick(t, r, ask(fleet, 1, 10)))
 	}
@@ -106,7 +107,7 @@ func TestColdAdapterLoadsOnce(t *testing.T) {
 	for _, b := range fleet {
 		b.SetLoad(&backends.Load{MaxAdapters: 4})
 	}
-	var burst []*Decision
+	var burst []*Reservation
 	for key := range 8 {
 		req := ask(fleet, key, 1)
 		req.Adapter = "sql"
@@ -123,12 +124,21 @@ func TestColdAdapterLoadsOnce(t *testing.T) {
 		req.Adapter = fmt.Sprint(key)
 		burst = append(burst, mustPick(t, r, req))
 	}
+	isCounted := func(slot, key int) bool { return r.fleet.ledger.AdapterCost(slot, fmt.Sprint(key), nil) == 0 }
+	if !isCounted(0, maxAdapters-1) || isCounted(0, maxAdapters) {
+		t.Errorf("want the first %d adapters in use, and no more", maxAdapters)
+	}
 	for _, d := range burst[8:] {
 		d.Release(Outcome{End: Completed})
 	}
-	for slot := range r.states {
-		if n := len(r.states[slot].load.adapters); n > 0 {
-			t.Errorf("%d adapters in use when nothing is in flight", n)
+	for slot := range r.fleet.states {
+		for key := range 2 * maxAdapters {
+			if isCounted(slot, key) {
+				t.Errorf("slot %d: adapter %d is in use when nothing is in flight", slot, key)
+			}
+		}
+		if r.fleet.ledger.AdapterCost(slot, "sql", nil) == 0 {
+			t.Errorf("slot %d: adapter sql is in use when nothing is in flight", slot)
 		}
 	}
 }
@@ -159,12 +169,8 @@ func TestContextTokens(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "dynamo")
 	f := func(when string, want float64) {
 		t.Helper()
-		r.beginDecision(ask(fleet, 9, 1), nil, c.now)
-		r.matchPrompt()
-		if err := r.filterBackends(); err != nil {
-			t.Fatal(err)
-		}
-		if got := r.decision.candidates[0].ContextTokens; got != want {
+		d := mustFilterAll(t, r, ask(fleet, 9, 1), c.now)
+		if got := d.seen(t, r).candidates[0].ContextTokens; got != want {
 			t.Errorf("%s: a context of %.0f tokens, want %.0f", when, got, want)
 		}
 	}
@@ -173,7 +179,7 @@ func TestContextTokens(t *testing.T) {
 	f("ten blocks of 64 tokens, sent twice", 640)
 	a.RecordFirstEvent()
 	c.advance(time.Second)
-	f("an answer for a second", 640+defaultDecodeRate)
+	f("output for a second", 640+ledger.DefaultDecodeRate)
 	a.Release(Outcome{End: ClientDisconnected})
 	f("the other request still needs them", 640)
 	b.Release(Outcome{End: Completed})
@@ -199,7 +205,7 @@ func limited(fleet []*backends.Backend, key, blocks int) *Request {
 // learnTextLength has the router learn of enough text that what is too long is certain.
 func learnTextLength(r *Router) {
 	p := estimate.Prediction{Bytes: 400_000, IsText: true}
-	r.estimates.LearnFromCompletion(0, &p, estimate.Usage{PromptTokens: 100_000}, estimate.CacheInfo{Alignment: 1})
+	r.fleet.estimates.LearnFromCompletion(0, &p, estimate.Usage{PromptTokens: 100_000}, estimate.CacheInfo{Alignment: 1})
 }
 
 func TestTooLongPromptIsNotIndexed(t *testing.T) {
@@ -212,17 +218,17 @@ func TestTooLongPromptIsNotIndexed(t *testing.T) {
 			mustPick(t, r, ask(fleet, key, 100)).Release(Outcome{End: Completed})
 		}
 		before, _ := r.IndexStats()
-		mean := r.estimates.MeanUncachedTokensOfAll()
+		mean := r.fleet.estimates.MeanUncachedTokensOfAll()
 		d := mustPick(t, r, req(fleet))
-		if used := r.ownKVTokens(0, c.now); used > 1000 {
+		if used := ownKVTokens(r, 0, c.now); used > 1000 {
 			t.Errorf("%s: it takes %.0f tokens of the cache", name, used)
 		}
 		d.Release(Outcome{End: NotProcessed})
 		if after, _ := r.IndexStats(); after[0] != before[0] {
 			t.Errorf("%s: the index was %+v and is %+v", name, before[0], after[0])
 		}
-		if r.estimates.MeanUncachedTokensOfAll() != mean {
-			t.Errorf("%s: the mean u was %.0f and is %.0f", name, mean, r.estimates.MeanUncachedTokensOfAll())
+		if r.fleet.estimates.MeanUncachedTokensOfAll() != mean {
+			t.Errorf("%s: the mean u was %.0f and is %.0f", name, mean, r.fleet.estimates.MeanUncachedTokensOfAll())
 		}
 	}
 	f("longer than the model takes", 100_000, func(fleet []*backends.Backend) *Request { return limited(fleet, 99, 400) })
@@ -267,7 +273,7 @@ func TestTooLongPromptIsNotQueued(t *testing.T) {
 	f := func(name string, req *Request) {
 		t.Helper()
 		d := sent(t, name, submit(r, req))
-		pending := r.states[d.Backend.Slot].load.queuedTokens(c.now, r.estimates.PrefillRate(d.Backend.Slot))
+		pending := figuresOf(r, d.Backend, c.now).QueuedTokens
 		if pending > 26_000 {
 			t.Errorf("%s: %.0f tokens are pending", name, pending)
 		}
@@ -334,12 +340,9 @@ func TestTenantsWithDifferentScripts(t *testing.T) {
 			mustPick(t, r, req).Release(usage(int(float64(req.Bytes)/bytesPerToken), 0))
 		}
 		candidates := func(req *Request) (promptTokens float64, n int) {
-			r.beginDecision(req, nil, c.now)
-			r.matchPrompt()
-			if err := r.filterBackends(); err != nil {
-				t.Fatal(err)
-			}
-			return r.decision.promptTokens(), len(r.decision.backends)
+			d := mustFilterAll(t, r, req, c.now)
+			seen := d.seen(t, r)
+			return seen.request.PromptTokens, len(seen.candidates)
 		}
 		const near, beyond = contextTokens * 9 / 10, contextTokens * 4
 		for range 20 {
@@ -368,8 +371,8 @@ func TestTenantsWithDifferentScripts(t *testing.T) {
 func TestMeanUncached(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	d := mustPick(t, r, ask(fleet, 1, 10))
-	if r.estimates.MeanUncachedTokensOfAll() != 0 {
-		t.Errorf("the mean u is %.0f before anything came back", r.estimates.MeanUncachedTokensOfAll())
+	if r.fleet.estimates.MeanUncachedTokensOfAll() != 0 {
+		t.Errorf("the mean u is %.0f before anything came back", r.fleet.estimates.MeanUncachedTokensOfAll())
 	}
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed})
@@ -377,7 +380,7 @@ func TestMeanUncached(t *testing.T) {
 	mustPick(t, r, large).Release(Outcome{End: NotProcessed})
 	large.NonGenerative = true
 	mustPick(t, r, large).Release(Outcome{End: Completed})
-	if r.estimates.MeanUncachedTokensOfAll() != 640 {
-		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.estimates.MeanUncachedTokensOfAll())
+	if r.fleet.estimates.MeanUncachedTokensOfAll() != 640 {
+		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.fleet.estimates.MeanUncachedTokensOfAll())
 	}
 }

@@ -75,18 +75,18 @@ func TestSlotReuse(t *testing.T) {
 		t.Errorf("%d blocks matched that its predecessor held", d.MatchedBlocks)
 	}
 	// What the first owner had in flight ends, and is none of the next one's.
-	before, blocks := r.states[1].load, r.index.CountPinned(1)
+	before, blocks := figuresOf(r, next, c.now), r.fleet.index.CountPinned(1)
 	open.RecordOutput()
 	open.RecordFirstEvent()
 	open.Commit()
 	open.Release(Outcome{End: Completed, OutputTokens: 1})
-	if after := r.states[1].load; after.requests != before.requests || after.tokens != before.tokens || r.index.CountPinned(1) != blocks {
+	if after := figuresOf(r, next, c.now); after != before || r.fleet.index.CountPinned(1) != blocks {
 		t.Errorf("the account was %+v, and is %+v", before, after)
 	}
 	if first.InFlight.Load() != 0 || next.InFlight.Load() != 1 {
 		t.Errorf("in flight: %d and %d", first.InFlight.Load(), next.InFlight.Load())
 	}
-	if r.states[1].health.output.Load() != 0 {
+	if !r.fleet.states[1].health.LastProgress().Equal(r.fleet.start) {
 		t.Error("output of the first owner counts for the next one")
 	}
 	d.Release(Outcome{End: Completed, OutputTokens: 1})
@@ -95,14 +95,15 @@ func TestSlotReuse(t *testing.T) {
 // A Release that comes after the same backend left and joined again is not for
 // the account that was begun since.
 func TestBackendAddedAgain(t *testing.T) {
-	r, fleet, _ := newFleet(t, 1, "prefix")
+	r, fleet, c := newFleet(t, 1, "prefix")
 	open := mustPick(t, r, ask(fleet, 1, 40))
 	r.RemoveBackend(fleet[0])
 	r.AddBackend(fleet[0])
 	open.Release(Outcome{End: Completed})
-	if a := r.states[0].load; a.requests != 0 || a.tokens != 0 || fleet[0].InFlight.Load() != 0 {
-		t.Errorf("%+v, %d in flight", a, fleet[0].InFlight.Load())
+	if n := fleet[0].InFlight.Load(); n != 0 {
+		t.Errorf("%d in flight", n)
 	}
+	expectEmptyAccount(t, "added again", r, 0, c.now)
 }
 
 func TestMoreThan64Backends(t *testing.T) {
@@ -152,7 +153,7 @@ func fluxOnce(t *testing.T, seed uint64) {
 	first := named("first", backends.Ready)
 	r, registry, c := following(t, first)
 	all := []*backends.Backend{first}
-	var open []*Decision
+	var open []*Reservation
 	var queued []*waiter
 	for step := range 400 {
 		c.advance(time.Duration(rng.IntN(300)) * time.Millisecond)
@@ -206,10 +207,8 @@ func fluxOnce(t *testing.T, seed uint64) {
 			t.Fatalf("seed %d: %s has %d in flight", seed, b.Name, n)
 		}
 	}
-	for slot := range r.states {
-		if a := &r.states[slot].load; a.requests != 0 || a.tokens != 0 || a.unseen != 0 || len(a.pending) != 0 || r.index.CountPinned(slot) != 0 || r.states[slot].kv.answering != 0 || r.states[slot].kv.unindexed != 0 {
-			t.Fatalf("seed %d, slot %d: account %+v, cache %+v, %d blocks in use", seed, slot, a, r.states[slot].kv, r.index.CountPinned(slot))
-		}
+	for slot := range r.fleet.states {
+		expectEmptyAccount(t, fmt.Sprint("seed ", seed), r, slot, c.now)
 	}
 }
 
@@ -322,7 +321,7 @@ func TestQueuedClaimAfterSlotReuse(t *testing.T) {
 	left := busyA.Backend
 	r.RemoveBackend(left)
 	registry.Remove(left)
-	if w.ticket.waitsFor == left.Slot {
+	if w.queued.waitsFor == left.Slot {
 		t.Error("it waits for a backend that left")
 	}
 	busyB.RecordFirstEvent()
@@ -337,7 +336,7 @@ func reconfigured(t *testing.T, r *Router, change func(*Options)) {
 	o := Options{Settings: Settings{Policy: "prefix", PollInterval: time.Second}}
 	withQueue(&o)
 	change(&o)
-	if err := r.Configure(o.Settings); err != nil {
+	if err := configure(r, o.Settings); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -403,7 +402,7 @@ func TestConfigureQueueTimeout(t *testing.T) {
 	enqueue(&limited, time.Second)
 	enqueue(&forever, 0)
 	enqueue(&limited, time.Second)
-	limited[0].ticket.Cancel()
+	limited[0].queued.Cancel()
 	c.advance(time.Second)
 	r.Tick()
 	for i, w := range limited[1:] {
@@ -418,7 +417,7 @@ func TestConfigureQueueTimeout(t *testing.T) {
 
 func TestConfigureError(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
-	if err := r.Configure(Settings{Policy: "fastest"}); err == nil {
+	if err := configure(r, Settings{Policy: "fastest"}); err == nil {
 		t.Fatal("accepted")
 	}
 	mustPick(t, r, ask(fleet, 0, 1000))

@@ -5,19 +5,41 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"testing"
 	"time"
 
 	"warmroute/backends"
 	"warmroute/lab/policies"
 	"warmroute/prompt"
+	"warmroute/router/decide"
 	"warmroute/router/estimate"
+	"warmroute/router/ledger"
+	"warmroute/router/policy"
 )
 
 const (
-	defaultOutputTokens = 250  // of estimate
-	testPrefillRate     = 8000 // of a fleet with a queue
-	tokensPerBlock      = 64   // of ask
+	testPrefillRate = 8000 // of a fleet with a queue
+	tokensPerBlock  = 64   // of ask
+)
+
+// Constants of the packages below, by which tests compute what they expect.
+const (
+	defaultOutputTokens = 250 // of estimate
+
+	defaultStepTokens = 8192 // these of decide
+	stepShare         = 0.25
+	queuedSeconds     = 0.25
+	fullKVUsage       = 0.95
+	maxSequences      = 1024
+
+	reservedPrefills   = 0.3 // these of ledger
+	maxAdapters        = 64
+	maxExternalLoadAge = 3
+	maxMeanOutputs     = 8
+
+	queueFullDelay = time.Second // these of health
+	stoppingDelay  = time.Second
 )
 
 // stepBudget returns how many uncached tokens a backend of a prefill rate is sent ahead.
@@ -63,15 +85,15 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 
 // timeToWorkOff returns in what time so many steps' budgets are worked off where nothing is heard.
 func timeToWorkOff(budgets float64) time.Duration {
-	return time.Duration(budgets * stepBudget(testPrefillRate) / (workRate * testPrefillRate) * float64(time.Second))
+	return time.Duration(budgets * stepBudget(testPrefillRate) / (ledger.WorkRate * testPrefillRate) * float64(time.Second))
 }
 
 // learnPrefillRate makes the router learn a rate for all backends.
 func learnPrefillRate(r *Router, tokensPerSecond int) {
 	second := estimate.Prediction{Bytes: 4 * tokensPerSecond, Uncached: float64(tokensPerSecond), TTFT: time.Second, IsText: true}
-	for slot := range r.states {
-		for !r.estimates.KnowsPrefillRate(slot) {
-			r.estimates.LearnFromCompletion(slot, &second, estimate.Usage{}, estimate.CacheInfo{Alignment: 1})
+	for slot := range r.fleet.states {
+		for !r.fleet.estimates.KnowsPrefillRate(slot) {
+			r.fleet.estimates.LearnFromCompletion(slot, &second, estimate.Usage{}, estimate.CacheInfo{Alignment: 1})
 		}
 	}
 }
@@ -85,7 +107,7 @@ func ask(fleet []*backends.Backend, key, n int) *Request {
 	return &Request{Backends: fleet, Blocks: blocks, Bytes: n * 256, Sequences: 1, Streams: true}
 }
 
-func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend) *Decision {
+func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend) *Reservation {
 	t.Helper()
 	d, err := r.Pick(context.Background(), req, tried...)
 	if err != nil {
@@ -94,10 +116,90 @@ func mustPick(t testing.TB, r *Router, req *Request, tried ...*backends.Backend)
 	return d
 }
 
+// decision is what the router knows when it chooses a backend.
+type decision struct {
+	view       *decide.Fleet
+	query      *decide.Query
+	candidates *decide.Candidates
+}
+
+// filterAll views all backends and filters them for a request, of which it reserves nothing.
+func filterAll(r *Router, req *Request, now time.Time, tried ...*backends.Backend) (decision, error) {
+	f, s := &r.fleet, &scratch{}
+	d := decision{view: f.viewAll(s, &r.callbacks, now), query: f.match(s, req, tried), candidates: &s.candidates}
+	return d, f.filter(s, d.view, d.query, f.ledger)
+}
+
+// mustFilterAll is filterAll for a request that has candidates.
+func mustFilterAll(t testing.TB, r *Router, req *Request, now time.Time) decision {
+	t.Helper()
+	d, err := filterAll(r, req, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// seenByPolicy is the policy of a router, and remembers what it was last given to choose from.
+type seenByPolicy struct {
+	policy.Policy
+	choices    int // so far
+	request    policy.Request
+	candidates []policy.Candidate
+}
+
+// recordChoices replaces the policy of a router by one that chooses the same.
+func recordChoices(r *Router) *seenByPolicy {
+	seen := &seenByPolicy{Policy: r.fleet.policy.Policy}
+	r.fleet.policy.Policy = seen
+	return seen
+}
+
+func (p *seenByPolicy) Choose(req *policy.Request, candidates []policy.Candidate) int {
+	p.choices++
+	p.request, p.candidates = *req, slices.Clone(candidates)
+	return p.Policy.Choose(req, candidates)
+}
+
+// seen has the policy choose for a request that has candidates, of which nothing is reserved, and
+// returns what it was given.
+func (d *decision) seen(t testing.TB, r *Router) *seenByPolicy {
+	t.Helper()
+	p := &seenByPolicy{Policy: r.fleet.policy.Policy}
+	d.view.Choose(d.query, d.candidates, p, &policy.Trace{})
+	return p
+}
+
+// figuresOf returns the account of a backend.
+func figuresOf(r *Router, b *backends.Backend, now time.Time) ledger.Figures {
+	return r.fleet.ledger.Figures(b.Slot, now)
+}
+
+// ownKVTokens returns how many tokens of a backend's cache our requests in flight use.
+func ownKVTokens(r *Router, slot int, now time.Time) float64 {
+	return r.fleet.ledger.Figures(slot, now).OwnKVTokens
+}
+
+// expectEmptyAccount checks that nothing is left in the account of a slot.
+func expectEmptyAccount(t testing.TB, when string, r *Router, slot int, now time.Time) {
+	t.Helper()
+	l := r.fleet.ledger
+	for _, at := range []time.Time{now, now.Add(time.Hour)} {
+		f := l.Figures(slot, at)
+		if f.Requests != 0 || f.Pending != 0 || f.QueuedTokens != 0 || f.UnstartedTokens != 0 || f.UnstartedAttention != 0 ||
+			f.OwnKVTokens != 0 || l.CountOwn(slot) != 0 {
+			t.Errorf("%s: the account of slot %d is %+v, want nothing in it", when, slot, f)
+		}
+	}
+	if n := r.fleet.index.CountPinned(slot); n != 0 {
+		t.Errorf("%s: %d blocks of slot %d are in use", when, n, slot)
+	}
+}
+
 // waiter is a request that was submitted, and what became of it.
 type waiter struct {
-	ticket *Ticket
-	d      *Decision
+	queued *QueuedRequest // nil: it was not queued
+	d      *Reservation
 	err    error
 }
 
@@ -105,7 +207,7 @@ func (w *waiter) waits() bool { return w.d == nil && w.err == nil }
 
 func submit(r *Router, req *Request, tried ...*backends.Backend) *waiter {
 	w := &waiter{}
-	w.ticket = r.Submit(req, func(d *Decision, err error) { w.d, w.err = d, err }, tried...)
+	w.queued = r.Submit(req, func(d *Reservation, err error) { w.d, w.err = d, err }, tried...)
 	return w
 }
 
@@ -113,8 +215,8 @@ func withQueue(o *Options) {
 	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
 }
 
-// sent fails the test unless w was sent, and returns its decision.
-func sent(t *testing.T, name string, w *waiter) *Decision {
+// sent fails the test unless w was sent, and returns its reservation.
+func sent(t *testing.T, name string, w *waiter) *Reservation {
 	t.Helper()
 	if w.d == nil {
 		t.Fatalf("%s: not sent (%v)", name, w.err)
@@ -127,4 +229,25 @@ func waits(t *testing.T, name string, w *waiter) {
 	if !w.waits() {
 		t.Fatalf("%s: it does not wait (%v)", name, w.err)
 	}
+}
+
+// configure changes the settings.
+func configure(r *Router, s Settings) error {
+	apply, err := r.PrepareSettings(s)
+	if err == nil {
+		apply()
+	}
+	return err
+}
+
+// stallsOf returns how often a backend was found stalled, and whether it was when it was checked last.
+func stallsOf(r *Router, b *backends.Backend) (count uint64, stalled bool) {
+	s := r.Status(b)
+	return s.Stalls, s.Stalled
+}
+
+// breakerOf returns the state of a backend's breaker, and how often it was opened.
+func breakerOf(r *Router, b *backends.Backend) (state BreakerState, opens uint64) {
+	s := r.Status(b)
+	return s.Breaker, s.Opens
 }

@@ -8,7 +8,7 @@ import (
 	"warmroute/backends"
 )
 
-// stalls is a fleet whose polls a test answers.
+// stalls is a fleet whose polls return what a test sets.
 type stalls struct {
 	t     *testing.T
 	r     *Router
@@ -49,7 +49,7 @@ func (s *stalls) pass(d time.Duration, each func()) {
 }
 
 // send sends a request of so many tokens to the first backend.
-func (s *stalls) send(key, tokens int, streams bool) *Decision {
+func (s *stalls) send(key, tokens int, streams bool) *Reservation {
 	s.t.Helper()
 	req := ask(s.fleet[:1], key, tokens/64)
 	req.Streams = streams
@@ -61,7 +61,7 @@ func (s *stalls) expectStalls(when string, times int, now bool) {
 	s.t.Helper()
 	sum, some := 0, false
 	for _, b := range s.fleet {
-		n, is := s.r.Stalls(b)
+		n, is := stallsOf(s.r, b)
 		sum, some = sum+int(n), some || is
 	}
 	if sum != times || some != now {
@@ -85,7 +85,7 @@ func TestStalledFilter(t *testing.T) {
 	s.pass(time.Second, nil) // 3 s and twelve times the 80 ms that 640 tokens take
 	s.expectStalls("after 4 s", 1, true)
 	if again() != s.fleet[1] {
-		t.Error("sent to a replica that produces nothing")
+		t.Error("sent to a replica that makes no progress")
 	}
 	s.pass(time.Minute, nil)
 	s.expectStalls("after a minute", 1, true)
@@ -97,13 +97,13 @@ func TestStalledFilter(t *testing.T) {
 }
 
 func TestSignsOfWork(t *testing.T) {
-	for name, work := range map[string]func(s *stalls, stream *Decision){
-		"a chunk":                func(s *stalls, stream *Decision) { stream.RecordOutput() },
-		"a first event":          func(s *stalls, _ *Decision) { s.send(7, 64, true).RecordFirstEvent() },
-		"an answer":              func(s *stalls, _ *Decision) { s.send(7, 64, false).Release(Outcome{End: Completed}) },
-		"prompt tokens":          func(s *stalls, _ *Decision) { s.loads[0].PromptTokens++ },
-		"generated tokens":       func(s *stalls, _ *Decision) { s.loads[0].GenerationTokens++ },
-		"blocks being allocated": func(s *stalls, _ *Decision) { s.loads[0].KVCacheUsage += 1. / 128 },
+	for name, work := range map[string]func(s *stalls, stream *Reservation){
+		"a chunk":                func(s *stalls, stream *Reservation) { stream.RecordOutput() },
+		"a first event":          func(s *stalls, _ *Reservation) { s.send(7, 64, true).RecordFirstEvent() },
+		"a response":             func(s *stalls, _ *Reservation) { s.send(7, 64, false).Release(Outcome{End: Completed}) },
+		"prompt tokens":          func(s *stalls, _ *Reservation) { s.loads[0].PromptTokens++ },
+		"generated tokens":       func(s *stalls, _ *Reservation) { s.loads[0].GenerationTokens++ },
+		"blocks being allocated": func(s *stalls, _ *Reservation) { s.loads[0].KVCacheUsage += 1. / 128 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStalls(t, 1)
@@ -117,7 +117,7 @@ func TestSignsOfWork(t *testing.T) {
 	}
 }
 
-func TestUnansweredEndIsNoWork(t *testing.T) {
+func TestEndWithoutResponseIsNoWork(t *testing.T) {
 	for _, end := range []End{NotProcessed, ClientDisconnected, Truncated} {
 		s := newStalls(t, 1)
 		s.send(1, 64, true)
@@ -170,7 +170,7 @@ func TestLongPrefillIsNotStalled(t *testing.T) {
 	})
 }
 
-func TestUnstreamedAnswersAreNotStalled(t *testing.T) {
+func TestUnstreamedResponsesAreNotStalled(t *testing.T) {
 	s := newStalls(t, 1)
 	for key := range 20 {
 		s.send(key, 640, false)
@@ -205,9 +205,9 @@ func TestSilenceEndsAtLastPoll(t *testing.T) {
 	s.expectStalls("after a poll that shows work", 0, false)
 }
 
-// A process that is stopped answers polls no more than anything else.
+// A process that is stopped does not respond to polls either.
 func TestStallWithFailedPolls(t *testing.T) {
-	for name, streaming := range map[string]bool{"in mid-answer": true, "answers that come whole": false} {
+	for name, streaming := range map[string]bool{"during a stream": true, "responses that are not streamed": false} {
 		t.Run(name, func(t *testing.T) {
 			s := newStalls(t, 1)
 			d := s.send(1, 64, streaming)
@@ -217,7 +217,7 @@ func TestStallWithFailedPolls(t *testing.T) {
 			s.fleet[0].SetLoad(nil)
 			s.clock.advance(4 * time.Second)
 			s.send(2, 64, true)
-			if _, stalled := s.r.Stalls(s.fleet[0]); stalled != streaming {
+			if _, stalled := stallsOf(s.r, s.fleet[0]); stalled != streaming {
 				t.Errorf("stalled is %v", stalled)
 			}
 		})
@@ -253,7 +253,7 @@ func TestAllStalled(t *testing.T) {
 	}
 }
 
-// With nothing of ours on it nothing could show that it works again.
+// Without requests of ours on it nothing could show that it works again.
 func TestStallEndsWithoutRequests(t *testing.T) {
 	s := newStalls(t, 2)
 	d := s.send(1, 640, true)
@@ -280,9 +280,12 @@ func TestStreamingCount(t *testing.T) {
 		d.Release(Outcome{End: end})
 		s.send(1, 64, false).Release(Outcome{End: end})
 	}
-	if n := s.r.states[0].health.streaming; n != 0 {
-		t.Errorf("%d streams in mid-answer when all have ended", n)
-	}
+	// While polls fail, silence says something only where a stream has begun.
+	s.send(1, 64, false)
+	s.fleet[0].SetLoad(nil)
+	s.clock.advance(4 * time.Second)
+	s.send(2, 64, false)
+	s.expectStalls("without a stream, when all that began have ended", 0, false)
 }
 
 // stallCalls counts the calls of a StallListener.
@@ -300,7 +303,7 @@ func (w *stallCalls) BackendStalled(elsewhere, hung bool) {
 }
 
 // watch sends a request that may go to any backend, and chooses the first.
-func (s *stalls) watch(streams bool) (*Decision, *stallCalls) {
+func (s *stalls) watch(streams bool) (*Reservation, *stallCalls) {
 	s.t.Helper()
 	w := new(stallCalls)
 	req := ask(s.fleet, 1, 10)
@@ -320,18 +323,18 @@ func TestStallListener(t *testing.T) {
 	s := newStalls(t, 2)
 	waiting, first := s.watch(true)
 	whole, second := s.watch(false)
-	answering, third := s.watch(true)
+	responding, third := s.watch(true)
 	committed, fourth := s.watch(false)
-	answering.RecordFirstEvent()
+	responding.RecordFirstEvent()
 	committed.Commit()
 	s.pass(10*time.Second, nil)
-	for name, w := range map[string]*stallCalls{"a stream": first, "a whole answer": second} {
+	for name, w := range map[string]*stallCalls{"a stream": first, "a response that is not streamed": second} {
 		if w.times == 0 || w.elsewhere != w.times || w.hung != 0 {
 			t.Errorf("%s: called %+v", name, *w)
 		}
 	}
 	if third.times+fourth.times != 0 {
-		t.Error("called for an answer that the client has begun to see")
+		t.Error("called for a response that the client has begun to see")
 	}
 	s.fleet[1].SetState(backends.Down)
 	*first = stallCalls{}
@@ -339,39 +342,39 @@ func TestStallListener(t *testing.T) {
 	if first.times == 0 || first.elsewhere != 0 {
 		t.Errorf("with no other backend: called %+v", *first)
 	}
-	for _, d := range []*Decision{waiting, whole, answering, committed} {
+	for _, d := range []*Reservation{waiting, whole, responding, committed} {
 		d.Release(Outcome{End: ClientDisconnected})
 	}
-	if n := len(s.r.states[0].health.watched); n != 0 {
+	if n := len(s.r.fleet.states[0].health.Watched()); n != 0 {
 		t.Errorf("%d are watched at the end", n)
 	}
 }
 
-// missed is a scrape of the first backend that came to nothing.
-func (s *stalls) missed(late bool) {
+// pollFailed is a poll of the first backend that fails.
+func (s *stalls) pollFailed(timedOut bool) {
 	s.clock.advance(2 * time.Second)
-	s.r.PollFailed(s.fleet[0], late)
+	s.r.PollFailed(s.fleet[0], timedOut)
 }
 
 func TestStallByMissedPolls(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		late  []bool // of the scrapes that fail
-		found bool
+		name     string
+		timedOut []bool // of the polls that fail
+		found    bool
 	}{
-		{"two late scrapes", []bool{true, true}, false},
-		{"three late scrapes", []bool{true, true, true}, true},
+		{"two timeouts", []bool{true, true}, false},
+		{"three timeouts", []bool{true, true, true}, true},
 		{"refused between", []bool{true, true, false, true, true}, false},
 		{"metrics gone", []bool{false, false, false, false, false}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStalls(t, 2)
 			d, w := s.watch(false)
-			for i, late := range c.late {
+			for i, timedOut := range c.timedOut {
 				if i == 2 {
 					s.fleet[0].SetLoad(nil) // as the poller does
 				}
-				s.missed(late)
+				s.pollFailed(timedOut)
 			}
 			if (w.times > 0) != c.found {
 				t.Errorf("called %+v", *w)
@@ -389,21 +392,21 @@ func TestStallListenerOfHungReplica(t *testing.T) {
 	if w.hung != 1 || w.elsewhere != 1 {
 		t.Errorf("called %+v", *w)
 	}
-	s.missed(true)
+	s.pollFailed(true)
 	if w.hung != 2 {
-		t.Errorf("after another scrape: called %+v", *w)
+		t.Errorf("after another poll: called %+v", *w)
 	}
 	s.fleet[0].SetState(backends.Ready)
 	s.r.BackendStateChanged(s.fleet[0])
-	s.missed(true)
+	s.pollFailed(true)
 	if w.times != 2 {
 		t.Errorf("when it is back: called %+v", *w)
 	}
 	d.Release(Outcome{End: Completed})
 }
 
-// TestQueueFullFilter holds that one that refuses requests for
-// its full queue is not sent all of them because it has so little to do.
+// TestQueueFullFilter expects that a backend that refuses requests because of its full queue is not
+// sent all of them because it has so little in flight.
 func TestQueueFullFilter(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.send(0).Release(Outcome{End: Completed}) // it holds the prompt
@@ -417,7 +420,7 @@ func TestQueueFullFilter(t *testing.T) {
 	refuse()
 	s.goesTo("after it refused another", 1)
 	under.Release(Outcome{End: Completed})
-	s.goesTo("when a place fell free", 0)
+	s.goesTo("when a slot became free", 0)
 
 	refuse()
 	s.send(1).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
@@ -426,11 +429,11 @@ func TestQueueFullFilter(t *testing.T) {
 
 func TestSlotWaitOrder(t *testing.T) {
 	s := newBreakers(t, 2)
-	under := []*Decision{s.send(0), s.send(0), s.send(0)}
+	under := []*Reservation{s.send(0), s.send(0), s.send(0)}
 	s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
 	other := s.r.StartSlotWait(s.fleet[1:])
 	first, second, third := s.r.StartSlotWait(s.fleet[:1]), s.r.StartSlotWait(s.fleet), s.r.StartSlotWait(s.fleet[:1])
-	given := func(w *SlotWait) bool {
+	granted := func(w *SlotWait) bool {
 		select {
 		case <-w.Granted():
 			return true
@@ -441,8 +444,8 @@ func TestSlotWaitOrder(t *testing.T) {
 	want := func(when string, want ...bool) {
 		t.Helper()
 		for i, w := range []*SlotWait{other, first, second, third} {
-			if given(w) != want[i] {
-				t.Errorf("%s: %d has a place: %v", when, i, given(w))
+			if granted(w) != want[i] {
+				t.Errorf("%s: %d has a slot: %v", when, i, granted(w))
 			}
 		}
 	}
@@ -453,18 +456,18 @@ func TestSlotWaitOrder(t *testing.T) {
 	under[1].Release(Outcome{End: Completed})
 	want("two ended", false, true, true, false)
 	second.Release(false)
-	want("its place was not taken", false, true, true, true)
+	want("its slot was not used", false, true, true, true)
 	third.Release(true)
 	other.Release(false)
 	under[2].Release(Outcome{End: Completed})
 	late := s.r.StartSlotWait(s.fleet[:1])
-	if !given(late) {
-		t.Error("a place that fell free before is not given")
+	if !granted(late) {
+		t.Error("a slot that became free before is not granted")
 	}
 	late.Release(true)
 }
 
-// A replica that is about to stop is sent one request a second, until it answers.
+// A replica that is about to stop is sent one request a second, until it responds.
 func TestStoppingFilter(t *testing.T) {
 	s := newBreakers(t, 1)
 	refuses := func(when string) {
@@ -479,7 +482,7 @@ func TestStoppingFilter(t *testing.T) {
 	s.send(0).Release(stops)
 	before.RecordFirstEvent()
 	before.Release(Outcome{End: Completed})
-	refuses("after its word, and an answer to what it had before")
+	refuses("after it reported so, and a response to what it had before")
 	s.clock.advance(stoppingDelay)
 	again := s.send(0)
 	refuses("while it is tried")
@@ -494,7 +497,7 @@ func TestCondition(t *testing.T) {
 	b := s.fleet[0]
 	expect := func(when string, want ConditionState, since time.Time) {
 		t.Helper()
-		c := s.r.Condition(b)
+		c := s.r.Status(b).Condition
 		if c.State != want || !since.IsZero() && !c.Since.Equal(since) || (c.Reason == "") != (want == Ready) {
 			t.Errorf("%s: got %+v, want %s since %v", when, c, want, since)
 		}

@@ -19,6 +19,7 @@ import (
 	"warmroute/kvevents/kvblocks"
 	"warmroute/kvevents/wire"
 	"warmroute/prompt"
+	"warmroute/router/decide"
 	"warmroute/router/index"
 )
 
@@ -67,7 +68,7 @@ type KVFollower struct {
 	finished []finishedRequest // oldest first; guarded by Router.mu
 }
 
-// kvRequest is what a Decision keeps of its request for the KV events.
+// kvRequest is what a Reservation keeps of its request for the KV events.
 type kvRequest struct {
 	blocks    []prompt.Block // nil: the request is not related to events
 	bytes     int
@@ -90,25 +91,18 @@ type finishedRequest struct {
 	due          time.Time
 }
 
-// linkedPrefix is the longest prefix of a prompt that a backend holds and whose number of
-// tokens is known from KV events.
-type linkedPrefix struct {
-	blocks, bytes    int
-	tokens, kvTokens float64 // those in whole KV blocks are kvTokens
-}
-
 // FollowKVEvents returns the follower of a backend, which must have none, and whose replica has so
 // many data-parallel engines at least; nil if it is not in the fleet. The caller closes it.
 func (r *Router) FollowKVEvents(b *backends.Backend, engines int) *KVFollower {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if !r.has(b) {
+	if !r.fleet.has(b) {
 		return nil
 	}
-	k := &r.kvEvents
+	k := &r.fleet.kvEvents
 	if k.room == nil {
-		r.index.FollowKV()
-		k.room = kvblocks.NewRoom(r.index.MaxKVBlocks())
+		r.fleet.index.FollowKV()
+		k.room = kvblocks.NewRoom(r.fleet.index.MaxKVBlocks())
 	}
 	model := ""
 	if models := b.Models(); len(models) > 0 {
@@ -117,7 +111,7 @@ func (r *Router) FollowKVEvents(b *backends.Backend, engines int) *KVFollower {
 	f := &KVFollower{router: r, backend: b, tracker: kvblocks.New(kvblocks.Options{
 		Seed: k.seed ^ xxh3.HashString(model), Engines: engines, Room: k.room, Prefix: k.prefix,
 	})}
-	r.states[b.Slot].follower = f
+	r.fleet.states[b.Slot].follower = f
 	k.followers++
 	return f
 }
@@ -157,8 +151,8 @@ func (f *KVFollower) Restart(rank int, complete bool) {
 func (f *KVFollower) dropIfLost(known bool) {
 	if f.cacheLost && !known {
 		f.router.withLock(func() {
-			if f.router.has(f.backend) {
-				f.router.index.DropCache(f.backend.Slot)
+			if f.router.fleet.has(f.backend) {
+				f.router.fleet.index.DropCache(f.backend.Slot)
 			}
 		})
 	}
@@ -176,18 +170,18 @@ func (f *KVFollower) Close() {
 	f.applyChanges(f.tracker.ForgetAll())
 	f.dropIfLost(false)
 	f.router.withLock(func() {
-		if s := &f.router.states[f.backend.Slot]; s.follower == f {
+		if s := &f.router.fleet.states[f.backend.Slot]; s.follower == f {
 			s.follower = nil
 		}
-		f.router.kvEvents.followers--
+		f.router.fleet.kvEvents.followers--
 	})
 }
 
 // followerOf returns the follower of a backend, nil if it has none.
 func (r *Router) followerOf(b *backends.Backend) (f *KVFollower) {
 	r.withLock(func() {
-		if r.has(b) {
-			f = r.states[b.Slot].follower
+		if r.fleet.has(b) {
+			f = r.fleet.states[b.Slot].follower
 		}
 	})
 	return f
@@ -223,7 +217,7 @@ type KVStatus struct {
 
 // status returns the state of the follower. Router.mu is held.
 func (f *KVFollower) status() *KVStatus {
-	return &KVStatus{int(f.blocks.Load()), f.router.index.CountConfirmed(f.backend.Slot), f.complete.Load()}
+	return &KVStatus{int(f.blocks.Load()), f.router.fleet.index.CountConfirmed(f.backend.Slot), f.complete.Load()}
 }
 
 // applyChanges applies the tracker's changes to the index, a few at a time.
@@ -233,19 +227,19 @@ func (f *KVFollower) applyChanges(changes []kvblocks.Change) {
 	f.complete.Store(f.tracker.IsComplete())
 	for part := range slices.Chunk(changes, maxChangesPerLock) {
 		r.withLock(func() {
-			if !r.has(f.backend) {
+			if !r.fleet.has(f.backend) {
 				return
 			}
 			for _, c := range part {
 				switch c.Op {
 				case kvblocks.Stored:
-					r.index.StoreKV(slot, c.KV)
+					r.fleet.index.StoreKV(slot, c.KV)
 				case kvblocks.Removed:
-					r.index.RemoveKV(slot, c.KV)
+					r.fleet.index.RemoveKV(slot, c.KV)
 				case kvblocks.Forgotten:
-					r.index.ForgetKV(slot, c.KV)
+					r.fleet.index.ForgetKV(slot, c.KV)
 				case kvblocks.Cleared:
-					r.index.DropCache(slot)
+					r.fleet.index.DropCache(slot)
 				}
 			}
 		})
@@ -254,20 +248,20 @@ func (f *KVFollower) applyChanges(changes []kvblocks.Change) {
 }
 
 // nameForKVEvents gives a request a session by which the KV events of its backend name it.
-func (r *Router) nameForKVEvents(d *Decision, req *Request) {
-	if r.states[d.Backend.Slot].follower == nil || req.NoEngine || req.Stored || req.Media || req.Sequences > 1 || len(req.Blocks) == 0 {
+func (f *fleet) nameForKVEvents(d *Reservation, req *Request) {
+	if f.states[d.Backend.Slot].follower == nil || req.NoEngine || req.Stored || req.Media || req.Sequences > 1 || len(req.Blocks) == 0 {
 		return
 	}
-	r.kvEvents.sessions++
-	d.KVSession = r.kvEvents.prefix + strconv.FormatUint(r.kvEvents.sessions, 36)
-	d.kvRequest = kvRequest{blocks: req.Blocks, bytes: req.Bytes}
+	f.kvEvents.sessions++
+	d.KVSession = f.kvEvents.prefix + strconv.FormatUint(f.kvEvents.sessions, 36)
+	d.kv = kvRequest{blocks: req.Blocks, bytes: req.Bytes}
 }
 
 // recordEndForKVEvents keeps what Settle needs of a request that has ended.
-func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
-	q := &d.kvRequest
-	f := d.backendState().follower
-	if f == nil || q.blocks == nil || o.End == NotProcessed || len(f.finished) >= maxFinishedRequests {
+func (f *fleet) recordEndForKVEvents(d *Reservation, o *Outcome, now time.Time) {
+	q := &d.kv
+	follower := f.states[d.Backend.Slot].follower
+	if follower == nil || q.blocks == nil || o.End == NotProcessed || len(follower.finished) >= maxFinishedRequests {
 		q.blocks = nil
 		return
 	}
@@ -275,12 +269,12 @@ func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
 		session: d.KVSession, bytes: q.bytes, promptTokens: o.PromptTokens,
 		due: now.Add(confirmTimeout),
 	}
-	if d.started && now.Sub(q.startedAt) > confirmTimeout {
+	if d.entry.IsPrefilled() && now.Sub(q.startedAt) > confirmTimeout {
 		done.due = now
-	} else if d.started {
+	} else if d.entry.IsPrefilled() {
 		done.due = q.startedAt.Add(confirmTimeout)
 	}
-	if done.blocks = q.blocks; !d.started {
+	if done.blocks = q.blocks; !d.entry.IsPrefilled() {
 		done.blocks = slices.Clone(q.blocks)
 	}
 	if o.End == Completed {
@@ -288,10 +282,10 @@ func (r *Router) recordEndForKVEvents(d *Decision, o *Outcome, now time.Time) {
 	}
 	if o.End == Completed && len(o.Reply) > 0 && o.OutputTokens > 0 {
 		done.blocks = append(done.blocks, o.Reply...)
-		done.replyBytes = len(done.blocks)*r.blockBytes + o.ReplyTailBytes - q.bytes
+		done.replyBytes = len(done.blocks)*f.blockBytes + o.ReplyTailBytes - q.bytes
 	}
 	q.blocks = nil
-	f.finished = append(f.finished, done)
+	follower.finished = append(follower.finished, done)
 }
 
 // Settle relates the blocks of requests that have ended to the KV blocks that they used, and
@@ -304,7 +298,7 @@ func (f *KVFollower) Settle() {
 		if !more {
 			return
 		}
-		if q.contradicts(end, f.router.blockBytes) {
+		if q.contradicts(end, f.router.fleet.blockBytes) {
 			end = linkedEnd{}
 		}
 		sequence := f.tracker.TakeSequence(q.session, end.link.KV)
@@ -355,15 +349,15 @@ func (f *KVFollower) nextFinished() (q finishedRequest, end linkedEnd, more bool
 		if f.finished = f.finished[1:]; len(f.finished) == 0 {
 			f.finished = nil
 		}
-		end = r.findLinkedEnd(q.blocks)
+		end = r.fleet.findLinkedEnd(q.blocks)
 	})
 	return q, end, more
 }
 
 // findLinkedEnd returns where the linked part of a prompt ends. With a block, all blocks before
 // it are linked.
-func (r *Router) findLinkedEnd(blocks []prompt.Block) (end linkedEnd) {
-	return r.findEnd(blocks, func(index.Link) bool { return true })
+func (f *fleet) findLinkedEnd(blocks []prompt.Block) (end linkedEnd) {
+	return f.findEnd(blocks, func(index.Link) bool { return true })
 }
 
 // findCommonEnd returns where the part of blocks ends that is linked to KV blocks of a sequence.
@@ -373,19 +367,19 @@ func (f *KVFollower) findCommonEnd(blocks []prompt.Block, sequence []kvblocks.Bl
 		common[b.KV] = true
 	}
 	f.router.withLock(func() {
-		end = f.router.findEnd(blocks, func(l index.Link) bool { return l.KV == 0 || common[l.KV] })
+		end = f.router.fleet.findEnd(blocks, func(l index.Link) bool { return l.KV == 0 || common[l.KV] })
 	})
 	return end
 }
 
 // findEnd returns where the part of a prompt ends whose links are such that isPart is true.
-func (r *Router) findEnd(blocks []prompt.Block, isPart func(index.Link) bool) (end linkedEnd) {
+func (f *fleet) findEnd(blocks []prompt.Block, isPart func(index.Link) bool) (end linkedEnd) {
 	end.blocks = sort.Search(len(blocks), func(i int) bool {
-		l, known := r.index.Link(blocks[i])
+		l, known := f.index.Link(blocks[i])
 		return !known || !isPart(l)
 	})
 	if end.blocks > 0 {
-		end.link, _ = r.index.Link(blocks[end.blocks-1])
+		end.link, _ = f.index.Link(blocks[end.blocks-1])
 	}
 	return end
 }
@@ -395,11 +389,11 @@ func (r *Router) findEnd(blocks []prompt.Block, isPart func(index.Link) bool) (e
 func (f *KVFollower) addLinks(q *finishedRequest, end linkedEnd, sequence []kvblocks.Block) (ok bool) {
 	r := f.router
 	ok = true
-	links := q.locate(end, sequence, r.blockBytes)
+	links := q.locate(end, sequence, r.fleet.blockBytes)
 	for at := 0; ok && at < len(links); runtime.Gosched() {
 		r.withLock(func() {
 			for last := min(len(links), at+maxChangesPerLock); ok && at < last; at++ {
-				ok = r.index.AddLink(f.backend.Slot, q.blocks, end.blocks+at, links[at])
+				ok = r.fleet.index.AddLink(f.backend.Slot, q.blocks, end.blocks+at, links[at])
 			}
 		})
 	}
@@ -454,55 +448,45 @@ func (f *KVFollower) removeApproximate(q *finishedRequest, hasStored bool) {
 		return
 	}
 	r.withLock(func() {
-		if !r.has(f.backend) {
+		if !r.fleet.has(f.backend) {
 			return
 		}
-		end := r.findLinkedEnd(q.blocks)
+		end := r.fleet.findLinkedEnd(q.blocks)
 		// Without events, all of the prompt may have been cached but for less than one KV block.
 		if unlinked := len(q.blocks) - end.blocks; hasStored || unlinked <= 2 {
-			r.index.RemoveApproximate(f.backend.Slot, q.blocks)
+			r.fleet.index.RemoveApproximate(f.backend.Slot, q.blocks)
 		}
 	})
 }
 
-// findLinked returns the longest prefix of the matched request that a backend holds and whose
+// findLinked returns the longest prefix of a matched request that a backend holds and whose
 // tokens are known.
-func (r *Router) findLinked() (linked linkedPrefix) {
-	d := &r.decision
-	if r.kvEvents.followers == 0 {
-		return linkedPrefix{}
+func (f *fleet) findLinked(req *Request, matched []int) (linked decide.LinkedPrefix) {
+	if f.kvEvents.followers == 0 {
+		return decide.LinkedPrefix{}
 	}
 	most := 0
-	for _, b := range d.req.Backends {
-		if b.Slot < len(d.matched) {
-			most = max(most, d.matched[b.Slot])
+	for _, b := range req.Backends {
+		if b.Slot < len(matched) {
+			most = max(most, matched[b.Slot])
 		}
 	}
 	if most == 0 {
-		return linkedPrefix{}
+		return decide.LinkedPrefix{}
 	}
-	l, known := r.index.Link(d.req.Blocks[most-1])
+	l, known := f.index.Link(req.Blocks[most-1])
 	if !known {
-		end := r.findLinkedEnd(d.req.Blocks[:most])
+		end := f.findLinkedEnd(req.Blocks[:most])
 		most, l = end.blocks, end.link
 	}
-	return linkedPrefix{most, most * r.blockBytes, float64(l.Tokens), float64(l.KVTokens)}
+	return decide.LinkedPrefix{Blocks: most, Bytes: most * f.blockBytes, Tokens: float64(l.Tokens), KVTokens: float64(l.KVTokens)}
 }
 
-// tokensBefore returns how many tokens of the matched request a replica that holds its first
-// blocks need not compute, about.
-func (r *Router) tokensBefore(blocks int) float64 {
-	d := &r.decision
-	switch {
-	case blocks == d.linked.blocks:
-		return d.linked.kvTokens
-	case blocks > d.linked.blocks:
-		return d.linked.tokens + d.countTokens(blocks*r.blockBytes) - d.countTokens(d.linked.bytes)
-	case blocks == 0:
-		return 0
-	}
-	if l, known := r.index.Link(d.req.Blocks[blocks-1]); known {
-		return float64(l.KVTokens)
-	}
-	return d.linked.tokens * float64(blocks) / float64(d.linked.blocks)
+// kvLinks are the links of an index.
+type kvLinks struct{ index *index.Index }
+
+// KVTokens implements decide.Links.
+func (l kvLinks) KVTokens(b prompt.Block) (tokens int, known bool) {
+	link, known := l.index.Link(b)
+	return link.KVTokens, known
 }

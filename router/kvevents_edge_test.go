@@ -37,7 +37,7 @@ func TestKVEventsOfDisconnectBeforePrefill(t *testing.T) {
 		depth = max(depth, int(b.MatchedTokens))
 	}
 	dd := make([]int, 2)
-	r.index.Match(ask(fleet, 1, 40).Blocks, dd)
+	r.fleet.index.Match(ask(fleet, 1, 40).Blocks, dd)
 }
 
 // A request that is aborted while an evicted prefix is computed again does not change its links.
@@ -54,7 +54,7 @@ func TestKVEventsOfAbortKeepLinks(t *testing.T) {
 	c.advance(confirmTimeout)
 	settleAll(replicas)
 	dd := make([]int, 1)
-	r.index.Match(ask(fleet, 1, 40).Blocks, dd)
+	r.fleet.index.Match(ask(fleet, 1, 40).Blocks, dd)
 	if dd[0] != 8 {
 		t.Errorf("%d of 40 blocks matched, 8 are held", dd[0])
 	}
@@ -91,7 +91,7 @@ func TestKVEventsOfConversationAfterStoppedStream(t *testing.T) {
 		c.advance(confirmTimeout)
 		settleAll(replicas)
 	}
-	l, _ := r.index.Link(ask(fleet, 1, 10).Blocks[9])
+	l, _ := r.fleet.index.Link(ask(fleet, 1, 10).Blocks[9])
 	if l.Tokens != 640 {
 		t.Errorf("the first ten blocks are thought to have %d tokens, want 640", l.Tokens)
 	}
@@ -100,7 +100,7 @@ func TestKVEventsOfConversationAfterStoppedStream(t *testing.T) {
 		t.Errorf("%d tokens matched, want 640: all ten blocks are held", got)
 	}
 	dd := make([]int, 1)
-	r.index.Match(ask(fleet, 1, 10).Blocks, dd)
+	r.fleet.index.Match(ask(fleet, 1, 10).Blocks, dd)
 }
 
 // A stream without usage whose answer is shorter than a block.
@@ -122,7 +122,7 @@ func TestKVEventsWithoutUsage(t *testing.T) {
 // The links of a conversation are replaced while nothing holds its blocks.
 func TestConversationAfterReplacedLinks(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", func(o *Options) { o.IndexMaxBytes = 128 * 4 * 120 })
-	r.index.SetRequestedCapacity(0, 1000)
+	r.fleet.index.SetRequestedCapacity(0, 1000)
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 25)
 	c.advance(confirmTimeout)
@@ -133,8 +133,8 @@ func TestConversationAfterReplacedLinks(t *testing.T) {
 		c.advance(confirmTimeout)
 		settleAll(replicas)
 		replicas[0].evict(key, 0)
-		_, first := r.index.Link(prompt.Block(1<<32 + 1))
-		_, last := r.index.Link(prompt.Block(1<<32 + 25))
+		_, first := r.fleet.index.Link(prompt.Block(1<<32 + 1))
+		_, last := r.fleet.index.Link(prompt.Block(1<<32 + 25))
 		if !first && last {
 			break
 		}
@@ -144,7 +144,7 @@ func TestConversationAfterReplacedLinks(t *testing.T) {
 		c.advance(confirmTimeout)
 		settleAll(replicas)
 		if got, want := matched(t, r, fleet, 1, 26+turn)[0], (26+turn)*64; got != want {
-			t.Errorf("turn %d: %d tokens matched, want %d; %+v", turn, got, want, *r.states[0].follower.status())
+			t.Errorf("turn %d: %d tokens matched, want %d; %+v", turn, got, want, *r.fleet.states[0].follower.status())
 		}
 	}
 }
@@ -162,7 +162,7 @@ func TestMoreKVBlocksThanRoom(t *testing.T) {
 	d.Release(Outcome{End: Completed, PromptTokens: 640})
 	c.advance(confirmTimeout)
 	settleAll(replicas)
-	s := r.states[1].follower.status()
+	s := r.fleet.states[1].follower.status()
 	if got := matched(t, r, fleet, 1, 10)[1]; got != 640 || s.Complete {
 		t.Errorf("%d tokens matched, want 640; status %+v", got, *s)
 	}
@@ -221,7 +221,7 @@ func TestKVEventsOfOneOfTwoEngines(t *testing.T) {
 	c.advance(confirmTimeout)
 	settleAll(replicas)
 	if got := matched(t, r, fleet, 1, 10)[1-home]; got != 640 {
-		t.Errorf("%d tokens matched where rank 1 holds 640, status %+v", got, *r.states[1-home].follower.status())
+		t.Errorf("%d tokens matched where rank 1 holds 640, status %+v", got, *r.fleet.states[1-home].follower.status())
 	}
 }
 
@@ -251,7 +251,7 @@ func TestHotPromptWithLargeKVBlocks(t *testing.T) {
 		d.Release(Outcome{End: Completed, PromptTokens: 1024})
 		c.advance(confirmTimeout)
 		settleAll(replicas)
-		if l, known := r.index.Link(req.Blocks[15]); known && l.KVTokens == 1024 {
+		if l, known := r.fleet.index.Link(req.Blocks[15]); known && l.KVTokens == 1024 {
 			linked++
 		}
 	}
@@ -270,7 +270,7 @@ func TestConfirmedAfterLostKVEvents(t *testing.T) {
 	c.advance(confirmTimeout)
 	settleAll(replicas)
 	replicas[0].follower.Restart(0, false)
-	if s := r.states[0].follower.status(); s.Confirmed != 0 {
+	if s := r.fleet.states[0].follower.status(); s.Confirmed != 0 {
 		t.Errorf("%+v after all events were lost", *s)
 	}
 }
@@ -293,7 +293,7 @@ func TestKVEventsOfTwoModels(t *testing.T) {
 	c.advance(confirmTimeout)
 	settleAll(replicas)
 	for i := range 2 {
-		if got := r.index.Len(i); got != 10 {
+		if got := r.fleet.index.Len(i); got != 10 {
 			t.Errorf("backend %d has %d blocks, was sent 10", i, got)
 		}
 	}

@@ -64,7 +64,7 @@ func (k *kvReplica) evict(key, from int) {
 }
 
 // serve sends a request to its replica and completes it.
-func serve(t *testing.T, r *Router, fleet []*backends.Backend, replicas []*kvReplica, key, blocks int) *Decision {
+func serve(t *testing.T, r *Router, fleet []*backends.Backend, replicas []*kvReplica, key, blocks int) *Reservation {
 	t.Helper()
 	d := mustPick(t, r, ask(fleet, key, blocks))
 	tokens := blocks * tokensPerBlock
@@ -140,7 +140,7 @@ func TestKVEventsBeforeTheFirstRequest(t *testing.T) {
 
 func TestLostKVEventsLeaveTheAccount(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
-	r.index.SetRequestedCapacity(0, 100)
+	r.fleet.index.SetRequestedCapacity(0, 100)
 	replicas := followAll(t, r, fleet)
 	serve(t, r, fleet, replicas, 1, 10)
 	c.advance(confirmTimeout)
@@ -250,7 +250,7 @@ func TestTokensByLinks(t *testing.T) {
 	if got := int(e.Backends[0].MatchedTokens); got != 1280 {
 		t.Errorf("%d tokens matched, want 1280", got)
 	}
-	if bytesPerToken := r.estimates.TokenSizes("", 0).BytesPerToken; e.PromptTokens != int(math.Round(1280+512/bytesPerToken)) {
+	if bytesPerToken := r.fleet.estimates.TokenSizes("", 0).BytesPerToken; e.PromptTokens != int(math.Round(1280+512/bytesPerToken)) {
 		t.Errorf("%d tokens in the prompt with %.1f bytes per token", e.PromptTokens, bytesPerToken)
 	}
 }

@@ -58,21 +58,21 @@ func TestMediaTokensFromUsage(t *testing.T) {
 	// The text is cached, the image is not: its tokens are what is computed.
 	req, _ = askChat(t, fleet, imageURL("another"))
 	d = mustPick(t, r, req)
-	if got := d.prediction.Uncached; math.Abs(got-imageTokens) > 0.1*imageTokens {
+	if got := d.entry.Prediction.Uncached; math.Abs(got-imageTokens) > 0.1*imageTokens {
 		t.Errorf("%.0f uncached tokens, want about %d", got, imageTokens)
 	}
-	if got := r.ownKVTokens(d.Backend.Slot, c.read()); math.Abs(got-5000-imageTokens) > 0.1*imageTokens {
+	if got := ownKVTokens(r, d.Backend.Slot, c.now); math.Abs(got-5000-imageTokens) > 0.1*imageTokens {
 		t.Errorf("%.0f tokens of the cache in use, want about %d", got, 5000+imageTokens)
 	}
 	// A second request with the image shares it.
 	other := mustPick(t, r, req)
-	if got := r.ownKVTokens(d.Backend.Slot, c.read()); other.Backend != d.Backend || math.Abs(got-5000-imageTokens) > 0.1*imageTokens {
+	if got := ownKVTokens(r, d.Backend.Slot, c.now); other.Backend != d.Backend || math.Abs(got-5000-imageTokens) > 0.1*imageTokens {
 		t.Errorf("%.0f tokens of the cache in use by two requests with one image, want about %d", got, 5000+imageTokens)
 	}
 	d.Release(Outcome{End: Completed})
 	other.Release(Outcome{End: Completed})
-	if got := r.states[d.Backend.Slot].kv.unindexed; got != 0 {
-		t.Errorf("%d tokens are in use after the end", got)
+	if got := ownKVTokens(r, d.Backend.Slot, c.now); got != 0 {
+		t.Errorf("%.0f tokens are in use after the end", got)
 	}
 }
 
@@ -102,8 +102,8 @@ func TestMediaCountInPromptLimit(t *testing.T) {
 		req, tokens := askChat(t, fleet, images...) // 45,000 tokens
 		req.MaxPromptTokens = 8000
 		d := mustPick(t, r, req)
-		if d.prediction.IsTooLong != want {
-			t.Errorf("too long is %v, want %v", d.prediction.IsTooLong, want)
+		if d.entry.Prediction.IsTooLong != want {
+			t.Errorf("too long is %v, want %v", d.entry.Prediction.IsTooLong, want)
 		}
 		d.Release(Outcome{End: NotProcessed})
 		req.MaxPromptTokens = 0
@@ -113,7 +113,7 @@ func TestMediaCountInPromptLimit(t *testing.T) {
 	}
 	req, _ := askChat(t, fleet, images...)
 	req.MaxPromptTokens, req.Blocks = 8000, nil
-	if d := mustPick(t, r, req); d.prediction.IsTooLong {
+	if d := mustPick(t, r, req); d.entry.Prediction.IsTooLong {
 		t.Error("a truncated prompt is too long")
 	}
 }

@@ -3,10 +3,13 @@ package router
 import (
 	"testing"
 	"time"
+
+	"warmroute/backends"
+	"warmroute/router/ledger"
 )
 
 func TestEstimateOutputTokens(t *testing.T) {
-	const second, rate = time.Second, defaultDecodeRate
+	const second, rate = time.Second, ledger.DefaultDecodeRate
 	for _, c := range []struct {
 		name    string
 		change  func(*Request)
@@ -51,8 +54,8 @@ func TestEstimateOutputTokensOfRemovedBackend(t *testing.T) {
 	d := mustPick(t, r, req)
 	r.RemoveBackend(fleet[0])
 	clock.advance(time.Second)
-	if got := d.EstimateOutputTokens(0, time.Time{}); got != defaultDecodeRate {
-		t.Errorf("%d tokens, want %d", got, defaultDecodeRate)
+	if got := d.EstimateOutputTokens(0, time.Time{}); got != ledger.DefaultDecodeRate {
+		t.Errorf("%d tokens, want %d", got, ledger.DefaultDecodeRate)
 	}
 }
 
@@ -67,7 +70,7 @@ func TestEstimateOutputTokensOfStream(t *testing.T) {
 		want    int
 	}{
 		{"between two events", func(*Request) {}, false, 100, 25 * time.Millisecond, 101},
-		{"twenty sequences without events", func(req *Request) { req.Sequences = 20 }, false, 20, 5 * time.Second, 20 + 100*defaultDecodeRate},
+		{"twenty sequences without events", func(req *Request) { req.Sequences = 20 }, false, 20, 5 * time.Second, 20 + 100*ledger.DefaultDecodeRate},
 		{"at most what was asked for", func(req *Request) { req.Sequences, req.MaxOutputTokens = 20, 30 }, false, 20, time.Hour, 600},
 		{"more events than asked for", func(req *Request) { req.MaxOutputTokens = 30 }, false, 31, time.Hour, 31},
 		{"on a stalled backend", func(*Request) {}, true, 20, time.Hour, 20},
@@ -77,10 +80,19 @@ func TestEstimateOutputTokensOfStream(t *testing.T) {
 		req.Streams = true
 		c.change(req)
 		d := mustPick(t, r, req)
-		r.states[fleet[0].Slot].health.stalled = c.stalled
+		poll := func() { // its counters do not change
+			if c.stalled {
+				r.ObserveLoad(fleet[0], &backends.Load{TokensKnown: true, GenerationTokens: 1, PolledAt: clock.now})
+			}
+		}
+		poll()
 		clock.advance(time.Minute)
 		last := r.now()
 		clock.advance(c.silence)
+		poll()
+		if _, stalled := stallsOf(r, fleet[0]); stalled != c.stalled {
+			t.Fatalf("%s: stalled is %v", c.name, stalled)
+		}
 		if got := d.EstimateOutputTokens(c.counted, last); got != c.want {
 			t.Errorf("%s: %d tokens, want %d", c.name, got, c.want)
 		}

@@ -29,7 +29,7 @@ func (r *recordedEvents) take(to *Router) []PlacementEvent {
 	r.events = nil
 	for i := range list {
 		if b := list[i].Backend; b != nil {
-			list[i].Backend = to.states[b.Slot].backend
+			list[i].Backend = to.fleet.states[b.Slot].backend
 		}
 	}
 	return list
@@ -61,8 +61,8 @@ func TestPeerPlacementIsIndexed(t *testing.T) {
 	if got := there.PeerInFlight.Load(); got != 1 {
 		t.Errorf("the peer has %d sequences in flight, want 1", got)
 	}
-	if got := b.states[there.Slot].load.queuedTokens(b.now(), 8000); got != d.prediction.Uncached {
-		t.Errorf("%v tokens are queued, want %v", got, d.prediction.Uncached)
+	if got, want := figuresOf(b, there, b.now()).QueuedTokens, d.entry.Prediction.Uncached; got != want {
+		t.Errorf("%v tokens are queued, want %v", got, want)
 	}
 	d.RecordFirstEvent()
 	reply := []prompt.Block{1 << 60, 1<<60 + 1}
@@ -72,7 +72,7 @@ func TestPeerPlacementIsIndexed(t *testing.T) {
 		t.Errorf("%d sequences are in flight after the end", got)
 	}
 	if got := b.CountPeerRequests(); got != 0 {
-		t.Errorf("%d requests of the peer are kept after their end", got)
+		t.Errorf("%d requests of the peer are left after their end", got)
 	}
 	next := ask(fleetB.backends, 1, 20)
 	next.Blocks = append(next.Blocks, reply...)
@@ -111,7 +111,7 @@ func TestPeerAccountsReturnToZero(t *testing.T) {
 		req.Streams, req.Adapter = i%3 != 0, []string{"", "a", "b"}[i%3]
 		w := submit(a, req)
 		if w.d == nil {
-			w.ticket.Cancel()
+			w.queued.Cancel()
 			continue
 		}
 		if i%2 == 0 {
@@ -126,22 +126,18 @@ func TestPeerAccountsReturnToZero(t *testing.T) {
 		b.ApplyPlacements(peerID, list, 0)
 	}
 	b.SyncPeer(peerID, nil)
-	if n, blocks := b.peers.requests, b.peers.blocks; n != 0 || blocks != 0 {
-		t.Errorf("%d requests and %d blocks are left", n, blocks)
+	if n := b.CountPeerRequests(); n != 0 {
+		t.Errorf("%d requests are left", n)
 	}
-	for slot := range b.states {
-		s := &b.states[slot]
-		if l := &s.load; len(l.pending) != 0 || l.tokens != 0 || l.requests != 0 || l.ofPeers != 0 || l.unstarted != 0 || l.attended != 0 || len(l.adapters) != 0 {
-			t.Errorf("backend %d has the load %+v", slot, l)
+	for slot, at := range fleetB.backends {
+		expectEmptyAccount(t, "after the last SyncPeer", b, slot, b.now())
+		for _, adapter := range []string{"a", "b"} {
+			if cost := b.fleet.ledger.AdapterCost(slot, adapter, nil); cost == 0 {
+				t.Errorf("backend %d has adapter %s in use", slot, adapter)
+			}
 		}
-		if kv := &s.kv; kv.unindexed != 0 || kv.answering != 0 || kv.maxOutput != 0 {
-			t.Errorf("backend %d has the KV cache %+v", slot, kv)
-		}
-		if n := s.backend.PeerInFlight.Load(); n != 0 {
+		if n := at.PeerInFlight.Load(); n != 0 {
 			t.Errorf("backend %d has %d sequences in flight", slot, n)
-		}
-		if n := b.index.CountPinned(slot); n != 0 {
-			t.Errorf("backend %d has %d pinned blocks", slot, n)
 		}
 	}
 }
@@ -163,17 +159,23 @@ func TestSyncPeer(t *testing.T) {
 		{ID: 2, Backend: at, PromptTokens: 500, UncachedTokens: 500, Sequences: 2, Streams: true, Prefilled: true},
 		{ID: 3, PromptTokens: 500, UncachedTokens: 500, Sequences: 2}, // on a backend that is not known
 	})
-	s := &b.states[1]
-	if got, tokens := at.PeerInFlight.Load(), s.load.tokens; got != 3 || tokens != 800 {
+	if got, tokens := at.PeerInFlight.Load(), figuresOf(b, at, b.now()).QueuedTokens; got != 3 || tokens != 800 {
 		t.Errorf("%d sequences and %v tokens, want 3 and 800", got, tokens)
 	}
 	b.SyncPeer(peerID, []Placement{{ID: 2, Backend: at, Prefilled: true}})
-	if got, tokens := at.PeerInFlight.Load(), s.load.tokens; got != 2 || tokens != 0 {
+	if got, tokens := at.PeerInFlight.Load(), figuresOf(b, at, b.now()).QueuedTokens; got != 2 || tokens != 0 {
 		t.Errorf("%d sequences and %v tokens, want 2 and 0", got, tokens)
 	}
 	b.RemovePeer(peerID)
-	if got := at.PeerInFlight.Load(); got != 0 || len(b.peers.byID) != 0 {
-		t.Errorf("%d sequences of %d peers are left", got, len(b.peers.byID))
+	if got, n := at.PeerInFlight.Load(), b.CountPeerRequests(); got != 0 || n != 0 {
+		t.Errorf("%d sequences of %d requests are left", got, n)
+	}
+	for id := range uint64(200) { // more than there may be at the same time
+		b.SyncPeer(peerID+id, []Placement{{ID: 1, Backend: at, Sequences: 1}})
+		if n := b.CountPeerRequests(); n != 1 {
+			t.Fatalf("%d requests of the peer that came after %d others were removed, want 1", n, id)
+		}
+		b.RemovePeer(peerID + id)
 	}
 }
 
@@ -186,35 +188,8 @@ func TestPeerOfRemovedBackend(t *testing.T) {
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed})
 	b.ApplyPlacements(peerID, events.take(b), 0)
-	if got := removed.PeerInFlight.Load(); got != 0 || b.peers.requests != 0 {
-		t.Errorf("%d sequences and %d requests are left", got, b.peers.requests)
-	}
-}
-
-func TestImplausiblePeerPlacements(t *testing.T) {
-	_, b, _, _, fleetB := twoPeers(t, 1)
-	for i, p := range []Placement{
-		{PromptTokens: math.Inf(1), UncachedTokens: math.Inf(1), Sequences: math.MaxInt64},
-		{PromptTokens: math.NaN(), UncachedTokens: math.NaN(), Sequences: -5},
-		{PromptTokens: -1, UncachedTokens: -1, Bytes: -1},
-	} {
-		p.ID, p.Backend = uint64(i), fleetB.backends[0]
-		b.ApplyPlacements(peerID, []PlacementEvent{{Kind: PlacementSent, Placement: p}}, 0)
-		tokens := b.states[0].load.queuedTokens(b.now(), 8000)
-		if !(tokens > 0 && tokens <= 2*maxPeerTokens) {
-			t.Errorf("%+v: %v tokens are queued", p, tokens)
-		}
-		b.SyncPeer(peerID, nil)
-	}
-}
-
-func TestPeerBounds(t *testing.T) {
-	_, b, _, _, fleetB := twoPeers(t, 1)
-	for id := range uint64(maxPeers + 10) {
-		b.SyncPeer(id, []Placement{{ID: 1, Backend: fleetB.backends[0], Sequences: 1}})
-	}
-	if got := b.CountPeerRequests(); got != maxPeers {
-		t.Errorf("%d requests are counted, want those of %d peers", got, maxPeers)
+	if got, n := removed.PeerInFlight.Load(), b.CountPeerRequests(); got != 0 || n != 0 {
+		t.Errorf("%d sequences and %d requests are left", got, n)
 	}
 }
 
@@ -270,8 +245,8 @@ func TestPeersKnowTheSame(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(3, 3))
-	var open []*Decision
-	end := func(d *Decision) {
+	var open []*Reservation
+	end := func(d *Reservation) {
 		if random.IntN(2) == 0 {
 			d.RecordFirstEvent()
 			exchange()
@@ -294,14 +269,15 @@ func TestPeersKnowTheSame(t *testing.T) {
 	}
 	evicted := uint64(0)
 	for slot := range 3 {
-		a, b := &routers[0].states[slot], &routers[1].states[slot]
-		if x, y := a.backend.KnownInFlight(), b.backend.KnownInFlight(); x != y {
+		if x, y := fleets[0].backends[slot].KnownInFlight(), fleets[1].backends[slot].KnownInFlight(); x != y {
 			t.Errorf("backend %d: %d and %d sequences are in flight", slot, x, y)
 		}
-		if math.Abs(a.load.tokens-b.load.tokens) > 1e-6 || a.load.requests != b.load.requests || a.kv.unindexed != b.kv.unindexed {
-			t.Errorf("backend %d: the accounts are %+v and %+v", slot, a.load, b.load)
+		a, b := figuresOf(routers[0], fleets[0].backends[slot], routers[0].now()), figuresOf(routers[1], fleets[1].backends[slot], routers[1].now())
+		if math.Abs(a.QueuedTokens-b.QueuedTokens) > 1e-6 || a.Pending != b.Pending || a.Requests != b.Requests ||
+			math.Abs(a.UnstartedTokens-b.UnstartedTokens) > 1e-6 || math.Abs(a.OwnKVTokens-b.OwnKVTokens) > 1e-6 {
+			t.Errorf("backend %d: the accounts are %+v and %+v", slot, a, b)
 		}
-		x, y := routers[0].index, routers[1].index
+		x, y := routers[0].fleet.index, routers[1].fleet.index
 		if x.Len(slot) != y.Len(slot) || x.CountPinned(slot) != y.CountPinned(slot) || x.Evictions(slot) != y.Evictions(slot) {
 			t.Errorf("backend %d: %d and %d blocks, %d and %d pinned", slot, x.Len(slot), y.Len(slot), x.CountPinned(slot), y.CountPinned(slot))
 		}
@@ -313,7 +289,7 @@ func TestPeersKnowTheSame(t *testing.T) {
 	var depths [2][3]int
 	for key := range 40 {
 		for i, r := range routers {
-			r.index.Match(ask(nil, key, 60).Blocks, depths[i][:])
+			r.fleet.index.Match(ask(nil, key, 60).Blocks, depths[i][:])
 		}
 		if depths[0] != depths[1] {
 			t.Errorf("prompt %d: %v and %v blocks match", key, depths[0], depths[1])

@@ -159,7 +159,7 @@ func serveByRouter(t *testing.T, jobs []*queuedJob, limit time.Duration) {
 	start := c.now
 	type running struct {
 		*queuedJob
-		*Decision
+		*Reservation
 	}
 	var queued []running // on the backend, in the order sent
 	var busyUntil time.Duration
@@ -171,7 +171,7 @@ func serveByRouter(t *testing.T, jobs []*queuedJob, limit time.Duration) {
 			req := ask(fleet, 1+len(left), int(j.prefill.Seconds()*testPrefillRate/tokensPerBlock))
 			req.Priority, req.QueueTimeouts.Total = j.priority, limit
 			left = left[1:]
-			r.Submit(req, func(d *Decision, _ error) {
+			r.Submit(req, func(d *Reservation, _ error) {
 				if d == nil {
 					open--
 					return
@@ -228,7 +228,7 @@ func TestAgeingAgainstFirstComeFirstServed(t *testing.T) {
 // take longer than they do, by as many times as it has backends.
 func TestRateOfFullBackends(t *testing.T) {
 	for _, priority := range []int{0, 1} {
-		r, fleet, _ := newFleet(t, 8, "prefix", withQueue, func(o *Options) {
+		r, fleet, c := newFleet(t, 8, "prefix", withQueue, func(o *Options) {
 			o.Queue.BusyTimeout, o.Queue.BatchRequests, o.Queue.BatchSlowdown = 10*time.Minute, 10, 0.1
 		})
 		for i, b := range fleet {
@@ -239,12 +239,8 @@ func TestRateOfFullBackends(t *testing.T) {
 		}
 		req := ask(fleet, 100, 4000)
 		req.Priority = priority
-		r.mu.Lock()
-		r.beginDecision(req, nil, r.now())
-		r.matchPrompt()
-		err := r.filterBackends()
-		_, rate, _ := r.leastPrefill()
-		r.unlockAndRunCallbacks()
+		d, err := filterAll(r, req, c.now)
+		rate := d.view.LeastPrefill(d.query, d.candidates).Rate
 		if want := 8 * testPrefillRate; priority == 0 && err != ErrMaxInFlight || math.Abs(rate/float64(want)-1) > 0.01 {
 			t.Errorf("priority %d: %v, rate %v, want %v", priority, err, rate, want)
 		}
@@ -260,14 +256,14 @@ func TestRetryIsNotCharged(t *testing.T) {
 			fleet[0].SetState(backends.Down)
 		}
 		var order []int
-		var first *Decision
+		var first *Reservation
 		for i, blocks := range []int{400, 10, 10} {
 			req := ask(fleet, i, blocks)
 			req.Tenant = []uint64{7, 7, 8}[i]
 			if i == 0 {
 				req.Waited.Outage = time.Second
 			}
-			r.Submit(req, func(d *Decision, _ error) {
+			r.Submit(req, func(d *Reservation, _ error) {
 				if first == nil && i == 0 {
 					first = d
 				}

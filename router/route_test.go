@@ -154,12 +154,12 @@ func (panicking) Choose(*policy.Request, []policy.Candidate) int { panic("fault 
 
 func TestPanicReleasesLock(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)
-	working := r.policy.Policy
+	working := r.fleet.policy.Policy
 	for name, f := range map[string]func(){
 		"Pick":    func() { mustPick(t, r, ask(fleet, 1, 10)) },
 		"Explain": func() { r.Explain(*ask(fleet, 1, 10)) },
 	} {
-		r.policy.Policy = panicking{}
+		r.fleet.policy.Policy = panicking{}
 		func() {
 			defer func() {
 				if recover() == nil {
@@ -168,7 +168,7 @@ func TestPanicReleasesLock(t *testing.T) {
 			}()
 			f()
 		}()
-		r.policy.Policy = working
+		r.fleet.policy.Policy = working
 		mustPick(t, r, ask(fleet, 1, 10)).Release(Outcome{End: Completed})
 	}
 }
@@ -178,7 +178,7 @@ func TestCallbacksRunWithoutLock(t *testing.T) {
 	busy := mustPick(t, r, ask(fleet, 1, 1000))
 	sent := 0
 	for key := range 3 {
-		r.Submit(ask(fleet, 2+key, 10), func(d *Decision, err error) {
+		r.Submit(ask(fleet, 2+key, 10), func(d *Reservation, err error) {
 			sent++
 			d.Release(Outcome{End: Completed}) // it takes the lock
 		})
@@ -204,13 +204,13 @@ func TestMaxSequences(t *testing.T) {
 }
 
 // Every way through a request, from many goroutines: the accounts end at zero.
-func TestLoadReturnsToZero(t *testing.T) {
-	r, fleet, _ := newFleet(t, 5, "prefix")
+func TestAccountsReturnToZero(t *testing.T) {
+	r, fleet, c := newFleet(t, 5, "prefix")
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(g), 9))
-			var open []*Decision
+			var open []*Reservation
 			for range 2000 {
 				req := ask(fleet, rng.IntN(50), 1+rng.IntN(40))
 				req.Streams, req.Sequences = rng.IntN(2) == 0, 1+rng.IntN(3)
@@ -235,9 +235,7 @@ func TestLoadReturnsToZero(t *testing.T) {
 		if n := b.InFlight.Load(); n != 0 {
 			t.Errorf("%s: %d in flight", b.Name, n)
 		}
-		if a := &r.states[i].load; len(a.pending) != 0 || a.tokens != 0 || a.streams != 0 {
-			t.Errorf("%s: %d pending, %.1f tokens", b.Name, len(a.pending), a.tokens)
-		}
+		expectEmptyAccount(t, "at the end", r, i, c.now)
 	}
 }
 
@@ -300,16 +298,16 @@ func TestNoEngineRequests(t *testing.T) {
 	long := sent(t, "", submit(r, ask(fleet, 1, 100)))
 	waits(t, "behind 6,400 tokens", submit(r, ask(fleet, 2, 100)))
 	tokenize := &Request{Backends: fleet, Sequences: 1, NoEngine: true, Tenant: 1}
-	pending, kv, mean := r.states[0].load, r.ownKVTokens(0, c.now), r.estimates.MeanUncachedTokensOfAll()
+	before, mean := figuresOf(r, fleet[0], c.now), r.fleet.estimates.MeanUncachedTokensOfAll()
 	d := sent(t, "nothing to wait for", submit(r, tokenize))
-	if a := r.states[0].load; a.tokens != pending.tokens || a.requests != 1 || len(a.pending) != 1 || r.ownKVTokens(0, c.now) != kv ||
-		r.estimates.MeanUncachedTokensOfAll() != mean || fleet[0].InFlight.Load() != 1 {
-		t.Error("it counts in the load")
+	if got := figuresOf(r, fleet[0], c.now); got != before || got.Requests != 1 || got.Pending != 1 ||
+		r.fleet.estimates.MeanUncachedTokensOfAll() != mean || fleet[0].InFlight.Load() != 1 {
+		t.Errorf("it counts in the account: %+v, and %+v before", got, before)
 	}
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, OutputTokens: 1000})
-	if r.states[0].load.tokens != pending.tokens || r.Estimates()[0].OutputTokens != defaultOutputTokens || fleet[0].InFlight.Load() != 1 {
-		t.Error("its end counts in the load")
+	if got := figuresOf(r, fleet[0], c.now); got != before || r.Estimates()[0].OutputTokens != defaultOutputTokens || fleet[0].InFlight.Load() != 1 {
+		t.Errorf("its end counts in the account: %+v, and %+v before", got, before)
 	}
 	if n := r.CountWaiting(); n != 1 {
 		t.Errorf("%d queued, want 1", n)

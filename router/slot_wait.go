@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"warmroute/backends"
+	"warmroute/router/health"
 )
 
 // SlotWait is a request's turn among those that wait for a slot on backends that
@@ -15,6 +16,9 @@ type SlotWait struct {
 	backend *backends.Backend // that has the slot; set before granted is closed
 }
 
+// slotWaits are the requests that wait for a slot, first come, first served.
+type slotWaits []*SlotWait
+
 // StartSlotWait begins a wait, without blocking, for a request to end on one of the
 // backends, which last refused one because of a full queue. Each slot that becomes free
 // goes to one of those that wait, in their order. Release must follow. full does not
@@ -25,7 +29,9 @@ func (r *Router) StartSlotWait(full []*backends.Backend) *SlotWait {
 	w := &SlotWait{router: r, full: full, granted: make(chan struct{})}
 	r.slotWaits = append(r.slotWaits, w)
 	for _, b := range full {
-		r.grantFreeSlots(b)
+		if r.fleet.has(b) {
+			r.slotWaits.grant(b, r.fleet.states[b.Slot].health)
+		}
 	}
 	return w
 }
@@ -46,23 +52,19 @@ func (w *SlotWait) Release(slotUsed bool) {
 		r.slotWaits = slices.Delete(r.slotWaits, at, at+1)
 		return
 	}
-	if !slotUsed && r.has(w.backend) {
-		r.states[w.backend.Slot].health.freeSlots++
-		r.grantFreeSlots(w.backend)
+	if !slotUsed && r.fleet.has(w.backend) {
+		h := r.fleet.states[w.backend.Slot].health
+		h.ReturnFreeSlot()
+		r.slotWaits.grant(w.backend, h)
 	}
 }
 
-// grantFreeSlots gives the free slots of b to those that wait for them.
-func (r *Router) grantFreeSlots(b *backends.Backend) {
-	if !r.has(b) {
-		return
-	}
-	h := r.states[b.Slot].health
-	r.slotWaits = slices.DeleteFunc(r.slotWaits, func(w *SlotWait) bool {
-		if h.freeSlots == 0 || !slices.Contains(w.full, b) {
+// grant gives the free slots of b to those that wait for them.
+func (waits *slotWaits) grant(b *backends.Backend, h *health.Record) {
+	*waits = slices.DeleteFunc(*waits, func(w *SlotWait) bool {
+		if !slices.Contains(w.full, b) || !h.AcquireFreeSlot() {
 			return false
 		}
-		h.freeSlots--
 		w.backend = b
 		close(w.granted)
 		return true

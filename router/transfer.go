@@ -13,26 +13,9 @@ import (
 const maxTransferBlocks = 512
 
 // Backends returns the backends in the fleet, by slot.
-func (r *Router) Backends() []*backends.Backend {
-	r.mu.Lock()
-	defer r.unlockAndRunCallbacks()
-	return r.listBackendsLocked()
-}
-
-func (r *Router) listBackendsLocked() (list []*backends.Backend) {
-	for i := range r.states {
-		if b := r.states[i].backend; b != nil {
-			list = append(list, b)
-		}
-	}
+func (r *Router) Backends() (list []*backends.Backend) {
+	r.withLock(func() { list = r.fleet.all() })
 	return list
-}
-
-// withLock calls f under the lock.
-func (r *Router) withLock(f func()) {
-	r.mu.Lock()
-	defer r.unlockAndRunCallbacks()
-	f()
 }
 
 // Export appends what was learned of b to estimates, in estimate.EncodedBytes bytes,
@@ -41,8 +24,8 @@ func (r *Router) withLock(f func()) {
 func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.ExportedBlock) ([]byte, []index.ExportedBlock) {
 	var e *index.Export
 	r.withLock(func() {
-		if r.has(b) {
-			estimates, e = r.estimates.AppendBackend(estimates, b.Slot), r.index.Export(b.Slot)
+		if r.fleet.has(b) {
+			estimates, e = r.fleet.estimates.AppendBackend(estimates, b.Slot), r.fleet.index.Export(b.Slot)
 		}
 	})
 	if e == nil {
@@ -50,7 +33,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 	}
 	for more := true; more; runtime.Gosched() {
 		r.withLock(func() {
-			if r.has(b) {
+			if r.fleet.has(b) {
 				blocks, more = e.AppendNext(blocks, maxTransferBlocks)
 			} else {
 				blocks, more = blocks[:0], false // its slot may be another's
@@ -65,13 +48,13 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.ImportedBlock) (takenBlocks int) {
 	var i *index.Import
 	r.withLock(func() {
-		if !r.has(b) {
+		if !r.fleet.has(b) {
 			return
 		}
-		if r.estimates.RestoreBackend(b.Slot, estimates) {
-			r.resizeIndex(b.Slot)
+		if r.fleet.estimates.RestoreBackend(b.Slot, estimates) {
+			r.fleet.ledger.ResizeIndex(b.Slot)
 		}
-		i = r.index.Import(b.Slot, len(blocks))
+		i = r.fleet.index.Import(b.Slot, len(blocks))
 	})
 	for more := i != nil; more && len(blocks) > 0; runtime.Gosched() { // else this goroutine would have the lock again before those that wait for it
 		part := blocks[:min(maxTransferBlocks, len(blocks))]

@@ -56,9 +56,11 @@ func (c *changing) change(f func(*config.Config)) {
 	next.Backends = slices.Clone(c.config.Backends)
 	f(&next)
 	c.server.updateFleet(c.t, &next)
-	if err := c.server.router.Configure(next.RouterSettings()); err != nil {
+	apply, err := c.server.router.PrepareSettings(next.RouterSettings())
+	if err != nil {
 		c.t.Fatal(err)
 	}
+	apply()
 	c.server.proxy.Configure(next.ProxySettings(0))
 	c.config = next
 }

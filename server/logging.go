@@ -102,7 +102,8 @@ func newStallLog(r *router.Router, log *slog.Logger) *stallLog {
 // logChange logs what has changed of a backend. A stall may be over by then: requests that
 // wait are moved to another backend as soon as it is found.
 func (l *stallLog) logChange(b *backends.Backend) {
-	count, stalled := l.router.Stalls(b)
+	status := l.router.Status(b)
+	count, stalled := status.Stalls, status.Stalled
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last := l.last[b]

@@ -20,10 +20,10 @@ type request struct {
 	others bool // another client's, sent past the router
 
 	// Of the current attempt:
-	decision    *router.Decision // nil under Pooled
-	predicted   int              // tokens of the prompt that the router expected to be cached
-	index       int              // of the replica
-	listIndex   int              // in replica.requests
+	decision    *router.Reservation // nil under Pooled
+	predicted   int                 // tokens of the prompt that the router expected to be cached
+	index       int                 // of the replica
+	listIndex   int                 // in replica.requests
 	engine      *engine.Request
 	expectedHit int // tokens of the prompt that were cached when it was sent
 	sent        time.Duration
@@ -71,7 +71,7 @@ func (r *run) submitRequest(f *request) {
 		r.sendToReplica(f, r.leastQueuedReplica())
 		return
 	}
-	r.router.Submit(&f.routed, func(d *router.Decision, err error) {
+	r.router.Submit(&f.routed, func(d *router.Reservation, err error) {
 		r.deliveries = append(r.deliveries, delivery{f, d, err})
 	}, f.tried...)
 }

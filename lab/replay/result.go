@@ -341,7 +341,7 @@ type measures struct {
 	comparedTokens  int // of the prompts that these are about
 }
 
-func (m *measures) recordDecision(d *router.Decision) {
+func (m *measures) recordDecision(d *router.Reservation) {
 	m.decisions++
 	if d.Reason == router.ReasonSpill {
 		m.spills++

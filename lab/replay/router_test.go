@@ -46,7 +46,7 @@ func TestBusyReplicaIsNotStalled(t *testing.T) {
 			s.Policy = "prefix"
 			r, sum := mustPlay(t, s)
 			for _, b := range r.all {
-				if times, _ := r.router.Stalls(b); times > 0 {
+				if times := r.router.Status(b).Stalls; times > 0 {
 					t.Errorf("%s was taken for stalled %d times", b.Name, times)
 				}
 			}

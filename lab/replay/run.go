@@ -63,7 +63,7 @@ func (r *run) backendsOf(model int) []*backends.Backend {
 // delivery is the router's decision for a request.
 type delivery struct {
 	request  *request
-	decision *router.Decision
+	decision *router.Reservation
 	err      error
 }
 

@@ -35,7 +35,7 @@ func ask(fleet []*backends.Backend, key, n int) *router.Request {
 	return &router.Request{Backends: fleet, Blocks: blocks, Bytes: n * blockBytes, Sequences: 1, Streams: true}
 }
 
-func mustPick(t testing.TB, r *router.Router, req *router.Request) *router.Decision {
+func mustPick(t testing.TB, r *router.Router, req *router.Request) *router.Reservation {
 	t.Helper()
 	d, err := r.Pick(context.Background(), req)
 	if err != nil {

@@ -7,19 +7,34 @@ import (
 
 	"warmroute/backends"
 	"warmroute/lab/policies"
+	"warmroute/router/ledger"
 )
 
-// usesKV lets a scrape find such a share of a cache of so many tokens in use.
+// usesKV lets a poll find such a share of a cache of so many tokens in use.
 func usesKV(r *Router, b *backends.Backend, c *clock, cacheTokens int, usage float64) {
 	l := &backends.Load{CacheTokens: cacheTokens, KVKnown: true, KVCacheUsage: usage, PolledAt: c.now}
 	b.SetLoad(l)
 	r.ObserveLoad(b, l)
 }
 
+// kvWait returns how many seconds a request would wait for room on the first backend, of which
+// others have claimed so many tokens.
+func kvWait(t *testing.T, r *Router, req *Request, claimed float64, now time.Time) float64 {
+	t.Helper()
+	d := mustFilterAll(t, r, req, now)
+	d.view.Backends[0].Claimed.KV = claimed
+	if err := d.view.Filter(d.query, d.candidates); err != nil {
+		t.Fatal(err)
+	}
+	c := d.seen(t, r).candidates[0]
+	return c.KVWaitTokens / c.PrefillRate
+}
+
 func TestKVWait(t *testing.T) {
 	const capacity, blocks = 10_000, 10
 	const prompt = float64(blocks * tokensPerBlock)
 	full := func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, fullKVUsage) }
+	claimed := 0.0 // tokens, by requests before it
 	for _, tc := range []struct {
 		name    string
 		setUp   func(*Router, *backends.Backend, *clock)
@@ -35,7 +50,7 @@ func TestKVWait(t *testing.T) {
 		{"not for half of it", func(r *Router, b *backends.Backend, c *clock) {
 			usesKV(r, b, c, capacity, fullKVUsage-prompt/2/capacity)
 		}, prompt / 2},
-		{"more in use than is given to do", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 1) }, prompt + (1-fullKVUsage)*capacity},
+		{"more in use than requests are sent for", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 1) }, prompt + (1-fullKVUsage)*capacity},
 		{"full with our own requests", func(r *Router, b *backends.Backend, c *clock) {
 			usesKV(r, b, c, capacity, 0)
 			mustPick(t, r, ask([]*backends.Backend{b}, 2, capacity/tokensPerBlock))
@@ -46,7 +61,7 @@ func TestKVWait(t *testing.T) {
 		}, 0},
 		{"claimed by a request before it", func(r *Router, b *backends.Backend, c *clock) {
 			usesKV(r, b, c, capacity, 0)
-			r.states[0].claimed.kv = fullKVUsage * capacity
+			claimed = fullKVUsage * capacity
 		}, prompt},
 		{"a running request uses most of the prompt", func(r *Router, b *backends.Backend, c *clock) {
 			mustPick(t, r, ask([]*backends.Backend{b}, 1, blocks-2))
@@ -58,38 +73,37 @@ func TestKVWait(t *testing.T) {
 		}, prompt},
 	} {
 		r, fleet, c := newFleet(t, 1, "prefix")
+		claimed = 0
 		tc.setUp(r, fleet[0], c)
-		r.beginDecision(ask(fleet, 1, blocks), nil, c.now)
-		r.matchPrompt()
-		answer := r.estimates.OutputTokens(0) / defaultDecodeRate // seconds
-		if got, want := r.kvWait(0, c.now), tc.missing/capacity*answer; math.Abs(got-want) > 1e-6 {
+		response := r.fleet.estimates.OutputTokens(0) / ledger.DefaultDecodeRate // seconds
+		if got, want := kvWait(t, r, ask(fleet, 1, blocks), claimed, c.now), tc.missing/capacity*response; math.Abs(got-want) > 1e-6 {
 			t.Errorf("%s: %.4f s, want %.4f", tc.name, got, want)
 		}
 	}
 }
 
-// TestKVWaitOfLongAnswers expects that a cache is free again the later the longer answers take.
-func TestKVWaitOfLongAnswers(t *testing.T) {
+// TestKVWaitOfLongOutputs expects that a cache is free again the later the longer outputs take.
+func TestKVWaitOfLongOutputs(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
 	usesKV(r, fleet[0], c, 10_000, 1)
-	wait := func() float64 {
-		r.beginDecision(ask(fleet, 1, 10), nil, c.now)
-		r.matchPrompt()
-		return r.kvWait(0, c.now)
-	}
+	wait := func() float64 { return kvWait(t, r, ask(fleet, 1, 10), 0, c.now) }
 	before := wait()
 	for range 1000 {
-		r.estimates.RecordOutputLength(0, 10*defaultOutputTokens, 1)
+		r.fleet.estimates.RecordOutputLength(0, 10*defaultOutputTokens, 1)
 	}
 	if got := wait(); got < 9*before || got > 10.1*before {
-		t.Errorf("%.2f s where answers have about ten times as many tokens, and %.2f before", got, before)
+		t.Errorf("%.2f s where outputs have about ten times as many tokens, and %.2f before", got, before)
 	}
 	long := wait()
 	for range 1000 {
-		r.states[0].kv.decodeRate.Add(2 * defaultDecodeRate)
+		d := mustPick(t, r, ask(fleet, 2, 0))
+		d.RecordFirstEvent()
+		c.advance(10 * defaultOutputTokens * time.Second / (2 * ledger.DefaultDecodeRate))
+		d.Release(Outcome{End: Completed, OutputTokens: 10 * defaultOutputTokens})
 	}
+	usesKV(r, fleet[0], c, 10_000, 1)
 	if got := wait(); math.Abs(got/long-0.5) > 0.05 {
-		t.Errorf("%.2f s where answers come at twice the speed, and %.2f before", got, long)
+		t.Errorf("%.2f s where outputs are generated at twice the rate, and %.2f before", got, long)
 	}
 }
 
@@ -99,7 +113,7 @@ func TestKVWaitRouting(t *testing.T) {
 	const kvWaitCost = 4 // of the policy prefix
 	// One missing token costs what half of one costs to prefill.
 	r, _, _ := newFleet(t, 1, "prefix")
-	capacity := kvWaitCost * r.estimates.OutputTokens(0) / defaultDecodeRate * r.estimates.PrefillRate(0) / 0.5
+	capacity := kvWaitCost * r.fleet.estimates.OutputTokens(0) / ledger.DefaultDecodeRate * r.fleet.estimates.PrefillRate(0) / 0.5
 	blocks := int((1 - fullKVUsage) / 2 * capacity / tokensPerBlock)
 	for _, tc := range []struct {
 		name    string
@@ -170,12 +184,9 @@ func TestKVWaitIsOfPolicyPrefix(t *testing.T) {
 	for _, name := range policies.All().Names() {
 		r, fleet, c := newFleet(t, 2, name)
 		usesKV(r, fleet[0], c, 1000, 1)
-		r.beginDecision(ask(fleet, 1, 1), nil, c.now)
-		r.matchPrompt()
-		if err := r.filterBackends(); err != nil {
-			t.Fatal(err)
-		}
-		full, empty := r.decision.candidates[0].KVWaitTokens, r.decision.candidates[1].KVWaitTokens
+		d := mustFilterAll(t, r, ask(fleet, 1, 1), c.now)
+		candidates := d.seen(t, r).candidates
+		full, empty := candidates[0].KVWaitTokens, candidates[1].KVWaitTokens
 		if full > 0 != (name == "prefix") || empty != 0 {
 			t.Errorf("%s: the waits for room are %.0f and %.0f tokens", name, full, empty)
 		}

@@ -1,4 +1,4 @@
-package router
+package ledger
 
 import (
 	"time"
@@ -63,59 +63,4 @@ type PlacementEvent struct {
 // the router's lock: it must not block, nor call the router. It retains nothing of the event.
 type PlacementReporter interface {
 	ReportPlacement(e *PlacementEvent)
-}
-
-// reportSent reports a request that was just reserved.
-func (r *Router) reportSent(d *Decision, req *Request) {
-	p := &r.peers
-	if p.reporter == nil {
-		return
-	}
-	p.lastID++
-	d.request.id = p.lastID
-	blocks := req.Blocks
-	if d.prediction.IsTooLong {
-		blocks = nil
-	}
-	p.event = PlacementEvent{Kind: PlacementSent, Placement: Placement{
-		ID: p.lastID, Backend: d.Backend, Model: req.Model, Adapter: req.Adapter, Blocks: blocks, Forks: req.Forks, Bytes: req.Bytes,
-		PromptTokens: d.prediction.PromptTokens, UncachedTokens: d.prediction.Uncached, Sequences: d.prediction.Sequences,
-		MaxOutput: req.MaxOutputTokens, Class: d.request.class, TextClass: req.TextClass,
-		Turn: req.Turn, PromptKey: req.PromptKey, Session: req.Session,
-		Retry: r.decision.request.Retry, Streams: req.Streams, NonGenerative: req.NonGenerative,
-		IsText: d.prediction.IsText, TooLong: d.prediction.IsTooLong,
-	}}
-	p.reporter.ReportPlacement(&p.event)
-}
-
-// reportPrefilled reports that the prefill of a request is over.
-func (r *Router) reportPrefilled(d *Decision) {
-	p := &r.peers
-	if p.reporter == nil || d.request.id == 0 {
-		return
-	}
-	p.event = PlacementEvent{Kind: PlacementPrefilled, Placement: Placement{ID: d.request.id}}
-	p.reporter.ReportPlacement(&p.event)
-}
-
-// reportEnded reports the end of a request.
-func (r *Router) reportEnded(d *Decision, o *Outcome) {
-	p := &r.peers
-	if p.reporter == nil || d.request.id == 0 {
-		return
-	}
-	p.event = PlacementEvent{Kind: PlacementEnded, Placement: Placement{ID: d.request.id}, End: PlacementEnd{
-		Outcome: *o, TTFT: d.prediction.TTFT, QueuedAhead: d.prediction.QueuedAhead,
-	}}
-	p.reporter.ReportPlacement(&p.event)
-}
-
-// reportIndexed reports a prompt that was indexed for a backend without a request of ours.
-func (r *Router) reportIndexed(b *backends.Backend, blocks []prompt.Block) {
-	p := &r.peers
-	if p.reporter == nil {
-		return
-	}
-	p.event = PlacementEvent{Kind: PlacementIndexed, Placement: Placement{Backend: b, Blocks: blocks}}
-	p.reporter.ReportPlacement(&p.event)
 }

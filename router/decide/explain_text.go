@@ -1,4 +1,4 @@
-package router
+package decide
 
 import (
 	"cmp"
@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// sentence is the explanation in plain English.
-func (e *Explanation) sentence() string {
+// Describe returns the explanation in plain English.
+func (e *Explanation) Describe() string {
 	if e.Choice == "" {
 		return e.noCandidateSentence() + " " + e.queueSentence()
 	}
@@ -84,7 +84,7 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 	case chosen.Score != nil && other.Score != nil && *chosen.Score == *other.Score:
 		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the %s and the backend's name", other.Name, e.tieKeyName())
 	case soonest && formatSeconds(chosen.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
-		return fmt.Sprintf("answers soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeLoadAndMatch(other))
+		return fmt.Sprintf("responds soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeLoadAndMatch(other))
 	case chosen.Score == nil || other.Score == nil || *chosen.Score > *other.Score: // slo.ttft takes precedence over the cost
 		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(chosen.TTFTSeconds))
 	}

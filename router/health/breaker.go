@@ -1,10 +1,6 @@
-package router
+package health
 
-import (
-	"time"
-
-	"warmroute/backends"
-)
+import "time"
 
 // BreakerSettings determine when a backend whose requests fail is avoided.
 type BreakerSettings struct {
@@ -28,14 +24,14 @@ func (s BreakerState) String() string {
 	return [...]string{"closed", "half-open", "open"}[s]
 }
 
-// breaker counts what one backend fails. Guarded by Router.mu.
+// breaker counts the failures of one backend.
 type breaker struct {
 	open     bool
 	failures int       // in a row, while closed
 	changed  time.Time // when it was opened or closed: requests sent before do not count
 	delay    time.Duration
 	next     time.Time // when the backend is tried again
-	probe    *Decision // that tries it; nil: none does
+	probe    *Attempt  // that tries it; nil: none does
 	opens    uint64
 }
 
@@ -54,19 +50,19 @@ func (k *breaker) state(now time.Time) BreakerState {
 	return BreakerOpen
 }
 
-// setProbeIfDue makes d, which is being sent, the probe if one is due.
-func (k *breaker) setProbeIfDue(d *Decision, now time.Time) {
+// setProbeIfDue makes a, which is being sent, the probe if one is due.
+func (k *breaker) setProbeIfDue(a *Attempt, now time.Time) {
 	if k.isProbeDue(now) {
-		k.probe = d
+		k.probe = a
 	}
 }
 
-// recordOutput records that the engine put something out for d. Answers to what was
-// sent before the breaker opened do not close it: a replica that is about to stop
-// finishes those while it refuses all that is new.
-func (k *breaker) recordOutput(d *Decision, now time.Time) {
+// recordOutput records the first output for a. Responses to what was sent before the breaker
+// opened do not close it: a replica that is about to stop finishes those while it refuses
+// all new requests.
+func (k *breaker) recordOutput(a *Attempt, now time.Time) {
 	k.failures = 0
-	if k.open && (d == k.probe || d.sentAt.After(k.changed)) {
+	if k.open && (a == k.probe || a.SentAt.After(k.changed)) {
 		k.close(now)
 	}
 }
@@ -76,31 +72,31 @@ func (k *breaker) close(now time.Time) {
 }
 
 // closeOnProgress closes the breaker when the engine has worked since it was sent the
-// probe, and that has not failed for a while: an answer can take minutes.
+// probe, and that has not failed for a while: a response can take minutes.
 func (k *breaker) closeOnProgress(s *BreakerSettings, workedAt, now time.Time) {
-	if k.open && k.probe != nil && workedAt.Sub(k.probe.sentAt) >= s.Open {
+	if k.open && k.probe != nil && workedAt.Sub(k.probe.SentAt) >= s.Open {
 		k.close(now)
 	}
 }
 
 // recordEnd records how a request ended. A refusal of a working engine because of its
 // full queue is not a failure, and does not predict the next request's outcome.
-func (k *breaker) recordEnd(d *Decision, o *Outcome, s *BreakerSettings, engineWorking bool, now time.Time) {
-	probe := d == k.probe
+func (k *breaker) recordEnd(a *Attempt, end *End, s *BreakerSettings, engineWorking bool, now time.Time) {
+	probe := a == k.probe
 	if probe {
 		k.probe = nil // without an outcome, the next request is the probe
 	}
 	switch {
-	case !o.Failed || s.Failures == 0:
-	case o.QueueFull && engineWorking:
+	case !end.Failed || s.Failures == 0:
+	case end.QueueFull && engineWorking:
 		if probe {
 			k.next = now.Add(k.delay)
 		}
 	case probe:
 		k.openFor(min(2*k.delay, max(maxOpenDelay, s.Open)), now)
-	case k.open || d.sentAt.Before(k.changed):
+	case k.open || a.SentAt.Before(k.changed):
 	default:
-		if k.failures++; o.Stalled || k.failures >= s.Failures {
+		if k.failures++; end.Stalled || k.failures >= s.Failures {
 			k.openFor(s.Open, now)
 		}
 	}
@@ -108,16 +104,4 @@ func (k *breaker) recordEnd(d *Decision, o *Outcome, s *BreakerSettings, engineW
 
 func (k *breaker) openFor(delay time.Duration, now time.Time) {
 	*k = breaker{open: true, changed: now, delay: delay, next: now.Add(delay), opens: k.opens + 1}
-}
-
-// Breaker returns the state of a backend's breaker, and how often it was opened,
-// failed tries included.
-func (r *Router) Breaker(b *backends.Backend) (state BreakerState, opens uint64) {
-	r.mu.Lock()
-	defer r.unlockAndRunCallbacks()
-	if !r.has(b) {
-		return BreakerClosed, 0
-	}
-	k := &r.states[b.Slot].health.breaker
-	return k.state(r.now()), k.opens
 }

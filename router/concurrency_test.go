@@ -53,7 +53,7 @@ func TestStateChangesUnderLoad(t *testing.T) {
 			r.Tick()
 			r.Explain(*ask(fleet, 1, 8))
 			for _, b := range fleet {
-				if c := r.Condition(b); c.State == Asleep && c.Since.IsZero() && c.Reason == "" {
+				if c := r.Status(b).Condition; c.State == Asleep && c.Since.IsZero() && c.Reason == "" {
 					t.Error("asleep without a reason")
 				}
 			}

@@ -8,15 +8,20 @@ import (
 	"warmroute/prompt"
 )
 
+// reserved returns how many tokens of a backend's cache are reserved for next turns.
+func reserved(r *Router, slot int, now time.Time) int {
+	return r.fleet.ledger.CountReservedForOthers(slot, 0, now)
+}
+
 func turnOf(req *Request, conversation uint64, turn prompt.Turn) *Request {
 	req.PromptKey, req.Turn = conversation, turn
 	return req
 }
 
-// TestTokensKeptForNextTurn has a cache of 10,000 tokens, of which 3,840 are in use, and a
-// conversation of 4,800 that was just answered.
-func TestTokensKeptForNextTurn(t *testing.T) {
-	answered := func(t *testing.T, turn prompt.Turn) (*Router, []*backends.Backend, *clock) {
+// TestTokensReservedForNextTurn has a cache of 10,000 tokens, of which 3,840 are in use, and a
+// conversation of 4,800 whose turn has just ended.
+func TestTokensReservedForNextTurn(t *testing.T) {
+	turnEnded := func(t *testing.T, turn prompt.Turn) (*Router, []*backends.Backend, *clock) {
 		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, PolledAt: c.now})
 		sent(t, "", submit(r, turnOf(ask(fleet, 2, 60), 2, turn))).RecordFirstEvent()
@@ -27,29 +32,32 @@ func TestTokensKeptForNextTurn(t *testing.T) {
 		return r, fleet, c
 	}
 
-	r, fleet, c := answered(t, prompt.TurnFirst)
+	r, fleet, c := turnEnded(t, prompt.TurnFirst)
 	other := submit(r, ask(fleet, 3, 40)) // 2,560 tokens
 	waits(t, "its tokens would evict the conversation", other)
 	c.advance(10 * time.Millisecond)
 	next := sent(t, "the next turn overtakes it", submit(r, turnOf(ask(fleet, 1, 80), 1, prompt.TurnLater)))
-	if n := len(r.kept); n > 0 {
-		t.Errorf("tokens of %d conversations are kept, want none while the next turn runs", n)
+	if n := reserved(r, 0, c.now); n > 0 {
+		t.Errorf("%d tokens are reserved, want none while the next turn runs", n)
 	}
 	waits(t, "the conversation is running", other)
 	next.RecordFirstEvent()
 	next.Release(Outcome{End: Completed, OutputTokens: 20})
-	waits(t, "the conversation was answered again", other)
-	c.advance(time.Duration(keptPrefills * 80 * tokensPerBlock / testPrefillRate * float64(time.Second)))
+	waits(t, "another turn of the conversation has ended", other)
+	c.advance(time.Duration(reservedPrefills * 80 * tokensPerBlock / testPrefillRate * float64(time.Second)))
 	r.Tick()
 	sent(t, "no turn followed in time", other)
 
-	r, fleet, _ = answered(t, prompt.TurnFirst)
+	r, fleet, c = turnEnded(t, prompt.TurnFirst)
+	if n := reserved(r, 0, c.now); n != 4820 {
+		t.Errorf("%d tokens are reserved, want those of the prompt and of the output", n)
+	}
 	r.RemoveBackend(fleet[0])
-	if len(r.kept) > 0 {
-		t.Error("tokens are kept on a backend that was removed")
+	if n := reserved(r, 0, c.now); n > 0 {
+		t.Errorf("%d tokens are reserved on a backend that was removed", n)
 	}
 
-	r, fleet, _ = answered(t, prompt.TurnUnknown)
+	r, fleet, _ = turnEnded(t, prompt.TurnUnknown)
 	sent(t, "the turn is unknown", submit(r, ask(fleet, 3, 40)))
 }
 
@@ -66,35 +74,4 @@ func TestQueuedTurnsOfOlderConversationFirst(t *testing.T) {
 	running.RecordFirstEvent()
 	sent(t, "its conversation began 20 s before the other one, which is shorter", older)
 	waits(t, "the step is full again", newer)
-}
-
-func TestKeptTokens(t *testing.T) {
-	now := time.Unix(100, 0)
-	k := keptTokens{}
-	add := func(key uint64, slot, tokens, seconds int) {
-		k.add(key, keptConversation{slot, tokens, now.Add(time.Duration(seconds) * time.Second)}, now)
-	}
-	check := func(name string, slot int, key uint64, want int) {
-		t.Helper()
-		if got := k.countForOthers(slot, key, now); got != want {
-			t.Errorf("%s: %d tokens are kept for others, want %d", name, got, want)
-		}
-	}
-	check("none yet", 1, 0, 0)
-	add(1, 1, 100, 5)
-	add(2, 1, 30, 10)
-	add(3, 0, 7, 10)
-	check("all but one's own", 1, 1, 30)
-	check("of a conversation elsewhere", 1, 3, 130)
-	add(1, 0, 50, 5)
-	check("it has moved", 1, 0, 30)
-	check("to here", 0, 0, 57)
-	now = now.Add(6 * time.Second)
-	check("its time is over", 0, 0, 7)
-	delete(k, 3)
-	check("sent", 0, 0, 0)
-	for key := range uint64(maxKept) {
-		add(10+key, 0, 1, 10)
-	}
-	check("no more than the bound, with the one on the other backend", 0, 0, maxKept-1)
 }

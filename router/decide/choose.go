@@ -1,0 +1,158 @@
+package decide
+
+import (
+	"slices"
+
+	"warmroute/backends"
+	"warmroute/router/estimate"
+	"warmroute/router/policy"
+)
+
+// Why a backend was chosen, under the policy prefix. Under another policy the
+// reason is the policy's name, or ReasonStored.
+const (
+	ReasonPrefix = "prefix" // it has the longest match
+	ReasonSpill  = "spill"  // another holds more, but is too busy
+	ReasonCold   = "cold"   // none holds any of it
+	ReasonLoad   = "load"   // the request has no prefix to match
+	ReasonOnly   = "only"   // no other could take it
+	ReasonStored = "stored" // it holds the stored response to which the request refers
+)
+
+// Choice is a candidate that was chosen.
+type Choice struct {
+	Backend   *Backend
+	Candidate *policy.Candidate
+	index     int
+}
+
+// fillCandidate fills in what policies know about a backend.
+func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
+	tokens := q.promptTokens()
+	matched := (1 - b.MissingHits) * min(f.tokensBefore(q, q.Matched[b.Slot]), tokens)
+	*c = policy.Candidate{
+		Slot:               b.Slot,
+		NameHash:           b.NameHash,
+		Weight:             b.Weight,
+		MatchedTokens:      matched,
+		UncachedTokens:     max(estimate.MinUncachedTokens, tokens-matched),
+		Recomputed:         b.Recomputed,
+		QueuedTokens:       b.QueuedTokens + b.ExternalTokens + b.Claimed.Uncached,
+		AdapterTokens:      f.Ledger.AdapterCost(b.Slot, q.Adapter, b.Load),
+		InFlight:           float64(b.KnownInFlight) + b.ExternalRequests,
+		PrefillRate:        b.PrefillRate,
+		Requests:           float64(b.Requests) / b.Weight,
+		UnstartedTokens:    b.UnstartedTokens / b.Weight,
+		UnstartedAttention: b.UnstartedAttention / b.Weight,
+	}
+	if f.Rule.NeedsKVWait {
+		c.KVWaitTokens = f.kvWait(q, b) * b.PrefillRate
+	}
+	if f.Rule.NeedsContext {
+		c.ContextTokens = b.OwnKVTokens
+	}
+	if l := b.Load; l != nil {
+		c.Waiting = float64(l.Waiting)
+		c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
+		c.EngineCacheTokens = c.CacheTokens / float64(b.engines())
+	}
+}
+
+// Choose lets the policy choose a candidate. With trace it is a dry run, which is recorded there.
+func (f *Fleet) Choose(q *Query, c *Candidates, rule policy.Policy, trace *policy.Trace) Choice {
+	c.request = policy.Request{
+		Now: f.Now, Blocks: q.Blocks, BlockTokens: float64(f.BlockBytes) / q.Sizes.BytesPerToken, PromptTokens: q.promptTokens(),
+		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0, Session: q.Session,
+		MeanOutputTokens: f.expectedOutputTokens(q, c.backends), MeanUncachedTokens: f.Estimates.MeanUncachedTokens(q.Model),
+		Trace: trace,
+	}
+	return f.choice(c, rule.Choose(&c.request, c.list))
+}
+
+// ChooseSlot returns the choice of the candidate in a slot; ok is false if there is none.
+func (f *Fleet) ChooseSlot(c *Candidates, slot int) (choice Choice, ok bool) {
+	at := slices.IndexFunc(c.list, func(c policy.Candidate) bool { return c.Slot == slot })
+	if at < 0 {
+		return Choice{}, false
+	}
+	return f.choice(c, at), true
+}
+
+// choice returns the choice of the candidate at an index.
+func (f *Fleet) choice(c *Candidates, index int) Choice {
+	return Choice{Backend: &f.Backends[c.list[index].Slot], Candidate: &c.list[index], index: index}
+}
+
+// PolicyRequest returns the request as the policy saw it in the last Choose.
+func (c *Candidates) PolicyRequest() *policy.Request { return &c.request }
+
+// expectedOutputTokens returns how long the output will be, about: the mean of the candidates'
+// outputs, or what the client set as the maximum if that is less.
+func (f *Fleet) expectedOutputTokens(q *Query, candidates []*backends.Backend) float64 {
+	tokens := f.Estimates.MeanOutputTokens(candidates)
+	if most := q.MaxOutputTokens; most > 0 {
+		tokens = min(tokens, float64(most))
+	}
+	return tokens
+}
+
+// Reason says in a word why a candidate was chosen.
+func (f *Fleet) Reason(q *Query, c *Candidates, chosen Choice) string {
+	switch {
+	case q.Stored:
+		return ReasonStored
+	case !f.Rule.ExplainsChoice:
+		return f.Rule.Name
+	}
+	most := 0.0
+	for i := range c.list {
+		most = max(most, c.list[i].MatchedTokens)
+	}
+	switch {
+	case len(c.list) == 1:
+		return ReasonOnly
+	case len(q.Blocks) == 0:
+		return ReasonLoad
+	case most == 0:
+		return ReasonCold
+	case chosen.Candidate.MatchedTokens < most:
+		return ReasonSpill
+	}
+	return ReasonPrefix
+}
+
+// minUncachedTokens is what the candidates would have to compute at least.
+func minUncachedTokens(q *Query, c *Candidates) float64 {
+	least := q.promptTokens()
+	for i := range c.list {
+		least = min(least, c.list[i].UncachedTokens)
+	}
+	return least
+}
+
+// Prefill is how much prefill a request is, before a backend is chosen.
+type Prefill struct {
+	Tokens  float64 // to compute at least
+	Rate    float64 // tokens a second that its backends prefill together
+	Seconds float64 // on one candidate
+}
+
+// LeastPrefill returns the prefill of a request on its candidates. The whole prompt and the median
+// rate are used where there is no candidate.
+func (f *Fleet) LeastPrefill(q *Query, c *Candidates) Prefill {
+	median := f.Estimates.MedianPrefillRate()
+	rate := c.fleetRate
+	if rate == 0 {
+		rate = median
+	}
+	if len(c.list) == 0 {
+		tokens := q.promptTokens()
+		return Prefill{tokens, rate, tokens / median}
+	}
+	sum := 0.0
+	for i := range c.list {
+		sum += c.list[i].PrefillRate
+	}
+	tokens := minUncachedTokens(q, c)
+	return Prefill{tokens, rate, tokens * float64(len(c.list)) / sum}
+}

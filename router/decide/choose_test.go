@@ -1,0 +1,188 @@
+package decide
+
+import (
+	"testing"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+func TestReason(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		serving int // backends
+		blocks  int
+		matched []int // blocks, by slot
+		chosen  int
+		change  func(*Fleet, *Query)
+		want    string
+	}{
+		{"the longest match", 3, 10, []int{2, 8, 0}, 1, nil, ReasonPrefix},
+		{"one of two longest matches", 3, 10, []int{8, 8, 0}, 1, nil, ReasonPrefix},
+		{"a shorter match", 3, 10, []int{2, 8, 0}, 0, nil, ReasonSpill},
+		{"no match", 3, 10, []int{2, 8, 0}, 2, nil, ReasonSpill},
+		{"none holds any", 3, 10, []int{0, 0, 0}, 1, nil, ReasonCold},
+		{"no blocks", 3, 0, []int{0, 0, 0}, 1, nil, ReasonLoad},
+		{"the only one", 1, 10, []int{8}, 0, nil, ReasonOnly},
+		{"the only one, without blocks", 1, 0, []int{0}, 0, nil, ReasonOnly},
+		{"the only one left", 2, 10, []int{0, 8}, 0, func(f *Fleet, _ *Query) { f.Backends[1].State = backends.Down }, ReasonOnly},
+		{"the stored response", 1, 10, []int{8}, 0, func(_ *Fleet, q *Query) { q.Stored = true }, ReasonStored},
+		{"another policy", 3, 10, []int{2, 8, 0}, 1, func(f *Fleet, _ *Query) {
+			f.Rule.Name, f.Rule.ExplainsChoice = "least-load", false
+		}, "least-load"},
+		{"the stored response, another policy", 1, 10, []int{8}, 0, func(f *Fleet, q *Query) {
+			f.Rule.ExplainsChoice, q.Stored = false, true
+		}, ReasonStored},
+	} {
+		f, all := newFleet(t, tc.serving)
+		q := newQuery(all, tc.blocks)
+		copy(q.Matched, tc.matched)
+		if tc.change != nil {
+			tc.change(f, q)
+		}
+		var c Candidates
+		if err := f.Filter(q, &c); err != nil {
+			t.Fatalf("%s: %v", tc.name, err)
+		}
+		chosen, ok := f.ChooseSlot(&c, tc.chosen)
+		if got := f.Reason(q, &c, chosen); !ok || got != tc.want {
+			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
+func TestChooseSlot(t *testing.T) {
+	f, all := newFleet(t, 3)
+	f.Backends[1].State = backends.Down
+	var c Candidates
+	if err := f.Filter(newQuery(all, 4), &c); err != nil {
+		t.Fatal(err)
+	}
+	for slot, want := range []bool{true, false, true, false} {
+		choice, ok := f.ChooseSlot(&c, slot)
+		if ok != want {
+			t.Errorf("slot %d: chosen %v, want %v", slot, ok, want)
+		}
+		if ok && (choice.Backend != &f.Backends[slot] || choice.Candidate.Slot != slot) {
+			t.Errorf("slot %d: chose %+v", slot, choice)
+		}
+	}
+}
+
+// lastCandidate is a policy that chooses the last candidate.
+type lastCandidate struct{ seen *policy.Request }
+
+func (p *lastCandidate) Choose(r *policy.Request, candidates []policy.Candidate) int {
+	p.seen = r
+	return len(candidates) - 1
+}
+
+func TestChoose(t *testing.T) {
+	f, all := newFleet(t, 3)
+	q := newQuery(all, 10)
+	q.Session, q.PromptKey, q.Tried = 5, 6, all[2:]
+	var c Candidates
+	if err := f.Filter(q, &c); err != nil {
+		t.Fatal(err)
+	}
+	rule := &lastCandidate{}
+	choice := f.Choose(q, &c, rule, nil)
+	if choice.Backend.Backend != all[1] || choice.Candidate.Slot != 1 {
+		t.Errorf("chose %s", choice.Backend.Backend.Name)
+	}
+	want := policy.Request{
+		Now: testTime, BlockTokens: blockTokens, PromptTokens: 10 * blockTokens, PromptKey: 6, Session: 5, Retry: true,
+		MeanOutputTokens: f.Estimates.OutputTokens(0),
+	}
+	got := *rule.seen
+	if len(got.Blocks) != 10 || rule.seen != c.PolicyRequest() {
+		t.Errorf("the policy saw %d blocks", len(got.Blocks))
+	}
+	got.Blocks = nil
+	if !equalRequests(got, want) {
+		t.Errorf("the policy saw %+v, want %+v", got, want)
+	}
+
+	q.MaxOutputTokens = 7
+	if f.Choose(q, &c, rule, nil); rule.seen.MeanOutputTokens != 7 {
+		t.Errorf("%v output tokens are expected, where the client allows 7", rule.seen.MeanOutputTokens)
+	}
+}
+
+// equalRequests compares requests without blocks.
+func equalRequests(a, b policy.Request) bool {
+	return a.Now.Equal(b.Now) && a.BlockTokens == b.BlockTokens && a.PromptTokens == b.PromptTokens && a.PromptKey == b.PromptKey &&
+		a.Turn == b.Turn && a.Retry == b.Retry && a.Session == b.Session && a.MeanOutputTokens == b.MeanOutputTokens &&
+		a.MeanUncachedTokens == b.MeanUncachedTokens && a.Trace == b.Trace
+}
+
+func TestFillCandidate(t *testing.T) {
+	f, all := newFleet(t, 1)
+	f.Rule.NeedsContext = true
+	b := &f.Backends[0]
+	b.NameHash, b.Weight, b.KnownInFlight, b.ExternalRequests, b.ExternalTokens = 99, 2, 3, 1.5, 100
+	b.MissingHits, b.Recomputed = 0.25, 0.125
+	b.QueuedTokens, b.Claimed.Uncached, b.Requests, b.UnstartedTokens, b.UnstartedAttention, b.OwnKVTokens = 1000, 10, 4, 500, 600, 700
+	b.Capacity, b.UsedKVTokens = 12_000, 12_000
+	b.Load = &backends.Load{Engines: 3, Waiting: 2, KVCacheUsage: 0.5, CacheTokens: 12_000, RunningAdapters: []string{"other"}}
+	q := newQuery(all, 10)
+	q.Matched[0], q.Adapter = 8, "sql"
+	var got policy.Candidate
+	f.fillCandidate(&got, q, b)
+	want := policy.Candidate{
+		NameHash: 99, Weight: 2, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens, Recomputed: 0.125,
+		QueuedTokens: 1000 + 100 + 10, AdapterTokens: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
+		KVWaitTokens: f.kvWait(q, b) * prefillRate, ContextTokens: 700, PrefillRate: prefillRate,
+		Requests: 2, UnstartedTokens: 250, UnstartedAttention: 300,
+		Waiting: 2, KVUsage: 0.5, CacheTokens: 12_000, EngineCacheTokens: 4000,
+	}
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if want.AdapterTokens == 0 || want.KVWaitTokens == 0 {
+		t.Errorf("an adapter costs %v, and waiting for room %v", want.AdapterTokens, want.KVWaitTokens)
+	}
+
+	f.Rule.NeedsContext, f.Rule.NeedsKVWait, b.Load, b.MissingHits = false, false, nil, 0
+	q.Matched[0], q.Adapter = 10, ""
+	f.fillCandidate(&got, q, b)
+	if got.MatchedTokens != 10*blockTokens || got.UncachedTokens != 16 {
+		t.Errorf("of a prompt that it holds, %v tokens match and %v do not, want 640 and 16", got.MatchedTokens, got.UncachedTokens)
+	}
+	if got.AdapterTokens != 0 || got.KVWaitTokens != 0 || got.ContextTokens != 0 || got.Waiting != 0 || got.KVUsage != 0 ||
+		got.CacheTokens != 0 || got.EngineCacheTokens != 0 {
+		t.Errorf("what is unknown, or needed by no rule, is filled in: %+v", got)
+	}
+}
+
+func TestLeastPrefill(t *testing.T) {
+	const medianRate = 8000. // of estimate, while nothing is known
+	down := func(b *Backend) { b.State = backends.Down }
+	full := func(b *Backend) { b.MaxInFlight, b.KnownInFlight = 1, 1 }
+	ready := func(*Backend) {}
+	for _, tc := range []struct {
+		name   string
+		change [3]func(*Backend)
+		want   Prefill
+	}{
+		{"three candidates", [3]func(*Backend){ready, ready, ready}, Prefill{4 * blockTokens, 14_000, 4 * blockTokens * 3 / 14_000.}},
+		{"one is down", [3]func(*Backend){ready, ready, down}, Prefill{4 * blockTokens, 12_000, 4 * blockTokens * 2 / 12_000.}},
+		{"one will work on it as well", [3]func(*Backend){ready, ready, full}, Prefill{4 * blockTokens, 14_000, 4 * blockTokens * 2 / 12_000.}},
+		{"the holder is down", [3]func(*Backend){ready, down, ready}, Prefill{10 * blockTokens, 10_000, 10 * blockTokens * 2 / 10_000.}},
+		{"none", [3]func(*Backend){down, down, down}, Prefill{10 * blockTokens, medianRate, 10 * blockTokens / medianRate}},
+		{"none but a full one", [3]func(*Backend){down, down, full}, Prefill{10 * blockTokens, 2000, 10 * blockTokens / medianRate}},
+	} {
+		f, all := newFleet(t, 3)
+		for slot, rate := range []float64{8000, 4000, 2000} {
+			f.Backends[slot].PrefillRate = rate
+			tc.change[slot](&f.Backends[slot])
+		}
+		q := newQuery(all, 10)
+		q.Matched[1] = 6
+		var c Candidates
+		_ = f.Filter(q, &c) // it may find none
+		if got := f.LeastPrefill(q, &c); got != tc.want {
+			t.Errorf("%s: got %+v, want %+v", tc.name, got, tc.want)
+		}
+	}
+}

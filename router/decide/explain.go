@@ -1,0 +1,151 @@
+package decide
+
+import (
+	"math"
+	"slices"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+// Explanation is what would be done with a request, and why. Tokens are estimates.
+type Explanation struct {
+	Policy       string   `json:"policy"`
+	Model        string   `json:"model"` // its ID in the catalog
+	PromptTokens int      `json:"prompt_tokens"`
+	Blocks       int      `json:"blocks"` // full ones of the prompt, by which matches are counted
+	BlockBytes   int      `json:"block_bytes"`
+	Layout       []string `json:"layout"` // of the model's prompts: the bits that are set
+
+	Choice  string `json:"choice"`            // backend; "" when none may take it now
+	Reason  string `json:"reason"`            // as in Reservation; "" when Choice is
+	Queued  string `json:"queued,omitempty"`  // why it would be queued; "" when it would not
+	Refused string `json:"refused,omitempty"` // why it would be refused; "" when it would not
+	Waiting int    `json:"waiting"`           // requests in the admission queue
+
+	Backends []BackendExplanation `json:"backends"` // all in the fleet
+
+	ScoreIs      string  `json:"score_is,omitempty"` // what decided, in words
+	HighestWins  bool    `json:"highest_wins,omitempty"`
+	Kappa        float64 `json:"kappa"`         // κ, under the policy prefix
+	OutputTokens float64 `json:"output_tokens"` // L̂
+
+	Sentence string `json:"sentence"`
+
+	hasSession bool // ties are broken by the session
+}
+
+// BackendExplanation describes one backend with respect to a request.
+type BackendExplanation struct {
+	Name      string `json:"name"`
+	State     string `json:"state"`
+	Breaker   string `json:"breaker"`
+	Stalled   bool   `json:"stalled,omitempty"`
+	Candidate bool   `json:"candidate"`
+	Filter    string `json:"filter,omitempty"`  // name of the filter that applies to it
+	WhyNot    string `json:"why_not,omitempty"` // why it is not a candidate
+	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
+
+	MatchedBlocks  int     `json:"matched_blocks"`
+	MatchedTokens  float64 `json:"matched_tokens"`
+	UncachedTokens float64 `json:"uncached_tokens"` // u
+	QueuedTokens   float64 `json:"queued_tokens"`   // W
+	AdapterTokens  float64 `json:"adapter_tokens"`  // of an adapter that it has not loaded
+	InFlight       float64 `json:"in_flight"`       // n: sequences on it, other clients' included
+	PrefillRate    float64 `json:"tokens_per_second"`
+	Weight         float64 `json:"weight"`
+	KVUsage        float64 `json:"kv_usage"` // by its last poll; -1: unknown
+	TTFTSeconds    float64 `json:"seconds_to_first_token"`
+
+	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
+	Terms []policy.Term `json:"cost_terms,omitempty"` // of the policy prefix; their sum over Weight is the score
+}
+
+// notServed is the reason for a backend that does not serve the model.
+const notServed = "does not list the model"
+
+// Explain describes a request and what each backend of a view is to it. hasBatchRoom reports whether
+// a backend has headroom for the request, which is a batch request.
+func (f *Fleet) Explain(q *Query, hasBatchRoom func(slot int) bool) *Explanation {
+	e := &Explanation{
+		Policy: f.Rule.Name, Model: q.CatalogID, PromptTokens: int(math.Round(q.promptTokens())), Blocks: len(q.Blocks),
+		BlockBytes: f.BlockBytes, hasSession: q.Session != 0,
+	}
+	for i := range f.Backends {
+		if b := &f.Backends[i]; b.Backend != nil {
+			e.Backends = append(e.Backends, f.explainBackend(q, b, hasBatchRoom))
+		}
+	}
+	return e
+}
+
+// explainBackend describes one backend, and says why it is not a candidate.
+func (f *Fleet) explainBackend(q *Query, b *Backend, hasBatchRoom func(slot int) bool) BackendExplanation {
+	var c policy.Candidate
+	f.fillCandidate(&c, q, b)
+	x := BackendExplanation{
+		Name: b.Backend.Name, State: b.State.String(), Breaker: b.Breaker.String(), Stalled: b.Stalled,
+		MatchedBlocks: q.Matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
+		QueuedTokens: roundMilli(c.QueuedTokens), AdapterTokens: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
+		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
+		TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens + c.UncachedTokens) / c.PrefillRate),
+	}
+	x.Filter, x.WhyNot = f.explainFilter(q, b, hasBatchRoom)
+	if l := b.Load; l != nil && l.KVKnown {
+		x.KVUsage = roundMilli(l.KVCacheUsage)
+	}
+	return x
+}
+
+// explainFilter returns the filter that applies to b, and its description. Of a backend
+// to which none applies it says why others may be preferred all the same.
+func (f *Fleet) explainFilter(q *Query, b *Backend, hasBatchRoom func(slot int) bool) (name, description string) {
+	if !slices.Contains(q.Backends, b.Backend) {
+		if q.Stored {
+			return "stored", "does not hold the stored response"
+		}
+		return "model", notServed
+	}
+	if filter := f.findFilter(q, b); filter != nil {
+		return filter.name, filter.description
+	}
+	if f.NeedsHeadroom(q.Request, false) && !hasBatchRoom(b.Slot) {
+		return headroomFilter.name, headroomFilter.description
+	}
+	return "", "is not a candidate (another is probed first to check whether it has recovered)"
+}
+
+// ExplainChoice records in e which of the candidates the policy chooses, and how. It returns why the
+// chosen backend could not start the request soon.
+func (f *Fleet) ExplainChoice(e *Explanation, q *Query, c *Candidates, rule policy.Policy) (blockedReason string) {
+	var t policy.Trace
+	chosen := f.Choose(q, c, rule, &t)
+	e.Choice, e.Reason = chosen.Backend.Backend.Name, f.Reason(q, c, chosen)
+	e.ScoreIs, e.HighestWins, e.Kappa, e.OutputTokens = t.Criterion, t.HighestWins, roundMilli(t.Kappa), roundMilli(c.request.MeanOutputTokens)
+	for i, b := range c.backends {
+		x := e.find(b)
+		x.Candidate, x.WhyNot = true, ""
+		x.Queued = f.BlockedBy(q, f.choice(c, i)).String()
+		if i == chosen.index {
+			blockedReason = x.Queued
+		}
+		if i < len(t.Scores) && !math.IsInf(t.Scores[i], 0) {
+			score := roundMilli(t.Scores[i])
+			x.Score = &score
+		}
+		if i < len(t.Terms) {
+			x.Terms = t.Terms[i]
+			for k := range x.Terms {
+				x.Terms[k].Tokens = roundMilli(x.Terms[k].Tokens)
+			}
+		}
+	}
+	return blockedReason
+}
+
+// find returns the description of a backend, which has one.
+func (e *Explanation) find(b *backends.Backend) *BackendExplanation {
+	return &e.Backends[slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.Name == b.Name })]
+}
+
+func roundMilli(x float64) float64 { return math.Round(x*1000) / 1000 }

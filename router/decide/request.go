@@ -1,0 +1,88 @@
+package decide
+
+import (
+	"warmroute/backends"
+	"warmroute/prompt"
+	"warmroute/router/health"
+	"warmroute/router/policy"
+	"warmroute/router/queue"
+)
+
+const maxSequences = 1024 // of one request; a client may set any n
+
+// Request is what the decision needs of one request. Where the router has a
+// catalog, Backends is updated when they could not take the request, or it is
+// routed again.
+type Request struct {
+	Backends  []*backends.Backend // those that serve its model
+	CatalogID string              // its model's ID in the catalog; "": Backends stay as they are
+	Model     string              // as the engine knows it; token ratios are learned by it
+	Adapter   string              // LoRA adapter that it is for; "": none
+	Endpoint  backends.Endpoint
+
+	Blocks    []prompt.Block // unchanged until the Reservation's Release
+	Forks     []prompt.Fork  // where Blocks part from those of other layouts
+	Bytes     int            // of canonical prompt, all sequences included
+	BodyBytes int            // of memory that it uses while it is queued
+	Sequences int            // that the engine will run for it
+	Streams   bool           // its first event can be seen
+	Media     bool           // part of its Bytes is not text
+	// MediaItems are those of its Bytes, as far as their places there are known; unchanged like
+	// Blocks.
+	MediaItems []prompt.Media
+
+	// TextClass is the class of its prompt's text, by which and Model the bytes per token are
+	// learned.
+	TextClass prompt.TextClass
+
+	// Stored says that Backends is the one that holds the stored response to which it
+	// refers. It stays the only one, whatever serves the model.
+	Stored bool
+
+	NoEngine      bool // no engine works on it: it is never queued, and has no load
+	NonGenerative bool // its endpoint generates no text: its uncached tokens are not typical
+
+	MaxPromptTokens int // that a prompt may have, as reported by the replicas; 0: not known
+	MaxOutputTokens int // that the output may have; 0: not known
+
+	Turn      prompt.Turn
+	PromptKey uint64 // hash of the model and the beginning of the first user message; 0: none
+	Session   uint64 // hash of its session's name; 0: none
+	Tenant    uint64 // hash of its sender, for fairness; 0: none in particular
+	Priority  int    // lower first; above 0: a batch request
+
+	QueueTimeouts queue.Timeouts // of all its waits; none: those of the queue's settings
+	Waited        queue.Waited   // in the queue, of earlier waits
+
+	// Stalls, if not nil, is called when the chosen backend makes no progress, and again
+	// while that lasts, until the Reservation's Commit, RecordFirstEvent or Release.
+	Stalls health.StallListener
+}
+
+// CountMedia returns how many of the request's MediaItems there are.
+func (q *Request) CountMedia() (counts prompt.MediaCounts) {
+	if n := len(q.MediaItems); n > 0 {
+		counts = q.MediaItems[n-1].Counts
+	}
+	return counts
+}
+
+// CountedSequences returns how many sequences the request counts for: none without an engine.
+func (q *Request) CountedSequences() int64 {
+	if q.NoEngine {
+		return 0
+	}
+	return int64(min(max(1, q.Sequences), maxSequences))
+}
+
+// IsStoredLookup reports whether the request asks a backend for what it has in memory. It is
+// sent there even if the backend is draining or about to stop.
+func (q *Request) IsStoredLookup() bool { return q.Stored && q.NoEngine }
+
+// Class returns the priority class of the request.
+func (q *Request) Class() queue.Class { return queue.ClassOf(q.Priority) }
+
+// ConversationKey returns what the turns of its conversation have in common; 0: unknown.
+func (q *Request) ConversationKey() uint64 {
+	return policy.ConversationKey(q.Session, q.PromptKey, q.Turn)
+}

@@ -1,0 +1,50 @@
+package health
+
+import (
+	"time"
+
+	"warmroute/backends"
+)
+
+// ConditionState is whether a backend accepts new requests, and why not. Its values
+// are shown to operators.
+type ConditionState string
+
+// The states of a backend.
+const (
+	Ready    ConditionState = "ready"
+	Starting ConditionState = "starting" // no check has finished yet
+	Down     ConditionState = "down"     // its checks fail
+	Draining ConditionState = "draining" // it finishes what it has
+	Stopping ConditionState = "stopping" // its replica refuses new requests because it shuts down
+	Asleep   ConditionState = "asleep"   // its replica reports so
+	Stalled  ConditionState = "stalled"  // it has requests and makes no progress
+)
+
+// Condition is a backend's state with its cause and age.
+type Condition struct {
+	State  ConditionState
+	Since  time.Time // zero: not known
+	Reason string    // why it is not ready; empty when it is
+}
+
+// Condition returns the state of a backend whose checks have the status s and whose last poll
+// returned l; nil: it is not known.
+func (r *Record) Condition(s *backends.Status, l *backends.Load, now time.Time) Condition {
+	c := Condition{State: Ready, Since: s.Since, Reason: s.Reason}
+	switch {
+	case s.State == backends.Down && !s.Checked:
+		c.State = Starting
+	case s.State == backends.Down:
+		c.State = Down
+	case s.State == backends.Draining:
+		c.State = Draining
+	case r.IsStopping(now):
+		return Condition{Stopping, r.refusals.stoppingAt, "the replica reports that it is shutting down"}
+	case l != nil && l.Asleep:
+		return Condition{Asleep, l.AsleepSince, "the replica reports that its engine is asleep"}
+	case r.stalled:
+		return Condition{Stalled, r.work.since, "it has requests and makes no progress"}
+	}
+	return c
+}
