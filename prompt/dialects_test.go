@@ -226,7 +226,7 @@ func responsesEvents(r *rand.Rand, t dialogTurn) (events []any) {
 }
 
 func TestPropertyTypedResponseInNextTurn(t *testing.T) {
-	var reply Response
+	var response Response
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		system, turns := "s"+words(r), dialog(r)
@@ -253,20 +253,20 @@ func TestPropertyTypedResponseInNextTurn(t *testing.T) {
 			_, next := blocksOf(t, api.kind, spell(r, api.body(after)), 64)
 			check := func(how string) {
 				t.Helper()
-				all := append(slices.Clone(first), reply.Finish()...)
+				all := append(slices.Clone(first), response.Finish()...)
 				if len(all) <= len(first) && len(next) > len(first)+len(said.calls) || !slices.Equal(all, next[:min(len(all), len(next))]) {
-					t.Fatalf("seed %d, kind %d, %s: %d blocks of prompt and reply are not the next turn's first of %d", seed, api.kind, how, len(all), len(next))
+					t.Fatalf("seed %d, kind %d, %s: %d blocks of prompt and response are not the next turn's first of %d", seed, api.kind, how, len(all), len(next))
 				}
 			}
-			if !reply.Reset(endOf(p)) {
+			if !response.Reset(endOf(p)) {
 				t.Fatalf("seed %d: a plain conversation whose response can have no blocks", seed)
 			}
 			for _, e := range api.events {
-				reply.AddEvent(spell(r, e))
+				response.AddEvent(spell(r, e))
 			}
 			check("streamed")
-			reply.Reset(endOf(p))
-			if usage := reply.AddBody(spell(r, api.whole)); !bytes.Contains(usage, []byte("1")) {
+			response.Reset(endOf(p))
+			if usage := response.AddBody(spell(r, api.whole)); !bytes.Contains(usage, []byte("1")) {
 				t.Errorf("seed %d: usage %q", seed, usage)
 			}
 			check("whole")
@@ -288,12 +288,12 @@ func TestTypedResponsesWithoutBlocks(t *testing.T) {
 		{Responses, []string{`{"type":"response.output_item.done","item":{"type":"function_call","name":"f","arguments":"{}"}}`, `{"type":"response.output_text.delta","delta":"late"}`}},
 	} {
 		p, _ := blocksOf(t, c.kind, []byte(ask[c.kind]), 8)
-		var reply Response
-		reply.Reset(endOf(p))
+		var response Response
+		response.Reset(endOf(p))
 		for _, e := range c.events {
-			reply.AddEvent([]byte(e))
+			response.AddEvent([]byte(e))
 		}
-		if got := reply.Finish(); got != nil {
+		if got := response.Finish(); got != nil {
 			t.Errorf("%s: %d blocks", c.events, len(got))
 		}
 	}

@@ -184,8 +184,8 @@ func FuzzString(f *testing.F) {
 	})
 }
 
-// FuzzResponse gives any bytes for an event of an answer: they become at most as
-// much text, and how often a Reply was used makes no difference.
+// FuzzResponse gives any bytes for an event of a response: they become at most as
+// much text, and how often a Response was used makes no difference.
 func FuzzResponse(f *testing.F) {
 	for _, event := range []string{
 		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a\u0301 \ud83d\ude00"}}]}`, `{"choices":[{"message":{"content":"x","tool_calls":[]}}]}`,
@@ -216,7 +216,7 @@ func FuzzResponse(f *testing.F) {
 				used.AddBody(event)
 			}
 			if !slices.Equal(fresh.Finish(), used.Finish()) || !bytes.Equal(fresh.text, used.text) {
-				t.Fatal("a fresh and a used Reply differ")
+				t.Fatal("a fresh and a used Response differ")
 			}
 			if n := len(fresh.text) + 64*len(fresh.blocks); n > before+12*len(event) {
 				t.Fatalf("%d bytes of text from %d of events", n-before, 6*len(event))

@@ -102,7 +102,12 @@ func (p *Prompt) removeMovable() {
 			continue
 		}
 		if m.isSystem() {
-			p.appendMerged(p.Text[m.text:m.end])
+			if len(p.merged) == 0 && len(p.system) == 0 && t.leadingEnd == 0 {
+				p.merged = beginMessage(p.merged, "system")
+			} else if p.kind != Messages {
+				p.merged = append(p.merged, "\n\n"...)
+			}
+			p.merged = append(p.merged, p.Text[m.text:m.end]...)
 		}
 		end += copy(p.Text[end:], p.Text[from:m.start])
 		from = m.end
@@ -111,16 +116,6 @@ func (p *Prompt) removeMovable() {
 		end += copy(p.Text[end:], p.Text[from:])
 		p.Text = p.Text[:end]
 	}
-}
-
-// appendMerged appends the text of a system message to p.merged.
-func (p *Prompt) appendMerged(text []byte) {
-	if len(p.merged) == 0 && len(p.system) == 0 && p.turns.leadingEnd == 0 {
-		p.merged = beginMessage(p.merged, "system")
-	} else if p.kind != Messages {
-		p.merged = append(p.merged, "\n\n"...)
-	}
-	p.merged = append(p.merged, text...)
 }
 
 // insertHead inserts the system prompt, merged system messages and the tools.
@@ -160,15 +155,9 @@ func (p *Prompt) toolsBytes() int { return len(p.toolList()) + len(p.toolChanges
 // dropsReasoningLater reports whether Text contains reasoning that the layout drops at the next
 // user message.
 func (p *Prompt) dropsReasoningLater() bool {
-	if p.layout&KeepReasoning != 0 {
-		return false
-	}
-	for i := len(p.turns.movable) - 1; i >= 0; i-- {
-		if m := &p.turns.movable[i]; !m.isSystem() {
-			return m.start >= p.turns.user
-		}
-	}
-	return false
+	return p.layout&KeepReasoning == 0 && slices.ContainsFunc(p.turns.movable, func(m movable) bool {
+		return !m.isSystem() && m.start >= p.turns.user
+	})
 }
 
 // Forks returns where the prompt parts from those under other layouts, newly allocated; nil if

@@ -87,7 +87,11 @@ func (p *Prompt) appendMediaDigest(part value) {
 	kind := mediaKindOf(partType)
 	begin := len(p.content)
 	var sum xxh3.Uint128
-	if p.appendMediaUUID(kind, m[1]) || p.appendImageURL(partType, m[2], m[3]) {
+	if uuid := p.scan.stringOf(m[1]); p.kind == Chat && uuid != nil {
+		// To vLLM two items of a kind with the same uuid are the same, whatever their data, which
+		// the client may leave out once the replica has it. No URL begins with a mark.
+		sum = xxh3.Hash128(append(append(p.content, mediaMarks[kind]), uuid...)[begin:])
+	} else if p.appendImageURL(partType, m[2], m[3]) {
 		sum = xxh3.Hash128(p.content[begin:])
 	} else {
 		sum = p.hashMembers(part)
@@ -114,17 +118,6 @@ func mediaKindOf(partType string) MediaKind {
 		return Video
 	}
 	return Image
-}
-
-// appendMediaUUID appends the uuid of a media item to p.content. To vLLM two items of a kind
-// with the same uuid are the same, whatever their data, which the client may leave out once the
-// replica has it. It returns false and does nothing if there is none; only chats have it.
-func (p *Prompt) appendMediaUUID(kind MediaKind, uuid value) (ok bool) {
-	if p.kind != Chat || p.scan.firstByte(uuid) != '"' {
-		return false
-	}
-	p.content = append(append(p.content, mediaMarks[kind]), p.scan.unquote(uuid)...) // no URL begins with a mark
-	return true
 }
 
 // appendImageURL appends the URL of the image in a part of a type to p.content, in Messages the

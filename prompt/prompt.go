@@ -1,7 +1,7 @@
-// Package prompt turns the body of a request into its canonical prompt, a byte
-// string in which two requests share a prefix when the prompts that vLLM renders
-// from them do, as far as that is known without the chat template, and the
-// canonical prompt into blocks.
+// Package prompt finds out which requests share a beginning of their prompts. It turns the
+// body of a request into its canonical prompt, a byte string in which two requests share a
+// prefix when the prompts that vLLM renders from them do, as far as that is known without
+// the chat template, and the canonical prompt into blocks.
 //
 // A body is checked and read in one pass and never decoded as a whole. It is
 // rejected only where routing has to understand it (see [Error]); the rest is left

@@ -140,18 +140,18 @@ func head(p *Prompt) string {
 }
 
 func TestTurn(t *testing.T) {
-	const user, reply = `{"role":"user","content":"a"}`, `{"role":"assistant","content":"b"}`
+	const user, response = `{"role":"user","content":"a"}`, `{"role":"assistant","content":"b"}`
 	for body, c := range map[string]struct {
 		kind Kind
 		want Turn
 	}{
 		`{"messages":[{"role":"system","content":"s"},` + user + `]}`: {Chat, TurnFirst},
-		`{"messages":[` + user + `,` + reply + `,` + user + `]}`:      {Chat, TurnLater},
+		`{"messages":[` + user + `,` + response + `,` + user + `]}`:   {Chat, TurnLater},
 		`{"system":"s","max_tokens":1,"messages":[` + user + `]}`:     {Messages, TurnFirst},
-		`{"max_tokens":1,"messages":[` + user + `,` + reply + `]}`:    {Messages, TurnLater},
+		`{"max_tokens":1,"messages":[` + user + `,` + response + `]}`: {Messages, TurnLater},
 		`{"input":"a"}`:            {Responses, TurnFirst},
 		`{"input":[` + user + `]}`: {Responses, TurnFirst},
-		`{"input":[` + user + `,` + reply + `,` + user + `]}`:                                                   {Responses, TurnLater},
+		`{"input":[` + user + `,` + response + `,` + user + `]}`:                                                {Responses, TurnLater},
 		`{"input":[` + user + `,{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}]}`:           {Responses, TurnLater},
 		`{"input":[` + user + `,{"type":"reasoning","id":"r","summary":[{"type":"summary_text","text":"t"}]}]}`: {Responses, TurnLater},
 		`{"input":"a","previous_response_id":"resp_1"}`:                                                         {Responses, TurnLater},

@@ -24,7 +24,7 @@ func blocksOf(t testing.TB, kind Kind, body []byte, blockBytes int) (*Prompt, []
 	return p, p.AppendBlocks(nil, "m", blockBytes)
 }
 
-// inEvents are the events of an answer of that text, cut anywhere between two
+// inEvents are the events of a response of that text, cut anywhere between two
 // characters.
 func inEvents(r *rand.Rand, text string, completion bool) (events [][]byte) {
 	first := fields{{"index", 0}, {"delta", fields{{"role", "assistant"}, {"content", ""}}}, {"finish_reason", nil}}
@@ -45,7 +45,7 @@ func inEvents(r *rand.Rand, text string, completion bool) (events [][]byte) {
 }
 
 func TestPropertyResponseInNextTurn(t *testing.T) {
-	var reply Response
+	var response Response
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 4))
 		blockBytes := []int{64, 256}[r.IntN(2)]
@@ -55,39 +55,39 @@ func TestPropertyResponseInNextTurn(t *testing.T) {
 		}
 		messages = append(messages, fields{{"role", "user"}, {"content", content(r)}})
 		tools := r.IntN(2) == 0
-		answer := ""
+		output := ""
 		for range r.IntN(30) {
-			answer += words(r)
+			output += words(r)
 		}
 		p, first := blocksOf(t, Chat, spell(r, chatOf(messages, tools)), blockBytes)
 		_, next := blocksOf(t, Chat, spell(r, chatOf(append(messages,
-			fields{{"role", "assistant"}, {"content", answer}}, fields{{"role", "user"}, {"content", content(r)}}), tools)), blockBytes)
+			fields{{"role", "assistant"}, {"content", output}}, fields{{"role", "user"}, {"content", content(r)}}), tools)), blockBytes)
 		f := func(how string, take func()) {
 			t.Helper()
-			if !reply.Reset(endOf(p)) {
-				t.Fatalf("seed %d: a plain chat whose answer can have no blocks", seed)
+			if !response.Reset(endOf(p)) {
+				t.Fatalf("seed %d: a plain chat whose output can have no blocks", seed)
 			}
 			take()
-			all := append(slices.Clone(first), reply.Finish()...)
-			// What the answer fills of the next turn's text, whole blocks only.
-			want := (len(p.Text) + len("\xffassistant\xfd"+answer)) / blockBytes
+			all := append(slices.Clone(first), response.Finish()...)
+			// What the output fills of the next turn's text, whole blocks only.
+			want := (len(p.Text) + len("\xffassistant\xfd"+output)) / blockBytes
 			if len(all) != want || !slices.Equal(all, next[:min(want, len(next))]) {
-				t.Fatalf("seed %d, %s: %d blocks of prompt and reply, want the next turn's first %d", seed, how, len(all), want)
+				t.Fatalf("seed %d, %s: %d blocks of prompt and response, want the next turn's first %d", seed, how, len(all), want)
 			}
 		}
 		f("streamed", func() {
-			for _, e := range inEvents(r, answer, false) {
-				reply.AddEvent(e)
+			for _, e := range inEvents(r, output, false) {
+				response.AddEvent(e)
 			}
 		})
 		f("whole", func() {
-			reply.AddBody(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"message", fields{{"role", "assistant"}, {"content", answer},
+			response.AddBody(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"message", fields{{"role", "assistant"}, {"content", output},
 				{"tool_calls", []any{}}, {"refusal", nil}, {"reasoning", nil}}}}}}}))
 		})
 	}
 }
 
-// callsOf makes tool calls as an answer holds them, with arguments in any spelling.
+// callsOf makes tool calls as a response holds them, with arguments in any spelling.
 func callsOf(r *rand.Rand) (calls []any, arguments []string) {
 	for n := range 1 + r.IntN(3) {
 		object := spell(r, object{{"q", words(r)}, {words(r), []any{1, nil, object{{"x", words(r)}}}}})
@@ -98,24 +98,24 @@ func callsOf(r *rand.Rand) (calls []any, arguments []string) {
 }
 
 func TestPropertyToolCallsInNextTurn(t *testing.T) {
-	var reply Response
+	var response Response
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 6))
 		messages := []any{fields{{"role", "user"}, {"content", content(r)}}}
 		p, first := blocksOf(t, Chat, spell(r, chatOf(messages, true)), 64)
-		answer := words(r)
+		output := words(r)
 		calls, arguments := callsOf(r)
-		said := object{{"role", "assistant"}, {"content", answer}, {"tool_calls", calls}}
+		said := object{{"role", "assistant"}, {"content", output}, {"tool_calls", calls}}
 		_, next := blocksOf(t, Chat, spell(r, chatOf(append(messages, said), true)), 64)
 
-		reply.Reset(endOf(p))
-		for _, e := range inEvents(r, answer, false) {
-			reply.AddEvent(e)
+		response.Reset(endOf(p))
+		for _, e := range inEvents(r, output, false) {
+			response.AddEvent(e)
 		}
 		for n, a := range arguments {
 			part := func(function fields) {
 				calls := []any{fields{{"index", n}, {"function", function}}}
-				reply.AddEvent(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"delta", fields{{"tool_calls", calls}, {"content", nil}}}}}}}))
+				response.AddEvent(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"delta", fields{{"tool_calls", calls}, {"content", nil}}}}}}}))
 			}
 			part(fields{{"name", "f" + fmt.Sprint(n)}, {"arguments", ""}})
 			for rest := []rune(a); len(rest) > 0; {
@@ -124,32 +124,32 @@ func TestPropertyToolCallsInNextTurn(t *testing.T) {
 				rest = rest[k:]
 			}
 		}
-		if all := append(slices.Clone(first), reply.Finish()...); !slices.Equal(all, next) {
-			t.Fatalf("seed %d, streamed: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
+		if all := append(slices.Clone(first), response.Finish()...); !slices.Equal(all, next) {
+			t.Fatalf("seed %d, streamed: %d blocks of prompt and response, want the next turn's %d", seed, len(all), len(next))
 		}
 
-		reply.Reset(endOf(p))
-		reply.AddBody(spell(r, fields{{"choices", []any{fields{{"message", said}}}}}))
-		if all := append(slices.Clone(first), reply.Finish()...); !slices.Equal(all, next) {
-			t.Fatalf("seed %d, whole: %d blocks of prompt and reply, want the next turn's %d", seed, len(all), len(next))
+		response.Reset(endOf(p))
+		response.AddBody(spell(r, fields{{"choices", []any{fields{{"message", said}}}}}))
+		if all := append(slices.Clone(first), response.Finish()...); !slices.Equal(all, next) {
+			t.Fatalf("seed %d, whole: %d blocks of prompt and response, want the next turn's %d", seed, len(all), len(next))
 		}
 	}
 }
 
 func TestPropertyCompletionInNextPrompt(t *testing.T) {
-	var reply Response
+	var response Response
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 5))
-		question, answer := words(r)+"q", strings.Repeat(words(r), 5)
+		question, output := words(r)+"q", strings.Repeat(words(r), 5)
 		p, first := blocksOf(t, Completion, spell(r, fields{{"prompt", question}}), 64)
-		_, next := blocksOf(t, Completion, spell(r, fields{{"prompt", question + answer + "and then"}}), 64)
-		reply.Reset(endOf(p))
-		for _, e := range inEvents(r, answer, true) {
-			reply.AddEvent(e)
+		_, next := blocksOf(t, Completion, spell(r, fields{{"prompt", question + output + "and then"}}), 64)
+		response.Reset(endOf(p))
+		for _, e := range inEvents(r, output, true) {
+			response.AddEvent(e)
 		}
-		all := append(slices.Clone(first), reply.Finish()...)
-		if want := len(question+answer) / 64; len(all) != want || !slices.Equal(all, next[:want]) {
-			t.Fatalf("seed %d: %d blocks of prompt and reply, want the next prompt's first %d", seed, len(all), want)
+		all := append(slices.Clone(first), response.Finish()...)
+		if want := len(question+output) / 64; len(all) != want || !slices.Equal(all, next[:want]) {
+			t.Fatalf("seed %d: %d blocks of prompt and response, want the next prompt's first %d", seed, len(all), want)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 		{"no object", ask, `[1]`},
 		{"a choice that is none", ask, `{"choices":[1]}`},
 		{"several choices", `{"n":2,"messages":[{"role":"user","content":"q"}]}`, delta(`"role":"assistant"`)},
-		{"an answer that continues the last message", `{"messages":[{"role":"assistant","content":"q"}]}`, delta(`"role":"assistant"`)},
+		{"a response that continues the last message", `{"messages":[{"role":"assistant","content":"q"}]}`, delta(`"role":"assistant"`)},
 		{"reasoning that the next turn drops", `{"messages":[{"role":"user","content":"q"},{"role":"assistant","reasoning":"r"},{"role":"tool","content":"t"}]}`,
 			delta(`"role":"assistant"`)},
 		{"a prompt that is not cached", `{"truncate_prompt_tokens":5,"messages":[]}`, delta(`"role":"assistant"`)},
@@ -184,10 +184,10 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			p, _ := blocksOf(t, Chat, []byte(c.body), 64)
-			var reply Response
-			reply.Reset(endOf(p))
-			reply.AddEvent([]byte(c.event))
-			if n := len(reply.Finish()); n != 0 {
+			var response Response
+			response.Reset(endOf(p))
+			response.AddEvent([]byte(c.event))
+			if n := len(response.Finish()); n != 0 {
 				t.Errorf("%d blocks", n)
 			}
 		})
@@ -195,32 +195,32 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 	for _, body := range []string{`{"prompt":[1,2,3],"echo":true}`, `{"prompt":"a","echo":true}`, `{"prompt":["a","b"]}`} {
 		p, _ := blocksOf(t, Completion, []byte(body), 64)
 		if new(Response).Reset(endOf(p)) {
-			t.Errorf("the answer to %s has blocks", body)
+			t.Errorf("the response to %s has blocks", body)
 		}
 	}
 	p, _ := blocksOf(t, Chat, []byte(ask), 64)
-	var reply Response
-	reply.Reset(endOf(p))
-	reply.AddEvent([]byte(delta(`"role":"assistant"`)))
-	if reply.Invalidate(); len(reply.Finish()) != 0 {
-		t.Error("an answer of which a part was not seen has blocks")
+	var response Response
+	response.Reset(endOf(p))
+	response.AddEvent([]byte(delta(`"role":"assistant"`)))
+	if response.Invalidate(); len(response.Finish()) != 0 {
+		t.Error("a response of which a part was not seen has blocks")
 	}
 }
 
 func TestResponseBlockLimit(t *testing.T) {
 	p, _ := blocksOf(t, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 64)
 	event, _ := json.Marshal(map[string]any{"choices": []any{map[string]any{"delta": map[string]any{"content": strings.Repeat("word ", 1000)}}}})
-	var reply Response
-	reply.Reset(endOf(p))
+	var response Response
+	response.Reset(endOf(p))
 	for range 100 {
-		reply.AddEvent(event)
+		response.AddEvent(event)
 	}
-	if n := len(reply.Finish()); n != maxResponseBlocks {
+	if n := len(response.Finish()); n != maxResponseBlocks {
 		t.Errorf("%d blocks, want %d", n, maxResponseBlocks)
 	}
 	for range 3 {
-		if reply.Reset(endOf(p)); cap(reply.text) > maxPooledResponseBytes {
-			t.Errorf("a buffer of %d bytes is kept", cap(reply.text))
+		if response.Reset(endOf(p)); cap(response.text) > maxPooledResponseBytes {
+			t.Errorf("a buffer of %d bytes is kept", cap(response.text))
 		}
 	}
 }
@@ -229,21 +229,21 @@ func TestResponseBlockLimit(t *testing.T) {
 func BenchmarkResponse(b *testing.B) {
 	p, _ := blocksOf(b, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 256)
 	event := []byte(`{"id":"chatcmpl-7c9e1f0f5a3e4d1c","object":"chat.completion.chunk","created":1790000000,"model":"m","choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null,"token_ids":null}]}`)
-	var reply Response
-	reply.Reset(endOf(p))
+	var response Response
+	response.Reset(endOf(p))
 	b.ReportAllocs()
 	for b.Loop() {
-		if reply.AddEvent(event); len(reply.blocks) > 1000 {
-			reply.Reset(endOf(p))
+		if response.AddEvent(event); len(response.blocks) > 1000 {
+			response.Reset(endOf(p))
 		}
 	}
 }
 
-// TestAddBodyReturnsUsage has the account of an answer found on the way, as it stands there.
+// TestAddBodyReturnsUsage has the account of a response found on the way, as it stands there.
 func TestAddBodyReturnsUsage(t *testing.T) {
 	p := parse(t, Chat, `{"model":"m","messages":[{"role":"user","content":"Hi"}]}`)
 	p.AppendBlocks(nil, "m", 16)
-	reply := new(Response)
+	response := new(Response)
 	for body, want := range map[string]string{
 		`{"choices":[{"message":{"role":"assistant","content":"Hello"}}],"usage":{"a":1}}`: `{"a":1}`,
 		`{ "usage" : {"a": [1, "}"]} , "choices":[{"message":{"content":"\"usage\":2"}}]}`: `{"a": [1, "}"]}`,
@@ -253,12 +253,12 @@ func TestAddBodyReturnsUsage(t *testing.T) {
 		`{"usage":`: ``,
 		`[]`:        ``,
 	} {
-		reply.Reset(endOf(p))
-		if got := string(reply.AddBody([]byte(body))); got != want {
+		response.Reset(endOf(p))
+		if got := string(response.AddBody([]byte(body))); got != want {
 			t.Errorf("%s: %q, not %q", body, got, want)
 		}
-		if reply.Reset(endOf(p)); reply.AddBody([]byte(`{}`)) != nil {
-			t.Errorf("%s: its account is the next answer's", body)
+		if response.Reset(endOf(p)); response.AddBody([]byte(`{}`)) != nil {
+			t.Errorf("%s: its account is the next response's", body)
 		}
 	}
 }
@@ -298,11 +298,11 @@ func TestEventTemplate(t *testing.T) {
 	r.Reset(endOf(p))
 	r.AddEvent([]byte(hello))
 	if r.Reset(endOf(p)); r.parseByTemplate([]byte(hello)) {
-		t.Error("the next answer's events are compared with this one's")
+		t.Error("the next response's events are compared with this one's")
 	}
 }
 
-// FuzzEventTemplate holds a Reply against one that reads every event to its end.
+// FuzzEventTemplate holds a Response against one that reads every event to its end.
 func FuzzEventTemplate(f *testing.F) {
 	f.Add(eventHead, eventTail, "}", "hello", `w\u00f6rld\ud83d`, ` "\`)
 	f.Add(eventHead, eventTail, `,"usage":{},"choices":[{"delta":{"content":"b"}}]}`, "a", "\n", "")

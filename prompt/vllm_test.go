@@ -27,15 +27,15 @@ func tokenize(t *testing.T, body []byte) (tokens []int) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
+	tokens, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("/tokenize: %s: %s", resp.Status, answer)
+		t.Fatalf("/tokenize: %s: %s", resp.Status, tokens)
 	}
 	var parsed struct{ Tokens []int }
-	if err := json.Unmarshal(answer, &parsed); err != nil {
+	if err := json.Unmarshal(tokens, &parsed); err != nil {
 		t.Fatal(err)
 	}
 	return parsed.Tokens
@@ -80,20 +80,20 @@ func conversations(s script) (bodies [][]byte) {
 			object{{"type", "object"}, {"properties", object{{"path", object{{"type", "string"}, {"description", s.text(r, 100)}}}}}, {"required", []any{"path"}}}}}}}
 	}
 	system, half := s.text(r, 3000), s.text(r, 1500)
-	first, second, answer := s.text(r, 600), s.text(r, 900), s.text(r, 700)
+	first, second, output := s.text(r, 600), s.text(r, 900), s.text(r, 700)
 	look, find := tool("look"), tool("find")
 	arguments, _ := json.Marshal(map[string]string{"path": s.text(r, 80)})
 	call := member{"tool_calls", []any{fields{{"id", "call_1"}, {"type", "function"},
 		{"function", fields{{"name", "look"}, {"arguments", string(arguments)}}}}}}
 
 	chat := []any{message("system", system), message("user", first)}
-	longer := append(chat[:2:2], message("assistant", answer), message("user", parts(second, first)))
-	longest := append(longer[:4:4], message("assistant", nil, call), message("tool", answer, member{"tool_call_id", "call_1"}), message("user", second))
+	longer := append(chat[:2:2], message("assistant", output), message("user", parts(second, first)))
+	longest := append(longer[:4:4], message("assistant", nil, call), message("tool", output, member{"tool_call_id", "call_1"}), message("user", second))
 	other := []any{message("system", system), message("user", parts(second))}
 	early := []any{message("system", half+system), message("user", first)}
 	halved := []any{message("system", half+first), message("user", first)}
-	bare := []any{message("user", first), message("assistant", answer), message("user", second)}
-	barer := []any{message("user", first), message("assistant", answer), message("user", first)}
+	bare := []any{message("user", first), message("assistant", output), message("user", second)}
+	barer := []any{message("user", first), message("assistant", output), message("user", first)}
 	brief := []any{message("system", half)}
 	for range 8 {
 		brief = append(brief, message("user", s.text(r, 30)), message("assistant", s.text(r, 60)))

@@ -1,6 +1,5 @@
-// Package vllm holds all that is specific to vLLM's versions: the names of its
-// metrics, its model cards, and the texts of its errors. It imports no other
-// package of this program.
+// Package vllm interprets what differs between vLLM's versions: the names of its metrics,
+// its model cards, and the texts of its errors. It imports no other package of this program.
 package vllm
 
 import (

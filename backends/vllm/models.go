@@ -20,7 +20,7 @@ type Model struct {
 	Parent string // the base model's ID when this is a LoRA adapter, else empty
 	Card   []byte // the card's JSON as the replica wrote it, every field kept
 
-	MaxTokens int // max_model_len: prompt and answer together; 0: not reported
+	MaxTokens int // max_model_len: prompt and output together; 0: not reported
 
 	stable string // the card without what vLLM generates for each response
 }

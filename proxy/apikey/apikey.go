@@ -1,4 +1,4 @@
-// Package apikey holds the API keys of clients, their limits and their usage.
+// Package apikey finds the API key that a client presents, and enforces the limits of each key.
 package apikey
 
 import (
