@@ -15,9 +15,9 @@ func TestStatus(t *testing.T) {
 		health.Store(200)
 		b := virtual(t, func(r *http.Request) (*http.Response, error) {
 			if r.URL.Path == "/health" {
-				return answer(int(health.Load()), "")
+				return respond(int(health.Load()), "")
 			}
-			return answer(200, `{"data":[{"id":"m"}]}`)
+			return respond(200, `{"data":[{"id":"m"}]}`)
 		})
 		expect := func(when string, state State, checked bool, since time.Time, reason string) {
 			t.Helper()
@@ -68,9 +68,9 @@ func TestAsleepSince(t *testing.T) {
 		var asleep atomic.Bool
 		b := virtual(t, func(*http.Request) (*http.Response, error) {
 			if asleep.Load() {
-				return answer(200, "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} 1.0\n")
+				return respond(200, "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} 1.0\n")
 			}
-			return answer(200, "vllm:num_requests_running{engine=\"0\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n")
+			return respond(200, "vllm:num_requests_running{engine=\"0\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n")
 		})
 		watchUntilCleanup(t, (&Poller{}).Watch, b)
 		time.Sleep(3500 * time.Millisecond)

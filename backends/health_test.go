@@ -181,18 +181,18 @@ func TestHangingReplicaDelaysNoOtherCheck(t *testing.T) {
 
 // The rest is about time, on replicas without sockets.
 
-// health is how a replica answers when asked for its health.
+// health is how a replica responds when asked for its health.
 type health func(ctx context.Context) (int, error)
 
 func (h health) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Path == "/v1/models" {
-		return answer(200, vllmModels("1", "p", `"id":"m"`))
+		return respond(200, vllmModels("1", "p", `"id":"m"`))
 	}
 	status, err := h(r.Context())
 	if err != nil {
 		return nil, err
 	}
-	return answer(status, "")
+	return respond(status, "")
 }
 
 func well(context.Context) (int, error)      { return 200, nil }
@@ -200,7 +200,7 @@ func failing(context.Context) (int, error)   { return 500, nil }
 func resetting(context.Context) (int, error) { return 0, syscall.ECONNRESET }
 func late(ctx context.Context) (int, error)  { <-ctx.Done(); return 0, ctx.Err() }
 
-// states runs a Checker in virtual time over a replica that answers check i as
+// states runs a Checker in virtual time over a replica that responds to check i as
 // script[i] says and then is well, and returns the changes with their seconds.
 func states(t *testing.T, start State, script ...health) (changes []change, seconds []float64) {
 	synctest.Test(t, func(t *testing.T) {
@@ -308,8 +308,8 @@ func TestUnchangedModelsKeepCatalog(t *testing.T) {
 			if changed.Load() {
 				card = `"id":"n"`
 			}
-			// The stamps differ in each answer, as vLLM's do.
-			return answer(200, vllmModels(time.Now().Format("5"), time.Now().String()[:19], card))
+			// The stamps differ in each response, as vLLM's do.
+			return respond(200, vllmModels(time.Now().Format("5"), time.Now().String()[:19], card))
 		})
 		registry, err := NewRegistry([]*Backend{b})
 		if err != nil {

@@ -63,7 +63,7 @@ func TestPollBackoff(t *testing.T) {
 			if failing.Load() {
 				return nil, errors.New("connection refused")
 			}
-			return answer(200, vllmMetrics(1, 1, int(running.Load()), 0))
+			return respond(200, vllmMetrics(1, 1, int(running.Load()), 0))
 		})
 		p := Poller{IsExpected: func(*Backend) bool { return expected.Load() }}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -116,7 +116,7 @@ func TestPollRequestsAreOnePoll(t *testing.T) {
 		var polls atomic.Int32
 		b := virtual(t, func(*http.Request) (*http.Response, error) {
 			polls.Add(1)
-			return answer(200, vllmMetrics(1, 1, 0, 0))
+			return respond(200, vllmMetrics(1, 1, 0, 0))
 		})
 		p := Poller{IsExpected: func(*Backend) bool { return true }}
 		ctx, cancel := context.WithCancel(t.Context())

@@ -103,8 +103,8 @@ func TestPollErrors(t *testing.T) {
 			w.Header().Set("Content-Length", "9")
 			io.WriteString(w, "a 1\n")
 		}, "unexpected EOF"},
-		"no answer": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline exceeded"},
-		"half an answer": {func(w http.ResponseWriter, r *http.Request) {
+		"no response": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline exceeded"},
+		"half a response": {func(w http.ResponseWriter, r *http.Request) {
 			io.WriteString(w, "a 1\n")
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
@@ -162,7 +162,7 @@ func TestOwnRequestsDuringPoll(t *testing.T) {
 
 func TestPollInterval(t *testing.T) {
 	metrics := func(running, waiting int) func() (*http.Response, error) {
-		return func() (*http.Response, error) { return answer(200, vllmMetrics(1, 1, running, waiting)) }
+		return func() (*http.Response, error) { return respond(200, vllmMetrics(1, 1, running, waiting)) }
 	}
 	for _, c := range []struct {
 		name     string
@@ -174,8 +174,8 @@ func TestPollInterval(t *testing.T) {
 		{"only our requests", metrics(5, 0), 5, 54, 68},
 		{"external load", metrics(6, 0), 5, 216, 270},
 		{"a queue", metrics(3, 2), 5, 216, 270},
-		{"queues unknown", func() (*http.Response, error) { return answer(200, "a 1\n") }, 0, 54, 68},
-		{"no metrics", func() (*http.Response, error) { return answer(404, "") }, 0, 6, 7},
+		{"queues unknown", func() (*http.Response, error) { return respond(200, "a 1\n") }, 0, 54, 68},
+		{"no metrics", func() (*http.Response, error) { return respond(404, "") }, 0, 6, 7},
 		{"refused", func() (*http.Response, error) { return nil, errors.New("connection refused") }, 0, 54, 68},
 		{"half a second late", func() (*http.Response, error) { time.Sleep(500 * time.Millisecond); return metrics(0, 0)() }, 0, 36, 46},
 	} {
@@ -194,7 +194,7 @@ func TestLoadUnknownAfterMissedPolls(t *testing.T) {
 			if down.Load() {
 				return nil, errors.New("connection refused")
 			}
-			return answer(200, vllmMetrics(1, 1, 0, 0))
+			return respond(200, vllmMetrics(1, 1, 0, 0))
 		})
 		b.SetState(Ready)
 		var missed atomic.Int32
@@ -292,11 +292,11 @@ func TestCacheLoss(t *testing.T) {
 					polls++
 					switch polls {
 					case 1:
-						return answer(200, c.before)
+						return respond(200, c.before)
 					case 2:
 						return nil, errors.New("connection reset") // a restart has its gap
 					}
-					return answer(200, c.after)
+					return respond(200, c.after)
 				})
 				var reported []string
 				p := Poller{

@@ -420,12 +420,12 @@ func TestSettingsRestartWaits(t *testing.T) {
 			switch r.URL.Path {
 			case "/metrics":
 				polls++
-				return answer(200, vllmMetrics(1, 1, 0, 0))
+				return respond(200, vllmMetrics(1, 1, 0, 0))
 			case "/health":
 				checks++
-				return answer(200, "")
+				return respond(200, "")
 			}
-			return answer(200, vllmModels("1", "p", `"id":"m"`))
+			return respond(200, vllmModels("1", "p", `"id":"m"`))
 		})
 		var c Checker
 		var p Poller

@@ -27,15 +27,15 @@ func tokenize(t *testing.T, body []byte) (tokens []int) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	tokens, err := io.ReadAll(resp.Body)
+	response, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("/tokenize: %s: %s", resp.Status, tokens)
+		t.Fatalf("/tokenize: %s: %s", resp.Status, response)
 	}
 	var parsed struct{ Tokens []int }
-	if err := json.Unmarshal(tokens, &parsed); err != nil {
+	if err := json.Unmarshal(response, &parsed); err != nil {
 		t.Fatal(err)
 	}
 	return parsed.Tokens

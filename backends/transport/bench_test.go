@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// BenchmarkRoundTrip sends a body and reads a short answer, over a kept-alive
+// BenchmarkRoundTrip sends a body and reads a short response, over a kept-alive
 // connection to a server that does as little as it can, so that the difference
 // between the two transports shows.
 func BenchmarkRoundTrip(b *testing.B) {
@@ -47,9 +47,9 @@ func roundTrips(b *testing.B, transport http.RoundTripper, url string, body []by
 	transport.(interface{ CloseIdleConnections() }).CloseIdleConnections()
 }
 
-// swallow answers whenever a request with a body of size bytes has come.
+// swallow responds whenever a request with a body of size bytes has come.
 func swallow(s *session, size int) {
-	const answer = "HTTP/1.1 200 OK\r\ndate: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n" +
+	const response = "HTTP/1.1 200 OK\r\ndate: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n" +
 		"content-length: 2\r\ncontent-type: application/json\r\n\r\n{}"
 	for {
 		for {
@@ -64,6 +64,6 @@ func swallow(s *session, size int) {
 		if _, err := s.br.Discard(size); err != nil {
 			return
 		}
-		io.WriteString(s.Conn, answer)
+		io.WriteString(s.Conn, response)
 	}
 }

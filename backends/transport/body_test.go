@@ -198,8 +198,8 @@ func (c *counting) SetReadDeadline(at time.Time) error {
 // use counts what happened to a connection.
 type connUse struct{ released, discarded int }
 
-// answerOver reads the header of an answer from c, as if it had been asked for.
-func answerOver(c net.Conn, method string) (*http.Response, *connUse, error) {
+// readOver reads the header of a response from c, as if it had been asked for.
+func readOver(c net.Conn, method string) (*http.Response, *connUse, error) {
 	f := new(connUse)
 	b := &Body{
 		ctx: context.Background(),
@@ -217,12 +217,12 @@ func answerOver(c net.Conn, method string) (*http.Response, *connUse, error) {
 	return resp, f, err
 }
 
-// stream is an endless answer over a pipe, in virtual time.
+// stream is an endless response over a pipe, in virtual time.
 func stream(t *testing.T) (replica net.Conn, wire *counting, body *Body) {
 	replica, ours := net.Pipe()
 	wire = &counting{Conn: ours}
 	go io.WriteString(replica, "HTTP/1.1 200 OK\r\n\r\n")
-	resp, _, err := answerOver(wire, "GET")
+	resp, _, err := readOver(wire, "GET")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +404,7 @@ func TestHeaderTimeout(t *testing.T) {
 				var script sync.WaitGroup
 				script.Go(func() { f.script(replica) })
 				began := time.Now()
-				if _, _, err := answerOver(ours, "GET"); !errors.Is(err, os.ErrDeadlineExceeded) {
+				if _, _, err := readOver(ours, "GET"); !errors.Is(err, os.ErrDeadlineExceeded) {
 					t.Errorf("error %v", err)
 				}
 				if took := time.Since(began); took != f.after {
@@ -417,7 +417,7 @@ func TestHeaderTimeout(t *testing.T) {
 	}
 }
 
-// lateAfterInterim writes an interim answer in two halves, and an hour later.
+// lateAfterInterim writes an interim response in two halves, and an hour later.
 func lateAfterInterim(c net.Conn) {
 	io.WriteString(c, "HTTP/1.1 103 Hi\r\n")
 	time.Sleep(5 * time.Second)
@@ -436,7 +436,7 @@ func TestHeaderTimeoutExcludesBody(t *testing.T) {
 			time.Sleep(time.Hour)
 			io.WriteString(replica, "ok")
 		}()
-		resp, use, err := answerOver(ours, "GET")
+		resp, use, err := readOver(ours, "GET")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,19 +21,19 @@ func TestCancel(t *testing.T) {
 	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
 	large := strings.Repeat("x", 16<<20)
 	for name, f := range map[string]struct {
-		body, answer string
+		body, response string
 	}{
-		"while uploading":         {large, ""},
-		"waiting for the header":  {"hello", ""},
-		"inside the header":       {"hello", "HTTP/1.1 200 OK\r\nContent-"},
-		"after an interim answer": {"hello", "HTTP/1.1 100 Continue\r\n\r\n"},
-		"between chunks":          {"hello", chunked},
-		"inside a size":           {"hello", chunked + "1"},
-		"inside a chunk":          {"hello", chunked + "5\r\nhe"},
-		"before the last line":    {"hello", chunked + "0\r\n"},
-		"inside a counted body":   {"hello", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"},
-		"inside an endless body":  {"hello", "HTTP/1.1 200 OK\r\n\r\nhello"},
-		"early answer, uploading": {large, chunked},
+		"while uploading":           {large, ""},
+		"waiting for the header":    {"hello", ""},
+		"inside the header":         {"hello", "HTTP/1.1 200 OK\r\nContent-"},
+		"after an interim response": {"hello", "HTTP/1.1 100 Continue\r\n\r\n"},
+		"between chunks":            {"hello", chunked},
+		"inside a size":             {"hello", chunked + "1"},
+		"inside a chunk":            {"hello", chunked + "5\r\nhe"},
+		"before the last line":      {"hello", chunked + "0\r\n"},
+		"inside a counted body":     {"hello", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"},
+		"inside an endless body":    {"hello", "HTTP/1.1 200 OK\r\n\r\nhello"},
+		"early response, uploading": {large, chunked},
 	} {
 		overBoth(t, name, func(t *testing.T, ln net.Listener, scheme string, o Options) {
 			ctx, cancel := context.WithCancelCause(failsafe(t))
@@ -44,7 +44,7 @@ func TestCancel(t *testing.T) {
 				} else {
 					s.request()
 				}
-				s.say(f.answer)
+				s.say(f.response)
 				cancel(errLeft)
 				s.closed()
 				close(closed)
@@ -96,9 +96,9 @@ func TestCancelAfterEnd(t *testing.T) {
 }
 
 // When the context has begun to close the socket, it may do so at any moment:
-// the connection must not go back, even if its answer came whole.
+// the connection must not go back, even if its response came whole.
 func TestCanceledConnectionIsNotPooled(t *testing.T) {
-	resp, use, err := answerOver(&wire{bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), step: 100}, "GET")
+	resp, use, err := readOver(&wire{bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), step: 100}, "GET")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestCancelAtEnd(t *testing.T) {
 			if err != nil && err != errLeft {
 				t.Fatal(err)
 			}
-			answer(t, transport, "again")
+			sendBody(t, transport, "again")
 		}
 		idleConns(t, transport, 1)
 	})
@@ -213,7 +213,7 @@ func TestCloseTransport(t *testing.T) {
 		t.Error("the stream came to its end")
 	}
 	if err := <-waiting; err == nil {
-		t.Error("an answer came over a closed connection")
+		t.Error("a response came over a closed connection")
 	}
 	resp.Body.Close()
 	var refused *ConnectError

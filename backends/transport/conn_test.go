@@ -16,7 +16,7 @@ import (
 
 const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
-// numbered answers with the number of the connection.
+// numbered responds with the number of the connection.
 func numbered(s *session) {
 	for {
 		if _, _, ok := s.request(); !ok {
@@ -29,8 +29,8 @@ func numbered(s *session) {
 func TestKeepsConnectionAlive(t *testing.T) {
 	transport := replica(t, Options{}, numbered)
 	for range 3 {
-		if _, body := answer(t, transport, "hello"); body != "1" {
-			t.Errorf("answered on connection %s, want the first one again", body)
+		if _, body := sendBody(t, transport, "hello"); body != "1" {
+			t.Errorf("response on connection %s, want the first one again", body)
 		}
 	}
 	idleConns(t, transport, 1)
@@ -47,7 +47,7 @@ func TestClosesConnection(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			transport := replica(t, Options{}, once(head, "ok"))
-			resp, body := answer(t, transport, "hello")
+			resp, body := sendBody(t, transport, "hello")
 			if body != "ok" || !resp.Close {
 				t.Errorf("body %q, Close %v; want ok, true", body, resp.Close)
 			}
@@ -76,7 +76,7 @@ func TestClosesConnection(t *testing.T) {
 	})
 	t.Run("but not an HTTP/1.0 one that is kept alive", func(t *testing.T) {
 		transport := replica(t, Options{}, always("HTTP/1.0 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok"))
-		answer(t, transport, "hello")
+		sendBody(t, transport, "hello")
 		idleConns(t, transport, 1)
 	})
 }
@@ -94,7 +94,7 @@ func TestDropsConnectionClosedWhileIdle(t *testing.T) {
 		}
 		s.closed()
 	})
-	answer(t, transport, "hello")
+	sendBody(t, transport, "hello")
 	<-closed
 	req, _ := http.NewRequestWithContext(failsafe(t), "POST", "http://replica/", io.NopCloser(strings.NewReader("hello")))
 	req.ContentLength = 5
@@ -105,7 +105,7 @@ func TestDropsConnectionClosedWhileIdle(t *testing.T) {
 	resp.Body.Close()
 }
 
-// Bytes that come after an answer must not become the next one.
+// Bytes that come after a response must not become the next one.
 func TestDropsConnectionReadableWhileIdle(t *testing.T) {
 	spoke := make(chan struct{})
 	transport := replica(t, Options{}, func(s *session) {
@@ -118,10 +118,10 @@ func TestDropsConnectionReadableWhileIdle(t *testing.T) {
 		}
 		s.closed()
 	})
-	answer(t, transport, "hello")
+	sendBody(t, transport, "hello")
 	spoke <- struct{}{}
 	<-spoke
-	if resp, _ := answer(t, transport, "hello"); resp.StatusCode != 200 {
+	if resp, _ := sendBody(t, transport, "hello"); resp.StatusCode != 200 {
 		t.Errorf("status %d: an unsolicited response was accepted", resp.StatusCode)
 	}
 }
@@ -129,9 +129,9 @@ func TestDropsConnectionReadableWhileIdle(t *testing.T) {
 // A held connection carries no other request before its response was accepted.
 func TestForbidReuse(t *testing.T) {
 	for name, c := range map[string]struct {
-		answer string
-		end    func(*Body)
-		kept   int
+		response string
+		end      func(*Body)
+		kept     int
 	}{
 		"released before the end":     {ok, func(b *Body) { b.AllowReuse(); io.ReadAll(b) }, 1},
 		"released after the end":      {ok, func(b *Body) { io.ReadAll(b); b.AllowReuse() }, 1},
@@ -147,8 +147,8 @@ func TestForbidReuse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			transport := replica(t, Options{}, func(s *session) {
 				s.request()
-				s.say(c.answer)
-				if !strings.Contains(c.answer, "close") {
+				s.say(c.response)
+				if !strings.Contains(c.response, "close") {
 					s.closed()
 				}
 			})
@@ -181,7 +181,7 @@ func TestForbidReuse(t *testing.T) {
 	})
 }
 
-// stale answers the first request on the first connection, and drops it when the second has come.
+// stale responds to the first request on the first connection, and drops it when the second has come.
 func stale(after func(*session)) func(*session) {
 	return func(s *session) {
 		s.request()
@@ -202,7 +202,7 @@ func TestStaleError(t *testing.T) {
 		for _, size := range []int{5, 1 << 20} {
 			t.Run(fmt.Sprint(name, size), func(t *testing.T) {
 				transport := replica(t, Options{StaleTimeout: time.Minute}, stale(fail))
-				answer(t, transport, "first")
+				sendBody(t, transport, "first")
 				_, err := send(failsafe(t), transport, strings.Repeat("x", size))
 				if stale := (*StaleError)(nil); !errors.As(err, &stale) {
 					t.Errorf("error %v, want a StaleError", err)
@@ -216,7 +216,7 @@ func TestStaleError(t *testing.T) {
 // Once the request was written, the replica may have worked on it.
 func TestStaleErrorTimeLimit(t *testing.T) {
 	transport := replica(t, Options{StaleTimeout: time.Nanosecond}, stale(func(*session) {}))
-	answer(t, transport, "first")
+	sendBody(t, transport, "first")
 	_, err := send(failsafe(t), transport, "hello")
 	if stale := (*StaleError)(nil); err == nil || errors.As(err, &stale) {
 		t.Errorf("error %v, want one that is not a StaleError", err)
@@ -232,7 +232,7 @@ func TestStaleErrorOfUnfinishedUpload(t *testing.T) {
 		s.br.ReadString('\n') // and no more of 16 MiB
 		s.Conn.(*net.TCPConn).SetLinger(0)
 	})
-	answer(t, transport, "first")
+	sendBody(t, transport, "first")
 	_, err := send(failsafe(t), transport, strings.Repeat("x", 16<<20))
 	if stale := (*StaleError)(nil); !errors.As(err, &stale) {
 		t.Errorf("error %v, want a StaleError", err)
@@ -241,7 +241,7 @@ func TestStaleErrorOfUnfinishedUpload(t *testing.T) {
 
 // Idle connections stay as they are beside one that a request has for itself.
 func TestRequestCloseUsesNewConnection(t *testing.T) {
-	arrived, reply := make(chan struct{}), make(chan struct{})
+	arrived, release := make(chan struct{}), make(chan struct{})
 	transport := replica(t, Options{MaxConns: 4}, func(s *session) {
 		for n := 1; ; n++ {
 			if _, _, ok := s.request(); !ok {
@@ -249,7 +249,7 @@ func TestRequestCloseUsesNewConnection(t *testing.T) {
 			}
 			if n == 1 {
 				arrived <- struct{}{}
-				<-reply
+				<-release
 			}
 			s.say(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d", s.n))
 		}
@@ -267,7 +267,7 @@ func TestRequestCloseUsesNewConnection(t *testing.T) {
 		})
 		<-arrived
 	}
-	close(reply)
+	close(release)
 	waiting.Wait()
 	idleConns(t, transport, 3)
 	own := func() (*http.Response, error) {
@@ -284,15 +284,15 @@ func TestRequestCloseUsesNewConnection(t *testing.T) {
 		t.Errorf("a fifth connection of 4: error %v", err)
 	}
 	if body, err := io.ReadAll(resp.Body); string(body) != "4" || err != nil {
-		t.Errorf("answered on connection %q, error %v; want a new one", body, err)
+		t.Errorf("response on connection %q, error %v; want a new one", body, err)
 	}
 	resp.Body.Close()
 	idleConns(t, transport, 3)
 	if n := transport.OpenConns(); n != 3 {
 		t.Errorf("%d connections are open, want 3", n)
 	}
-	if _, body := answer(t, transport, "hello"); body > "3" {
-		t.Errorf("answered on connection %s, want one of the idle ones", body)
+	if _, body := sendBody(t, transport, "hello"); body > "3" {
+		t.Errorf("response on connection %s, want one of the idle ones", body)
 	}
 }
 
@@ -305,9 +305,9 @@ func TestNotStaleError(t *testing.T) {
 	for name, fail := range map[string]func(*session){
 		"a new connection that is closed":     func(s *session) {},
 		"a new connection that is reset":      func(s *session) { s.Conn.(*net.TCPConn).SetLinger(0) },
-		"an answer that began":                func(s *session) { s.say("H") },
-		"an interim answer":                   func(s *session) { s.say("HTTP/1.1 103 Early Hints\r\n\r\n") },
-		"an answer that is not HTTP":          func(s *session) { s.say("SSH-2.0-x\r\n") },
+		"a response that began":               func(s *session) { s.say("H") },
+		"an interim response":                 func(s *session) { s.say("HTTP/1.1 103 Early Hints\r\n\r\n") },
+		"a response that is not HTTP":         func(s *session) { s.say("SSH-2.0-x\r\n") },
 		"a header that ends before it should": func(s *session) { s.say("HTTP/1.1 200 OK\r\nA: b\r\n") },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -87,14 +87,14 @@ func TestTLSWithOwnCA(t *testing.T) {
 	defer transport.CloseIdleConnections()
 	for _, size := range []int{1, maxJoinedBytes, 32 << 10, 1 << 20} {
 		sent := strings.Repeat("x", size)
-		if _, body := answer(t, transport, sent); body != sent {
+		if _, body := sendBody(t, transport, sent); body != sent {
 			t.Errorf("%d bytes came back of %d", len(body), size)
 		}
 	}
 	idleConns(t, transport, 1)
 }
 
-// An answer longer than it said, all in one record: what is too much stays inside
+// A response longer than it said, all in one record: what is too much stays inside
 // the TLS layer, where neither the buffer nor the socket shows it.
 func TestDropsTLSConnectionWithBytesLeft(t *testing.T) {
 	ln, config := listenTLS(t)
@@ -116,7 +116,7 @@ func TestDropsTLSConnectionWithBytesLeft(t *testing.T) {
 		body, err := io.ReadAll(bufio.NewReaderSize(resp.Body, 64<<10))
 		resp.Body.Close()
 		if len(body) != maxJoinedBytes*2 || err != nil || resp.Header.Get("X-Connection") != fmt.Sprint(n) {
-			t.Errorf("answer %d: %d bytes, error %v, header %v", n, len(body), err, resp.Header)
+			t.Errorf("response %d: %d bytes, error %v, header %v", n, len(body), err, resp.Header)
 		}
 	}
 }
@@ -141,7 +141,7 @@ func TestIPv6(t *testing.T) {
 		host <- req.Host
 		s.say(ok)
 	})
-	answer(t, transport, "hello")
+	sendBody(t, transport, "hello")
 	if got := <-host; got != ln.Addr().String() {
 		t.Errorf("Host %q, want %q", got, ln.Addr())
 	}

@@ -45,7 +45,7 @@ func (w *wire) SetReadDeadline(at time.Time) error {
 
 // Whatever a replica sends, reading it ends, in the same way however it was cut
 // into segments; a connection is given back once, to the pool only if nothing is
-// left on it; and what is taken for a whole answer, net/http takes for the same.
+// left on it; and what is taken for a whole response, net/http takes for the same.
 func FuzzAnswer(f *testing.F) {
 	for _, seed := range []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
@@ -98,13 +98,13 @@ type played struct {
 	released bool
 }
 
-// play reads an answer to its end, through waits that give up.
+// play reads a response to its end, through waits that give up.
 func play(t *testing.T, sent []byte, step, silences int, method string) (got played) {
 	w := &wire{bytes: sent, step: step}
-	resp, use, err := answerOver(w, method)
+	resp, use, err := readOver(w, method)
 	if err != nil {
 		if use.released > 0 {
-			t.Error("the pool got a connection whose answer makes no sense")
+			t.Error("the pool got a connection whose response makes no sense")
 		}
 		return played{err: err}
 	}
@@ -130,7 +130,7 @@ func play(t *testing.T, sent []byte, step, silences int, method string) (got pla
 		t.Errorf("connection given back %d times, discarded %d times", use.released, use.discarded)
 	}
 	if got.released = use.released > 0; got.released && got.err != io.EOF {
-		t.Error("the pool got a connection whose answer had not ended")
+		t.Error("the pool got a connection whose response had not ended")
 	}
 	if got.released && w.deadline {
 		t.Error("the pool got a connection that has a deadline")

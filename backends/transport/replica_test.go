@@ -67,7 +67,7 @@ func (s *session) request() (req *http.Request, body string, ok bool) {
 }
 
 // mayBeReused fails the test when another request comes on a connection on which
-// not every answer came to its end, or on which more than the answers was sent. It
+// not every response came to its end, or on which more than the responses was sent. It
 // holds for every test here, by net/http's reading of what was sent.
 func (s *session) mayBeReused() {
 	br := bufio.NewReader(bytes.NewReader(s.said.Bytes()))
@@ -80,7 +80,7 @@ func (s *session) mayBeReused() {
 			_, err = io.Copy(io.Discard, resp.Body)
 		}
 		if err != nil || resp.Close {
-			s.t.Errorf("a connection was used again after answer %d, which does not allow it: error %v", i+1, err)
+			s.t.Errorf("a connection was used again after response %d, which does not allow it: error %v", i+1, err)
 			return
 		}
 	}
@@ -163,19 +163,19 @@ func replicaOn(t testing.TB, ln net.Listener, scheme string, o Options, script f
 	return transport
 }
 
-// always answers every request on a connection with the same bytes.
-func always(answer string) func(*session) {
+// always responds to every request on a connection with the same bytes.
+func always(response string) func(*session) {
 	return func(s *session) {
 		for {
 			if _, _, ok := s.request(); !ok {
 				return
 			}
-			s.say(answer)
+			s.say(response)
 		}
 	}
 }
 
-// once answers one request and closes.
+// once responds to one request and closes.
 func once(parts ...string) func(*session) {
 	return func(s *session) {
 		s.request()
@@ -203,8 +203,8 @@ func send(ctx context.Context, t *Transport, body string) (*http.Response, error
 	return t.RoundTrip(req)
 }
 
-// answer sends and reads the whole answer.
-func answer(t testing.TB, transport *Transport, body string) (*http.Response, string) {
+// sendBody sends a body and reads the whole response.
+func sendBody(t testing.TB, transport *Transport, body string) (*http.Response, string) {
 	t.Helper()
 	resp, err := send(failsafe(t), transport, body)
 	if err != nil {

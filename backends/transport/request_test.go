@@ -217,15 +217,15 @@ func (w *watched) Close() error {
 func TestRequestBodyIsClosed(t *testing.T) {
 	refusing := New(Options{URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}})
 	silent := replica(t, Options{}, once(""))
-	answering := replica(t, Options{}, always(ok))
+	responding := replica(t, Options{}, always(ok))
 	for name, f := range map[string]struct {
 		transport *Transport
 		header    http.Header
 	}{
 		"no connection":   {refusing, nil},
-		"no answer":       {silent, nil},
-		"invalid request": {answering, http.Header{"A": {"\n"}}},
-		"answered":        {answering, nil},
+		"no response":     {silent, nil},
+		"invalid request": {responding, http.Header{"A": {"\n"}}},
+		"complete":        {responding, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := &watched{Reader: strings.NewReader("hello")}

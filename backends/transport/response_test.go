@@ -19,7 +19,7 @@ import (
 func TestResponseHeader(t *testing.T) {
 	transport := replica(t, Options{}, always("HTTP/1.1 201 Made It\r\ncontent-type:text/plain\r\nX-A: 1\r\nx-a:\t2 \r\nX-Empty:\r\n"+
 		"X-Utf8: ü\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"))
-	resp, _ := answer(t, transport, "hello")
+	resp, _ := sendBody(t, transport, "hello")
 	want := http.Header{"Content-Type": {"text/plain"}, "X-A": {"1", "2"}, "X-Empty": {""}, "X-Utf8": {"ü"}}
 	if len(resp.Header) != len(want) {
 		t.Errorf("header %q", resp.Header)
@@ -56,9 +56,9 @@ func TestIdleConnectionsClosedByReplica(t *testing.T) {
 				for range 4 {
 					clients.Go(func() {
 						for range 10 {
-							got, err := answerOrRetry(t, transport, body)
+							got, err := sendOrRetry(t, transport, body)
 							if got != want || err != nil {
-								t.Errorf("answer %q, error %v, want %q", got, err, want)
+								t.Errorf("response %q, error %v, want %q", got, err, want)
 							}
 						}
 					})
@@ -69,8 +69,8 @@ func TestIdleConnectionsClosedByReplica(t *testing.T) {
 	}
 }
 
-// answerOrRetry sends body, and once more where a stale connection ended that.
-func answerOrRetry(t *testing.T, transport *Transport, body string) (string, error) {
+// sendOrRetry sends body, and once more where a stale connection ended that.
+func sendOrRetry(t *testing.T, transport *Transport, body string) (string, error) {
 	req, err := http.NewRequestWithContext(failsafe(t), "POST", "http://replica/", strings.NewReader(body))
 	if err != nil {
 		return "", err
@@ -89,7 +89,7 @@ func answerOrRetry(t *testing.T, transport *Transport, body string) (string, err
 	return string(got), err
 }
 
-// Each answer is followed by another, and the other is never taken for the next one.
+// Each response is followed by another, and the other is never taken for the next one.
 func TestCoalescedResponses(t *testing.T) {
 	overBoth(t, "", func(t *testing.T, ln net.Listener, scheme string, o Options) {
 		transport := replicaOn(t, ln, scheme, o, func(s *session) {
@@ -107,8 +107,8 @@ func TestCoalescedResponses(t *testing.T) {
 			clients.Go(func() {
 				for n := range 25 {
 					body := fmt.Sprintf("client %d, request %d", client, n)
-					if _, got := answer(t, transport, body); got != body {
-						t.Errorf("%s was answered %q", body, got)
+					if _, got := sendBody(t, transport, body); got != body {
+						t.Errorf("%s got the response %q", body, got)
 					}
 				}
 			})
@@ -145,7 +145,7 @@ func TestProxyEnvironmentIsIgnored(t *testing.T) {
 		o.URL = &url.URL{Scheme: scheme, Host: net.JoinHostPort("example.com", port)}
 		transport := replicaOn(t, ln, scheme, o, always(ok))
 		transport.dialer.Resolver = dns
-		answer(t, transport, "hello")
+		sendBody(t, transport, "hello")
 	})
 	if n := asked.Load(); n > 0 {
 		t.Errorf("the proxy was asked %d times", n)
@@ -193,8 +193,8 @@ func TestHeaderNames(t *testing.T) {
 	} {
 		resolveTo(f.addresses...)
 		if f.want != "" {
-			if _, got := answer(t, transport, "hello"); got != f.want {
-				t.Errorf("%v: answered by %q, want %q", f.addresses, got, f.want)
+			if _, got := sendBody(t, transport, "hello"); got != f.want {
+				t.Errorf("%v: response of %q, want %q", f.addresses, got, f.want)
 			}
 			continue
 		}
@@ -254,7 +254,7 @@ func nameReply(query []byte, addresses []string) []byte {
 	return reply
 }
 
-// An answer without end, of a byte in each kilobyte, can be left at any time.
+// A response without end, of a byte in each kilobyte, can be left at any time.
 func TestCloseEndlessChunks(t *testing.T) {
 	overBoth(t, "", func(t *testing.T, ln net.Listener, scheme string, o Options) {
 		transport := replicaOn(t, ln, scheme, o, func(s *session) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// vllmModels is what vLLM answers at a given second, cards apart.
+// vllmModels is what vLLM responds at a given second, cards apart.
 func vllmModels(created, permission string, cards ...string) string {
 	list := make([]string, len(cards))
 	for i, c := range cards {

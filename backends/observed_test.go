@@ -53,11 +53,11 @@ func TestMissingEndpointsForgotten(t *testing.T) {
 					}
 					switch r.URL.Path {
 					case "/health":
-						return answer(status, "")
+						return respond(status, "")
 					case "/metrics":
-						return answer(200, vllmMetrics(start, 9, 0, 0))
+						return respond(200, vllmMetrics(start, 9, 0, 0))
 					}
-					return answer(200, vllmModels("1", "1", models))
+					return respond(200, vllmModels("1", "1", models))
 				})
 				if _, err := NewRegistry([]*Backend{b}); err != nil {
 					t.Fatal(err)
