@@ -124,7 +124,7 @@ func (b *Backend) Unretire() { b.setFlagAndRequestCheck(retired, false) }
 // setFlagAndRequestCheck sets or clears a flag and asks for a health check.
 func (b *Backend) setFlagAndRequestCheck(flag int32, on bool) {
 	b.setFlag(flag, on)
-	b.requestCheck() // which reports the change
+	b.RequestCheck() // which reports the change
 }
 
 // SetModels is for the health checks, and for tests that have none. The
@@ -136,8 +136,9 @@ func (b *Backend) SetModels(m []Model) {
 	}
 }
 
-// requestCheck asks for a health check soon. It never blocks.
-func (b *Backend) requestCheck() {
+// RequestCheck asks for a health check soon, for instance because an attempt on the backend
+// failed. It never blocks, and concurrent requests become one check.
+func (b *Backend) RequestCheck() {
 	select {
 	case b.checkRequested <- struct{}{}:
 	default: // a check is already requested, or there is no checker

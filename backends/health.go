@@ -80,7 +80,7 @@ func (c *Checker) SetSettings(s HealthSettings) { c.settings.set(s) }
 // has two checks at a time.
 func (c *Checker) Watch(ctx context.Context, b *Backend) {
 	timeouts := 0 // in a row
-	w := checkState{Checker: c, backend: b, reported: unchecked}
+	w := checkState{Checker: c, backend: b, log: backendLogger(c.Logger, b), reported: unchecked}
 	for ctx.Err() == nil {
 		select {
 		case <-b.checkRequested: // served by the check that begins
@@ -121,14 +121,11 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 	}
 }
 
-// RequestCheck asks for a check of b soon, because an attempt on it failed. It
-// never blocks, and concurrent requests become one check.
-func (c *Checker) RequestCheck(b *Backend) { b.requestCheck() }
-
 // checkState is a Checker's state of one backend between checks.
 type checkState struct {
 	*Checker
 	backend  *Backend
+	log      *slog.Logger
 	reported State // the last one
 }
 
@@ -172,13 +169,11 @@ func (w *checkState) reportStateChange(reason string) {
 	case state == Draining:
 		reason = "by operator"
 	}
-	if w.Logger != nil {
-		level := slog.LevelInfo
-		if state == Down {
-			level = slog.LevelWarn
-		}
-		w.Logger.Log(context.Background(), level, "backend state", "backend", b.Name, "state", state.String(), "reason", reason)
+	level := slog.LevelInfo
+	if state == Down {
+		level = slog.LevelWarn
 	}
+	w.log.Log(context.Background(), level, "backend state", "state", state.String(), "reason", reason)
 	if w.OnState != nil {
 		w.OnState(b, state, reason)
 	}

@@ -148,7 +148,7 @@ func TestRefusedConnection(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	first.Close()
-	c.RequestCheck(b) // an hour early
+	b.RequestCheck() // an hour early
 	if got := await(t, changes); got.state != Down || !strings.Contains(got.reason, "refused") {
 		t.Errorf("%+v", got)
 	}
@@ -275,7 +275,7 @@ func TestRequestedChecksAreLimited(t *testing.T) {
 		run.Go(func() { c.Watch(ctx, b) })
 		time.Sleep(time.Second)
 		for range 1000 { // for a second
-			c.RequestCheck(b)
+			b.RequestCheck()
 			time.Sleep(time.Millisecond)
 		}
 		if n := checks.Load(); n < 5 || n > 12 || most.Load() != 1 {

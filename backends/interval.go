@@ -3,6 +3,7 @@ package backends
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -69,6 +70,11 @@ func (s PollSettings) NextInterval(last time.Duration, l *Load, expected bool) t
 		longest = min(longest, maxBusyPollFactor*interval)
 	}
 	return max(interval, min(2*last, longest))
+}
+
+// backendLogger returns a logger of what concerns b; without one it is silent.
+func backendLogger(log *slog.Logger, b *Backend) *slog.Logger {
+	return cmp.Or(log, slog.New(slog.DiscardHandler)).With("backend", b.Name)
 }
 
 // jitter spreads d by a tenth to both sides, so that many backends, or many

@@ -72,7 +72,7 @@ func (p *Poller) SetSettings(s PollSettings) { p.settings.set(s) }
 // each in its own goroutine, in which a poll ends before the next begins: a slow
 // replica is then polled less often, never twice at once, and delays no other.
 func (p *Poller) Watch(ctx context.Context, b *Backend) {
-	w := pollState{Poller: p, backend: b}
+	w := pollState{Poller: p, backend: b, log: backendLogger(p.Logger, b)}
 	for ctx.Err() == nil {
 		settings, changed := p.settings.get()
 		interval := cmp.Or(settings.Interval, defaultPollInterval)
@@ -98,6 +98,7 @@ func (p *Poller) Watch(ctx context.Context, b *Backend) {
 type pollState struct {
 	*Poller
 	backend *Backend
+	log     *slog.Logger
 
 	last      *Load // the last good poll, even if outdated
 	misses    int   // since then
@@ -120,13 +121,13 @@ func (w *pollState) applyPollResult(load *Load, err error) {
 		return
 	}
 	if w.backend.Load() == nil && w.last != nil {
-		w.log(slog.LevelInfo, "polls recovered")
+		w.log.Info("polls recovered")
 	}
 	reason := cacheLossReason(w.last, load)
 	w.last, w.misses, w.noMetrics = load, 0, false
 	w.backend.SetLoad(load)
 	if reason != "" {
-		w.log(slog.LevelInfo, "prefix cache reset", "reason", reason)
+		w.log.Info("prefix cache reset", "reason", reason)
 		w.backend.ForgetMissingEndpoints()
 		if w.OnCacheLost != nil {
 			w.OnCacheLost(w.backend, reason)
@@ -145,7 +146,7 @@ func (w *pollState) recordMissedPoll(err error) {
 	w.noMetrics = errors.Is(err, errNoMetrics)
 	if w.misses == maxMissedPolls || w.noMetrics && !hadNoMetrics {
 		w.backend.SetLoad(nil)
-		w.log(slog.LevelWarn, "poll failed", "reason", err.Error())
+		w.log.Warn("poll failed", "reason", err.Error())
 	}
 	if w.OnError != nil {
 		w.OnError(w.backend, err)
@@ -205,12 +206,6 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, err
 		}
 	}
 	return &load, nil
-}
-
-func (w *pollState) log(level slog.Level, message string, attrs ...any) {
-	if w.Logger != nil {
-		w.Logger.Log(context.Background(), level, message, append([]any{"backend", w.backend.Name}, attrs...)...)
-	}
 }
 
 // cacheLossReason compares two polls of one replica and returns why the cache

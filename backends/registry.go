@@ -98,16 +98,16 @@ func (r *Registry) StateChanged() <-chan struct{} { return r.changed.Next() }
 // Find returns the backend of that name, preferably one that is not retired, or
 // nil.
 func (r *Registry) Find(name string) *Backend {
-	return r.findWhere(func(b *Backend) bool { return b.Name == name })
+	return r.findBackend(func(b *Backend) bool { return b.Name == name })
 }
 
 // FindAddress returns the backend at an address, as of NormalizeURL, preferably one that
 // is not retired, or nil.
 func (r *Registry) FindAddress(address string) *Backend {
-	return r.findWhere(func(b *Backend) bool { return b.URL != nil && NormalizeURL(b.URL) == address })
+	return r.findBackend(func(b *Backend) bool { return b.URL != nil && NormalizeURL(b.URL) == address })
 }
 
-func (r *Registry) findWhere(matches func(*Backend) bool) (found *Backend) {
+func (r *Registry) findBackend(matches func(*Backend) bool) (found *Backend) {
 	for _, b := range r.All() {
 		if (found == nil || found.Retiring()) && matches(b) {
 			found = b

@@ -470,7 +470,7 @@ func TestOptionsChangeDuringRequest(t *testing.T) {
 	}
 	set("two")
 	for await(t, keys) != "Bearer two" {
-		c.RequestCheck(b)
+		b.RequestCheck()
 	}
 	if n := b.Options().MaxInFlight; n != 2 {
 		t.Errorf("max_in_flight %d", n)

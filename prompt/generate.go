@@ -8,7 +8,7 @@ package prompt
 func (p *Prompt) parseGenerateFields() {
 	s, top := &p.scan, &p.top
 	if v := top[fieldSamplingParams]; s.firstByte(v) == '{' {
-		m := s.find(v, "max_tokens", "n", "prompt_logprobs", "prompt_logprob_token_ids", "skip_reading_prefix_cache")
+		m := s.findMembers(v, "max_tokens", "n", "prompt_logprobs", "prompt_logprob_token_ids", "skip_reading_prefix_cache")
 		p.MaxTokens, p.Sequences = s.parseInt(m[0]), max(1, s.parseInt(m[1]))
 		p.Cacheable = p.Cacheable && !s.notNull(m[2]) && !s.notNull(m[3]) && !s.parseBool(m[4])
 	}

@@ -82,7 +82,7 @@ func isBase64OrDataURL(s []byte) bool {
 // appendMediaDigest appends the digest of a part that was read to p.content, repeated to
 // MediaBytes.
 func (p *Prompt) appendMediaDigest(part value) {
-	m := p.scan.find(part, "type", "uuid", "image_url", "source")
+	m := p.scan.findMembers(part, "type", "uuid", "image_url", "source")
 	partType := string(p.scan.unquote(m[0]))
 	kind := mediaKindOf(partType)
 	begin := len(p.content)
@@ -124,7 +124,7 @@ func mediaKindOf(partType string) MediaKind {
 // one that vLLM makes of its source. It returns false if the part is something else.
 func (p *Prompt) appendImageURL(partType string, url, source value) (ok bool) {
 	s := &p.scan
-	m := s.find(source, "type", "url", "data", "media_type")
+	m := s.findMembers(source, "type", "url", "data", "media_type")
 	switch {
 	case partType == "image_url" || partType == "input_image":
 		if s.firstByte(url) == '{' {

@@ -114,7 +114,7 @@ func (p *Prompt) appendBlockMessage(role value) {
 	}
 	p.appendMessage(&m)
 	for _, call := range p.calls {
-		m := s.find(call, "name", "input")
+		m := s.findMembers(call, "name", "input")
 		p.Text = append(append(p.Text, markCall), s.unquote(m[0])...)
 		p.Text = append(p.Text, markArguments)
 		if s.firstByte(m[1]) == '{' {

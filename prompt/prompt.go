@@ -168,20 +168,20 @@ func (p *Prompt) finish() {
 	p.hasTools = s.firstByte(p.top[fieldTools]) == '['
 	switch p.kind {
 	case Chat:
-		p.require("messages", p.top[fieldMessages].exists())
+		p.requireField("messages", p.top[fieldMessages].exists())
 		p.setSeedFromFields(formatChat)
 	case Completion:
-		p.require("prompt", s.notNull(p.top[fieldPrompt]) || s.notNull(p.top[fieldPromptEmbeds]))
+		p.requireField("prompt", s.notNull(p.top[fieldPrompt]) || s.notNull(p.top[fieldPromptEmbeds]))
 		p.Sequences *= max(1, p.prompts)
 		p.finishText()
 	case Messages:
-		p.require("messages", p.top[fieldMessages].exists())
+		p.requireField("messages", p.top[fieldMessages].exists())
 		p.finishMessages()
 	case Responses:
-		p.require("input", p.top[fieldInput].exists())
+		p.requireField("input", p.top[fieldInput].exists())
 		p.finishResponses()
 	case Generate:
-		p.require("token_ids", s.notNull(p.top[fieldPrompt]))
+		p.requireField("token_ids", s.notNull(p.top[fieldPrompt]))
 		p.parseGenerateFields()
 		p.finishText()
 	case Other:
@@ -189,8 +189,8 @@ func (p *Prompt) finish() {
 	}
 }
 
-// require fails if a top-level value is missing.
-func (p *Prompt) require(name string, exists bool) {
+// requireField fails if a top-level value is missing.
+func (p *Prompt) requireField(name string, exists bool) {
 	if !exists {
 		p.scan.fail(name, name+" is missing")
 	}

@@ -102,11 +102,11 @@ func (r *Response) AddEvent(data []byte) {
 	switch {
 	case r.isDone():
 	case r.isTyped():
-		r.begin(data)
+		r.startParse(data)
 		r.parseTypedEvent()
 		r.endParse()
 	case !r.parseByTemplate(data):
-		r.begin(data)
+		r.startParse(data)
 		r.scan.enter('{')
 		r.parseMembers("delta")
 		if r.endParse() {
@@ -121,7 +121,7 @@ func (r *Response) AddBody(body []byte) (usage []byte) {
 	if r.isDone() {
 		return nil
 	}
-	r.begin(body)
+	r.startParse(body)
 	r.scan.enter('{')
 	if r.isTyped() {
 		r.parseTypedMembers()
@@ -158,8 +158,8 @@ func (r *Response) isDone() bool {
 	return r.format == responseNone || len(r.blocks) == maxResponseBlocks
 }
 
-// begin prepares for parsing data, a whole response or an event, which has to be an object.
-func (r *Response) begin(data []byte) {
+// startParse prepares for parsing data, a whole response or an event, which has to be an object.
+func (r *Response) startParse(data []byte) {
 	s := &r.scan
 	s.reset(data)
 	r.usage, r.trace = nil, eventTrace{}
@@ -322,7 +322,7 @@ func (r *Response) parseToolCall(number int) {
 	case number == 0 || number != r.call.number:
 		r.Invalidate() // a delta of a call that is complete, or an invalid index
 	}
-	function := s.find(m[1], "name", "arguments")
+	function := s.findMembers(m[1], "name", "arguments")
 	r.addToCall(function[0], function[1])
 }
 

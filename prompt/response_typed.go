@@ -51,7 +51,7 @@ func (r *Response) addParts(list value) {
 // addPart adds a content block, an output item, or a part of a message.
 func (r *Response) addPart(part value) {
 	s := &r.scan
-	m := s.find(part, "type", "text", "content", "name", "input")
+	m := s.findMembers(part, "type", "text", "content", "name", "input")
 	switch string(s.stringOf(m[0])) {
 	case "text", "output_text":
 		r.addText(m[1])
@@ -65,7 +65,7 @@ func (r *Response) addPart(part value) {
 		}
 		r.addToCall(m[3], value{})
 	case "function_call":
-		m := s.find(part, "name", "arguments", "namespace")
+		m := s.findMembers(part, "name", "arguments", "namespace")
 		r.beginCall()
 		r.addToCall(m[0], m[1])
 		if s.notNull(m[2]) {
@@ -78,7 +78,7 @@ func (r *Response) addPart(part value) {
 
 // addDelta adds a delta of a content block.
 func (r *Response) addDelta(delta value) {
-	m := r.scan.find(delta, "text", "partial_json")
+	m := r.scan.findMembers(delta, "text", "partial_json")
 	switch {
 	case m[0].exists():
 		r.addText(m[0])

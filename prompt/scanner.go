@@ -284,8 +284,8 @@ func (s *scanner) readMembers(names ...string) (found [5]value) {
 	return found
 }
 
-// find is readMembers for a value that was read before.
-func (s *scanner) find(v value, names ...string) (found [5]value) {
+// findMembers is readMembers for a value that was read before.
+func (s *scanner) findMembers(v value, names ...string) (found [5]value) {
 	if v.exists() {
 		s.reread(v, func() { found = s.readMembers(names...) })
 	}
@@ -293,7 +293,7 @@ func (s *scanner) find(v value, names ...string) (found [5]value) {
 }
 
 // member returns the member of v with that name, absent if there is none.
-func (s *scanner) member(v value, name string) value { return s.find(v, name)[0] }
+func (s *scanner) member(v value, name string) value { return s.findMembers(v, name)[0] }
 
 // unquote returns the string v without escapes, and any other value as it is written.
 // The result is valid until the next call, or until a key is read.

@@ -122,7 +122,7 @@ func (p *Prompt) appendToolCalls(calls value) {
 	s := &p.scan
 	for call := range s.elements(calls) {
 		if function := s.member(call, "function"); s.firstByte(function) == '{' {
-			m := s.find(function, "name", "arguments")
+			m := s.findMembers(function, "name", "arguments")
 			p.Text = append(append(p.Text, markCall), s.unquote(m[0])...)
 			p.Text = appendArguments(append(p.Text, markArguments), s.unquote(m[1]))
 		}

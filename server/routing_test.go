@@ -224,7 +224,7 @@ func TestLoRAAdapterRouting(t *testing.T) {
 		}
 		resp.Body.Close()
 		all := g.server.fleet.registry
-		g.server.fleet.checker.RequestCheck(all.All()[replica])
+		all.All()[replica].RequestCheck()
 		g.until("it is listed", func() bool {
 			e, _ := all.Catalog().Find(name)
 			for _, b := range e.Backends {

@@ -157,7 +157,7 @@ func New(o Options) (*Server, error) {
 		Version:  o.Version,
 		Instance: s.instance,
 		RecheckHealth: func(b *backends.Backend) {
-			s.fleet.checker.RequestCheck(b)
+			b.RequestCheck()
 			b.RequestPoll()
 		},
 		OutOfDescriptors: s.handleOutOfDescriptors,
@@ -230,7 +230,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 			timedOut := errors.Is(err, context.DeadlineExceeded)
 			s.router.PollFailed(b, timedOut)
 			if timedOut { // it may hang
-				checker.RequestCheck(b)
+				b.RequestCheck()
 			}
 			stalls.logChange(b)
 		},

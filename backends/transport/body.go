@@ -210,8 +210,10 @@ func (b *Body) releaseOrCloseConn() {
 		b.c.release()
 		return
 	}
-	b.c.discard()
-	b.upload.waitDone()
+	b.c.discard() // which ends a blocked write
+	if b.upload.done != nil {
+		<-b.upload.done
+	}
 }
 
 // ErrQuietTimeout is returned by Body.Read after the quiet timeout; reading can go on.

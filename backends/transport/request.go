@@ -151,14 +151,6 @@ func (u *upload) start(c *conn) {
 	}()
 }
 
-// waitDone waits until nothing is written any more: from then on the request's body is
-// not used. Close the socket first to end a blocked write.
-func (u *upload) waitDone() {
-	if u.done != nil {
-		<-u.done
-	}
-}
-
 // isSent reports, without waiting, whether the complete request was written.
 func (u *upload) isSent() bool {
 	if u.done != nil {
@@ -193,7 +185,7 @@ func (u *upload) writeRequest() {
 		return
 	}
 	// A body with a WriteTo passes its memory to Write without a copy.
-	_, u.err = io.Copy((*uploadWriter)(u), u.body)
+	_, u.err = io.Copy(u, u.body)
 	if u.err == nil && u.left > 0 {
 		u.err = fmt.Errorf("body is %d bytes shorter than its Content-Length", u.left)
 	}
@@ -203,11 +195,8 @@ func (u *upload) writeRequest() {
 	}
 }
 
-// uploadWriter is the destination of a request's body.
-type uploadWriter upload
-
-// Write writes p without a copy, the first time with the head.
-func (u *uploadWriter) Write(p []byte) (int, error) {
+// Write implements io.Writer for the body: it writes p without a copy, the first time with the head.
+func (u *upload) Write(p []byte) (int, error) {
 	if int64(len(p)) > u.left {
 		return 0, fmt.Errorf("body is longer than its Content-Length")
 	}

@@ -95,17 +95,17 @@ type Lease struct {
 // does not block. If the error is nil, Release must be called once.
 func (a *Account) TryAcquire() (Lease, *LimitError) {
 	u := a.usage
-	if n := u.inFlight.Add(1); a.Concurrency > 0 && n > a.sharing.shareOf(a.Concurrency) {
+	if n := u.inFlight.Add(1); a.Concurrency > 0 && n > a.sharing.concurrencyShare(a.Concurrency) {
 		u.inFlight.Add(-1)
 		return Lease{}, a.recordRefusal(LimitConcurrency, a.Concurrency, 0)
 	}
 	if now := time.Now(); a.requests != nil {
-		needed := a.sharing.multiply(1, a.requests)
+		needed := a.sharing.scaleCharge(1, a.requests)
 		if !a.requests.AllowN(now, needed) {
 			u.inFlight.Add(-1)
 			return Lease{}, a.recordRefusal(LimitRequests, a.RequestsPerMinute, timeUntilTokens(a.requests, now, needed))
 		}
-		a.report(1, 0)
+		a.addUnreported(1, 0)
 	}
 	u.requests.Add(1)
 	return Lease{account: a}, nil
@@ -120,12 +120,12 @@ func (l *Lease) ChargePrompt(tokens int) *LimitError {
 	a, now := l.account, time.Now()
 	tokens = min(max(tokens, 0), maxTokens)
 	// Even an empty prompt has to wait while the bucket is in debt for responses.
-	needed := a.sharing.multiply(max(tokens, 1), a.tokens)
+	needed := a.sharing.scaleCharge(max(tokens, 1), a.tokens)
 	if !a.tokens.AllowN(now, needed) {
 		return a.recordRefusal(LimitTokens, a.TokensPerMinute, timeUntilTokens(a.tokens, now, needed))
 	}
-	charge(a.tokens, now, tokens*a.sharing.factor()-needed)
-	a.report(0, tokens)
+	charge(a.tokens, now, tokens*a.sharing.chargeFactor()-needed)
+	a.addUnreported(0, tokens)
 	l.charged = tokens
 	return nil
 }
@@ -140,8 +140,8 @@ func (l *Lease) Release(promptTokens, completionTokens int) {
 	promptTokens, completionTokens = min(max(promptTokens, 0), maxTokens), min(max(completionTokens, 0), maxTokens)
 	if a.tokens != nil {
 		more := promptTokens + completionTokens - l.charged
-		charge(a.tokens, time.Now(), more*a.sharing.factor())
-		a.report(0, more)
+		charge(a.tokens, time.Now(), more*a.sharing.chargeFactor())
+		a.addUnreported(0, more)
 	}
 	a.usage.prompt.Add(int64(promptTokens))
 	a.usage.completion.Add(int64(completionTokens))

@@ -16,31 +16,31 @@ type sharing struct {
 	unconnected atomic.Bool
 }
 
-// shareOf returns this proxy's part of a number of concurrent requests, at least 1.
-func (s *sharing) shareOf(concurrency int) int64 {
+// concurrencyShare returns this proxy's part of a number of concurrent requests, at least 1.
+func (s *sharing) concurrencyShare(concurrency int) int64 {
 	n := max(1, s.proxies.Load())
 	return (int64(concurrency) + n - 1) / n
 }
 
-// factor returns by how much this proxy multiplies what it charges.
-func (s *sharing) factor() int {
+// chargeFactor returns by how much this proxy multiplies what it charges.
+func (s *sharing) chargeFactor() int {
 	if !s.unconnected.Load() {
 		return 1
 	}
 	return int(max(1, s.proxies.Load()))
 }
 
-// multiply returns factor times n, but no more than the bucket can hold.
-func (s *sharing) multiply(n int, bucket *rate.Limiter) int {
-	return min(n*s.factor(), bucket.Burst())
+// scaleCharge returns chargeFactor times n, but no more than the bucket can hold.
+func (s *sharing) scaleCharge(n int, bucket *rate.Limiter) int {
+	return min(n*s.chargeFactor(), bucket.Burst())
 }
 
 // charges are what was charged to a key and not yet reported to other proxies.
 type charges struct{ requests, tokens atomic.Int64 }
 
-// report counts what is charged here, for the other proxies. While they cannot be told they assume
+// addUnreported counts what is charged here, for the other proxies. While they cannot be told they assume
 // it, so it is not reported later.
-func (a *Account) report(requests, tokens int) {
+func (a *Account) addUnreported(requests, tokens int) {
 	if a.sharing.proxies.Load() == 0 || a.sharing.unconnected.Load() {
 		return
 	}
