@@ -1,7 +1,6 @@
-// Package backends keeps a record of each vLLM server that the router may use: its
-// state, the models that it lists, its load, and what is in flight there. Health checks
-// and polls of /metrics keep the records up to date. The package records no metrics and
-// contains no HTTP handler.
+// Package backends keeps a record of each vLLM server that the router may use: its state, the
+// models that it lists, its load, and what is in flight there. Health checks and polls of /metrics
+// keep the records up to date. The package records no metrics and contains no HTTP handler.
 package backends
 
 import (
@@ -103,8 +102,7 @@ func (b *Backend) Options() *Options {
 	return defaultOptions
 }
 
-// SetOptions replaces the options. Requests in flight keep those that they were
-// sent with.
+// SetOptions replaces the options. Requests in flight keep those that they were sent with.
 func (b *Backend) SetOptions(o Options) { b.options.Store(&o) }
 
 // Drain lets the backend finish its requests and get no new ones, until Undrain.
@@ -155,9 +153,8 @@ func (b *Backend) RequestPoll() {
 	}
 }
 
-// InstanceHeader names the proxies that a request has passed, each by a random
-// id. In the response to a health check that has it, it names the proxy that
-// responded.
+// InstanceHeader names the proxies that a request has passed, each by a random id. In the response
+// to a health check that has it, it names the proxy that responded.
 const InstanceHeader = "X-Warmroute-Instance"
 
 // Get requests a path below the backend's URL, over the connections of polls and health

@@ -1,8 +1,7 @@
 package backends
 
-// Catalog is the union of all replicas' /v1/models; that of a replica which is
-// down is the last known one. Never modified once published, and read without
-// allocation.
+// Catalog is the union of all replicas' /v1/models; that of a replica which is down is the last
+// known one. Never modified once published, and read without allocation.
 type Catalog struct {
 	Models []Model // one card for each ID: that of the first backend, by Slot, that lists it
 
@@ -82,9 +81,8 @@ func (c *Catalog) EngineModel(id string) string {
 	return e.Root
 }
 
-// MaxTokens returns the maximum length of a prompt and its output on the replica
-// that accepts the most; 0 when one does not report it. An adapter's is that of
-// its base model.
+// MaxTokens returns the maximum length of a prompt and its output on the replica that accepts the
+// most; 0 when one does not report it. An adapter's is that of its base model.
 func (c *Catalog) MaxTokens(id string) int {
 	e := c.entries[id]
 	if e.Adapter {

@@ -31,12 +31,10 @@ const (
 	defaultCheckTimeout      = 5 * time.Second
 )
 
-// Checker keeps the backends' states and models up to date. A backend is Ready
-// when its /health is 200 and its /v1/models lists at least one model. A refused
-// or reset connection or another status makes it Down at once, a timeout only
-// the second time in a row, since a busy Python event loop responds late.
-// Draining backends are checked too, so that their state is known when they
-// return.
+// Checker keeps the backends' states and models up to date. A backend is Ready when its /health is
+// 200 and its /v1/models lists at least one model. A refused or reset connection or another status
+// makes it Down at once, a timeout only the second time in a row, since a busy Python event loop
+// responds late. Draining backends are checked too, so that their state is known when they return.
 //
 // Do not change the fields once Watch was called.
 type Checker struct {
@@ -75,9 +73,8 @@ type HealthSettings struct {
 // SetSettings applies from the next check on; current waits restart.
 func (c *Checker) SetSettings(s HealthSettings) { c.settings.set(s) }
 
-// Watch checks b at once and then until ctx is done. Call it once per backend,
-// each in its own goroutine: a hanging replica then delays no other, and never
-// has two checks at a time.
+// Watch checks b at once and then until ctx is done. Call it once per backend, each in its own
+// goroutine: a hanging replica then delays no other, and never has two checks at a time.
 func (c *Checker) Watch(ctx context.Context, b *Backend) {
 	timeouts := 0 // in a row
 	w := checkState{Checker: c, backend: b, log: backendLogger(c.Logger, b), reported: unchecked}
@@ -259,8 +256,7 @@ func connectionAdvice(err error, scheme string, hasResponded bool) string {
 	return ""
 }
 
-// newLoopError returns the error for a path to which the proxy with that instance id
-// returned 508.
+// newLoopError returns the error for a path to which the proxy with that instance id returned 508.
 func (c *Checker) newLoopError(path, instance string) error {
 	switch instance {
 	case "":

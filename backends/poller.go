@@ -49,9 +49,8 @@ type Poller struct {
 	// process has no file descriptor left. It counts as no miss.
 	OnOutOfDescriptors func(err error)
 
-	// OnCacheLost is called when the replica's prefix cache is gone: the process
-	// restarted, a counter decreased, the engine went to sleep, or the cache
-	// changed its size.
+	// OnCacheLost is called when the replica's prefix cache is gone: the process restarted, a
+	// counter decreased, the engine went to sleep, or the cache changed its size.
 	OnCacheLost func(b *Backend, reason string)
 
 	settings setting[PollSettings]

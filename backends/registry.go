@@ -8,9 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// Registry holds the backends and the catalog of what they serve. Backends can
-// be added and removed while it is used. Safe for concurrent use; All, Find and
-// Catalog take no lock.
+// Registry holds the backends and the catalog of what they serve. Backends can be added and removed
+// while it is used. Safe for concurrent use; All, Find and Catalog take no lock.
 type Registry struct {
 	backends atomic.Pointer[[]*Backend] // by Slot; never modified once published
 	catalog  atomic.Pointer[Catalog]
@@ -44,8 +43,7 @@ func NewRegistry(list []*Backend) (*Registry, error) {
 	return r, nil
 }
 
-// CheckConflicts returns an error that names all backends in list with the same name or
-// address.
+// CheckConflicts returns an error that names all backends in list with the same name or address.
 func CheckConflicts(list []*Backend) error {
 	var errs []error
 	names, addresses := map[string]bool{}, map[string]*Backend{}
@@ -95,8 +93,7 @@ func (r *Registry) All() []*Backend { return *r.backends.Load() }
 // State. To wait for a state, call it first, then look, then wait.
 func (r *Registry) StateChanged() <-chan struct{} { return r.changed.Next() }
 
-// Find returns the backend of that name, preferably one that is not retired, or
-// nil.
+// Find returns the backend of that name, preferably one that is not retired, or nil.
 func (r *Registry) Find(name string) *Backend {
 	return r.findBackend(func(b *Backend) bool { return b.Name == name })
 }

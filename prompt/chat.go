@@ -5,10 +5,9 @@ import (
 	"fmt"
 )
 
-// The canonical prompt of a chat is a sequence of fields, each of which starts with one
-// of these marks. They are not valid UTF-8, so no text contains them. Fields have no
-// end mark: a chat's canonical prompt is a prefix of that of the same chat with more
-// turns.
+// The canonical prompt of a chat is a sequence of fields, each of which starts with one of these
+// marks. They are not valid UTF-8, so no text contains them. Fields have no end mark: a chat's
+// canonical prompt is a prefix of that of the same chat with more turns.
 const (
 	markMessage   = 0xff // the role follows
 	markField     = 0xfe // name and members of tools; in seeds, a field and its value
@@ -57,9 +56,8 @@ func (p *Prompt) parseMessages() {
 	}
 }
 
-// message holds the fields of one message but for its content. That is most of a body
-// and is copied as it is checked: into Text if, as usual, only the role precedes it,
-// else into p.content.
+// message holds the fields of one message but for its content. That is most of a body and is copied
+// as it is checked: into Text if, as usual, only the role precedes it, else into p.content.
 type message struct {
 	role, name, reasoning, reasoningContent, toolCalls, tools value
 
@@ -168,8 +166,7 @@ func beginMessage(dst []byte, role string) []byte {
 	return append(append(append(dst, markMessage), role...), markText)
 }
 
-// appendRoleAndContent appends a message up to the end of its content, which is in
-// p.content.
+// appendRoleAndContent appends a message up to the end of its content, which is in p.content.
 func (p *Prompt) appendRoleAndContent(m *message) {
 	s := &p.scan
 	m.start = len(p.Text)

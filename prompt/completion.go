@@ -2,8 +2,7 @@ package prompt
 
 import "encoding/binary"
 
-// Formats of a prompt, which are part of the seed: text and token ids may have equal
-// bytes.
+// Formats of a prompt, which are part of the seed: text and token ids may have equal bytes.
 const (
 	formatChat = 'c'
 	formatText = 't'

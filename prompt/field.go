@@ -37,10 +37,9 @@ const (
 	fieldSessionID
 	fieldMetadata
 
-	// Fields that change a prompt as a whole, and so its seed, of which their numbers are
-	// part. vLLM mixes cache_salt into its block hashes; the others reach the chat template
-	// or the media processor. add_generation_prompt and continue_final_message change only
-	// the prompt's end.
+	// Fields that change a prompt as a whole, and so its seed, of which their numbers are part.
+	// vLLM mixes cache_salt into its block hashes; the others reach the chat template or the media
+	// processor. add_generation_prompt and continue_final_message change only the prompt's end.
 	fieldCacheSalt
 	fieldChatTemplate
 	fieldChatTemplateKwargs

@@ -3,9 +3,8 @@
 // prefix when the prompts that vLLM renders from them do, as far as that is known without
 // the chat template, and the canonical prompt into blocks.
 //
-// A body is checked and read in one pass and never decoded as a whole. It is
-// rejected only where routing has to understand it (see [Error]); the rest is left
-// for the replica to reject.
+// A body is checked and read in one pass and never decoded as a whole. It is rejected only where
+// routing has to understand it (see [Error]); the rest is left for the replica to reject.
 package prompt
 
 import (

@@ -15,11 +15,10 @@ const (
 	maxPooledResponseBytes = 16 << 10
 )
 
-// Response makes the blocks that follow a prompt's in the next turn, which sends the
-// response back. It takes a response event by event and keeps only the bytes of one
-// block. Only what the next turn certainly contains becomes blocks: a response with
-// reasoning, which templates drop, has none. It is meant to be pooled, and not safe for
-// concurrent use.
+// Response makes the blocks that follow a prompt's in the next turn, which sends the response back.
+// It takes a response event by event and keeps only the bytes of one block. Only what the next turn
+// certainly contains becomes blocks: a response with reasoning, which templates drop, has none. It
+// is meant to be pooled, and not safe for concurrent use.
 type Response struct {
 	scan     scanner
 	format   responseFormat
@@ -200,8 +199,7 @@ func (r *Response) parseMembers(messageKey string) {
 	}
 }
 
-// parseChoices reads the list that was entered. It has one choice, as one sequence was
-// requested.
+// parseChoices reads the list that was entered. It has one choice, as one sequence was requested.
 func (r *Response) parseChoices(messageKey string) {
 	s := &r.scan
 	for s.nextElement() {

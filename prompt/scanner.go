@@ -165,8 +165,7 @@ func (s *scanner) skipToNextValue(i, open int) (next, stillOpen int) {
 // closingBracket relies on ASCII, in which both pairs are two apart.
 func closingBracket(bracket byte) byte { return bracket + 2 }
 
-// parseKey checks the object key at i and its colon. It returns the key and the index of
-// its value.
+// parseKey checks the object key at i and its colon. It returns the key and the index of its value.
 func (s *scanner) parseKey(i int) (key value, valueStart int) {
 	if s.byteAt(i) != '"' {
 		s.failSyntax(i, "an object key")

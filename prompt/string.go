@@ -8,10 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// Strings are searched eight bytes at a time, as the bytes of one word. "x - c < 0"
-// sets the top bit of a byte; a borrow can only come from a byte that is itself a hit,
-// so the lowest hit is always a true one. Bytes of UTF-8 sequences, whose top bits are
-// set, are masked out.
+// Strings are searched eight bytes at a time, as the bytes of one word. "x - c < 0" sets the top
+// bit of a byte; a borrow can only come from a byte that is itself a hit, so the lowest hit is
+// always a true one. Bytes of UTF-8 sequences, whose top bits are set, are masked out.
 const (
 	each01 = 0x0101010101010101
 	each02 = 0x0202020202020202

@@ -116,9 +116,8 @@ func (p *Prompt) TextClass(media []Media) TextClass {
 // levelOf returns in which of so many equal parts of size n is.
 func levelOf(n, size, levels int) TextClass { return TextClass(min(n*levels/size, levels-1)) }
 
-// IsLatin reports whether a prompt of the class is in the Latin script, or less than a quarter
-// of it is in another. Languages and formats of such a class differ most in their bytes per
-// token.
+// IsLatin reports whether a prompt of the class is in the Latin script, or less than a quarter of
+// it is in another. Languages and formats of such a class differ most in their bytes per token.
 func (c TextClass) IsLatin() bool {
 	return c < firstScriptClass+scriptLevels || (c-firstScriptClass)%scriptLevels == 0
 }

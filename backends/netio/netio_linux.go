@@ -2,11 +2,10 @@
 
 // Package netio reads and writes connected sockets by raw system calls.
 //
-// Package net enters each system call as one that may block, which involves the
-// scheduler and wakes the runtime's monitor, but Go's sockets are non-blocking. Raw
-// calls, of recv and send instead of read and write, save a quarter of the CPU time
-// per relayed chunk of a stream. Waiting, deadlines, closing and errors are those of
-// package net.
+// Package net enters each system call as one that may block, which involves the scheduler and wakes
+// the runtime's monitor, but Go's sockets are non-blocking. Raw calls, of recv and send instead of
+// read and write, save a quarter of the CPU time per relayed chunk of a stream. Waiting, deadlines,
+// closing and errors are those of package net.
 package netio
 
 import (

@@ -83,9 +83,8 @@ func (b *Body) Read(p []byte) (n int, err error) {
 	return n, b.err
 }
 
-// WaitReadable waits at most d for the next byte of the body or its end, and reports
-// whether Read would return without waiting. It consumes nothing; the idle timeout
-// runs across calls.
+// WaitReadable waits at most d for the next byte of the body or its end, and reports whether Read
+// would return without waiting. It consumes nothing; the idle timeout runs across calls.
 func (b *Body) WaitReadable(d time.Duration) (readable bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -170,8 +169,7 @@ func (b *Body) Close() error {
 	return nil
 }
 
-// Uploaded reports whether the complete request was written: its body is not used any
-// more.
+// Uploaded reports whether the complete request was written: its body is not used any more.
 func (b *Body) Uploaded() bool { return b.upload.isSent() }
 
 // endWithError makes err the result of every further call, and releases or closes the
@@ -325,10 +323,9 @@ var (
 	errLineTooLong = errors.New("chunk framing line too long")
 )
 
-// skipFraming skips framing lines that are completely buffered. atData is true when the
-// next byte is body, buffered or not. If it is false, the response has ended (state is
-// ended) or more framing must be received. Lines are never consumed in part, so that a
-// wait can be abandoned at any time.
+// skipFraming skips framing lines that are completely buffered. atData is true when the next byte
+// is body, buffered or not. If it is false, the response has ended (state is ended) or more framing
+// must be received. Lines are never consumed in part, so that a wait can be abandoned at any time.
 func (b *Body) skipFraming() (atData bool, err error) {
 	for {
 		switch b.state {
@@ -390,9 +387,8 @@ func (b *Body) nextBufferedLine() (line []byte, ok bool, err error) {
 	return line, true, nil
 }
 
-// parseChunkSize parses a chunk's size line: hexadecimal digits, then spaces or
-// extensions, which are ignored. Spaces before extensions are an error, because parsers
-// differ on them.
+// parseChunkSize parses a chunk's size line: hexadecimal digits, then spaces or extensions, which
+// are ignored. Spaces before extensions are an error, because parsers differ on them.
 func parseChunkSize(line []byte) (n int64, err error) {
 	line, _, _ = bytes.Cut(bytes.TrimRight(line, " \t"), []byte(";"))
 	size, err := strconv.ParseUint(string(line), 16, 63)

@@ -15,9 +15,8 @@ import (
 	"warmroute/backends/netio"
 )
 
-// conn is one connection to the replica. The pool returns it unconnected the first
-// time. The goroutine that acquired it owns it until release or discard; others may
-// only call abort.
+// conn is one connection to the replica. The pool returns it unconnected the first time. The
+// goroutine that acquired it owns it until release or discard; others may only call abort.
 type conn struct {
 	net.Conn               // TCP or TLS; nil until connected
 	raw      net.Conn      // the socket under it
@@ -162,8 +161,7 @@ func (c *conn) probeIdle() (idle bool) {
 	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// writeHeadAndBody writes head and body, in one system call and without a copy if
-// possible.
+// writeHeadAndBody writes head and body, in one system call and without a copy if possible.
 func (c *conn) writeHeadAndBody(head, body []byte) error {
 	c.pair = [2][]byte{head, body}
 	c.vector = c.pair[:]

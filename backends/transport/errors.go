@@ -14,9 +14,8 @@ import (
 // header would break the framing, or the body does not have its ContentLength.
 var ErrInvalidRequest = errors.New("invalid request")
 
-// ConnectError is returned when no connection to the replica could be made: refused,
-// timed out, invalid certificate, or MaxConns reached (fasthttp.ErrNoFreeConns).
-// Nothing was sent.
+// ConnectError is returned when no connection to the replica could be made: refused, timed out,
+// invalid certificate, or MaxConns reached (fasthttp.ErrNoFreeConns). Nothing was sent.
 type ConnectError struct {
 	Addr string
 	Err  error
@@ -49,10 +48,9 @@ func (e *ConnectError) MaxConnsReached() bool { return errors.Is(e.Err, fasthttp
 // not a fault of the replica.
 func (e *ConnectError) OutOfDescriptors() bool { return IsOutOfDescriptors(e.Err) }
 
-// StaleError is returned when a reused connection ended before the first byte of a
-// response: while the request was written, or within StaleTimeout of it. Most likely
-// the replica closed it as idle and has not processed the request. To retry, set
-// Request.Close, which uses a new connection.
+// StaleError is returned when a reused connection ended before the first byte of a response: while
+// the request was written, or within StaleTimeout of it. Most likely the replica closed it as idle
+// and has not processed the request. To retry, set Request.Close, which uses a new connection.
 type StaleError struct{ Err error }
 
 func (e *StaleError) Error() string { return "stale connection: " + e.Err.Error() }

@@ -67,8 +67,7 @@ func (t *Transport) appendRequestHead(b []byte, req *http.Request, bodyLength in
 	return append(b, "\r\n"...), nil
 }
 
-// isRequestURI reports whether s begins with a slash and has no spaces or control
-// characters.
+// isRequestURI reports whether s begins with a slash and has no spaces or control characters.
 func isRequestURI(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] == 0x7f {
@@ -83,9 +82,8 @@ const (
 	// written at once, or as one TLS record.
 	maxJoinedBytes = 4 << 10
 
-	// Bodies up to maxInlineBytes fit the socket buffers, so that writing them does not
-	// block for long. Larger ones are written by a goroutine, so that an early response
-	// (a 413) is seen.
+	// Bodies up to maxInlineBytes fit the socket buffers, so that writing them does not block for
+	// long. Larger ones are written by a goroutine, so that an early response (a 413) is seen.
 	maxInlineBytes = 64 << 10
 )
 

@@ -1,12 +1,11 @@
 // Package transport carries requests to one replica: an http.RoundTripper over
 // the connection pool of fasthttp.HostClient.
 //
-// For a reverse proxy it takes about half the CPU of net/http's transport, and reports
-// more: whether the replica can have seen a failed request (ConnectError) or worked
-// on it (StaleError), and whether more of a streamed response is readable
-// (Body.WaitReadable). It sends a request once; retries are up to the caller. It
-// speaks HTTP/1.1 only, follows no redirects, does not decompress, adds no headers
-// but Host, Content-Length and "Connection: close", and ignores HTTP_PROXY.
+// For a reverse proxy it takes about half the CPU of net/http's transport, and reports more:
+// whether the replica can have seen a failed request (ConnectError) or worked on it (StaleError),
+// and whether more of a streamed response is readable (Body.WaitReadable). It sends a request once;
+// retries are up to the caller. It speaks HTTP/1.1 only, follows no redirects, does not decompress,
+// adds no headers but Host, Content-Length and "Connection: close", and ignores HTTP_PROXY.
 package transport
 
 import (

@@ -31,8 +31,7 @@ const (
 	// missingPathDetail is the body of FastAPI's 404 of a path. The Rust front end has an
 	// empty body.
 	missingPathDetail = "Not Found"
-	// disabledMessage is the beginning of the 403 of endpoints that need
-	// --enable-scale-out.
+	// disabledMessage is the beginning of the 403 of endpoints that need --enable-scale-out.
 	disabledMessage = "Scale-out endpoints are disabled."
 	// maxMissingEndpointBytes bounds the responses that IsMissingEndpoint reads.
 	maxMissingEndpointBytes = 1 << 10
@@ -71,10 +70,9 @@ func HasAbortedChoice(body []byte) bool {
 	return found
 }
 
-// IsAbortedResponse reports whether the engine aborted an object of
-// /v1/responses, as far as vLLM tells: by its status where the model is gpt-oss,
-// else only where it aborted before the first token, since nothing else makes a
-// response of none. Any other aborted response looks complete.
+// IsAbortedResponse reports whether the engine aborted an object of /v1/responses, as far as vLLM
+// tells: by its status where the model is gpt-oss, else only where it aborted before the first
+// token, since nothing else makes a response of none. Any other aborted response looks complete.
 func IsAbortedResponse(response gjson.Result) bool {
 	switch response.Get("status").Str {
 	case "cancelled":

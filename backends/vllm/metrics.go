@@ -24,11 +24,10 @@ const (
 	maxEngines = 1024 // of a data-parallel server
 )
 
-// ParseMetrics reads the /metrics of any version of vLLM, line by line and only
-// the families that a Load has. Values that are missing, NaN, infinite, negative
-// or out of range are unknown; anything but the text format is an error that
-// names the line. A *bufio.Reader of MaxLineBytes or more is used as it is, so
-// that a caller can reuse its buffer.
+// ParseMetrics reads the /metrics of any version of vLLM, line by line and only the families that a
+// Load has. Values that are missing, NaN, infinite, negative or out of range are unknown; anything
+// but the text format is an error that names the line. A *bufio.Reader of MaxLineBytes or more is
+// used as it is, so that a caller can reuse its buffer.
 func ParseMetrics(r io.Reader) (Load, error) {
 	var (
 		p  sampleSums
@@ -53,10 +52,9 @@ func ParseMetrics(r io.Reader) (Load, error) {
 	}
 }
 
-// Load is one poll of a replica's /metrics, summed over the engines of a
-// data-parallel server. Never modified once published. Where a Known flag is
-// false the replica did not report the value, which must not be read as 0. It has
-// more than twenty fields because /metrics has.
+// Load is one poll of a replica's /metrics, summed over the engines of a data-parallel server.
+// Never modified once published. Where a Known flag is false the replica did not report the value,
+// which must not be read as 0. It has more than twenty fields because /metrics has.
 type Load struct {
 	Running, Waiting int
 	QueuesKnown      bool // Running and Waiting were reported
@@ -71,9 +69,8 @@ type Load struct {
 	// CacheTokens is the KV cache's size in tokens, summed over engines; 0 when unknown.
 	CacheTokens int
 	BlockSize   int // tokens; 0 when unknown
-	// HitAlignment is what a cache hit is a multiple of, in tokens:
-	// cache_hit_alignment_tokens where reported (hybrid models), else BlockSize; 0
-	// when unknown.
+	// HitAlignment is what a cache hit is a multiple of, in tokens: cache_hit_alignment_tokens
+	// where reported (hybrid models), else BlockSize; 0 when unknown.
 	HitAlignment int
 	// PrefixCachingOff is true only when the replica reports it.
 	PrefixCachingOff bool
@@ -274,8 +271,7 @@ func (p *sampleSums) parseLine(line []byte) error {
 	return nil
 }
 
-// setPrefixUnit sets the unit of the prefix counters from their HELP line. It ignores
-// other lines.
+// setPrefixUnit sets the unit of the prefix counters from their HELP line. It ignores other lines.
 func (p *sampleSums) setPrefixUnit(helpLine []byte) {
 	about, ok := bytes.CutPrefix(helpLine, []byte("# HELP vllm:"))
 	if !ok {

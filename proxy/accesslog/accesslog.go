@@ -172,8 +172,7 @@ func (l *Log) warn(err error) {
 	}
 }
 
-// writeBatch writes the first line and those in the queue, and counts those it could not
-// write.
+// writeBatch writes the first line and those in the queue, and counts those it could not write.
 func (l *Log) writeBatch(first []byte) {
 	batch := first
 	for range len(l.queue) { // nobody else receives

@@ -6,8 +6,7 @@ import (
 	"syscall"
 )
 
-// maxWrite is how much a pipe accepts without mixing it with what other processes
-// write to it.
+// maxWrite is how much a pipe accepts without mixing it with what other processes write to it.
 const maxWrite = 4 << 10
 
 // file is what lines are written to. Only Close may be called concurrently.
@@ -17,8 +16,7 @@ type file struct {
 	torn bool   // the last line is incomplete
 }
 
-// openFile opens a file for appending. It returns an error if it is a pipe without a
-// reader.
+// openFile opens a file for appending. It returns an error if it is a pipe without a reader.
 func openFile(name string) (f *file, err error) {
 	f = &file{}
 	switch name {

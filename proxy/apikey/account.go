@@ -186,8 +186,7 @@ func newOrUpdatedLimiter(perMinute int, previous *rate.Limiter) *rate.Limiter {
 	return previous
 }
 
-// charge takes n tokens from the bucket, which may go into debt. A negative n returns
-// tokens.
+// charge takes n tokens from the bucket, which may go into debt. A negative n returns tokens.
 func charge(l *rate.Limiter, now time.Time, n int) {
 	for n != 0 {
 		part := min(n, l.Burst()) // the limiter rejects more at once

@@ -65,9 +65,8 @@ func New(list []Key) *Set {
 	return s
 }
 
-// Replace replaces the valid keys. A key with the name of a previous one keeps its
-// usage; requests with a removed key continue. No two keys may have a name or a hash
-// in common.
+// Replace replaces the valid keys. A key with the name of a previous one keeps its usage; requests
+// with a removed key continue. No two keys may have a name or a hash in common.
 func (s *Set) Replace(list []Key) {
 	s.replacing.Lock()
 	defer s.replacing.Unlock()

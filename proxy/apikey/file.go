@@ -18,10 +18,9 @@ type Secret struct {
 	Line int // from 1
 }
 
-// ParseFile parses a keys file. Each line has a name, spaces, and a plain key or
-// "sha256:" followed by the hash in hexadecimal. Empty lines and those that begin
-// with # are skipped. A name may have several keys. Each error names its line and
-// what to do, and shows nothing of the content.
+// ParseFile parses a keys file. Each line has a name, spaces, and a plain key or "sha256:" followed
+// by the hash in hexadecimal. Empty lines and those that begin with # are skipped. A name may have
+// several keys. Each error names its line and what to do, and shows nothing of the content.
 func ParseFile(data string) (secrets []Secret, errs []error) {
 	n := 0
 	for line := range strings.Lines(data) {

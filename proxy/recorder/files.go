@@ -80,8 +80,7 @@ func (f *files) lock(file *os.File) error {
 	return nil
 }
 
-// completeLinesLength returns the length of a recording up to the end of its last complete
-// line.
+// completeLinesLength returns the length of a recording up to the end of its last complete line.
 func completeLinesLength(file *os.File) (int64, error) {
 	info, err := file.Stat()
 	if err != nil {

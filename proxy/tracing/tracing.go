@@ -1,10 +1,8 @@
-// Package tracing makes OpenTelemetry spans of requests: one for the request, with
-// children for its waits in the admission queue and for each attempt, and a child of
-// the attempt that ends with its first token. OpenTelemetry's own environment
-// variables configure it; without them it is off.
+// Package tracing makes OpenTelemetry spans of requests: one for the request, with children for its
+// waits in the admission queue and for each attempt, and a child of the attempt that ends with its
+// first token. OpenTelemetry's own environment variables configure it; without them it is off.
 //
-// Requests never wait for it: spans go through a bounded queue to a goroutine of the
-// SDK.
+// Requests never wait for it: spans go through a bounded queue to a goroutine of the SDK.
 package tracing
 
 import (
@@ -29,8 +27,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// flushTimeout is how long Run waits at its end for the collector to accept the spans
-// in the queue.
+// flushTimeout is how long Run waits at its end for the collector to accept the spans in the queue.
 const flushTimeout = 3 * time.Second
 
 // Tracer makes the spans. It is safe for concurrent use. A nil Tracer makes none.
@@ -41,9 +38,8 @@ type Tracer struct {
 	tracer   atomic.Pointer[trace.Tracer] // nil: not running
 }
 
-// New returns a Tracer as configured by the environment, or nil if it configures none.
-// The SDK ignores other variables with invalid values and logs them to log. No span is
-// made before Run.
+// New returns a Tracer as configured by the environment, or nil if it configures none. The SDK
+// ignores other variables with invalid values and logs them to log. No span is made before Run.
 func New(version string, log *slog.Logger) (*Tracer, error) {
 	otel.SetLogger(logr.New(sdkLog{log}))
 	client, err := newClient()
@@ -53,8 +49,7 @@ func New(version string, log *slog.Logger) (*Tracer, error) {
 	return &Tracer{version: version, log: log, exporter: newExporter(client, log)}, nil
 }
 
-// newClient returns what spans are sent with, or nil if the environment configures no
-// tracing.
+// newClient returns what spans are sent with, or nil if the environment configures no tracing.
 func newClient() (otlptrace.Client, error) {
 	if strings.EqualFold(firstEnv("OTEL_SDK_DISABLED"), "true") {
 		return nil, nil
