@@ -60,7 +60,7 @@ func BenchmarkDecision(b *testing.B) {
 					}
 					d.RecordFirstEvent()
 					d.Release(router.Outcome{End: router.Completed, OutputTokens: 100})
-					if e := outbox.take(); e != nil {
+					if e := outbox.removeOldest(); e != nil {
 						outbox.recycle(e)
 					}
 				}

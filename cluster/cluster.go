@@ -38,7 +38,7 @@ const (
 	// that it lives, and correct what they have missed.
 	inFlightInterval = time.Second
 	usageInterval    = 100 * time.Millisecond
-	// peerTimeout is how long nothing must be heard of a proxy until it does not count any more.
+	// peerTimeout is the time without a message of a proxy after which it no longer counts.
 	peerTimeout = 5 * time.Second
 	// turnDelay is how long the next proxy waits until it takes the room that another one has left on
 	// a backend: longer than a message takes.
@@ -104,8 +104,8 @@ type Cluster struct {
 type logLimits struct{ connected, unusable, ignored, unread, snapshot rate.Sometimes }
 
 type peer struct {
-	heard  time.Time
-	number uint64 // of its last message
+	lastHeard time.Time // when its last message was read
+	number    uint64    // of its last message
 }
 
 // Status is the state of a Cluster.
@@ -147,7 +147,7 @@ func (c *Cluster) Run(ctx context.Context) {
 	running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.readStream) })
 	running.Go(func() {
 		c.Panics.RunLoop(ctx, recovery.Redis, c.writeStream)
-		c.leave()
+		c.announceLeaving()
 	})
 	if c.Snapshot != nil {
 		running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.writeSnapshots) })
@@ -203,7 +203,7 @@ func (c *Cluster) writeStream(ctx context.Context) {
 			c.Outbox.addUsage(c.Keys.TakeCharges())
 		default:
 		}
-		if e := c.Outbox.take(); e != nil {
+		if e := c.Outbox.removeOldest(); e != nil {
 			c.writeBatch(ctx, e)
 			c.Outbox.recycle(e)
 			clock.Sleep(ctx, minBatchInterval)
@@ -263,12 +263,12 @@ func (c *Cluster) addMessage(ctx context.Context, m []byte) error {
 	return err
 }
 
-// leave tells the others that this proxy ends, if they can be told at once.
-func (c *Cluster) leave() {
+// announceLeaving tells the others that this proxy ends, if they can be told at once.
+func (c *Cluster) announceLeaving() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	c.Outbox.addLeaving()
-	for e := c.Outbox.take(); e != nil; e = c.Outbox.take() {
+	for e := c.Outbox.removeOldest(); e != nil; e = c.Outbox.removeOldest() {
 		c.number++
 		if c.addMessage(ctx, c.newMessage(e)) != nil {
 			return
@@ -369,7 +369,7 @@ func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
 		c.ignoreMessage(err)
 		return
 	}
-	if apply, turn := c.recordHeard(m.sender, m.number, now); apply {
+	if apply, turn := c.recordPeerMessage(m.sender, m.number, now); apply {
 		c.applyRecords(m.sender, records, time.Duration(turn)*turnDelay)
 	}
 }
@@ -405,10 +405,10 @@ func (c *Cluster) ignoreMessageLocked(err error) {
 	c.logs.ignored.Do(func() { c.Log.Warn("message of another proxy ignored", "stream", c.stream, "err", err) })
 }
 
-// recordHeard records a message of a peer, and reports whether it is to be applied: it was not
+// recordPeerMessage records a message of a peer, and reports whether it is to be applied: it was not
 // before, and the peer is one of those that count. turn is how many of the other peers may take
 // what the sender has left before this proxy does.
-func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool, turn int) {
+func (c *Cluster) recordPeerMessage(sender, number uint64, now time.Time) (apply bool, turn int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.peers[sender]
@@ -429,7 +429,7 @@ func (c *Cluster) recordHeard(sender, number uint64, now time.Time) (apply bool,
 		c.peers[sender] = p
 		c.updateProxies()
 	}
-	p.heard = now
+	p.lastHeard = now
 	c.status.MissedMessages += int64(min(number-last-1, 1<<20))
 	p.number = number
 	return true, c.turnAfter(sender, number)
@@ -496,8 +496,8 @@ func (c *Cluster) addResponse(r *storedResponse) {
 	c.Responses.AddOfPeer(r.id, responseindex.Entry{Backend: r.backend, Owner: r.owner})
 }
 
-// removeSilentPeers removes the peers that have not been heard of for peerTimeout. While Redis cannot be
-// read or written nothing can be heard: they count on as proxies, but what they have in flight is
+// removeSilentPeers removes the peers without a message for peerTimeout. While Redis cannot be
+// read or written there can be none: they still count as proxies, but what they have in flight is
 // not known any more.
 func (c *Cluster) removeSilentPeers(now time.Time) {
 	var silent, unknown []uint64
@@ -509,8 +509,8 @@ func (c *Cluster) removeSilentPeers(now time.Time) {
 		case drop:
 			unknown = append(unknown, id)
 		case connected && c.lost:
-			p.heard = now
-		case connected && now.Sub(p.heard) > peerTimeout:
+			p.lastHeard = now
+		case connected && now.Sub(p.lastHeard) > peerTimeout:
 			silent = append(silent, id)
 		}
 	}

@@ -182,7 +182,7 @@ func FuzzRecords(f *testing.F) {
 		o.ReportPlacement(&v)
 	}
 	o.addInFlight()
-	good = o.take().message(messageHead{1, 2, 3, testTime}, authenticator{})
+	good = o.removeOldest().message(messageHead{1, 2, 3, testTime}, authenticator{})
 	f.Add(good[headBytes : len(good)-authenticator{}.sumSize()])
 	f.Fuzz(func(t *testing.T, data []byte) {
 		records, err := parseRecords(data, func(string) *backends.Backend { return b })

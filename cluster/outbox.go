@@ -149,7 +149,7 @@ func (o *Outbox) newEncoder() *encoder {
 	return newEncoder(o.addressOf)
 }
 
-// recycle takes back an encoder of take.
+// recycle takes back an encoder of removeOldest.
 func (o *Outbox) recycle(e *encoder) {
 	if cap(e.Data) > 2*batchBytes {
 		return
@@ -179,8 +179,8 @@ func (o *Outbox) signalReady() {
 	}
 }
 
-// take removes and returns the oldest batch, complete or not; nil if there is nothing.
-func (o *Outbox) take() *encoder {
+// removeOldest removes and returns the oldest batch, complete or not; nil if there is nothing.
+func (o *Outbox) removeOldest() *encoder {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.complete) > 0 {

@@ -23,7 +23,7 @@ func TestOutboxBound(t *testing.T) {
 		t.Errorf("%d bytes wait, %d records were dropped", bytes, dropped)
 	}
 	taken := 0
-	for e := o.take(); e != nil; e = o.take() {
+	for e := o.removeOldest(); e != nil; e = o.removeOldest() {
 		if len(e.message(messageHead{1, 2, 3, testTime}, authenticator{})) > maxMessageBytes {
 			t.Errorf("message of %d bytes", e.Len())
 		}
@@ -48,7 +48,7 @@ func TestOutboxListsInFlight(t *testing.T) {
 	o.ReportPlacement(&router.PlacementEvent{Kind: router.PlacementPrefilled, Placement: router.Placement{ID: 1}})
 	o.ReportPlacement(&router.PlacementEvent{Kind: router.PlacementEnded, Placement: router.Placement{ID: 2}})
 	o.addInFlight()
-	_, rest, err := parseHead(o.take().message(messageHead{1, 2, 3, testTime}, authenticator{}), authenticator{})
+	_, rest, err := parseHead(o.removeOldest().message(messageHead{1, 2, 3, testTime}, authenticator{}), authenticator{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -249,7 +249,7 @@ func TestProxyThatVanishes(t *testing.T) {
 	vanished := newProxy(t, s)
 	defer vanished.client.Close()
 	vanished.send(1, 50)
-	for e := vanished.Outbox.take(); e != nil; e = vanished.Outbox.take() {
+	for e := vanished.Outbox.removeOldest(); e != nil; e = vanished.Outbox.removeOldest() {
 		vanished.number++
 		if err := vanished.addMessage(t.Context(), vanished.newMessage(e)); err != nil {
 			t.Fatal(err)

@@ -1,5 +1,5 @@
-// Package cluster lets several proxies in front of the same replicas share, over Redis or Valkey,
-// what each of them knows: what was sent where, the API keys' usage and the stored responses.
+// Package cluster lets several proxies in front of the same replicas share their state over
+// Redis or Valkey: what was sent where, the API keys' usage and the stored responses.
 package cluster
 
 import (

@@ -110,7 +110,7 @@ func TestShutdownWithDownBackends(t *testing.T) {
 		}()
 	}
 	o.await("all requests are held", "warmroute_queue_requests", func(v float64) bool { return v == float64(cap(codes)) })
-	o.stop() // fails the test when requests had to be cut off
+	o.stop() // fails the test when requests had to be aborted
 	for range cap(codes) {
 		if code := <-codes; code != http.StatusServiceUnavailable {
 			t.Errorf("got %d, want a 503", code)

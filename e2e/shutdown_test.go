@@ -282,5 +282,5 @@ func TestRequestsInFlightAtShutdown(t *testing.T) {
 	if status := p.exit(); status != 1 {
 		t.Errorf("status %d", status)
 	}
-	p.awaitLog(`still in flight after timeouts.shutdown 300ms were cut off`)
+	p.awaitLog(`still in flight after timeouts.shutdown 300ms were aborted`)
 }

@@ -33,7 +33,7 @@ func Places() []Place {
 	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload}
 }
 
-// Reporter is told of each recovered panic. It is safe for concurrent use.
+// Reporter receives each recovered panic. It is safe for concurrent use.
 type Reporter func(place Place, cause any, stack []byte)
 
 // restartDelay is the time from a panic of a loop to its next run: one that panics at once must not

@@ -9,7 +9,7 @@ import (
 	"warmroute/router/responseindex"
 )
 
-// peerReporters are told what other proxies have to know. They are nil where there are none.
+// peerReporters report to the other proxies. They are nil if there are none.
 type peerReporters struct {
 	outbox     *cluster.Outbox
 	placements router.PlacementReporter

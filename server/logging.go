@@ -58,8 +58,8 @@ type limitedLog struct {
 	calls atomic.Int64 // since the last one that wrote, and that one
 }
 
-// call calls write, unless it was called a short time ago, with how many calls it suppressed since.
-func (l *limitedLog) call(write func(suppressed int64)) {
+// writeIfDue calls write, unless it did so a short time ago, with the number of calls that it suppressed since.
+func (l *limitedLog) writeIfDue(write func(suppressed int64)) {
 	l.calls.Add(1)
 	l.limit.Do(func() { write(l.calls.Swap(0) - 1) })
 }
@@ -67,7 +67,7 @@ func (l *limitedLog) call(write func(suppressed int64)) {
 // logOutOfDescriptors logs, if it is time, that a connection could not be made or accepted for lack
 // of a file descriptor.
 func (l *resourceLog) logOutOfDescriptors(err error) {
-	l.descriptors.call(func(suppressed int64) {
+	l.descriptors.writeIfDue(func(suppressed int64) {
 		l.log.Error("out of file descriptors", "limit", fileDescriptorLimit(), "err", err, "suppressed", suppressed,
 			"fix", "raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight")
 	})
@@ -78,7 +78,7 @@ func (l *resourceLog) logAcceptError(err error) {
 		l.logOutOfDescriptors(err)
 		return
 	}
-	l.accept.call(func(suppressed int64) { l.log.Error("accept failed", "err", err, "suppressed", suppressed) })
+	l.accept.writeIfDue(func(suppressed int64) { l.log.Error("accept failed", "err", err, "suppressed", suppressed) })
 }
 
 // stallLog logs when backends stall with requests of ours, and when they recover. Safe for concurrent use.

@@ -126,7 +126,7 @@ func (s *Server) runEventLoop(ctx context.Context, checksDone <-chan struct{}, r
 }
 
 // startupChecks closes done when every backend of the start was checked once: until
-// then nobody knows where to send a request. Safe for concurrent use.
+// then no request can be routed. Safe for concurrent use.
 type startupChecks struct {
 	done chan struct{}
 

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// cutoffGrace is how long clients whose responses are cut off have to read the error that says so.
-	cutoffGrace = 2 * time.Second
+	// abortGrace is how long clients whose responses are aborted have to read the error.
+	abortGrace = 2 * time.Second
 	// adminShutdownTimeout bounds a request on the admin listener at the end.
 	adminShutdownTimeout = time.Second
 	// quietCheckInterval is how often a process that ends checks whether connections are quiet.
@@ -100,9 +100,9 @@ func (s *Server) awaitQuiet(ctx context.Context, quietTime time.Duration) {
 func (s *Server) shutDownServers(deadline context.Context) error {
 	err := s.listeners.public.server.Shutdown(deadline)
 	if err != nil {
-		err = fmt.Errorf("requests still in flight after timeouts.shutdown %v were cut off", s.config.Timeouts.Shutdown)
+		err = fmt.Errorf("requests still in flight after timeouts.shutdown %v were aborted", s.config.Timeouts.Shutdown)
 		s.listeners.cancel(proxy.ErrShutdown)
-		grace, cancel := context.WithTimeout(context.Background(), cutoffGrace)
+		grace, cancel := context.WithTimeout(context.Background(), abortGrace)
 		defer cancel()
 		s.listeners.public.server.Shutdown(grace)
 	}

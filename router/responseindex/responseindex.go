@@ -35,7 +35,7 @@ type Entry struct {
 	Owner   string // name of the API key that made it; empty: no keys were configured
 }
 
-// Reporter is told which responses are added and which are lost. Its methods do not block.
+// Reporter receives which responses are added and which are lost. Its methods do not block.
 type Reporter interface {
 	ReportResponse(id string, e Entry)
 	ReportForgotten(id string)

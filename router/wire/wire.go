@@ -7,7 +7,7 @@ import (
 	"math"
 )
 
-// MaxNameBytes bounds the length of a name. Longer ones are cut off when they are written.
+// MaxNameBytes bounds the length of a name. Longer ones are truncated when they are written.
 const MaxNameBytes = 4 << 10
 
 // Coder writes values to Data, or reads them from it. A value that is damaged or beyond its bounds makes
@@ -48,7 +48,7 @@ type number interface {
 }
 
 // Number codes an integer from 0 to most as a uvarint. Numbers beyond the bounds are written as the
-// nearest bound; fractions are cut off.
+// nearest bound; fractions are truncated.
 func Number[T number](c *Coder, n *T, most T) {
 	if !c.reading {
 		c.Data = binary.AppendUvarint(c.Data, uint64(min(max(0, *n), most)))
@@ -155,7 +155,7 @@ func (c *Coder) next(n int) []byte {
 	return b
 }
 
-// Text codes a string of at most maxBytes; a longer one is cut off when it is written.
+// Text codes a string of at most maxBytes; a longer one is truncated when it is written.
 func (c *Coder) Text(s *string, maxBytes int) {
 	if !c.reading {
 		c.Data = appendText(c.Data, (*s)[:min(len(*s), maxBytes)])
