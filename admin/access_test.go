@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// stalls sends a POST whose body does not come, and wants an answer with that
+// stalls sends a POST whose body does not come, and wants a response with that
 // status, and the connection closed after it.
 func (l *listener) stalls(path string, status int, says string) {
 	l.t.Helper()
@@ -32,7 +32,7 @@ func (l *listener) stalls(path string, status int, says string) {
 		l.t.Errorf("%s: status %d, %s, %v", path, resp.StatusCode, body, err)
 	}
 	if rest, err := from.ReadByte(); err != io.EOF {
-		l.t.Errorf("%s: after the answer %q, %v", path, rest, err)
+		l.t.Errorf("%s: after the response %q, %v", path, rest, err)
 	}
 }
 

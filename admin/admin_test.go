@@ -94,11 +94,11 @@ func (l *listener) send(method, path, body string, headers ...string) (int, stri
 		l.t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
+	response, err := io.ReadAll(resp.Body)
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	return resp.StatusCode, string(answer)
+	return resp.StatusCode, string(response)
 }
 
 const (
@@ -112,15 +112,15 @@ func TestDrainAndUndrain(t *testing.T) {
 		verb string
 		want backends.State
 	}{{"drain", backends.Draining}, {"drain", backends.Draining}, {"undrain", backends.Ready}} {
-		status, answer := l.ask("POST", strings.TrimSuffix(drainPath, "drain")+step.verb, "Content-Type", jsonType)
+		status, response := l.ask("POST", strings.TrimSuffix(drainPath, "drain")+step.verb, "Content-Type", jsonType)
 		want := fmt.Sprintf(`{"backend":"10.0.0.9:8000/a","in_flight":0,"state":%q}`+"\n", step.want.String())
-		if status != 200 || answer != want || l.backend.State() != step.want {
-			t.Errorf("%s: got %d %s", step.verb, status, answer)
+		if status != 200 || response != want || l.backend.State() != step.want {
+			t.Errorf("%s: got %d %s", step.verb, status, response)
 		}
 	}
-	status, answer := l.ask("POST", "/api/backends/none/drain", "Content-Type", jsonType)
-	if status != 404 || !strings.Contains(answer, "available: 10.0.0.9:8000/a") || strings.Contains(answer, "none") {
-		t.Errorf("got %d %s", status, answer)
+	status, response := l.ask("POST", "/api/backends/none/drain", "Content-Type", jsonType)
+	if status != 404 || !strings.Contains(response, "available: 10.0.0.9:8000/a") || strings.Contains(response, "none") {
+		t.Errorf("got %d %s", status, response)
 	}
 }
 
@@ -168,12 +168,12 @@ func TestAccess(t *testing.T) {
 			if c.headers == nil {
 				headers = nil
 			}
-			if status, answer := l.ask("GET", "/metrics", headers...); status != c.metrics {
-				t.Errorf("metrics: got %d %s, want %d", status, answer, c.metrics)
+			if status, response := l.ask("GET", "/metrics", headers...); status != c.metrics {
+				t.Errorf("metrics: got %d %s, want %d", status, response, c.metrics)
 			}
-			status, answer := l.ask("POST", drainPath, append(headers, "Content-Type", jsonType)...)
-			if status != c.drain || strings.Contains(answer, token) {
-				t.Errorf("drain: got %d %s, want %d", status, answer, c.drain)
+			status, response := l.ask("POST", drainPath, append(headers, "Content-Type", jsonType)...)
+			if status != c.drain || strings.Contains(response, token) {
+				t.Errorf("drain: got %d %s, want %d", status, response, c.drain)
 			}
 			if drained := l.backend.State() == backends.Draining; drained != (c.drain == 200) {
 				t.Errorf("the backend is drained: %v", drained)
@@ -188,8 +188,8 @@ func TestAccess(t *testing.T) {
 func TestPostContentType(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, kind := range []string{"", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp", "text/plain; application/json"} {
-		if status, answer := l.ask("POST", drainPath, "Content-Type", kind); status != 415 || !strings.Contains(answer, jsonType) {
-			t.Errorf("%q: got %d %s", kind, status, answer)
+		if status, response := l.ask("POST", drainPath, "Content-Type", kind); status != 415 || !strings.Contains(response, jsonType) {
+			t.Errorf("%q: got %d %s", kind, status, response)
 		}
 	}
 	if status, _ := l.ask("POST", drainPath, "Content-Type", "application/json; charset=utf-8"); status != 200 {
@@ -205,8 +205,8 @@ func TestUnknownPaths(t *testing.T) {
 	for _, c := range []struct{ method, path string }{
 		{"POST", "/"}, {"GET", "/index.html"}, {"GET", "/page/page.js"}, {"GET", "/api/requests/x/cancel"}, {"POST", "/api/state"}, {"GET", drainPath}, {"PUT", drainPath}, {"POST", "/metrics"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"POST", "/debug/pprof/"},
 	} {
-		if status, answer := l.ask(c.method, c.path, "Content-Type", jsonType); status != 404 || !strings.Contains(answer, "available: GET /metrics") {
-			t.Errorf("%s %s: got %d %s", c.method, c.path, status, answer)
+		if status, response := l.ask(c.method, c.path, "Content-Type", jsonType); status != 404 || !strings.Contains(response, "available: GET /metrics") {
+			t.Errorf("%s %s: got %d %s", c.method, c.path, status, response)
 		}
 	}
 	if l.backend.State() != backends.Ready {
@@ -250,16 +250,16 @@ func TestProfileLimits(t *testing.T) {
 func TestConcurrentScrapes(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	l := listen(t, false, Options{Metrics: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { begun <- struct{}{}; <-end })})
-	answers := make(chan int, maxScrapes)
+	responses := make(chan int, maxScrapes)
 	for range maxScrapes {
 		go func() {
 			resp, err := l.client.Get(l.url + "/metrics")
 			if err != nil {
-				answers <- 0
+				responses <- 0
 				return
 			}
 			resp.Body.Close()
-			answers <- resp.StatusCode
+			responses <- resp.StatusCode
 		}()
 		<-begun
 	}
@@ -271,7 +271,7 @@ func TestConcurrentScrapes(t *testing.T) {
 	}
 	close(end)
 	for range maxScrapes {
-		if status := <-answers; status != 200 {
+		if status := <-responses; status != 200 {
 			t.Errorf("got %d", status)
 		}
 	}

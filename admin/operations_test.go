@@ -91,22 +91,22 @@ func chat(model, text string) string {
 // explain asks where a request goes.
 func (a *asked) explain(query, body string, headers ...string) (e proxy.Explanation) {
 	a.t.Helper()
-	status, answer := a.send("POST", "/api/explain"+query, body, append([]string{"Content-Type", jsonType}, headers...)...)
+	status, response := a.send("POST", "/api/explain"+query, body, append([]string{"Content-Type", jsonType}, headers...)...)
 	if status != 200 {
-		a.t.Fatalf("explain%s: %d %s", query, status, answer)
+		a.t.Fatalf("explain%s: %d %s", query, status, response)
 	}
-	if err := json.Unmarshal([]byte(answer), &e); err != nil {
+	if err := json.Unmarshal([]byte(response), &e); err != nil {
 		a.t.Fatal(err)
 	}
 	return e
 }
 
-// post tells or asks, and expects a status and something in the answer.
+// post tells or asks, and expects a status and something in the response.
 func (a *asked) post(path, body string, status int, says string) {
 	a.t.Helper()
-	got, answer := a.send("POST", path, body, "Content-Type", jsonType)
-	if got != status || !strings.Contains(answer, says) {
-		a.t.Errorf("%s: got %d %s, want %d and %q", path, got, answer, status, says)
+	got, response := a.send("POST", path, body, "Content-Type", jsonType)
+	if got != status || !strings.Contains(response, says) {
+		a.t.Errorf("%s: got %d %s, want %d and %q", path, got, response, status, says)
 	}
 }
 
@@ -140,8 +140,8 @@ func TestExplainSession(t *testing.T) {
 	if inBody.Session != "prompt_cache_key" || inHeader.Session != "X-Session-Id" || inBody.Choice != inHeader.Choice || none.Session != "" {
 		t.Errorf("got %q for %s, %q for %s and %q", inBody.Session, inBody.Choice, inHeader.Session, inHeader.Choice, none.Session)
 	}
-	if _, answer := a.send("POST", "/api/explain", body, "Content-Type", jsonType); strings.Contains(answer, "someone") {
-		t.Errorf("the name of the session is shown: %s", answer)
+	if _, response := a.send("POST", "/api/explain", body, "Content-Type", jsonType); strings.Contains(response, "someone") {
+		t.Errorf("the name of the session is shown: %s", response)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestInvalidDryRuns(t *testing.T) {
 }
 
 // FuzzQuestion puts bodies and queries to both: whatever they are, there is an
-// answer in JSON, and no replica hears of it.
+// response in JSON, and no replica hears of it.
 func FuzzQuestion(f *testing.F) {
 	f.Add("endpoint=/v1/completions", `{"model":"m","prompt":["a","b"]}`, true)
 	f.Add("backend=gpu-1", chat("m", "x"), false)

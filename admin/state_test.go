@@ -18,7 +18,7 @@ import (
 // failsafe is longer than any step of a test takes.
 const failsafe = 20 * time.Second
 
-// busy is a proxy with a request in flight: its replica gets it, and never answers.
+// busy is a proxy with a request in flight: its replica gets it, and never responds.
 type busy struct {
 	*asked
 	public string
@@ -44,7 +44,7 @@ func atWork(t *testing.T) *busy {
 	return b
 }
 
-// silent is how replicas are reached that never answer.
+// silent is how replicas are reached that never respond.
 type silent struct{ b *busy }
 
 func (s silent) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -317,8 +317,8 @@ func TestPageAccess(t *testing.T) {
 				t.Errorf("page: got %d, want %d", status, c.page)
 			}
 			for _, path := range []string{"/api/state"} {
-				if status, answer := far.ask("GET", path, c.headers...); status != c.state || strings.Contains(answer, token) {
-					t.Errorf("%s: got %d %s, want %d", path, status, answer, c.state)
+				if status, response := far.ask("GET", path, c.headers...); status != c.state || strings.Contains(response, token) {
+					t.Errorf("%s: got %d %s, want %d", path, status, response, c.state)
 				}
 			}
 		})

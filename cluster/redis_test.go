@@ -58,7 +58,7 @@ func (s *redisServer) start(args ...string) {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	eventually(s.t, "redis-server answers", func() bool {
+	eventually(s.t, "redis-server responds", func() bool {
 		err := s.client.Ping(s.t.Context()).Err()
 		return err == nil || strings.Contains(err.Error(), "NOAUTH")
 	})

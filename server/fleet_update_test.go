@@ -238,7 +238,7 @@ func TestQueuedRequestGoesToAddedBackend(t *testing.T) {
 	before := c.made(1)
 	c.setFleet(0, 1)
 	if _, ok := <-served; !ok || c.made(1) == before {
-		t.Error("the backend that joined did not answer it")
+		t.Error("the backend that joined did not serve it")
 	}
 	c.settled()
 }
@@ -401,7 +401,7 @@ func TestPolicyWithoutQueueSendsQueuedRequests(t *testing.T) {
 		next.Backends[0].MaxInFlight = 0
 	})
 	if _, ok := <-served; !ok {
-		t.Error("it was not answered")
+		t.Error("it was not served")
 	}
 	s.leave()
 	c.settled()
@@ -426,7 +426,7 @@ func TestCAFileContentChange(t *testing.T) {
 	if f.server.fleet.registry.All()[0].Options().Transport != carries {
 		t.Error("the same authority got another transport")
 	}
-	f.answered()
+	f.checkServed()
 }
 
 // writeCertificate writes a certificate that nobody uses.
@@ -617,7 +617,7 @@ func TestBackendCAFile(t *testing.T) {
 		f.until("polled", func() bool { return b.Load() != nil })
 	}
 	for range 4 {
-		f.answered()
+		f.checkServed()
 	}
 }
 

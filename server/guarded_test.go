@@ -72,7 +72,7 @@ func (g *guarded) load(replica int) *backends.Load {
 	return new(backends.Load)
 }
 
-// stream is an answer of which the first event has come.
+// stream is a response of which the first event has come.
 type stream struct {
 	replica  int    // that it came from, where the proxy said so
 	attempts string // as the proxy said
@@ -81,7 +81,7 @@ type stream struct {
 }
 
 // ask sends a short request that may have to wait, and tells which replica
-// answered it; closed without a word when none did.
+// served it; closed without a word when none did.
 func (g *guarded) ask(prompt string) <-chan int {
 	served := make(chan int)
 	go func() {

@@ -52,7 +52,7 @@ func text(s string) http.HandlerFunc {
 }
 
 // Whatever a replica's /metrics are, its load is unknown then, it stays ready, and
-// its requests are answered.
+// its requests are served.
 func TestInvalidMetricsKeepBackendReady(t *testing.T) {
 	t.Parallel()
 	var packed bytes.Buffer
@@ -86,13 +86,13 @@ func TestInvalidMetricsKeepBackendReady(t *testing.T) {
 			if log := p.log.String(); !strings.Contains(log, f.why) {
 				t.Errorf("the log does not say %q:\n%s", f.why, log)
 			}
-			p.answered()
+			p.checkServed()
 			p.ready(1)
 		})
 	}
 }
 
-// stall writes a part of an answer and no more.
+// stall writes a part of a response and no more.
 func stall(part string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, part)
@@ -155,7 +155,7 @@ func TestInvalidModelLists(t *testing.T) {
 			p := startFronted(t, nil, standIn{models: f.models}.start(t), standIn{}.start(t))
 			p.logs(f.why)
 			p.ready(1)
-			p.answered()
+			p.checkServed()
 		})
 	}
 }
@@ -175,7 +175,7 @@ func TestUnresolvableBackend(t *testing.T) {
 	p.logs("no-such-replica.invalid:8000")
 	p.ready(1)
 	for range 3 {
-		p.answered()
+		p.checkServed()
 	}
 }
 
@@ -200,7 +200,7 @@ func TestBackendClosingIdleConnections(t *testing.T) {
 	stream := func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if !bytes.Contains(body, []byte(`"stream":true`)) {
-			io.WriteString(w, wholeAnswer)
+			io.WriteString(w, wholeResponse)
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -221,9 +221,9 @@ func TestBackendClosingIdleConnections(t *testing.T) {
 				clients.Go(func() {
 					for n := range f.requests / f.clients {
 						body := fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":"%d %d %s"}]}`, n%2 == 0, client, n, long[:f.size])
-						resp, answer, err := p.chat(body)
-						if err != nil || resp.StatusCode != http.StatusOK || n%2 == 0 && !strings.HasSuffix(answer, "[DONE]\n\n") || n%2 == 1 && answer != wholeAnswer {
-							t.Errorf("request %d of client %d: %v, %v, %.200q", n, client, resp, err, answer)
+						resp, text, err := p.chat(body)
+						if err != nil || resp.StatusCode != http.StatusOK || n%2 == 0 && !strings.HasSuffix(text, "[DONE]\n\n") || n%2 == 1 && text != wholeResponse {
+							t.Errorf("request %d of client %d: %v, %v, %.200q", n, client, resp, err, text)
 						}
 					}
 				})
@@ -238,11 +238,11 @@ func TestBackendClosingIdleConnections(t *testing.T) {
 	}
 }
 
-// What a replica has accepted and does nothing about is answered by another, be
+// What a replica has accepted and does nothing about is served by another, be
 // it that only its engine hangs or all of its process.
 func TestHungBackend(t *testing.T) {
 	t.Parallel()
-	for name, everything := range map[string]bool{"its answers": false, "its process": true} {
+	for name, everything := range map[string]bool{"its responses": false, "its process": true} {
 		t.Run(name, func(t *testing.T) {
 			g := startGuarded(t, 2, sim.Config{}, nil)
 			holder := g.goesTo("sim", known+"one")
@@ -254,7 +254,7 @@ func TestHungBackend(t *testing.T) {
 			g.until("one was sent there", func() bool { return g.server.fleet.registry.All()[holder].InFlight.Load() > 0 })
 			for i, done := range all {
 				if by := <-done; by != 1-holder {
-					t.Errorf("request %d was answered by replica %d, which hangs", i, by)
+					t.Errorf("request %d was served by replica %d, which hangs", i, by)
 				}
 			}
 			if metricSum(t, g.admin, "warmroute_retries_total") == 0 {

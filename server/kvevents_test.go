@@ -34,7 +34,7 @@ func (g *guarded) kvStatus(replica int) *router.KVStatus {
 type chatResult struct {
 	replica           int // -1: another client's
 	predicted, cached int
-	answer            string
+	output            string
 }
 
 // chat sends messages of alternating roles to the proxy, or to a replica itself.
@@ -55,7 +55,7 @@ func (g *guarded) chatWith(model, base string, contents ...string) (r chatResult
 		g.t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	var answer struct {
+	var response struct {
 		Choices []struct{ Message struct{ Content string } }
 		Usage   struct {
 			Details struct {
@@ -63,10 +63,10 @@ func (g *guarded) chatWith(model, base string, contents ...string) (r chatResult
 			} `json:"prompt_tokens_details"`
 		}
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != http.StatusOK || len(answer.Choices) == 0 {
+	if err := json.NewDecoder(resp.Body).Decode(&response); err != nil || resp.StatusCode != http.StatusOK || len(response.Choices) == 0 {
 		g.t.Fatalf("status %d, %v", resp.StatusCode, err)
 	}
-	r = chatResult{replica: -1, cached: answer.Usage.Details.Cached, answer: answer.Choices[0].Message.Content}
+	r = chatResult{replica: -1, cached: response.Usage.Details.Cached, output: response.Choices[0].Message.Content}
 	fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%d/", &r.predicted)
 	for i, b := range g.server.fleet.registry.All() {
 		if b.Name == resp.Header.Get("X-Warmroute-Backend") {
@@ -124,7 +124,7 @@ func TestKVEventsOfConversation(t *testing.T) {
 		r.checkPrediction(t, fmt.Sprintf("turn %d", turn))
 		blocks := g.confirmed(r.replica)
 		g.until("the turn is settled", func() bool { return g.confirmed(r.replica) > blocks })
-		contents = append(contents, r.answer, fmt.Sprintf("And what of number %d, which comes after the others before it?", turn))
+		contents = append(contents, r.output, fmt.Sprintf("And what of number %d, which comes after the others before it?", turn))
 	}
 }
 
@@ -157,7 +157,7 @@ func TestLostKVEvents(t *testing.T) {
 
 	g.fault(0, sim.Fault{Kind: sim.ReplaySilent})
 	g.fault(0, sim.Fault{Kind: sim.EventsGarbled, Requests: 1})
-	g.chat(g.url, "another prompt that stores a block or two with its answer of forty tokens")
+	g.chat(g.url, "another prompt that stores a block or two with its output of forty tokens")
 	g.until("the account is incomplete", func() bool { return !g.kvStatus(0).Complete })
 	if r := g.chat(g.url, "0"+long); r.cached < 1000 || r.predicted < r.cached-64 {
 		t.Errorf("%d tokens expected to be cached by the proxy's own account, %d were", r.predicted, r.cached)

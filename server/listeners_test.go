@@ -177,7 +177,7 @@ func TestConnectionClosesAfterAmbiguousFraming(t *testing.T) {
 }
 
 // A balancer that does not ask for readiness sends requests as soon as the port is open.
-func TestRequestBeforeFirstCheckIsAnswered(t *testing.T) {
+func TestRequestBeforeFirstCheckIsServed(t *testing.T) {
 	t.Parallel()
 	sent := make(chan struct{})
 	p := startFronted(t, nil, standIn{health: func(http.ResponseWriter, *http.Request) { <-sent }}.start(t))
@@ -208,7 +208,7 @@ func (w *witness) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	w.seen = append(w.seen, r.Method+" "+r.RequestURI+" "+string(body))
 	w.mu.Unlock()
 	to.Header().Set("Content-Type", "application/json")
-	io.WriteString(to, wholeAnswer)
+	io.WriteString(to, wholeResponse)
 }
 
 // take returns what has come since it was last asked.
@@ -238,7 +238,7 @@ func withWitness(t *testing.T, change func(*config.Config)) (*fronted, *witness)
 	return f, w
 }
 
-// tell sends bytes as they are, and reads the status of each answer up to the end
+// tell sends bytes as they are, and reads the status of each response up to the end
 // of the connection.
 func (f *fronted) tell(sent string) (codes []int) {
 	f.t.Helper()
@@ -347,7 +347,7 @@ func TestRequestSmuggling(t *testing.T) {
 				c.codes = append(c.codes, 200)
 			}
 			if !slices.Equal(got, c.codes) {
-				t.Errorf("answered %v, want %v", got, c.codes)
+				t.Errorf("served %v, want %v", got, c.codes)
 			}
 			if seen := replica.take(); !slices.Equal(seen, c.seen) {
 				t.Errorf("the replica saw %q, want %q", seen, c.seen)
@@ -363,7 +363,7 @@ func TestPipelinedRequests(t *testing.T) {
 	one := "GET /livez HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + `{"model":"m","messages":[]}`
 	got := f.tell(strings.Repeat(one, asked) + "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	if len(got) != 2*asked+1 || slices.ContainsFunc(got, func(code int) bool { return code != http.StatusOK }) {
-		t.Errorf("%d answers: %v", len(got), got)
+		t.Errorf("%d responses: %v", len(got), got)
 	}
 	if seen := replica.take(); len(seen) != asked {
 		t.Errorf("the replica saw %d requests", len(seen))
@@ -385,7 +385,7 @@ func TestHeaderLimits(t *testing.T) {
 		"long method":    strings.Repeat("P", 4<<20) + " / HTTP/1.1\r\nHost: x\r\n\r\n",
 	} {
 		if got := f.tell(sent); !slices.Equal(got, []int{http.StatusRequestHeaderFieldsTooLarge}) {
-			t.Errorf("%s: answered %v", name, got)
+			t.Errorf("%s: served %v", name, got)
 		}
 	}
 	if seen := replica.take(); len(seen) > 0 {
@@ -429,8 +429,8 @@ func TestSlowHeaders(t *testing.T) {
 		})
 	}
 	for range 100 {
-		if resp, answer, err := f.chat(plainChat); err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatalf("meanwhile: %v, %v, %s", resp, err, answer)
+		if resp, text, err := f.chat(plainChat); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("meanwhile: %v, %v, %s", resp, err, text)
 		}
 	}
 	closed.Wait()

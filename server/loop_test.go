@@ -19,7 +19,7 @@ func countedReplica(t *testing.T) (url string, chats *atomic.Int64) {
 		chats.Add(1)
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, wholeAnswer)
+		io.WriteString(w, wholeResponse)
 	}}.start(t), chats
 }
 
@@ -39,8 +39,8 @@ func (f *fronted) askMany(n int) {
 	f.t.Helper()
 	for i := range n {
 		body := strings.Replace(plainChat, "hello", fmt.Sprint("hello ", i), 1)
-		if resp, answer, err := f.chat(body); err != nil || resp.StatusCode != http.StatusOK || answer != wholeAnswer {
-			f.t.Fatalf("request %d: %v, %v, %.200q", i, resp, err, answer)
+		if resp, text, err := f.chat(body); err != nil || resp.StatusCode != http.StatusOK || text != wholeResponse {
+			f.t.Fatalf("request %d: %v, %v, %.200q", i, resp, err, text)
 		}
 	}
 }

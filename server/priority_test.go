@@ -28,7 +28,7 @@ func TestPriorityInEngineQueue(t *testing.T) {
 			s.Backends[0].EnginePriority = c.enginePriority
 		})
 		leave := g.openExternalStreams(0, 1, "sim", "of another client", 20_000)
-		answered := make(chan string, 2)
+		served := make(chan string, 2)
 		send := func(name, bodyPriority, priority string) {
 			body := `{"model":"sim","ignore_eos":true,"max_tokens":100,"priority":` + bodyPriority + `,"messages":[{"role":"user","content":"` + name + `"}]}`
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.url+"/v1/chat/completions", strings.NewReader(body))
@@ -40,14 +40,14 @@ func TestPriorityInEngineQueue(t *testing.T) {
 			go func() {
 				resp, err := g.client.Do(req)
 				if err != nil {
-					answered <- err.Error()
+					served <- err.Error()
 					return
 				}
 				defer resp.Body.Close()
-				if answer, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
-					name = resp.Status + " " + string(answer)
+				if response, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+					name = resp.Status + " " + string(response)
 				}
-				answered <- name
+				served <- name
 			}()
 		}
 		send("batch", "-1000", "10")
@@ -55,8 +55,8 @@ func TestPriorityInEngineQueue(t *testing.T) {
 		send("normal", "1000", "0")
 		g.until("the second one does as well", func() bool { return g.load(0).Waiting == 2 })
 		leave()
-		if got := []string{<-answered, <-answered}; !slices.Equal(got, c.want) {
-			t.Errorf("engine_priority %v: answered in the order %q, want %q", c.enginePriority, got, c.want)
+		if got := []string{<-served, <-served}; !slices.Equal(got, c.want) {
+			t.Errorf("engine_priority %v: served in the order %q, want %q", c.enginePriority, got, c.want)
 		}
 	}
 }

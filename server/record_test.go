@@ -90,7 +90,7 @@ func TestReplayOfRecording(t *testing.T) {
 		}
 	}
 	near("requests", float64(got.Requests), float64(seen.Requests), 0)
-	near("tokens of answers", float64(got.CompletionTokens), float64(seen.CompletionTokens), 0)
+	near("output tokens", float64(got.CompletionTokens), float64(seen.CompletionTokens), 0)
 	near("tokens of prompts", float64(got.PromptTokens), float64(seen.PromptTokens), 0.03*float64(seen.PromptTokens))
 	// At 20 times its speed a machine that is busy, or looks for races, is late.
 	near("hit ratio", got.HitRatio, seen.HitRatio, 0.1)
@@ -261,7 +261,7 @@ func TestRecordingReadable(t *testing.T) {
 		f("too long a prompt", blockBytes, false, func(q *recorder.Request) { q.Bytes++ })
 		f("too much beside it", blockBytes, false, func(q *recorder.Request) { q.ExtraBytes++ })
 		f("too many tokens", blockBytes, false, func(q *recorder.Request) { q.PromptTokens++ })
-		f("too long an answer", blockBytes, false, func(q *recorder.Request) { q.OutputTokens++ })
+		f("too long an output", blockBytes, false, func(q *recorder.Request) { q.OutputTokens++ })
 		f("less than nothing", blockBytes, false, func(q *recorder.Request) { q.OutputTokens = -1 })
 	}
 	const year = 365 * 24 * time.Hour

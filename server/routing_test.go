@@ -172,12 +172,12 @@ func TestStalledBackendGetsNoRequests(t *testing.T) {
 			g := startGuarded(t, 2, sim.Config{}, nil)
 			holder := g.goesTo("sim", known+"one")
 			if kind == sim.Freeze {
-				if s := g.long(known + "two"); s.replica != holder { // stands still in mid-answer
+				if s := g.long(known + "two"); s.replica != holder { // stands still in mid-response
 					t.Fatalf("went to %d, and the prefix is on %d", s.replica, holder)
 				}
 			}
 			g.fault(holder, sim.Fault{Kind: kind})
-			go g.open(t.Context(), g.url, "sim", known+"three", 2) // sent there, and not answered
+			go g.open(t.Context(), g.url, "sim", known+"three", 2) // sent there, and not served
 			g.until("requests go elsewhere", func() bool {
 				ctx, leave := context.WithTimeout(t.Context(), 500*time.Millisecond)
 				defer leave()
@@ -193,7 +193,7 @@ func TestStalledBackendGetsNoRequests(t *testing.T) {
 			}
 			stalls := func(of string) float64 { return metricSum(t, g.admin, "warmroute_backend_"+of) }
 			now, times := stalls("stalled"), stalls("stalls_total")
-			// The stream in mid-answer keeps it stalled. What has put out nothing was
+			// The stream in mid-response keeps it stalled. What has put out nothing was
 			// moved: with nothing of ours it is stalled no more, until it is tried again.
 			if kind == sim.Freeze && (now != 1 || times != 1) || times == 0 {
 				t.Errorf("metrics say that %v are stalled, and were %v times", now, times)
@@ -202,7 +202,7 @@ func TestStalledBackendGetsNoRequests(t *testing.T) {
 			// not reported as recovered.
 			g.until("the log says so", func() bool { return strings.Contains(g.log.String(), `msg="backend stalled`) })
 			if kind == sim.Hang {
-				return // what it has read it never answers
+				return // what it has read it never responds to
 			}
 			g.fault(holder, sim.Fault{Kind: sim.Clear})
 			g.openExternalStreams(1-holder, 24, "sim", "of another client", 8000)
@@ -273,7 +273,7 @@ func TestStateOfStalledBackend(t *testing.T) {
 	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	began := time.Now()
-	stalled := g.long("a long answer").replica
+	stalled := g.long("a long output").replica
 	g.fault(stalled, sim.Fault{Kind: sim.Freeze})
 	g.until("the backend is shown as stalled", func() bool { return g.state().Backends[stalled].State == "stalled" })
 	s := g.state()
@@ -319,7 +319,7 @@ func TestStateOfDownBackend(t *testing.T) {
 func TestStateOfDrainedBackend(t *testing.T) {
 	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, nil)
-	s := g.long("a long answer")
+	s := g.long("a long output")
 	name := g.server.fleet.registry.All()[s.replica].Name
 	post := func(verb string) {
 		t.Helper()
@@ -364,7 +364,7 @@ func TestHealthChecksKeepInFlightCount(t *testing.T) {
 			io.Copy(io.Discard, r.Body)
 			close(first)
 			<-finish
-			io.WriteString(w, wholeAnswer)
+			io.WriteString(w, wholeResponse)
 		},
 	}.start(t))
 	p.ready(1)
@@ -377,7 +377,7 @@ func TestHealthChecksKeepInFlightCount(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p.answered()
+		p.checkServed()
 	}()
 	<-first
 	for _, state := range []backends.State{backends.Down, backends.Ready} {
@@ -399,12 +399,12 @@ func TestLargeBodyByDefault(t *testing.T) {
 	p := startFronted(t, nil, standIn{chat: func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)
 		got.Store(n)
-		io.WriteString(w, wholeAnswer)
+		io.WriteString(w, wholeResponse)
 	}}.start(t))
 	p.ready(1)
 	body := `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,` +
 		string(bytes.Repeat([]byte("QUFB"), 10<<20)) + `"}}]}]}`
-	if resp, answer, err := p.chat(body); err != nil || resp.StatusCode != http.StatusOK || answer != wholeAnswer || got.Load() != int64(len(body)) {
-		t.Errorf("%v, %v, %.300q; %d of %d bytes came", resp, err, answer, got.Load(), len(body))
+	if resp, text, err := p.chat(body); err != nil || resp.StatusCode != http.StatusOK || text != wholeResponse || got.Load() != int64(len(body)) {
+		t.Errorf("%v, %v, %.300q; %d of %d bytes came", resp, err, text, got.Load(), len(body))
 	}
 }

@@ -43,8 +43,8 @@ func TestTwoProxiesAgreeOnSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		if answer, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatalf("%s: %s (%v)", resp.Status, answer, err)
+		if response, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s (%v)", resp.Status, response, err)
 		}
 		return resp.Header.Get("X-Warmroute-Backend")
 	}

@@ -177,8 +177,8 @@ func metricSum(t *testing.T, url, name string, labels ...string) (sum float64) {
 	return sum
 }
 
-// askStream sends one streamed request, and returns an error unless its answer
-// comes whole. tokens is the answer's length; begun is called at its first event.
+// askStream sends one streamed request, and returns an error unless its response
+// comes whole. tokens is its output's length; begun is called at its first event.
 func askStream(client *http.Client, url, prompt string, tokens int, begun func()) error {
 	body := fmt.Appendf(nil, `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`, tokens, prompt)
 	resp, err := client.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
@@ -208,10 +208,10 @@ func askStream(client *http.Client, url, prompt string, tokens int, begun func()
 
 // crowd is clients that ask and ask again until they are told to leave.
 type crowd struct {
-	t        *testing.T
-	answered atomic.Int64
-	over     atomic.Bool
-	clients  sync.WaitGroup
+	t       *testing.T
+	served  atomic.Int64
+	over    atomic.Bool
+	clients sync.WaitGroup
 }
 
 // startCrowd has half of the clients keep their connections, and half connect
@@ -228,20 +228,20 @@ func startCrowd(t *testing.T, url string, n int, transport *http.Transport) *cro
 				if err := askStream(client, url, fmt.Sprintf("client %d, request %d", i, k), 8, nil); err != nil {
 					c.t.Errorf("client %d, request %d: %v", i, k, err)
 				}
-				c.answered.Add(1)
+				c.served.Add(1)
 			}
 		})
 	}
 	return c
 }
 
-// more waits until so many more requests were answered.
+// more waits until so many more requests were served.
 func (c *crowd) more(n int64) {
 	c.t.Helper()
-	from := c.answered.Load()
-	for end := time.Now().Add(time.Minute); c.answered.Load() < from+n; time.Sleep(5 * time.Millisecond) {
+	from := c.served.Load()
+	for end := time.Now().Add(time.Minute); c.served.Load() < from+n; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			c.t.Fatalf("%d requests answered within a minute, not %d", c.answered.Load()-from, n)
+			c.t.Fatalf("%d requests served within a minute, not %d", c.served.Load()-from, n)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func (p *proxied) play(t *testing.T, trace *replay.Trace, inFlight int) replay.S
 	player.RunTrace(t.Context(), trace)
 	s := tally.Summary("prefix", 0)
 	if s.Lost > 0 || s.Requests != len(trace.Requests) {
-		t.Fatalf("%d of %d requests answered: %v", s.Requests, len(trace.Requests), s.Errors)
+		t.Fatalf("%d of %d requests served: %v", s.Requests, len(trace.Requests), s.Errors)
 	}
 	return s
 }

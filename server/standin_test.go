@@ -15,30 +15,30 @@ import (
 )
 
 // standIn is a replica that does what no simulated one does. A path that is nil is
-// answered as a healthy replica would.
+// served as by a healthy replica would.
 type standIn struct {
 	health, models, metrics, chat http.HandlerFunc
 }
 
-const wholeAnswer = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],` +
+const wholeResponse = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],` +
 	`"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
 
 func (s standIn) handler() http.Handler {
 	mux := http.NewServeMux()
 	for path, f := range map[string]struct {
-		serve  http.HandlerFunc
-		answer string
+		serve    http.HandlerFunc
+		response string
 	}{
 		"/health":              {s.health, ""},
 		"/v1/models":           {s.models, `{"object":"list","data":[{"id":"m","object":"model","root":"m","max_model_len":131072}]}`},
 		"/metrics":             {s.metrics, "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"},
-		"/v1/chat/completions": {s.chat, wholeAnswer},
+		"/v1/chat/completions": {s.chat, wholeResponse},
 	} {
 		if f.serve == nil {
 			f.serve = func(w http.ResponseWriter, r *http.Request) {
 				io.Copy(io.Discard, r.Body)
 				w.Header().Set("Content-Type", "application/json")
-				io.WriteString(w, f.answer)
+				io.WriteString(w, f.response)
 			}
 		}
 		mux.HandleFunc(path, f.serve)
@@ -110,7 +110,7 @@ func (f *fronted) logs(text string) {
 
 const plainChat = `{"model":"m","messages":[{"role":"user","content":"hello"}]}`
 
-// chat sends a chat and returns the whole answer.
+// chat sends a chat and returns the whole response.
 func (f *fronted) chat(body string) (*http.Response, string, error) {
 	req, err := http.NewRequest(http.MethodPost, f.url+"/v1/chat/completions", bytes.NewReader([]byte(body)))
 	if err != nil {
@@ -122,14 +122,14 @@ func (f *fronted) chat(body string) (*http.Response, string, error) {
 		return nil, "", err
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	return resp, string(answer), err
+	text, err := io.ReadAll(resp.Body)
+	return resp, string(text), err
 }
 
-// answered sends a chat and fails the test unless a replica answers it whole.
-func (f *fronted) answered() {
+// checkServed sends a chat and fails the test unless a replica serves it whole.
+func (f *fronted) checkServed() {
 	f.t.Helper()
-	if resp, answer, err := f.chat(plainChat); err != nil || resp.StatusCode != http.StatusOK || answer != wholeAnswer {
-		f.t.Errorf("answer %v %.200q, error %v", resp, answer, err)
+	if resp, text, err := f.chat(plainChat); err != nil || resp.StatusCode != http.StatusOK || text != wholeResponse {
+		f.t.Errorf("text %v %.200q, error %v", resp, text, err)
 	}
 }

@@ -494,8 +494,8 @@ function render(state) {
   const listed = state.requests.oldest.length;
   setText(byId('requests-count'), listed < state.requests.all ? `the ${listed} oldest of ${whole.format(state.requests.all)}` : String(listed));
   showRequests(state.requests.oldest, (r) => r.handle);
-  const held = state.queue.first.length;
-  setText(byId('queue-count'), held < state.queue.requests ? `the ${held} oldest of ${whole.format(state.queue.requests)}` : String(state.queue.requests));
+  const listedQueued = state.queue.first.length;
+  setText(byId('queue-count'), listedQueued < state.queue.requests ? `the ${listedQueued} oldest of ${whole.format(state.queue.requests)}` : String(state.queue.requests));
   showQueue(state.queue.first, (r) => r.handle);
   showDecisions(state.decisions, (d) => `${state.version} ${d.number} ${d.at}`);
   byId('main').hidden = false;
