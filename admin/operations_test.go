@@ -198,7 +198,7 @@ func TestInvalidDryRuns(t *testing.T) {
 	}
 }
 
-// FuzzQuestion puts bodies and queries to both: whatever they are, there is an
+// FuzzQuestion puts bodies and queries to both: whatever they are, there is a
 // response in JSON, and no replica hears of it.
 func FuzzQuestion(f *testing.F) {
 	f.Add("endpoint=/v1/completions", `{"model":"m","prompt":["a","b"]}`, true)

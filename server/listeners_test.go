@@ -347,7 +347,7 @@ func TestRequestSmuggling(t *testing.T) {
 				c.codes = append(c.codes, 200)
 			}
 			if !slices.Equal(got, c.codes) {
-				t.Errorf("served %v, want %v", got, c.codes)
+				t.Errorf("got statuses %v, want %v", got, c.codes)
 			}
 			if seen := replica.take(); !slices.Equal(seen, c.seen) {
 				t.Errorf("the replica saw %q, want %q", seen, c.seen)
