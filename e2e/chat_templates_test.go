@@ -329,6 +329,7 @@ func (tt *templateTest) play(t *testing.T, seed, templateSeed uint64, first bool
 // a block, in the worst request of 99 conversations of 100.
 func TestMatchIsCachedWithEachTemplate(t *testing.T) {
 	t.Parallel()
+	slots := make(chan struct{}, 2) // replicas at a time, of 1 to 2 GB each
 	var mu sync.Mutex
 	played, off := map[string]int{}, map[string]int{}
 	t.Run("templates", func(t *testing.T) { // ends when all parallel tests in it have ended
@@ -343,6 +344,8 @@ func TestMatchIsCachedWithEachTemplate(t *testing.T) {
 		} {
 			t.Run(template.name, func(t *testing.T) {
 				t.Parallel()
+				slots <- struct{}{}
+				defer func() { <-slots }()
 				port, events := fmt.Sprint(18401+n), fmt.Sprint(19401+n)
 				dir, err := os.Getwd()
 				if err != nil {
