@@ -30,7 +30,7 @@ const (
 // what it received. Safe for concurrent use.
 type Reader struct {
 	registry *backends.Registry
-	router   *router.Router
+	fleet    *Fleet
 	log      *slog.Logger
 	panics   recovery.Reporter
 
@@ -41,14 +41,14 @@ type Reader struct {
 // reading reads the events of one backend.
 type reading struct {
 	sources     []wire.Source
-	follower    *router.KVFollower
+	follower    *Follower
 	subscribers []*wire.Subscriber
 	stop        func() // waits until all is stopped
 }
 
 // NewReader returns a Reader, which reads nothing until Watch is called.
 func NewReader(registry *backends.Registry, router *router.Router, log *slog.Logger, panics recovery.Reporter) *Reader {
-	return &Reader{registry: registry, router: router, log: log, panics: panics, readings: map[*backends.Backend]*reading{}}
+	return &Reader{registry: registry, fleet: NewFleet(router), log: log, panics: panics, readings: map[*backends.Backend]*reading{}}
 }
 
 // Watch reads the events of a backend until ctx is done. What it publishes is looked up whenever
@@ -154,7 +154,7 @@ func (r *Reader) start(ctx context.Context, b *backends.Backend, sources []wire.
 	if len(sources) == 0 {
 		return nil
 	}
-	follower := r.router.FollowKVEvents(b, engines)
+	follower := r.fleet.Follow(b, engines)
 	if follower == nil {
 		return nil
 	}

@@ -69,21 +69,11 @@ var benchmarkBodies = []struct {
 // to a released reservation, with every prompt known to half of the fleet.
 // lab/bench/decision prints it as a multiple of BenchmarkChainedXXH3. 200 KB are Messages, the
 // others chats.
-func BenchmarkDecision(b *testing.B) { benchmarkDecision(b, false) }
-
-// BenchmarkDecisionWithKVEvents is BenchmarkDecision with KV events of all backends, which
-// tell what every one of them holds of the prompt. What Settle does is counted too.
-func BenchmarkDecisionWithKVEvents(b *testing.B) { benchmarkDecision(b, true) }
-
-func benchmarkDecision(b *testing.B, kvEvents bool) {
+func BenchmarkDecision(b *testing.B) {
 	for _, c := range benchmarkBodies {
 		for _, n := range []int{8, 64} {
 			b.Run(fmt.Sprintf("bytes=%d/backends=%d", c.size, n), func(b *testing.B) {
-				r, fleet, clock := newFleet(b, n, "prefix")
-				var replicas []*kvReplica
-				if kvEvents {
-					replicas = followAll(b, r, fleet)
-				}
+				r, fleet, _ := newFleet(b, n, "prefix")
 				body := c.body(c.size)
 				var p prompt.Prompt
 				var blocks []prompt.Block
@@ -99,22 +89,15 @@ func benchmarkDecision(b *testing.B, kvEvents bool) {
 				}
 				for range n { // until half of the fleet holds the prompt
 					d := decide()
-					if kvEvents {
-						replicas[d.Backend.Slot].compute(d.KVSession, 1, len(body)/4)
-					}
 					d.RecordFirstEvent()
 					defer d.Release(Outcome{End: Completed, OutputTokens: 100})
 				}
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
-				for i := 0; b.Loop(); i++ {
+				for b.Loop() {
 					d := decide()
 					d.RecordFirstEvent()
 					d.Release(Outcome{End: Completed, OutputTokens: 100})
-					if i%100 == 0 && kvEvents {
-						clock.advance(confirmTimeout)
-						settleAll(replicas)
-					}
 				}
 			})
 		}

@@ -48,7 +48,7 @@ func New(o Options) (*Router, error) {
 		policies: o.Policies, now: o.Now, catalog: o.Catalog, onPanic: o.OnPanic,
 		fleet: fleet{
 			blockBytes: o.BlockBytes, start: now, rand: o.Rand, index: x, estimates: estimates,
-			ledger: ledger.New(o.BlockBytes, x, estimates, now), kvEvents: newKVEvents(),
+			ledger: ledger.New(o.BlockBytes, x, estimates, now),
 		},
 		admission: admission{queue: queue.New[*QueuedRequest](now), started: make(chan struct{}, 1), pauses: make(chan time.Duration, 1)},
 		peers:     peers{reporter: o.Reporter},
@@ -119,7 +119,9 @@ func (r *Router) AddBackend(b *backends.Backend) {
 // Release, which then counts only in the backend's own figures. Under another
 // router's policy this may take a tenth of a second, if its table is full.
 func (r *Router) RemoveBackend(b *backends.Backend) {
-	r.closeFollower(b)
+	if follower := r.followerOf(b); follower != nil {
+		follower.Close()
+	}
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.fleet.has(b) {

@@ -88,7 +88,7 @@ func (r *Router) BackendStateChanged(b *backends.Backend) {
 // ForgetCache forgets what a backend held: its replica lost its cache. What KV events say it
 // holds stays.
 func (r *Router) ForgetCache(b *backends.Backend) {
-	defer r.confirmAgain(b)
+	defer r.restoreIndex(b)
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.fleet.has(b) {
@@ -132,7 +132,7 @@ type ResetReport struct {
 // anything. What it has in flight stays, and so do figures that metrics count, and
 // what the replica reported, also by KV events.
 func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
-	defer r.confirmAgain(b)
+	defer r.restoreIndex(b)
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	f := &r.fleet
@@ -226,7 +226,8 @@ func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	for slot := range f.states {
 		s := BackendIndexStats{f.states[slot].backend, f.index.Len(slot), f.index.Capacity(slot), f.index.Evictions(slot), nil}
 		if follower := f.states[slot].follower; follower != nil {
-			s.KV = follower.status()
+			kvBlocks, complete := follower.Status()
+			s.KV = &KVStatus{kvBlocks, f.index.CountConfirmed(slot), complete}
 		}
 		parts = append(parts, s)
 	}

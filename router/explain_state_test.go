@@ -197,7 +197,7 @@ func busyFleet(t *testing.T, policy string) (*Router, []*backends.Backend) {
 		b.SetLoad(l)
 		r.ObserveLoad(b, l)
 	}
-	replicas := followAll(t, r, fleet[:2])
+	followers := followAll(r, fleet[:2])
 	on := func(slot int, req *Request) *Reservation {
 		t.Helper()
 		req.Backends = fleet[slot : slot+1]
@@ -206,14 +206,13 @@ func busyFleet(t *testing.T, policy string) (*Router, []*backends.Backend) {
 	for key := range 21 {
 		slot := key % 7
 		d := on(slot, turnOf(ask(fleet, key, 8), uint64(key+1), prompt.TurnFirst))
-		if slot < len(replicas) {
-			replicas[slot].compute(d.KVSession, key, 8*tokensPerBlock)
-		}
 		d.RecordFirstEvent()
 		c.advance(50 * time.Millisecond)
 		d.Release(Outcome{End: Completed, OutputTokens: 30, PromptTokens: 8 * tokensPerBlock})
 	}
-	settleAll(replicas)
+	for _, f := range followers {
+		f.settle()
+	}
 	fleet[3].SetOptions(backends.Options{MaxInFlight: 3, Weight: 2})
 	on(stalled, ask(fleet, 32, 1)).RecordFirstEvent()
 	fleet[stalled].SetLoad(nil) // its polls fail
@@ -252,7 +251,7 @@ func TestExplainChangesNothing(t *testing.T) {
 	for _, policy := range []string{"prefix", "skywalker", "lmetric", "round-robin", "chwbl", "sticky-least-loaded"} {
 		t.Run(policy, func(t *testing.T) {
 			r, fleet := busyFleet(t, policy)
-			if r.CountPeerRequests() == 0 || r.Status(fleet[4]).Breaker != BreakerHalfOpen || r.fleet.kvEvents.followers != 2 {
+			if r.CountPeerRequests() == 0 || r.Status(fleet[4]).Breaker != BreakerHalfOpen || r.followerOf(fleet[0]) == nil {
 				t.Fatalf("the fleet is not as it should be: %d requests of peers, breaker %v", r.CountPeerRequests(), r.Status(fleet[4]).Breaker)
 			}
 			if waiting := r.CountWaiting(); (waiting > 0) != r.fleet.policy.definition.UsesQueue {

@@ -28,7 +28,6 @@ type fleet struct {
 	index      *index.Index
 	estimates  *estimate.Fleet
 	ledger     *ledger.Ledger
-	kvEvents   kvEvents
 	scratch    scratch
 }
 
@@ -44,7 +43,7 @@ type backendState struct {
 	backend  *backends.Backend // nil: the slot is free
 	nameHash uint64
 	health   *health.Record // a Reservation may outlive the backend's membership, and keeps it
-	follower *KVFollower    // of its KV events; nil: there is none
+	follower KVFollower     // of its KV events; nil: there is none
 }
 
 // scratch is the memory of one decision, or of one round of the queue, for the next one.

@@ -100,7 +100,7 @@ func (d *Reservation) Release(o Outcome) {
 		r.layouts.Store(&layouts)
 	}
 	if inFleet {
-		f.recordEndForKVEvents(d, &o, now)
+		f.endKVRequest(d, &o, now)
 	}
 	r.peers.reportEnded(d, &o)
 	r.dispatch(now)

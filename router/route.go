@@ -98,7 +98,7 @@ func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice de
 			},
 		},
 	}
-	f.nameForKVEvents(d, q.Request)
+	f.startKVRequest(d, q.Request)
 	p := &d.entry.Prediction
 	if q.Sequences <= 1 && len(q.Blocks) > 0 {
 		p.Media = q.CountMedia()

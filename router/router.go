@@ -165,7 +165,7 @@ type Reservation struct {
 	attempt  health.Attempt
 	entry    ledger.Entry
 	peerID   uint64 // by which other proxies know it; 0 if there are no other proxies
-	kv       kvRequest
+	kv       KVRequest
 	released bool // guarded by router.mu
 }
 

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"warmroute/kvevents"
 	"warmroute/kvevents/wire"
 	"warmroute/lab/sim/engine"
 )
@@ -10,8 +11,9 @@ func (r *run) followKVEvents() {
 	if !r.KVEvents || r.router == nil {
 		return
 	}
+	fleet := kvevents.NewFleet(r.router)
 	for _, p := range r.fleet {
-		p.follower = r.router.FollowKVEvents(p.backend, len(p.ranks))
+		p.follower = fleet.Follow(p.backend, len(p.ranks))
 		p.restartKVEvents()
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/kvevents"
 	"warmroute/lab/sim/engine"
-	"warmroute/router"
 )
 
 // replica is a simulated server and the router's record of it.
@@ -19,7 +19,7 @@ type replica struct {
 	ranks    []rank
 	balancer *engine.Balancer
 
-	follower *router.KVFollower // nil: the router does not read its KV events
+	follower *kvevents.Follower // nil: the router does not read its KV events
 	requests []*request         // in flight, in no order
 	epoch    int                // number of restarts
 	started  time.Duration      // of the process

@@ -2,6 +2,7 @@ package index
 
 import (
 	"math/bits"
+	"sort"
 
 	"warmroute/prompt"
 )
@@ -151,6 +152,29 @@ func (x *Index) Link(b prompt.Block) (l Link, known bool) {
 		return Link{}, false
 	}
 	return x.kv.links[at].to, true
+}
+
+// LinkedPrefix is a prefix of a prompt whose blocks are linked.
+type LinkedPrefix struct {
+	Blocks int
+	Link   // of the last of them
+}
+
+// LinkedPrefix returns the longest prefix of a prompt that is linked, and to KV blocks for which
+// isPart is true; nil: to any. With a block, all blocks before it are linked.
+func (x *Index) LinkedPrefix(blocks []prompt.Block, isPart func(Link) bool) (p LinkedPrefix) {
+	isLinked := func(b prompt.Block) bool {
+		l, known := x.Link(b)
+		return known && (isPart == nil || isPart(l))
+	}
+	n := len(blocks)
+	if n == 0 || isPart != nil || !isLinked(blocks[n-1]) { // mostly all are linked
+		n = sort.Search(n, func(i int) bool { return !isLinked(blocks[i]) })
+	}
+	if p.Blocks = n; n > 0 {
+		p.Link, _ = x.Link(blocks[n-1])
+	}
+	return p
 }
 
 // AddLink links one of the blocks of a prompt, those before it having been linked before, as one

@@ -1,7 +1,4 @@
-// Package kvblocks follows which KV blocks a replica holds, from the events that it publishes.
-// It names the blocks by their tokens, so that equal blocks of all replicas have one name
-// whatever hashes their engines use.
-package kvblocks
+package kvevents
 
 import (
 	"cmp"
@@ -25,50 +22,51 @@ const (
 	changesBuffer = 1024 // changes that are kept for reuse
 )
 
-// Op is what happened to a KV block.
-type Op uint8
+// op is what happened to a KV block.
+type op uint8
 
 const (
-	Stored    Op = iota // the replica holds it
-	Removed             // it does not any more
-	Forgotten           // it is not known any more whether it does
-	Cleared             // it holds no blocks at all; KV is 0
+	kvStored    op = iota // the replica holds it
+	kvRemoved             // it does not any more
+	kvForgotten           // it is not known any more whether it does
+	kvCleared             // it holds no blocks at all; kv is 0
 )
 
-// Change is one change of what a replica holds.
-type Change struct {
-	KV index.KVBlock
-	Op Op
+// change is one change of what a replica holds.
+type change struct {
+	kv index.KVBlock
+	op op
 }
 
-// Block is a KV block of a sequence.
-type Block struct {
-	KV     index.KVBlock
-	Tokens int // of the sequence up to its end
-	Size   int // in tokens
+// sequenceBlock is a KV block of a sequence.
+type sequenceBlock struct {
+	kv     index.KVBlock
+	tokens int // of the sequence up to its end
+	size   int // in tokens
 }
 
-// Tracker follows the KV blocks of one replica, in all its data-parallel engines and all media.
-// It is not safe for concurrent use.
-type Tracker struct {
-	seed        uint64
-	engineCount int
-	room        *Room
-	prefix      string                // of the sessions whose sequences are remembered
-	engines     []*engine             // by rank
-	blocks      int                   // held, in all engines
+// tracker follows which KV blocks one replica holds, in all its data-parallel engines and all media.
+// It names the blocks by their tokens, so that equal blocks of all replicas have one name
+// whatever hashes their engines use. It is not safe for concurrent use.
+type tracker struct {
+	seed        uint64 // equal blocks have equal names in all trackers with the same
+	prefix      string // of the sessions whose sequences are remembered
+	engineCount int    // data-parallel ones that the replica has at least
+	room        *room
+	engines     []*engine             // by rank; nil: no events of it
+	blocks      int                   // held, in all engines; one that several hold counts for each
 	places      int                   // taken by these and by blocks that are kept for others
 	holders     map[index.KVBlock]int // engines that hold a block; nil while there is one engine
 	sequences   sequences
 
-	changes []Change
+	changes []change
 	buf     []byte
 }
 
 // engine is the account of one data-parallel engine.
 type engine struct {
 	complete  bool             // it announces all that it holds
-	hadBlocks bool             // before the last Restart that was not complete
+	hadBlocks bool             // before the last restart that was not complete
 	offloads  bool             // it has announced blocks of another medium than the GPU
 	byHash    map[uint64]int32 // the publisher's hash → place of the block
 	blocks    []block          // blocks[0] stands before the first block of a sequence
@@ -88,19 +86,18 @@ type block struct {
 
 func (b *block) isHeld() bool { return b.gpu > 0 || b.other > 0 }
 
-// Room is for how many blocks there is memory in all Trackers that share it. Safe for concurrent
+// room is for how many blocks there is memory in all trackers that share it. Safe for concurrent
 // use.
-type Room struct{ free atomic.Int64 }
+type room struct{ free atomic.Int64 }
 
-// NewRoom returns room for so many blocks.
-func NewRoom(blocks int) *Room {
-	r := &Room{}
+func newRoom(blocks int) *room {
+	r := &room{}
 	r.free.Store(int64(blocks))
 	return r
 }
 
 // take takes room for a block, and reports false if there is none.
-func (r *Room) take() bool {
+func (r *room) take() bool {
 	if r.free.Add(-1) >= 0 {
 		return true
 	}
@@ -108,25 +105,12 @@ func (r *Room) take() bool {
 	return false
 }
 
-// Options configure a Tracker.
-type Options struct {
-	Seed    uint64 // equal blocks have equal names in all Trackers with the same
-	Engines int    // data-parallel ones that the replica has at least
-	Room    *Room
-	Prefix  string // what requests store is remembered for those whose session has it
+func newTracker(seed uint64, prefix string, engines int, room *room) *tracker {
+	return &tracker{seed: seed, prefix: prefix, engineCount: engines, room: room, sequences: sequences{last: map[string]sequence{}}}
 }
 
-// New returns a Tracker.
-func New(o Options) *Tracker {
-	return &Tracker{seed: o.Seed, engineCount: o.Engines, room: o.Room, prefix: o.Prefix, sequences: sequences{last: map[string]sequence{}}}
-}
-
-// Len returns how many blocks the replica holds, as far as is known. Blocks that several
-// engines hold count for each.
-func (t *Tracker) Len() int { return t.blocks }
-
-// IsComplete reports whether all that the replica holds is known.
-func (t *Tracker) IsComplete() bool {
+// isComplete reports whether all that the replica holds is known.
+func (t *tracker) isComplete() bool {
 	for _, e := range t.engines {
 		if e == nil || !e.complete {
 			return false
@@ -135,35 +119,32 @@ func (t *Tracker) IsComplete() bool {
 	return len(t.engines) >= t.engineCount
 }
 
-// SetEngines sets how many engines the replica has at least.
-func (t *Tracker) SetEngines(n int) { t.engineCount = n }
-
-// Restart records that what an engine announced before does not count any more: it has been
+// restart records that what an engine announced before does not count any more: it has been
 // started again, or events were lost. complete says that it announces all that it holds from
 // now on. The changes are valid until the next call.
-func (t *Tracker) Restart(rank int, complete bool) []Change {
+func (t *tracker) restart(rank int, complete bool) []change {
 	t.changes = t.changes[:0]
 	e := t.engine(rank)
 	if e == nil {
 		return nil
 	}
-	op, hadBlocks := Forgotten, e.hadBlocks || len(e.byHash) > 0
+	what, hadBlocks := kvForgotten, e.hadBlocks || len(e.byHash) > 0
 	if complete {
-		op = Removed
+		what = kvRemoved
 	}
-	t.removeAll(e, op, func(*block) bool { return true })
+	t.removeAll(e, what, func(*block) bool { return true })
 	t.forgetSequences(rank)
 	*e = *newEngine()
 	e.complete, e.hadBlocks = complete, hadBlocks && !complete
-	if hadBlocks && t.blocks == 0 && t.IsComplete() {
-		t.changes = append(t.changes, Change{0, Cleared})
+	if hadBlocks && t.blocks == 0 && t.isComplete() {
+		t.changes = append(t.changes, change{0, kvCleared})
 	}
 	return t.changes
 }
 
-// HeldAsStored returns all blocks that the replica holds as if they were stored now, predecessors
+// heldAsStored returns all blocks that the replica holds as if they were stored now, predecessors
 // before their successors. The changes are valid until the next call.
-func (t *Tracker) HeldAsStored() []Change {
+func (t *tracker) heldAsStored() []change {
 	t.changes = t.changes[:0]
 	for _, e := range t.engines {
 		if e == nil {
@@ -173,18 +154,18 @@ func (t *Tracker) HeldAsStored() []Change {
 			return cmp.Compare(e.blocks[a].tokens, e.blocks[b].tokens)
 		})
 		for _, at := range places {
-			t.changes = append(t.changes, Change{e.blocks[at].kv, Stored})
+			t.changes = append(t.changes, change{e.blocks[at].kv, kvStored})
 		}
 	}
 	return t.changes
 }
 
-// ForgetAll forgets what all engines hold. The changes are valid until the next call.
-func (t *Tracker) ForgetAll() []Change {
+// forgetAll forgets what all engines hold. The changes are valid until the next call.
+func (t *tracker) forgetAll() []change {
 	t.changes = t.changes[:0]
 	for i, e := range t.engines {
 		if e != nil {
-			t.removeAll(e, Forgotten, func(*block) bool { return true })
+			t.removeAll(e, kvForgotten, func(*block) bool { return true })
 			t.forgetSequences(i)
 			t.engines[i] = newEngine()
 		}
@@ -192,10 +173,10 @@ func (t *Tracker) ForgetAll() []Change {
 	return t.changes
 }
 
-// Apply applies an engine's next events, and returns what has changed, a predecessor before its
+// apply applies an engine's next events, and returns what has changed, a predecessor before its
 // successors where they are stored, and after them where all are removed. The changes are valid
 // until the next call.
-func (t *Tracker) Apply(rank int, events []wire.Event) []Change {
+func (t *tracker) apply(rank int, events []wire.Event) []change {
 	if cap(t.changes) > changesBuffer {
 		t.changes = nil
 	}
@@ -211,23 +192,23 @@ func (t *Tracker) Apply(rank int, events []wire.Event) []Change {
 		case wire.Removed:
 			t.remove(e, ev)
 		case wire.Cleared:
-			t.removeAll(e, Removed, func(b *block) bool { return b.other == 0 })
+			t.removeAll(e, kvRemoved, func(b *block) bool { return b.other == 0 })
 			for _, at := range e.byHash {
 				e.blocks[at].gpu = 0
 			}
 			e.complete = e.complete || !e.offloads
-			if t.blocks == 0 && t.IsComplete() {
-				t.changes = append(t.changes, Change{0, Cleared})
+			if t.blocks == 0 && t.isComplete() {
+				t.changes = append(t.changes, change{0, kvCleared})
 			}
 		}
 	}
 	return t.changes
 }
 
-// TakeSequence returns the blocks that the request of a session has used, and forgets the
+// takeSequence returns the blocks that the request of a session has used, and forgets the
 // session: from the block named from on, or all of them if that is not among them. There are
 // none if the request has stored none.
-func (t *Tracker) TakeSequence(session string, from index.KVBlock) (blocks []Block) {
+func (t *tracker) takeSequence(session string, from index.KVBlock) (blocks []sequenceBlock) {
 	s, known := t.sequences.last[session]
 	if !known {
 		return nil
@@ -236,7 +217,7 @@ func (t *Tracker) TakeSequence(session string, from index.KVBlock) (blocks []Blo
 	e := t.engines[s.rank]
 	for at := s.at; at != 0; at = e.blocks[at].parent {
 		tokens := e.blocks[at].tokens
-		blocks = append(blocks, Block{e.blocks[at].kv, int(tokens), int(tokens - e.blocks[e.blocks[at].parent].tokens)})
+		blocks = append(blocks, sequenceBlock{e.blocks[at].kv, int(tokens), int(tokens - e.blocks[e.blocks[at].parent].tokens)})
 		if e.blocks[at].kv == from {
 			break
 		}
@@ -246,7 +227,7 @@ func (t *Tracker) TakeSequence(session string, from index.KVBlock) (blocks []Blo
 }
 
 // engine returns the account of a rank; nil if there are too many.
-func (t *Tracker) engine(rank int) *engine {
+func (t *tracker) engine(rank int) *engine {
 	if rank < 0 || rank >= maxEngines {
 		return nil
 	}
@@ -267,7 +248,7 @@ func newEngine() *engine {
 }
 
 // countHolders begins to count the engines that hold each block.
-func (t *Tracker) countHolders() {
+func (t *tracker) countHolders() {
 	t.holders = map[index.KVBlock]int{}
 	for _, e := range t.engines {
 		if e == nil {
@@ -281,7 +262,7 @@ func (t *Tracker) countHolders() {
 
 // store applies a Stored event. The account is incomplete after one whose predecessor is not
 // known, or for which there is no room.
-func (t *Tracker) store(rank int, e *engine, ev *wire.Event) {
+func (t *tracker) store(rank int, e *engine, ev *wire.Event) {
 	if ev.Remote || !e.isUsable(ev) {
 		return
 	}
@@ -323,7 +304,7 @@ func (t *Tracker) store(rank int, e *engine, ev *wire.Event) {
 }
 
 // storeBlock counts one more copy of a block and returns its place; 0 if there is no room.
-func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, offloaded bool) (at int32) {
+func (t *tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, offloaded bool) (at int32) {
 	if at = e.byHash[hash]; at != 0 {
 		e.blocks[at].addCopies(offloaded, 1)
 		return at
@@ -352,7 +333,7 @@ func (t *Tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 			return at
 		}
 	}
-	t.changes = append(t.changes, Change{kv, Stored})
+	t.changes = append(t.changes, change{kv, kvStored})
 	return at
 }
 
@@ -382,7 +363,7 @@ func (e *engine) isUsable(ev *wire.Event) bool {
 }
 
 // remove applies a Removed event.
-func (t *Tracker) remove(e *engine, ev *wire.Event) {
+func (t *tracker) remove(e *engine, ev *wire.Event) {
 	if ev.Remote || !e.groups[ev.Group] {
 		return
 	}
@@ -393,7 +374,7 @@ func (t *Tracker) remove(e *engine, ev *wire.Event) {
 		}
 		if b := &e.blocks[at]; b.isHeld() {
 			if b.addCopies(ev.Offloaded, -1); !b.isHeld() {
-				t.removeBlock(e, h, at, Removed)
+				t.removeBlock(e, h, at, kvRemoved)
 			}
 		}
 	}
@@ -401,7 +382,7 @@ func (t *Tracker) remove(e *engine, ev *wire.Event) {
 
 // removeBlock records that an engine does not hold a block any more, of which no copies are
 // left.
-func (t *Tracker) removeBlock(e *engine, hash uint64, at int32, op Op) {
+func (t *tracker) removeBlock(e *engine, hash uint64, at int32, what op) {
 	kv := e.blocks[at].kv
 	delete(e.byHash, hash)
 	t.blocks--
@@ -412,12 +393,12 @@ func (t *Tracker) removeBlock(e *engine, hash uint64, at int32, op Op) {
 		}
 		delete(t.holders, kv)
 	}
-	t.changes = append(t.changes, Change{kv, op})
+	t.changes = append(t.changes, change{kv, what})
 }
 
 // freeUnused frees a block that is not held and that nothing follows, and those before it that
 // were only kept for it.
-func (t *Tracker) freeUnused(e *engine, at int32) {
+func (t *tracker) freeUnused(e *engine, at int32) {
 	for at != 0 && e.blocks[at].successors == 0 && !e.blocks[at].isHeld() {
 		t.places--
 		t.room.free.Add(1)
@@ -430,7 +411,7 @@ func (t *Tracker) freeUnused(e *engine, at int32) {
 }
 
 // removeAll removes the blocks that are gone, successors before their predecessors.
-func (t *Tracker) removeAll(e *engine, op Op, isGone func(*block) bool) {
+func (t *tracker) removeAll(e *engine, what op, isGone func(*block) bool) {
 	type place struct {
 		hash uint64
 		at   int32
@@ -444,13 +425,13 @@ func (t *Tracker) removeAll(e *engine, op Op, isGone func(*block) bool) {
 	slices.SortFunc(gone, func(a, b place) int { return cmp.Compare(e.blocks[b.at].tokens, e.blocks[a.at].tokens) })
 	for _, p := range gone {
 		e.blocks[p.at].gpu, e.blocks[p.at].other = 0, 0
-		t.removeBlock(e, p.hash, p.at, op)
+		t.removeBlock(e, p.hash, p.at, what)
 	}
 }
 
 // name returns the name of a block: a hash of its tokens and of what its engine's hash contains
 // besides, chained to its predecessor's.
-func (t *Tracker) name(parent index.KVBlock, tokens []uint32, extra uint64, lora string) index.KVBlock {
+func (t *tracker) name(parent index.KVBlock, tokens []uint32, extra uint64, lora string) index.KVBlock {
 	t.buf = t.buf[:0]
 	for _, id := range tokens {
 		t.buf = binary.LittleEndian.AppendUint32(t.buf, id)
@@ -477,7 +458,7 @@ type sequence struct {
 }
 
 // rememberSequence replaces the last block of a session.
-func (t *Tracker) rememberSequence(session string, q sequence) {
+func (t *tracker) rememberSequence(session string, q sequence) {
 	s := &t.sequences
 	t.engines[q.rank].blocks[q.at].successors++
 	if _, known := s.last[session]; known {
@@ -492,7 +473,7 @@ func (t *Tracker) rememberSequence(session string, q sequence) {
 	s.last[session] = q
 }
 
-func (t *Tracker) forgetSequence(session string) {
+func (t *tracker) forgetSequence(session string) {
 	q, known := t.sequences.last[session]
 	if !known {
 		return
@@ -504,7 +485,7 @@ func (t *Tracker) forgetSequence(session string) {
 }
 
 // forgetSequences forgets the sequences of an engine.
-func (t *Tracker) forgetSequences(rank int) {
+func (t *tracker) forgetSequences(rank int) {
 	for session, q := range t.sequences.last {
 		if q.rank == rank {
 			t.forgetSequence(session)
@@ -512,7 +493,7 @@ func (t *Tracker) forgetSequences(rank int) {
 	}
 }
 
-func (t *Tracker) forgetAllSequences() {
+func (t *tracker) forgetAllSequences() {
 	for session := range t.sequences.last {
 		t.forgetSequence(session)
 	}

@@ -1,4 +1,4 @@
-package kvblocks
+package kvevents
 
 import (
 	"fmt"
@@ -35,19 +35,19 @@ func onCPU(e *wire.Event) { e.Offloaded, e.Tokens = true, nil }
 // holding replays changes.
 type holding map[index.KVBlock]bool
 
-func (h holding) apply(t *testing.T, changes []Change) {
+func (h holding) apply(t *testing.T, changes []change) {
 	t.Helper()
 	for _, c := range changes {
 		switch {
-		case c.Op == Cleared && len(h) > 0:
+		case c.op == kvCleared && len(h) > 0:
 			t.Errorf("cleared with %d blocks left", len(h))
-		case c.Op == Cleared:
-		case h[c.KV] == (c.Op == Stored):
-			t.Errorf("change %v of a block that is held: %v", c.Op, h[c.KV])
-		case c.Op == Stored:
-			h[c.KV] = true
+		case c.op == kvCleared:
+		case h[c.kv] == (c.op == kvStored):
+			t.Errorf("change %v of a block that is held: %v", c.op, h[c.kv])
+		case c.op == kvStored:
+			h[c.kv] = true
 		default:
-			delete(h, c.KV)
+			delete(h, c.kv)
 		}
 	}
 }
@@ -90,47 +90,47 @@ func TestApply(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: ""}), holding{}
-			h.apply(t, tr.Restart(0, true))
+			tr, h := newTracker(1, "", 1, newRoom(100)), holding{}
+			h.apply(t, tr.restart(0, true))
 			for i := range tt.events {
-				h.apply(t, tr.Apply(0, tt.events[i:i+1]))
+				h.apply(t, tr.apply(0, tt.events[i:i+1]))
 			}
-			if len(h) != tt.held || tr.Len() != tt.held {
-				t.Errorf("%d blocks by the changes, Len %d, want %d", len(h), tr.Len(), tt.held)
+			if len(h) != tt.held || tr.blocks != tt.held {
+				t.Errorf("%d blocks by the changes, Len %d, want %d", len(h), tr.blocks, tt.held)
 			}
-			if tr.IsComplete() != tt.complete {
-				t.Errorf("complete: %v", tr.IsComplete())
+			if tr.isComplete() != tt.complete {
+				t.Errorf("complete: %v", tr.isComplete())
 			}
 		})
 	}
 }
 
 func TestRestart(t *testing.T) {
-	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: ""})
-	if tr.IsComplete() {
+	tr := newTracker(1, "", 1, newRoom(100))
+	if tr.isComplete() {
 		t.Error("complete before an engine has said so")
 	}
-	tr.Apply(0, []wire.Event{stored(0, 1, 10, 11, 12)})
-	changes := slices.Clone(tr.Restart(0, false))
-	if len(changes) != 3 || changes[0].Op != Forgotten || tr.IsComplete() || tr.Len() != 0 {
-		t.Errorf("after lost events: %v, complete %v", changes, tr.IsComplete())
+	tr.apply(0, []wire.Event{stored(0, 1, 10, 11, 12)})
+	changes := slices.Clone(tr.restart(0, false))
+	if len(changes) != 3 || changes[0].op != kvForgotten || tr.isComplete() || tr.blocks != 0 {
+		t.Errorf("after lost events: %v, complete %v", changes, tr.isComplete())
 	}
-	stores := slices.Clone(tr.Apply(0, []wire.Event{stored(0, 1, 10, 11, 12)}))
+	stores := slices.Clone(tr.apply(0, []wire.Event{stored(0, 1, 10, 11, 12)}))
 	for i, s := range stores {
-		if changes[2-i].KV != s.KV {
+		if changes[2-i].kv != s.kv {
 			t.Error("forgotten in another order than from the last to the first")
 		}
 	}
-	changes = tr.Restart(0, true)
-	if len(changes) != 4 || changes[0].Op != Removed || changes[3].Op != Cleared || !tr.IsComplete() {
-		t.Errorf("after a restart of the replica: %v, complete %v", changes, tr.IsComplete())
+	changes = tr.restart(0, true)
+	if len(changes) != 4 || changes[0].op != kvRemoved || changes[3].op != kvCleared || !tr.isComplete() {
+		t.Errorf("after a restart of the replica: %v, complete %v", changes, tr.isComplete())
 	}
 }
 
 func TestNames(t *testing.T) {
 	name := func(seed uint64, events ...wire.Event) (last index.KVBlock) {
-		for _, c := range New(Options{Seed: seed, Engines: 1, Room: NewRoom(100), Prefix: ""}).Apply(0, events) {
-			last = c.KV
+		for _, c := range newTracker(seed, "", 1, newRoom(100)).apply(0, events) {
+			last = c.kv
 		}
 		return last
 	}
@@ -153,70 +153,70 @@ func TestNames(t *testing.T) {
 }
 
 func TestDataParallelEngines(t *testing.T) {
-	tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: ""}), holding{}
+	tr, h := newTracker(1, "", 1, newRoom(100)), holding{}
 	for rank := range 2 {
-		h.apply(t, tr.Restart(rank, true))
+		h.apply(t, tr.restart(rank, true))
 		e := stored(0, 1, uint64(10+rank))
-		h.apply(t, tr.Apply(rank, []wire.Event{e}))
+		h.apply(t, tr.apply(rank, []wire.Event{e}))
 	}
-	if len(h) != 1 || tr.Len() != 2 {
-		t.Errorf("%d blocks held, %d counted; want 1 and 2", len(h), tr.Len())
+	if len(h) != 1 || tr.blocks != 2 {
+		t.Errorf("%d blocks held, %d counted; want 1 and 2", len(h), tr.blocks)
 	}
-	h.apply(t, tr.Apply(0, []wire.Event{removed(10)}))
+	h.apply(t, tr.apply(0, []wire.Event{removed(10)}))
 	if len(h) != 1 {
 		t.Error("the block of the other engine is gone")
 	}
-	h.apply(t, tr.Restart(1, true))
-	if len(h) != 0 || tr.Len() != 0 {
-		t.Errorf("%d blocks held, %d counted", len(h), tr.Len())
+	h.apply(t, tr.restart(1, true))
+	if len(h) != 0 || tr.blocks != 0 {
+		t.Errorf("%d blocks held, %d counted", len(h), tr.blocks)
 	}
-	if tr.Apply(maxEngines, []wire.Event{stored(0, 1, 10)}) != nil || tr.Restart(-1, true) != nil {
+	if tr.apply(maxEngines, []wire.Event{stored(0, 1, 10)}) != nil || tr.restart(-1, true) != nil {
 		t.Error("an impossible rank has changes")
 	}
 }
 
 func TestTrackerBound(t *testing.T) {
-	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(3), Prefix: ""})
-	tr.Restart(0, true)
-	tr.Apply(0, []wire.Event{stored(0, 1, 10, 11, 12, 13), stored(0, 90, 20)})
-	if tr.Len() != 3 || tr.IsComplete() {
-		t.Errorf("%d blocks, complete %v", tr.Len(), tr.IsComplete())
+	tr := newTracker(1, "", 1, newRoom(3))
+	tr.restart(0, true)
+	tr.apply(0, []wire.Event{stored(0, 1, 10, 11, 12, 13), stored(0, 90, 20)})
+	if tr.blocks != 3 || tr.isComplete() {
+		t.Errorf("%d blocks, complete %v", tr.blocks, tr.isComplete())
 	}
-	tr.Apply(0, []wire.Event{removed(12), stored(0, 90, 20)})
-	if tr.Len() != 3 {
-		t.Errorf("%d blocks after one has made room", tr.Len())
+	tr.apply(0, []wire.Event{removed(12), stored(0, 90, 20)})
+	if tr.blocks != 3 {
+		t.Errorf("%d blocks after one has made room", tr.blocks)
 	}
 }
 
 func TestSequence(t *testing.T) {
-	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: "ours-"})
+	tr := newTracker(1, "ours-", 1, newRoom(100))
 	session := func(name string) func(*wire.Event) {
 		return func(e *wire.Event) { e.Session = name }
 	}
-	tr.Apply(0, []wire.Event{
+	tr.apply(0, []wire.Event{
 		with(stored(0, 1, 10, 11), session("theirs")),
 		with(stored(11, 9, 12), session("ours-1")),
 		with(stored(12, 13, 13), session("ours-1")),
 	})
 	e := tr.engines[0]
 	last := e.blocks[e.byHash[12]].kv
-	tr.Apply(0, []wire.Event{removed(13, 12)})
-	all := tr.TakeSequence("ours-1", 0)
-	if len(all) != 4 || all[0].Tokens != blockSize || all[3].Tokens != 4*blockSize || all[3].Size != blockSize {
+	tr.apply(0, []wire.Event{removed(13, 12)})
+	all := tr.takeSequence("ours-1", 0)
+	if len(all) != 4 || all[0].tokens != blockSize || all[3].tokens != 4*blockSize || all[3].size != blockSize {
 		t.Fatalf("%v", all)
 	}
 	if len(e.byHash) != 2 || e.blocks[e.free].kv != 0 || e.free == 0 {
 		t.Error("the blocks that were removed are kept after the sequence was taken")
 	}
-	if tr.TakeSequence("ours-1", 0) != nil || tr.TakeSequence("theirs", 0) != nil || tr.TakeSequence("ours-2", 0) != nil {
+	if tr.takeSequence("ours-1", 0) != nil || tr.takeSequence("theirs", 0) != nil || tr.takeSequence("ours-2", 0) != nil {
 		t.Error("a sequence that was taken, or of another session")
 	}
-	tr.Apply(0, []wire.Event{with(stored(11, 9, 12, 13), session("ours-1"))})
-	if part := tr.TakeSequence("ours-1", last); len(part) != 2 || part[0] != all[2] {
+	tr.apply(0, []wire.Event{with(stored(11, 9, 12, 13), session("ours-1"))})
+	if part := tr.takeSequence("ours-1", last); len(part) != 2 || part[0] != all[2] {
 		t.Errorf("from the third block: %v", part)
 	}
 	for i := range 2 * maxSequences {
-		tr.Apply(0, []wire.Event{with(stored(0, 1, 10), session(fmt.Sprint("ours-x", i)))})
+		tr.apply(0, []wire.Event{with(stored(0, 1, 10), session(fmt.Sprint("ours-x", i)))})
 	}
 	if n := len(tr.sequences.last); n != maxSequences || len(tr.sequences.order) != n {
 		t.Errorf("%d sequences are remembered, of at most %d", n, maxSequences)
@@ -227,31 +227,31 @@ func TestSequence(t *testing.T) {
 func TestTrackerAgainstCount(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(1000), Prefix: ""}), holding{}
-		h.apply(t, tr.Restart(0, true))
+		tr, h := newTracker(1, "", 1, newRoom(1000)), holding{}
+		h.apply(t, tr.restart(0, true))
 		copies := map[uint64]int{}
 		for range 400 {
 			n := 1 + rng.Uint64N(20) // block n follows block n/2
 			switch {
 			case rng.IntN(2) == 0 && (n == 1 || copies[n/2] > 0) && copies[n] < maxCopies:
 				e := stored(n/2, uint32(n), n)
-				h.apply(t, tr.Apply(0, []wire.Event{e}))
+				h.apply(t, tr.apply(0, []wire.Event{e}))
 				copies[n]++
 			case copies[n] > 0:
-				h.apply(t, tr.Apply(0, []wire.Event{removed(n)}))
+				h.apply(t, tr.apply(0, []wire.Event{removed(n)}))
 				copies[n]--
 			}
 			held := 0
 			for _, c := range copies {
 				held += min(1, c)
 			}
-			if tr.Len() != held || len(h) != held {
-				t.Fatalf("seed %d: Len %d, %d by the changes, want %d", seed, tr.Len(), len(h), held)
+			if tr.blocks != held || len(h) != held {
+				t.Fatalf("seed %d: Len %d, %d by the changes, want %d", seed, tr.blocks, len(h), held)
 			}
 		}
 		for n := range copies {
 			for range copies[n] {
-				tr.Apply(0, []wire.Event{removed(n)})
+				tr.apply(0, []wire.Event{removed(n)})
 			}
 		}
 		e, unused := tr.engines[0], 0
@@ -265,7 +265,7 @@ func TestTrackerAgainstCount(t *testing.T) {
 }
 
 func BenchmarkApply(b *testing.B) {
-	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(1 << 20), Prefix: "ours-"})
+	tr := newTracker(1, "ours-", 1, newRoom(1<<20))
 	var events []wire.Event
 	n := uint64(1)
 	for b.Loop() {
@@ -279,7 +279,7 @@ func BenchmarkApply(b *testing.B) {
 		if n > 1<<19 {
 			events = append(events, removed(n-1<<19+3, n-1<<19+2, n-1<<19+1, n-1<<19))
 		}
-		tr.Apply(0, events)
+		tr.apply(0, events)
 		n += 4
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/block")
@@ -287,8 +287,8 @@ func BenchmarkApply(b *testing.B) {
 
 // Sequences that are not taken do not take the room of blocks.
 func TestUntakenSequences(t *testing.T) {
-	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: "our"})
-	tr.Restart(0, true)
+	tr := newTracker(1, "our", 1, newRoom(100))
+	tr.restart(0, true)
 	for n := range 25 { // as a replay of what was settled before
 		var e wire.Event
 		e.BlockSize, e.Session = 1, fmt.Sprint("our", n)
@@ -296,35 +296,35 @@ func TestUntakenSequences(t *testing.T) {
 			e.Hashes = append(e.Hashes, uint64(10*n+i+1))
 			e.Tokens = append(e.Tokens, uint32(10*n+i))
 		}
-		tr.Apply(0, []wire.Event{e, {Kind: wire.Removed, Hashes: e.Hashes}})
+		tr.apply(0, []wire.Event{e, {Kind: wire.Removed, Hashes: e.Hashes}})
 	}
-	if tr.Len() != 0 {
-		t.Fatal(tr.Len())
+	if tr.blocks != 0 {
+		t.Fatal(tr.blocks)
 	}
-	if !tr.IsComplete() {
+	if !tr.isComplete() {
 		t.Errorf("no room for a block although none is held: %d of %d places are taken", tr.places, 100)
 	}
 }
 
 // An engine that is silent leaves the account incomplete.
 func TestCompleteWithAllEngines(t *testing.T) {
-	tr := New(Options{Seed: 1, Engines: 2, Room: NewRoom(100)})
-	tr.Restart(0, true)
-	if tr.IsComplete() {
+	tr := newTracker(1, "", 2, newRoom(100))
+	tr.restart(0, true)
+	if tr.isComplete() {
 		t.Error("complete although the second engine has not said anything")
 	}
-	if tr.Restart(1, true); !tr.IsComplete() {
+	if tr.restart(1, true); !tr.isComplete() {
 		t.Error("incomplete although both engines announce all that they hold")
 	}
 }
 
 // A restart is noticed although events were lost before.
 func TestRestartAfterLostEvents(t *testing.T) {
-	tr := New(Options{Seed: 1, Engines: 1, Room: NewRoom(100), Prefix: "our"})
-	tr.Restart(0, true)
-	tr.Apply(0, []wire.Event{{Kind: wire.Stored, Hashes: []uint64{1}, Tokens: []uint32{1}, BlockSize: 1}})
-	tr.Restart(0, false)
-	changes := tr.Restart(0, true)
+	tr := newTracker(1, "our", 1, newRoom(100))
+	tr.restart(0, true)
+	tr.apply(0, []wire.Event{{Kind: wire.Stored, Hashes: []uint64{1}, Tokens: []uint32{1}, BlockSize: 1}})
+	tr.restart(0, false)
+	changes := tr.restart(0, true)
 	if len(changes) == 0 {
 		t.Error("no Cleared after a restart")
 	}

@@ -1,4 +1,4 @@
-package kvblocks
+package kvevents
 
 import (
 	"testing"
@@ -13,7 +13,7 @@ func FuzzApply(f *testing.F) {
 	f.Add([]byte("\x00\x00\x01\x01\x01\x07\x00\x00\x01\x01\x01\x07\x04\x00\x00\x05\x01\x03\x01\x00"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		const maxBlocks = 20
-		tr, h := New(Options{Seed: 1, Engines: 1, Room: NewRoom(maxBlocks), Prefix: "our"}), holding{}
+		tr, h := newTracker(1, "our", 1, newRoom(maxBlocks)), holding{}
 		next := func() byte {
 			if len(data) == 0 {
 				return 0
@@ -26,10 +26,10 @@ func FuzzApply(f *testing.F) {
 			rank, op := int(next()%3)-1, next()
 			switch op % 8 {
 			case 0:
-				h.apply(t, tr.Restart(rank, op&8 > 0))
+				h.apply(t, tr.restart(rank, op&8 > 0))
 				continue
 			case 1:
-				tr.TakeSequence("our"+string(rune('a'+next()%4)), 0)
+				tr.takeSequence("our"+string(rune('a'+next()%4)), 0)
 				continue
 			}
 			e := wire.Event{Kind: wire.Kind(op % 4), Offloaded: op/8%2 > 0, NoPrefix: op/64 > 0, Group: int(op / 32 % 2)}
@@ -44,14 +44,14 @@ func FuzzApply(f *testing.F) {
 				e.Tokens = append(e.Tokens, uint32(next()))
 			}
 			e.Session = "our" + string(rune('a'+next()%4))
-			h.apply(t, tr.Apply(rank, []wire.Event{e}))
-			if tr.Len() > maxBlocks || tr.places > maxBlocks || tr.places < 0 || len(h) > tr.Len() {
-				t.Fatalf("%d blocks in %d places of %d; %d by the changes", tr.Len(), tr.places, maxBlocks, len(h))
+			h.apply(t, tr.apply(rank, []wire.Event{e}))
+			if tr.blocks > maxBlocks || tr.places > maxBlocks || tr.places < 0 || len(h) > tr.blocks {
+				t.Fatalf("%d blocks in %d places of %d; %d by the changes", tr.blocks, tr.places, maxBlocks, len(h))
 			}
 		}
-		h.apply(t, tr.ForgetAll())
-		if tr.places != 0 || tr.Len() != 0 || len(h) != 0 {
-			t.Errorf("%d places taken, %d blocks and %d by the changes after all was forgotten", tr.places, tr.Len(), len(h))
+		h.apply(t, tr.forgetAll())
+		if tr.places != 0 || tr.blocks != 0 || len(h) != 0 {
+			t.Errorf("%d places taken, %d blocks and %d by the changes after all was forgotten", tr.places, tr.blocks, len(h))
 		}
 	})
 }
