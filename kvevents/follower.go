@@ -29,7 +29,7 @@ type Fleet struct {
 	seed     uint64        // of the names of KV blocks
 	prefix   string        // of this proxy's sessions
 	sessions atomic.Uint64 // given so far
-	room     *room         // nil before the first Follower; guarded by the router's lock
+	room     *atomic.Int64 // for how many more KV blocks there is memory; nil before the first Follower; guarded by the router's lock
 }
 
 // NewFleet returns a Fleet for all backends of a router.
@@ -69,7 +69,8 @@ func (s *Fleet) Follow(b *backends.Backend, engines int) *Follower {
 	known := s.router.UpdateIndex(b, func(x *index.Index, _ time.Time) {
 		if s.room == nil {
 			x.FollowKV()
-			s.room = newRoom(x.MaxKVBlocks())
+			s.room = new(atomic.Int64)
+			s.room.Store(int64(x.MaxKVBlocks()))
 		}
 	})
 	if !known {

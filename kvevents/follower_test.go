@@ -19,7 +19,7 @@ func TestKVEventsReplaceTheAccount(t *testing.T) {
 			t.Errorf("%s: %d tokens matched, want %d", when, got, want)
 		}
 	}
-	f("just answered", 640)
+	f("just completed", 640)
 	x.replicas[home].evict(1, 30)
 	f("evicted before it was settled", 640)
 	x.settle()
@@ -78,7 +78,7 @@ func TestLostKVEventsLeaveTheAccount(t *testing.T) {
 	f("the replica was restarted", 2, 0)
 }
 
-// A scrape shows that a replica has been restarted, after its events have said so and told of
+// A poll shows that a replica has been restarted, after its events have said so and told of
 // the first request since.
 func TestForgetCacheWithKVEvents(t *testing.T) {
 	x := newFixture(t, 1)
@@ -123,8 +123,8 @@ func TestRequestsWithoutKVSession(t *testing.T) {
 	}
 }
 
-// The answer's blocks are linked too, so that an eviction of them is seen.
-func TestKVEventsOfAnswer(t *testing.T) {
+// The output's blocks are linked too, so that an eviction of them is seen.
+func TestKVEventsOfOutput(t *testing.T) {
 	x := newFixture(t, 1)
 	next := x.ask(1, 6)
 	d := x.pick(x.ask(1, 4))
@@ -143,7 +143,7 @@ func TestKVEventsOfAnswer(t *testing.T) {
 	}
 	f("the last KV block is not full", 368)
 	x.replicas[0].evict(1, 18)
-	f("a part of the answer is evicted", 256)
+	f("a part of the output is evicted", 256)
 }
 
 func TestTokensByLinks(t *testing.T) {

@@ -51,7 +51,7 @@ func TestKVEventsOfStoppedStream(t *testing.T) {
 	x := newFixture(t, 1)
 	d := x.pick(x.ask(1, 10)) // 640 tokens
 	d.RecordFirstEvent()
-	x.replicas[0].compute(d.KVSession, 1, 640+1280) // an answer of 1280 tokens
+	x.replicas[0].compute(d.KVSession, 1, 640+1280) // an output of 1280 tokens
 	d.Release(router.Outcome{End: router.ClientDisconnected, OutputTokens: 1280})
 	x.settle()
 	e := x.Explain(*x.ask(1, 10))
@@ -65,7 +65,7 @@ func TestKVEventsOfConversationAfterStoppedStream(t *testing.T) {
 	x := newFixture(t, 1)
 	d := x.pick(x.ask(1, 10)) // 640 tokens
 	d.RecordFirstEvent()
-	x.replicas[0].compute(d.KVSession, 1, 1920) // with an answer of 1280 tokens
+	x.replicas[0].compute(d.KVSession, 1, 1920) // with an output of 1280 tokens
 	d.Release(router.Outcome{End: router.ClientDisconnected, OutputTokens: 1280})
 	x.settle()
 	for turn := range 3 {
@@ -82,7 +82,7 @@ func TestKVEventsOfConversationAfterStoppedStream(t *testing.T) {
 	}
 }
 
-// A stream without usage whose answer is shorter than a block.
+// A stream without usage whose output is shorter than a block.
 func TestKVEventsWithoutUsage(t *testing.T) {
 	x := newFixture(t, 1)
 	d := x.pick(x.ask(1, 10))
@@ -156,7 +156,7 @@ func TestForgetCacheWhenFull(t *testing.T) {
 	}
 }
 
-// A scrape shows that a replica has been restarted before its events do.
+// A poll shows that a replica has been restarted before its events do.
 func TestRestartSeenByPollFirst(t *testing.T) {
 	x := newFixture(t, 1)
 	x.serve(1, 10)

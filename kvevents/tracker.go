@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/zeebo/xxh3"
 
 	"warmroute/kvevents/wire"
@@ -49,15 +50,15 @@ type sequenceBlock struct {
 // It names the blocks by their tokens, so that equal blocks of all replicas have one name
 // whatever hashes their engines use. It is not safe for concurrent use.
 type tracker struct {
-	seed        uint64 // equal blocks have equal names in all trackers with the same
-	prefix      string // of the sessions whose sequences are remembered
-	engineCount int    // data-parallel ones that the replica has at least
-	room        *room
-	engines     []*engine             // by rank; nil: no events of it
-	blocks      int                   // held, in all engines; one that several hold counts for each
-	places      int                   // taken by these and by blocks that are kept for others
-	holders     map[index.KVBlock]int // engines that hold a block; nil while there is one engine
-	sequences   sequences
+	seed        uint64                           // equal blocks have equal names in all trackers with the same
+	prefix      string                           // of the sessions whose sequences are remembered
+	engineCount int                              // data-parallel ones that the replica has at least
+	room        *atomic.Int64                    // for how many more blocks there is memory in all trackers that share it
+	engines     []*engine                        // by rank
+	blocks      int                              // held, in all engines; one that several hold counts for each
+	places      int                              // taken by these and by blocks that are kept for others
+	holders     map[index.KVBlock]int            // engines that hold a block; nil while there is one engine
+	sequences   *simplelru.LRU[string, sequence] // by session: the last block that each of the latest requests has stored
 
 	changes []change
 	buf     []byte
@@ -86,37 +87,25 @@ type block struct {
 
 func (b *block) isHeld() bool { return b.gpu > 0 || b.other > 0 }
 
-// room is for how many blocks there is memory in all trackers that share it. Safe for concurrent
-// use.
-type room struct{ free atomic.Int64 }
-
-func newRoom(blocks int) *room {
-	r := &room{}
-	r.free.Store(int64(blocks))
-	return r
+// sequence ends with a block of an engine.
+type sequence struct {
+	rank int
+	at   int32
 }
 
-// take takes room for a block, and reports false if there is none.
-func (r *room) take() bool {
-	if r.free.Add(-1) >= 0 {
-		return true
-	}
-	r.free.Add(1)
-	return false
-}
-
-func newTracker(seed uint64, prefix string, engines int, room *room) *tracker {
-	return &tracker{seed: seed, prefix: prefix, engineCount: engines, room: room, sequences: sequences{last: map[string]sequence{}}}
+func newTracker(seed uint64, prefix string, engines int, room *atomic.Int64) *tracker {
+	t := &tracker{seed: seed, prefix: prefix, engineCount: engines, room: room}
+	t.sequences, _ = simplelru.NewLRU(maxSequences, func(_ string, q sequence) { // fails without a size alone
+		e := t.engines[q.rank]
+		e.blocks[q.at].successors--
+		t.freeUnused(e, q.at)
+	})
+	return t
 }
 
 // isComplete reports whether all that the replica holds is known.
 func (t *tracker) isComplete() bool {
-	for _, e := range t.engines {
-		if e == nil || !e.complete {
-			return false
-		}
-	}
-	return len(t.engines) >= t.engineCount
+	return len(t.engines) >= t.engineCount && !slices.ContainsFunc(t.engines, func(e *engine) bool { return !e.complete })
 }
 
 // restart records that what an engine announced before does not count any more: it has been
@@ -132,7 +121,7 @@ func (t *tracker) restart(rank int, complete bool) []change {
 	if complete {
 		what = kvRemoved
 	}
-	t.removeAll(e, what, func(*block) bool { return true })
+	t.removeAll(e, what, false)
 	t.forgetSequences(rank)
 	*e = *newEngine()
 	e.complete, e.hadBlocks = complete, hadBlocks && !complete
@@ -147,9 +136,6 @@ func (t *tracker) restart(rank int, complete bool) []change {
 func (t *tracker) heldAsStored() []change {
 	t.changes = t.changes[:0]
 	for _, e := range t.engines {
-		if e == nil {
-			continue
-		}
 		places := slices.SortedFunc(maps.Values(e.byHash), func(a, b int32) int {
 			return cmp.Compare(e.blocks[a].tokens, e.blocks[b].tokens)
 		})
@@ -164,11 +150,9 @@ func (t *tracker) heldAsStored() []change {
 func (t *tracker) forgetAll() []change {
 	t.changes = t.changes[:0]
 	for i, e := range t.engines {
-		if e != nil {
-			t.removeAll(e, kvForgotten, func(*block) bool { return true })
-			t.forgetSequences(i)
-			t.engines[i] = newEngine()
-		}
+		t.removeAll(e, kvForgotten, false)
+		t.forgetSequences(i)
+		t.engines[i] = newEngine()
 	}
 	return t.changes
 }
@@ -192,10 +176,7 @@ func (t *tracker) apply(rank int, events []wire.Event) []change {
 		case wire.Removed:
 			t.remove(e, ev)
 		case wire.Cleared:
-			t.removeAll(e, kvRemoved, func(b *block) bool { return b.other == 0 })
-			for _, at := range e.byHash {
-				e.blocks[at].gpu = 0
-			}
+			t.removeAll(e, kvRemoved, true)
 			e.complete = e.complete || !e.offloads
 			if t.blocks == 0 && t.isComplete() {
 				t.changes = append(t.changes, change{0, kvCleared})
@@ -209,11 +190,11 @@ func (t *tracker) apply(rank int, events []wire.Event) []change {
 // session: from the block named from on, or all of them if that is not among them. There are
 // none if the request has stored none.
 func (t *tracker) takeSequence(session string, from index.KVBlock) (blocks []sequenceBlock) {
-	s, known := t.sequences.last[session]
+	s, known := t.sequences.Peek(session)
 	if !known {
 		return nil
 	}
-	defer t.forgetSequence(session)
+	defer t.sequences.Remove(session)
 	e := t.engines[s.rank]
 	for at := s.at; at != 0; at = e.blocks[at].parent {
 		tokens := e.blocks[at].tokens
@@ -232,13 +213,10 @@ func (t *tracker) engine(rank int) *engine {
 		return nil
 	}
 	for len(t.engines) <= rank {
-		t.engines = append(t.engines, nil)
+		t.engines = append(t.engines, newEngine())
 	}
-	if t.engines[rank] == nil {
-		t.engines[rank] = newEngine()
-		if len(t.engines) > 1 && t.holders == nil {
-			t.countHolders()
-		}
+	if len(t.engines) > 1 && t.holders == nil {
+		t.countHolders()
 	}
 	return t.engines[rank]
 }
@@ -251,9 +229,6 @@ func newEngine() *engine {
 func (t *tracker) countHolders() {
 	t.holders = map[index.KVBlock]int{}
 	for _, e := range t.engines {
-		if e == nil {
-			continue
-		}
 		for _, at := range e.byHash {
 			t.holders[e.blocks[at].kv]++
 		}
@@ -299,7 +274,9 @@ func (t *tracker) store(rank int, e *engine, ev *wire.Event) {
 		}
 	}
 	if strings.HasPrefix(ev.Session, t.prefix) && t.prefix != "" {
-		t.rememberSequence(ev.Session, sequence{rank, at})
+		e.blocks[at].successors++
+		t.sequences.Remove(ev.Session) // an earlier end of it
+		t.sequences.Add(ev.Session, sequence{rank, at})
 	}
 }
 
@@ -309,9 +286,9 @@ func (t *tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 		e.blocks[at].addCopies(offloaded, 1)
 		return at
 	}
-	if !t.room.take() {
-		t.forgetAllSequences() // which keep blocks that were removed
-		if !t.room.take() {
+	if !t.takeRoom() {
+		t.sequences.Purge() // which keep blocks that were removed
+		if !t.takeRoom() {
 			return 0
 		}
 	}
@@ -335,6 +312,15 @@ func (t *tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 	}
 	t.changes = append(t.changes, change{kv, kvStored})
 	return at
+}
+
+// takeRoom takes room for a block, and reports false if there is none.
+func (t *tracker) takeRoom() bool {
+	if t.room.Add(-1) >= 0 {
+		return true
+	}
+	t.room.Add(1)
+	return false
 }
 
 // addCopies adds n to the copies on the GPU, or to those elsewhere.
@@ -401,7 +387,7 @@ func (t *tracker) removeBlock(e *engine, hash uint64, at int32, what op) {
 func (t *tracker) freeUnused(e *engine, at int32) {
 	for at != 0 && e.blocks[at].successors == 0 && !e.blocks[at].isHeld() {
 		t.places--
-		t.room.free.Add(1)
+		t.room.Add(1)
 		parent := e.blocks[at].parent
 		e.blocks[at] = block{parent: e.free}
 		e.free = at
@@ -410,15 +396,18 @@ func (t *tracker) freeUnused(e *engine, at int32) {
 	}
 }
 
-// removeAll removes the blocks that are gone, successors before their predecessors.
-func (t *tracker) removeAll(e *engine, what op, isGone func(*block) bool) {
+// removeAll removes all blocks, but for copies in other media if gpuOnly, successors before their
+// predecessors.
+func (t *tracker) removeAll(e *engine, what op, gpuOnly bool) {
 	type place struct {
 		hash uint64
 		at   int32
 	}
 	var gone []place
 	for h, at := range e.byHash {
-		if isGone(&e.blocks[at]) {
+		if b := &e.blocks[at]; gpuOnly && b.other > 0 {
+			b.gpu = 0
+		} else {
 			gone = append(gone, place{h, at})
 		}
 	}
@@ -445,56 +434,11 @@ func (t *tracker) name(parent index.KVBlock, tokens []uint32, extra uint64, lora
 	return index.KVBlock(max(1, xxh3.HashSeed(t.buf, t.seed^uint64(parent))))
 }
 
-// sequences remembers the last block that each of the latest requests has stored.
-type sequences struct {
-	last   map[string]sequence // by session
-	order  []string            // sessions by age, as a ring; some may be forgotten
-	oldest int
-}
-
-type sequence struct {
-	rank int
-	at   int32
-}
-
-// rememberSequence replaces the last block of a session.
-func (t *tracker) rememberSequence(session string, q sequence) {
-	s := &t.sequences
-	t.engines[q.rank].blocks[q.at].successors++
-	if _, known := s.last[session]; known {
-		t.forgetSequence(session)
-	} else if len(s.order) < maxSequences {
-		s.order = append(s.order, session)
-	} else {
-		t.forgetSequence(s.order[s.oldest])
-		s.order[s.oldest] = session
-		s.oldest = (s.oldest + 1) % len(s.order)
-	}
-	s.last[session] = q
-}
-
-func (t *tracker) forgetSequence(session string) {
-	q, known := t.sequences.last[session]
-	if !known {
-		return
-	}
-	delete(t.sequences.last, session)
-	e := t.engines[q.rank]
-	e.blocks[q.at].successors--
-	t.freeUnused(e, q.at)
-}
-
 // forgetSequences forgets the sequences of an engine.
 func (t *tracker) forgetSequences(rank int) {
-	for session, q := range t.sequences.last {
-		if q.rank == rank {
-			t.forgetSequence(session)
+	for _, session := range t.sequences.Keys() {
+		if q, _ := t.sequences.Peek(session); q.rank == rank {
+			t.sequences.Remove(session)
 		}
-	}
-}
-
-func (t *tracker) forgetAllSequences() {
-	for session := range t.sequences.last {
-		t.forgetSequence(session)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"warmroute/kvevents/wire"
@@ -19,6 +20,13 @@ func stored(parent uint64, first uint32, hashes ...uint64) wire.Event {
 		e.Tokens = append(e.Tokens, first+uint32(i))
 	}
 	return e
+}
+
+// newRoom returns room for so many blocks.
+func newRoom(blocks int64) *atomic.Int64 {
+	var room atomic.Int64
+	room.Store(blocks)
+	return &room
 }
 
 func removed(hashes ...uint64) wire.Event {
@@ -218,7 +226,7 @@ func TestSequence(t *testing.T) {
 	for i := range 2 * maxSequences {
 		tr.apply(0, []wire.Event{with(stored(0, 1, 10), session(fmt.Sprint("ours-x", i)))})
 	}
-	if n := len(tr.sequences.last); n != maxSequences || len(tr.sequences.order) != n {
+	if n := tr.sequences.Len(); n != maxSequences {
 		t.Errorf("%d sequences are remembered, of at most %d", n, maxSequences)
 	}
 }

@@ -32,7 +32,7 @@ func parseLive(frames [][]byte) (message, error) {
 	return newMessage(frames[1], frames[2])
 }
 
-// parseReplay reads an answer of the replay endpoint: an empty frame, the topic (from vLLM
+// parseReplay reads a message of the replay endpoint: an empty frame, the topic (from vLLM
 // 0.32), sequence and payload. end means that no more follow.
 func parseReplay(frames [][]byte) (m message, end bool, err error) {
 	if len(frames) != 3 && len(frames) != 4 || len(frames[0]) != 0 {

@@ -33,8 +33,8 @@ type publisher struct {
 	id          []byte // of the publisher, behind the sequence
 	topic       string
 	sendTopic   bool             // in replays, as from vLLM 0.32
-	drop        func(i int) bool // drops the i-th answer of a replay; nil: none
-	silent      bool             // replay requests are not answered
+	drop        func(i int) bool // drops the i-th message of a replay; nil: none
+	silent      bool             // replay requests get no response
 	subscribers int              // subscriptions that arrived
 	pong        string           // context of the last PONG
 	changed     *sync.Cond
@@ -295,7 +295,7 @@ func (p *publisher) serveRouter(c *peer) {
 	}
 }
 
-// replay answers a request.
+// replay responds to a request.
 func (p *publisher) replay(c *peer, start uint64) {
 	p.mu.Lock()
 	silent, drop, kept := p.silent, p.drop, slices.Clone(p.kept)
@@ -304,25 +304,25 @@ func (p *publisher) replay(c *peer, start uint64) {
 	if silent {
 		return
 	}
-	answers := bufio.NewWriter(c)
-	defer answers.Flush()
+	replies := bufio.NewWriter(c)
+	defer replies.Flush()
 	sent := 0
-	answer := func(topic string, sequence, payload []byte) {
+	reply := func(topic string, sequence, payload []byte) {
 		if sent++; drop != nil && drop(sent) {
 			return
 		}
 		if sendTopic {
-			answers.Write(packMessage(nil, []byte(topic), sequence, payload))
+			replies.Write(packMessage(nil, []byte(topic), sequence, payload))
 		} else {
-			answers.Write(packMessage(nil, sequence, payload))
+			replies.Write(packMessage(nil, sequence, payload))
 		}
 	}
 	for _, b := range kept {
 		if b.sequence >= start {
-			answer(topic, sequenceFrame(b.sequence, id), b.payload)
+			reply(topic, sequenceFrame(b.sequence, id), b.payload)
 		}
 	}
-	answer("", replayEnd, nil)
+	reply("", replayEnd, nil)
 }
 
 // recorder is a Handler that keeps what it is told, in order: the calls of Restart as these

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	replayIdleTimeout = 2 * time.Second        // between two answers
+	replayIdleTimeout = 2 * time.Second        // between two messages
 	replayRetryDelay  = 500 * time.Millisecond // after an attempt that brought nothing
 	maxReplayAttempts = 3                      // that bring nothing, in a row
 	maxReplayTime     = 2 * time.Minute        // of all attempts together
@@ -22,8 +22,8 @@ const (
 
 // replayPolicy decides when the replay endpoint is asked.
 type replayPolicy struct {
-	notBefore time.Time     // after failed attempts
-	cooldown  time.Duration // the last one; 0: the last attempts succeeded
+	notBefore time.Time     // when failed attempts are repeated; zero: the last attempts succeeded
+	cooldown  time.Duration // the last one; 0 likewise
 }
 
 // fail begins a cool-down, which is twice as long after each failure in a row.
@@ -32,17 +32,7 @@ func (p *replayPolicy) fail(now time.Time) {
 	p.notBefore = now.Add(p.cooldown)
 }
 
-func (p *replayPolicy) succeed() { *p = replayPolicy{} }
-
 func (p *replayPolicy) allows(now time.Time) bool { return !now.Before(p.notBefore) }
-
-// retryAt returns when failed attempts are to be repeated; zero if the last ones succeeded.
-func (p *replayPolicy) retryAt() time.Time {
-	if p.cooldown == 0 {
-		return time.Time{}
-	}
-	return p.notBefore
-}
 
 // wantsAll reports whether it is time to request all that the publisher has kept, because
 // what failed attempts should have brought is missing since.
@@ -67,7 +57,7 @@ func (f *follower) catchUp(ctx context.Context) {
 		err := f.replayOnce(timeout, all)
 		switch {
 		case err == nil:
-			f.replays.succeed()
+			f.replays = replayPolicy{}
 			return
 		case ctx.Err() != nil:
 			return
@@ -86,7 +76,7 @@ func (f *follower) catchUp(ctx context.Context) {
 }
 
 // replayOnce requests what the publisher has kept from the position on, or from its first
-// message if all is true, and applies the answers until the publisher ends them, one is missing or
+// message if all is true, and applies the messages until the publisher ends them, one is missing or
 // the next takes too long.
 func (f *follower) replayOnce(ctx context.Context, all bool) error {
 	conn, release, err := zmtp.Dial(ctx, f.Source.Replay, zmtp.Dealer)

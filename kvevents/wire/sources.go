@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// MaxSourcesBytes bounds a replica's answer to GET /kv_event_sources.
+	// MaxSourcesBytes bounds a replica's response to GET /kv_event_sources.
 	MaxSourcesBytes = 64 << 10
 
 	maxRanks = 256 // of one replica
@@ -28,7 +28,7 @@ type Source struct {
 	Topic    string // prefix of the topics to subscribe to; "": all
 }
 
-// ParseSources reads a replica's answer to GET /kv_event_sources: the publishers of KV cache
+// ParseSources reads a replica's response to GET /kv_event_sources: the publishers of KV cache
 // events in order of their data-parallel ranks, without those that are off. host is the replica's
 // name or address: it replaces addresses that mean any interface. The error joins what is wrong
 // with single publishers; the others are returned all the same, and a publisher of which only

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"warmroute/clock"
 	"warmroute/kvevents/zmtp"
 )
@@ -70,9 +72,9 @@ func (s *Subscriber) update(change func(*Stats)) {
 	change(&s.stats)
 }
 
-// Run follows the publisher until ctx ends. It reconnects for ever and continues where it was,
-// if the publisher's replay endpoint has what was missed and it was not away for too long. All calls of Handler come from the
-// goroutine that calls Run. Call it once at a time.
+// Run follows the publisher until ctx ends. It reconnects for ever and continues where it was, if the
+// publisher's replay endpoint has what was missed and the outage was not too long. All calls of Handler
+// come from the goroutine that calls Run. Call it once at a time.
 func (s *Subscriber) Run(ctx context.Context) {
 	f := newFollower(s)
 	delay := minReconnectDelay
@@ -97,7 +99,7 @@ func (s *Subscriber) Run(ctx context.Context) {
 // follower is the state of one Run.
 type follower struct {
 	*Subscriber
-	log      warningLog
+	log      *warningLog
 	decoder  decoder
 	position position
 	live     liveStream
@@ -111,10 +113,7 @@ func newFollower(s *Subscriber) *follower {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	return &follower{
-		Subscriber: s,
-		log:        warningLog{logger: logger.With("endpoint", s.Source.Endpoint, "rank", s.Source.Rank)},
-	}
+	return &follower{Subscriber: s, log: newWarningLog(logger.With("endpoint", s.Source.Endpoint, "rank", s.Source.Rank))}
 }
 
 // liveStream is what was received on the present connection to the live events.
@@ -150,7 +149,7 @@ func (f *follower) follow(ctx context.Context) error {
 	f.live = liveStream{}
 	f.catchUp(ctx)
 	for {
-		if readable, err := conn.WaitReadable(f.replays.retryAt()); err != nil {
+		if readable, err := conn.WaitReadable(f.replays.notBefore); err != nil {
 			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
 		} else if !readable { // the publisher may be idle for long
 			f.catchUp(ctx)
@@ -262,19 +261,21 @@ func (f *follower) forgetAfterOutage(now time.Time) {
 // warningLog logs at most one warning in warningInterval.
 type warningLog struct {
 	logger     *slog.Logger
-	next       time.Time // when a warning can be logged again
-	suppressed int       // warnings since the last that was logged
-	wasUp      bool      // the last that was logged is that the connection is there
+	limit      rate.Sometimes
+	suppressed int  // warnings since the last that was logged
+	wasUp      bool // the last that was logged is that the connection is there
+}
+
+func newWarningLog(logger *slog.Logger) *warningLog {
+	return &warningLog{logger: logger, limit: rate.Sometimes{Interval: warningInterval}}
 }
 
 func (l *warningLog) warn(message string, err error) {
-	now := time.Now()
-	if now.Before(l.next) {
-		l.suppressed++
-		return
-	}
-	l.logger.Warn(message, "err", err, "suppressed", l.suppressed)
-	l.next, l.suppressed, l.wasUp = now.Add(warningInterval), 0, false
+	l.suppressed++
+	l.limit.Do(func() {
+		l.logger.Warn(message, "err", err, "suppressed", l.suppressed-1)
+		l.suppressed, l.wasUp = 0, false
+	})
 }
 
 // logConnected logs that the connection is there, at first and after a warning.

@@ -140,7 +140,7 @@ func TestLateAfterReplayBuffer(t *testing.T) {
 	r.expect(t, restart(false), from(7, 19))
 }
 
-func TestReplayUnanswered(t *testing.T) {
+func TestReplayWithoutResponse(t *testing.T) {
 	t.Parallel()
 	p, r := startPublisher(t), newRecorder()
 	p.set(func() { p.silent = true })
@@ -191,7 +191,7 @@ func TestReplayPolicy(t *testing.T) {
 			t.Errorf("not allowed after %v", cooldown)
 		}
 	}
-	p.succeed()
+	p = replayPolicy{}
 	if !p.allows(now) || p.wantsAll(now) {
 		t.Error("a success must end the cool-down")
 	}
@@ -419,7 +419,7 @@ func TestRunEnds(t *testing.T) {
 func TestWarningLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		l := warningLog{logger: slog.New(slog.NewTextHandler(&out, nil))}
+		l := newWarningLog(slog.New(slog.NewTextHandler(&out, nil)))
 		for range 150 {
 			l.logConnected()
 			l.warn("batch invalid", context.Canceled)

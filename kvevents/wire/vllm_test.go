@@ -20,7 +20,7 @@ import (
 )
 
 // publisherScript publishes and replays as vLLM does, with libzmq and its default send buffer
-// for replays. For each line of its input it publishes so many batches, and answers with how many
+// for replays. For each line of its input it publishes so many batches, and prints how many
 // there are.
 const publisherScript = `
 import msgspec, sys, time, zmq
@@ -197,7 +197,7 @@ func chat(t *testing.T, replica *url.URL, session, system, user string, salt any
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	if answer, err := io.ReadAll(res.Body); err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("status %d: %s, %v", res.StatusCode, answer, err)
+	if body, err := io.ReadAll(res.Body); err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("status %d: %s, %v", res.StatusCode, body, err)
 	}
 }

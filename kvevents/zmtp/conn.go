@@ -282,7 +282,7 @@ func (c *Conn) WaitReadable(until time.Time) (readable bool, err error) {
 }
 
 // ReadMessage returns the frames of the next message, which are valid until the next call. It
-// answers heartbeats meanwhile. A subscription, which is a command in version 3.1, is returned as
+// responds to heartbeats meanwhile. A subscription, which is a command in version 3.1, is returned as
 // the message of one frame that it is in version 3.0.
 func (c *Conn) ReadMessage() ([][]byte, error) {
 	if c.message = c.message[:0]; cap(c.message) > maxKeptBytes {
@@ -350,7 +350,7 @@ func (c *Conn) readFrameHeader() (flags byte, size int, err error) {
 	return flags, int(declared), nil
 }
 
-// handleCommand reads a command of size bytes and answers PING. It returns that of a subscription as
+// handleCommand reads a command of size bytes and responds to PING. It returns that of a subscription as
 // a message of version 3.0. Commands that are not known mean nothing.
 func (c *Conn) handleCommand(size int) (subscription []byte, err error) {
 	if size > maxCommandBytes {

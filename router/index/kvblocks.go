@@ -2,6 +2,7 @@ package index
 
 import (
 	"math/bits"
+	"slices"
 	"sort"
 
 	"warmroute/prompt"
@@ -292,12 +293,7 @@ func (x *Index) freeLink(except prompt.Block) (at int32) {
 }
 
 func (x *Index) isHeldAnywhere(k KVBlock) bool {
-	for _, t := range x.kv.held {
-		if t.get(prompt.Block(k)) != 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(x.kv.held, func(t *table[uint64]) bool { return t.get(prompt.Block(k)) != 0 })
 }
 
 // removeLink removes a link. Its block is not confirmed any more.
