@@ -113,14 +113,14 @@ func (t *tracker) isComplete() bool {
 // now on. The changes are valid until the next call.
 func (t *tracker) restart(rank int, complete bool) []change {
 	t.changes = t.changes[:0]
-	e := t.engine(rank)
+	e, what := t.engine(rank), kvForgotten
 	if e == nil {
 		return nil
 	}
-	what, hadBlocks := kvForgotten, e.hadBlocks || len(e.byHash) > 0
 	if complete {
 		what = kvRemoved
 	}
+	hadBlocks := e.hadBlocks || len(e.byHash) > 0
 	t.removeAll(e, what, false)
 	t.forgetSequences(rank)
 	*e = *newEngine()
@@ -216,23 +216,16 @@ func (t *tracker) engine(rank int) *engine {
 		t.engines = append(t.engines, newEngine())
 	}
 	if len(t.engines) > 1 && t.holders == nil {
-		t.countHolders()
+		t.holders = map[index.KVBlock]int{}
+		for _, at := range t.engines[0].byHash { // the others hold nothing yet
+			t.holders[t.engines[0].blocks[at].kv]++
+		}
 	}
 	return t.engines[rank]
 }
 
 func newEngine() *engine {
 	return &engine{byHash: map[uint64]int32{}, blocks: make([]block, 1), groups: map[int]bool{}}
-}
-
-// countHolders begins to count the engines that hold each block.
-func (t *tracker) countHolders() {
-	t.holders = map[index.KVBlock]int{}
-	for _, e := range t.engines {
-		for _, at := range e.byHash {
-			t.holders[e.blocks[at].kv]++
-		}
-	}
 }
 
 // store applies a Stored event. The account is incomplete after one whose predecessor is not
@@ -358,10 +351,8 @@ func (t *tracker) remove(e *engine, ev *wire.Event) {
 		if at == 0 {
 			continue
 		}
-		if b := &e.blocks[at]; b.isHeld() {
-			if b.addCopies(ev.Offloaded, -1); !b.isHeld() {
-				t.removeBlock(e, h, at, kvRemoved)
-			}
+		if e.blocks[at].addCopies(ev.Offloaded, -1); !e.blocks[at].isHeld() {
+			t.removeBlock(e, h, at, kvRemoved)
 		}
 	}
 }

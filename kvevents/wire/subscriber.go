@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -109,10 +110,7 @@ type follower struct {
 }
 
 func newFollower(s *Subscriber) *follower {
-	logger := s.Logger
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
+	logger := cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
 	return &follower{Subscriber: s, log: newWarningLog(logger.With("endpoint", s.Source.Endpoint, "rank", s.Source.Rank))}
 }
 

@@ -33,10 +33,6 @@ const (
 	writeTimeout     = 5 * time.Second // of an end that dials
 )
 
-// keepAlive detects a peer whose machine is gone within half a minute. An idle publisher sends
-// nothing, so that silence alone means nothing.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
-
 // Flags of a frame.
 const (
 	flagMore    = 1 << iota // another frame of the message follows
@@ -96,7 +92,9 @@ func Dial(ctx context.Context, endpoint string, own SocketType) (c *Conn, releas
 	if !ok {
 		return nil, nil, fmt.Errorf("connect to %s: not of the form tcp://HOST:PORT", endpoint)
 	}
-	dialer := net.Dialer{Timeout: connectTimeout, KeepAliveConfig: keepAlive}
+	dialer := net.Dialer{Timeout: connectTimeout, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3, // an idle publisher sends nothing
+	}}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect to %s: %w", endpoint, err)
