@@ -92,14 +92,6 @@ func (x *fixture) pick(req *router.Request) *router.Reservation {
 	return d
 }
 
-// pickOn sends a request of n blocks to one backend.
-func (x *fixture) pickOn(slot, key, n int) *router.Reservation {
-	x.t.Helper()
-	req := x.ask(key, n)
-	req.Backends = x.backends[slot : slot+1]
-	return x.pick(req)
-}
-
 // serve sends a request to its replica and completes it.
 func (x *fixture) serve(key, blocks int) *router.Reservation {
 	x.t.Helper()
