@@ -19,7 +19,7 @@ var allowedImports = map[string]string{
 	"recovery": "clock",
 	"backends": "clock",
 	"prompt":   "",
-	"router":   "backends prompt kvevents",
+	"router":   "backends prompt",
 	"kvevents": "clock recovery backends prompt router",
 	"metrics":  "recovery backends prompt router",
 	"proxy":    "filelock recovery backends prompt router metrics",
