@@ -19,8 +19,7 @@ import (
 	"warmroute/router/index"
 )
 
-// maxChangesPerLock is for how many KV blocks the router is locked: that takes as long as a few
-// decisions.
+// maxChangesPerLock is for how many KV blocks the router is locked: that takes as long as a few decisions.
 const maxChangesPerLock = 256
 
 // Fleet makes the Followers of a router's backends, and is what they share. Safe for concurrent use.
@@ -37,10 +36,9 @@ func NewFleet(r *router.Router) *Fleet {
 	return &Fleet{router: r, seed: mathrand.Uint64(), prefix: "warmroute-" + rand.Text()[:12] + "-"}
 }
 
-// Follower applies the KV events of one backend's replica to the router's index: what the replica
-// reports replaces what is assumed of its cache. To relate KV blocks to blocks of prompts,
-// requests are sent with a session of their own, which the events repeat. Safe for
-// concurrent use.
+// Follower applies the KV events of one backend's replica to the router's index: what the replica reports
+// replaces what is assumed of its cache. To relate KV blocks to blocks of prompts, requests are sent with a
+// session of their own, which the events repeat. Safe for concurrent use.
 type Follower struct {
 	fleet   *Fleet
 	backend *backends.Backend

@@ -13,8 +13,7 @@ const (
 	// confirmTimeout is how long after its first output what a request was expected to leave in a
 	// cache counts where the replica has not reported it.
 	confirmTimeout = 2 * time.Second
-	// maxFinishedRequests of a backend wait for their events to be read. What more there are
-	// stays approximate.
+	// maxFinishedRequests of a backend wait for their events to be read. What more there are stays approximate.
 	maxFinishedRequests = 4096
 )
 
@@ -83,8 +82,7 @@ func (f *Follower) settle(q *finishedRequest, linked index.LinkedPrefix) {
 	}
 }
 
-// contradicts reports whether the prompt has so many tokens that those of its linked prefix cannot be
-// right.
+// contradicts reports whether the prompt has so many tokens that those of its linked prefix cannot be right.
 func (q *finishedRequest) contradicts(linked index.LinkedPrefix) bool {
 	bytes := linked.Blocks * q.BlockBytes
 	if q.PromptTokens == 0 || linked.Blocks == 0 || bytes > q.PromptBytes {
@@ -96,8 +94,7 @@ func (q *finishedRequest) contradicts(linked index.LinkedPrefix) bool {
 	return linked.Tokens > q.PromptTokens || isNearlyAll && (tokens > most*expected || most*tokens < expected)
 }
 
-// findCommonPrefix returns the longest prefix of the first n blocks that is linked to KV blocks of a
-// sequence.
+// findCommonPrefix returns the longest prefix of the first n blocks that is linked to KV blocks of a sequence.
 func (f *Follower) findCommonPrefix(q *finishedRequest, n int, sequence []sequenceBlock) (linked index.LinkedPrefix) {
 	common := map[index.KVBlock]bool{0: true}
 	for _, b := range sequence {

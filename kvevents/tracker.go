@@ -157,9 +157,8 @@ func (t *tracker) forgetAll() []change {
 	return t.changes
 }
 
-// apply applies an engine's next events, and returns what has changed, a predecessor before its
-// successors where they are stored, and after them where all are removed. The changes are valid
-// until the next call.
+// apply applies an engine's next events, and returns what has changed, a predecessor before its successors
+// where they are stored, and after them where all are removed. The changes are valid until the next call.
 func (t *tracker) apply(rank int, events []wire.Event) []change {
 	if cap(t.changes) > changesBuffer {
 		t.changes = nil
@@ -186,9 +185,8 @@ func (t *tracker) apply(rank int, events []wire.Event) []change {
 	return t.changes
 }
 
-// takeSequence returns the blocks that the request of a session has used, and forgets the
-// session: from the block named from on, or all of them if that is not among them. There are
-// none if the request has stored none.
+// takeSequence returns the blocks that the request of a session has used, and forgets the session: from the
+// block named from on, or all of them if that is not among them. There are none if the request has stored none.
 func (t *tracker) takeSequence(session string, from index.KVBlock) (blocks []sequenceBlock) {
 	s, known := t.sequences.Peek(session)
 	if !known {
@@ -357,8 +355,7 @@ func (t *tracker) remove(e *engine, ev *wire.Event) {
 	}
 }
 
-// removeBlock records that an engine does not hold a block any more, of which no copies are
-// left.
+// removeBlock records that an engine does not hold a block any more, of which no copies are left.
 func (t *tracker) removeBlock(e *engine, hash uint64, at int32, what op) {
 	kv := e.blocks[at].kv
 	delete(e.byHash, hash)
@@ -387,8 +384,7 @@ func (t *tracker) freeUnused(e *engine, at int32) {
 	}
 }
 
-// removeAll removes all blocks, but for copies in other media if gpuOnly, successors before their
-// predecessors.
+// removeAll removes all blocks, but for copies in other media if gpuOnly, successors before their predecessors.
 func (t *tracker) removeAll(e *engine, what op, gpuOnly bool) {
 	type place struct {
 		hash uint64

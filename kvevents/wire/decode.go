@@ -165,8 +165,7 @@ func (d *decoder) decodeArrayEvent() {
 	}
 }
 
-// decodeMapEvent decodes an event that is a map, its type under "type", and appends it, if its type
-// is known.
+// decodeMapEvent decodes an event that is a map, its type under "type", and appends it, if its type is known.
 func (d *decoder) decodeMapEvent() {
 	whole := d.msgpackReader
 	kind, known := d.findKind()

@@ -10,8 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// publisherID names one lifetime of a publisher. It is zero for publishers that send none, as
-// vLLM up to 0.33.
+// publisherID names one lifetime of a publisher. It is zero for publishers that send none, as vLLM up to 0.33.
 type publisherID [16]byte
 
 // message is one batch as it was received.

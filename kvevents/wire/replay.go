@@ -75,9 +75,8 @@ func (f *follower) catchUp(ctx context.Context) {
 	f.replays.fail(time.Now())
 }
 
-// replayOnce requests what the publisher has kept from the position on, or from its first
-// message if all is true, and applies the messages until the publisher ends them, one is missing or
-// the next takes too long.
+// replayOnce requests what the publisher has kept from the position on, or from its first message if all is
+// true, and applies the messages until the publisher ends them, one is missing or the next takes too long.
 func (f *follower) replayOnce(ctx context.Context, all bool) error {
 	conn, release, err := zmtp.Dial(ctx, f.Source.Replay, zmtp.Dealer)
 	if err != nil {
@@ -85,8 +84,7 @@ func (f *follower) replayOnce(ctx context.Context, all bool) error {
 	}
 	defer release()
 	f.update(func(s *Stats) { s.Replays++ })
-	// The last message that was received is requested again: if it is another one now, the
-	// publisher restarted.
+	// The last message that was received is requested again: if it is another one now, the publisher restarted.
 	from, verify := f.position.next, f.position.received && !all
 	switch {
 	case all:

@@ -40,8 +40,7 @@ const (
 	flagCommand             // for the connection itself
 )
 
-// First byte of the message by which a peer subscribes to the topics that begin with the rest, or
-// cancels that.
+// First byte of the message by which a peer subscribes to the topics that begin with the rest, or cancels that.
 const (
 	Cancel    = 0
 	Subscribe = 1
@@ -232,9 +231,8 @@ func (c *Conn) Subscribe(topic string) error {
 	return c.WriteMessage(append([]byte{Subscribe}, topic...))
 }
 
-// WriteMessage sends a message of one or more frames. It blocks while the peer's and the kernel's
-// buffers are full: for writeTimeout at most if this end has dialed, else until the connection is
-// closed.
+// WriteMessage sends a message of one or more frames. It blocks while the peer's and the kernel's buffers are
+// full: for writeTimeout at most if this end has dialed, else until the connection is closed.
 func (c *Conn) WriteMessage(frames ...[]byte) error { return c.writeFrames(0, frames...) }
 
 // writeFrames sends frames as one message, or one frame as a command.
