@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"warmroute/prompt"
 	"warmroute/proxy/apikey"
@@ -203,6 +205,20 @@ func TestPriorityHeader(t *testing.T) {
 	}
 }
 
+// sessionFollower gives sessions and learns nothing.
+type sessionFollower struct {
+	router.KVFollower
+	backend  string
+	sessions int
+}
+
+func (f *sessionFollower) NewSession() string {
+	f.sessions++
+	return fmt.Sprintf("warmroute-%s-%d", f.backend, f.sessions)
+}
+
+func (f *sessionFollower) RecordEnd(router.KVRequest, time.Time) {}
+
 // TestSessionHeader checks which session a replica is named whose KV events are read, and one
 // whose events are not.
 func TestSessionHeader(t *testing.T) {
@@ -212,7 +228,7 @@ func TestSessionHeader(t *testing.T) {
 		f := serve(t, func(o *Options) { o.Retry.PerSecond = 1000 }, first, second)
 		for i, b := range f.backends {
 			if followed[i] {
-				t.Cleanup(f.router.FollowKVEvents(b, 1).Close)
+				f.router.SetKVFollower(b, &sessionFollower{backend: b.Name})
 			}
 		}
 		long := strings.Replace(askWhole, `"content":"`, `"content":"`+strings.Repeat("a long question ", 100), 1)
