@@ -42,8 +42,7 @@ type failure struct {
 	decision *router.Reservation
 }
 
-// isOfConnection reports whether a kept-alive connection failed, and not the backend, which may be
-// asked again over a new one.
+// isOfConnection reports whether a kept-alive connection failed, not the backend, which may be asked over a new one.
 func (f *failure) isOfConnection() bool {
 	return f.reason == metrics.RetryStale || f.reason == metrics.RetryWrongResponse
 }
@@ -152,8 +151,7 @@ func (a *attempt) recordAndReleaseDecision() {
 	a.proxy.pools.replies.Put(a.reply)
 }
 
-// startReplyHashing makes the relay hash the reply's blocks as they pass: the next turn will
-// repeat them.
+// startReplyHashing makes the relay hash the blocks of the reply as they pass: the next turn will repeat them.
 func (a *attempt) startReplyHashing() {
 	reply := a.proxy.pools.replies.Get().(*prompt.Response)
 	if !reply.Reset(&a.input.scratch.responseStart) {
@@ -193,12 +191,10 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 	return req
 }
 
-// sessionHeader names the session of a request to vLLM, which repeats it in KV events and uses it
-// for nothing else.
+// sessionHeader names the session of a request to vLLM, which only repeats it in KV events.
 const sessionHeader = "X-Session-Id"
 
-// setSessionHeader sets the session by which the replica's KV events name the request; "": what
-// the client sent.
+// setSessionHeader sets the session by which KV events name the request; "": what the client sent.
 func (r *request) setSessionHeader(session string) {
 	switch h := r.httpReq.Header; {
 	case session != "":
@@ -229,9 +225,8 @@ type memoryBody struct{ bytes.Reader }
 
 func (*memoryBody) Close() error { return nil }
 
-// classifyOrEndRequest returns the failure of an attempt without a complete response. If the
-// client has disconnected or the request is cancelled or ended by the shutdown, it records that, sends the
-// error, and returns a failure that is done.
+// classifyOrEndRequest returns the failure of an attempt without a complete response. If the client or the proxy has
+// ended the request, it records that, sends the error, and returns a failure that is done.
 func (a *attempt) classifyOrEndRequest(err error) *failure {
 	if a.isEndedByProxy() {
 		a.result.End = router.ClientDisconnected
@@ -266,16 +261,15 @@ func (a *attempt) classifyOrEndRequest(err error) *failure {
 	return &failure{reason: metrics.RetryTruncated, err: err, suspectsCrash: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }
 
-// recordDisconnect records, also for the router, that the client has disconnected or the request
-// was cancelled. The connection to the replica is closed when the attempt returns, which makes
-// its engine abort the request.
+// recordDisconnect records, also for the router, that the client has disconnected or the request was cancelled. When the
+// attempt returns, the connection to the replica is closed, which makes its engine abort the request.
 func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 	a.result.End = router.ClientDisconnected
 	a.recordDisconnectOrCancel(phase)
 }
 
-// recordDisconnectOrCancel records that the client did not get all of its response: it has
-// disconnected in that phase, or an operator has cancelled the request.
+// recordDisconnectOrCancel records that the client did not get all of its response: it has disconnected in that phase, or
+// an operator has cancelled the request.
 func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 	r.aborted = true
 	if r.isCancelled() {
@@ -295,8 +289,8 @@ func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.proxy.recheckHealth(a.decision.Backend)
 }
 
-// relayResponse sends the response to the client, or returns the failure that it is. The connection
-// is held until the response is known not to be another request's, as far as its id can tell.
+// relayResponse sends the response to the client, or returns the failure that it is. Until the response is known not to
+// be another request's, as far as its id can tell, the connection is not reused.
 func (a *attempt) relayResponse(resp *http.Response) *failure {
 	body, ok := resp.Body.(replicaBody)
 	if !ok {
@@ -315,8 +309,7 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
 		return a.relayStream(resp, body)
 	}
-	// A replica computes such a response before it writes any of it, so silence in its midst
-	// is no work.
+	// A replica computes such a response before it writes any of it, so silence within it is not work.
 	body.SetIdleTimeout(a.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
@@ -342,8 +335,7 @@ func isFramed(resp *http.Response) bool {
 	return resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
 }
 
-// recordCommittedResponse records that the client gets this response: failures before it do not
-// matter any more.
+// recordCommittedResponse records that the client gets this response: earlier failures do not matter any more.
 func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.replaceBestFailure(nil)
 	a.inFlight.phase.Store(int32(Responding))
@@ -352,9 +344,8 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill
 }
 
-// attemptContext is the context with which an attempt is sent. Until the response is
-// committed it ends with the client, a time limit, a stall of the backend, or a cancel
-// by an operator; context.Cause says which. Safe for concurrent use, but for begin.
+// attemptContext is the context with which an attempt is sent. Until the response is committed it ends with the client, a
+// time limit, a stall or a cancel; context.Cause says which. Safe for concurrent use, but for begin.
 type attemptContext struct {
 	context.Context
 	cancel context.CancelCauseFunc
@@ -371,8 +362,7 @@ type attemptContext struct {
 	idle      *time.Timer
 }
 
-// beginAttemptContext makes the context of the next attempt. It precedes the pick, and
-// whatever may take long before it.
+// beginAttemptContext makes the context of the next attempt, before the pick and whatever may take long before it.
 func (r *request) beginAttemptContext() {
 	c := &r.firstContext
 	if c.Context != nil {
@@ -402,8 +392,7 @@ func (c *attemptContext) startFirstByteTimerLocked() {
 	})
 }
 
-// startProgressTimer ends the attempt with errResponse when the backend of d has made
-// no progress for as long as limit.
+// startProgressTimer ends the attempt with errResponse when the backend of d has made no progress for limit.
 func (c *attemptContext) startProgressTimer(d *router.Reservation, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -421,10 +410,8 @@ func (c *attemptContext) startProgressTimer(d *router.Reservation, limit time.Du
 	})
 }
 
-// BackendStalled implements router.StallListener. A stall moves a request once, unless
-// the replica is hung: the request may itself be what takes so long. Where it stays, a
-// response that is not streamed has from now on the time that a stream has for its first
-// event.
+// BackendStalled implements router.StallListener. A stall moves a request once, unless the replica is hung: the request may
+// itself be what takes so long. Where it stays, a response that is not a stream has from now on Timeouts.FirstByte.
 func (c *attemptContext) BackendStalled(anotherAvailable, hung bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -437,8 +424,7 @@ func (c *attemptContext) BackendStalled(anotherAvailable, hung bool) {
 	}
 }
 
-// commit makes sure that from its return on nothing but the client or an operator ends
-// the attempt, and returns what has ended it before, else nil.
+// commit ends the time limits and stalls of the attempt, and returns what has ended it before, else nil.
 func (c *attemptContext) commit() (cancelCause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -457,8 +443,7 @@ func (c *attemptContext) end() {
 	c.cancel(context.Canceled)
 }
 
-// commitAttempt ends the time in which another backend may be asked: a stall or a time limit ends
-// the attempt no more. It returns a failure if the attempt was ended before.
+// commitAttempt ends the time in which another backend may be asked, and returns a failure if the attempt was ended before.
 func (a *attempt) commitAttempt() *failure {
 	a.decision.Commit()
 	if err := a.context.commit(); err != nil {
@@ -467,8 +452,7 @@ func (a *attempt) commitAttempt() *failure {
 	return nil
 }
 
-// validateResponse returns the failure that a response is which no engine sends, so that something
-// else must have sent it, else nil.
+// validateResponse returns the failure that a response is which no engine sends, else nil.
 func validateResponse(resp *http.Response) *failure {
 	switch {
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
@@ -484,8 +468,7 @@ func validateResponse(resp *http.Response) *failure {
 	return nil
 }
 
-// formatRedirectOrigin returns, for messages, the scheme and host that a redirect leads to, without
-// the path and the query, which may hold the prompt.
+// formatRedirectOrigin returns the scheme and host that a redirect leads to, without what may hold the prompt.
 func formatRedirectOrigin(location string) string {
 	u, err := url.Parse(location)
 	if err != nil || u.Host == "" {
@@ -506,12 +489,10 @@ func isEncoded(h http.Header) bool {
 	return false
 }
 
-// minWarningInterval is the time between two warnings of failed attempts on one backend: there may
-// be thousands a second.
+// minWarningInterval is the time between two warnings of failed attempts on one backend.
 const minWarningInterval = time.Second
 
-// failureLog limits the warnings of failed attempts. Safe for concurrent use; the zero value is
-// ready.
+// failureLog limits the warnings of failed attempts. Safe for concurrent use; the zero value is ready.
 type failureLog struct {
 	mu      sync.Mutex
 	entries []failureLogEntry // by slot
@@ -523,8 +504,7 @@ type failureLogEntry struct {
 	suppressed int // warnings since
 }
 
-// allowWarning reports whether to warn of a failed attempt on b now, and how many warnings were
-// suppressed since the last one. It counts this one.
+// allowWarning counts a failed attempt on b, and reports whether to warn of it and how many were suppressed since the last.
 func (l *failureLog) allowWarning(b *backends.Backend, now time.Time) (allowed bool, suppressed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

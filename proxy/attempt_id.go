@@ -23,8 +23,7 @@ const (
 	// A token is a random number of 56 bits and a checksum of it of 40 bits, in hexadecimal digits.
 	attemptTokenRandomChars = 14
 	attemptTokenChars       = attemptTokenRandomChars + 10
-	// maxResponseIDBytes is how much of an id is searched for tokens: several proxies may have
-	// added theirs.
+	// maxResponseIDBytes is how much of an id is searched for tokens: several proxies may have added theirs.
 	maxResponseIDBytes = 1 << 10
 	// maxIDSearchBytes is how much of a body is searched for its id, which vLLM writes first.
 	maxIDSearchBytes = 64 << 10
@@ -52,9 +51,8 @@ func (t attemptTokens) isOwn(token string) bool {
 	return err == nil && t.encode(random) == token
 }
 
-// namesAnother reports whether an id in a response has tokens of this process, but not the given
-// one. Ids without any say nothing: vLLM may be set up to make its own, and intermediaries rewrite
-// them. A client that takes the id of an earlier response for its request's has both tokens in it.
+// namesAnother reports whether an id in a response has tokens of this process, but not the given one. Ids without any say
+// nothing: vLLM may make its own. A client that repeats the id of an earlier response has both tokens in it.
 func (t attemptTokens) namesAnother(id, token string) (another bool) {
 	rest := id[:min(len(id), maxResponseIDBytes)]
 	for {
@@ -72,16 +70,15 @@ func (t attemptTokens) namesAnother(id, token string) (another bool) {
 	}
 }
 
-// setRequestIDHeader names the attempt in the header for the replica: by the request's id, of which
-// the end is kept if it is too long, and a token.
+// setRequestIDHeader names the attempt in the header for the replica, by a token after the end of the request's id.
 func (a *attempt) setRequestIDHeader() {
 	a.token = a.proxy.tokens.newToken()
 	kept := a.id[max(0, len(a.id)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
 	a.httpReq.Header[requestIDHeader] = []string{kept + attemptTokenMark + a.token}
 }
 
-// checkResponseHeaderID returns the failure of a response whose header names another attempt, else
-// nil. vLLM repeats the header of the request with --enable-request-id-headers.
+// checkResponseHeaderID returns the failure of a response whose header names another attempt, else nil. vLLM repeats the
+// header of the request with --enable-request-id-headers.
 func (a *attempt) checkResponseHeaderID(h http.Header) *failure {
 	for _, id := range h[requestIDHeader] {
 		if a.proxy.tokens.namesAnother(id, a.token) {
@@ -96,9 +93,8 @@ func (a *attempt) checkBodyID(body []byte) *failure {
 	return a.checkResponseID(readBodyID(body[:min(len(body), maxIDSearchBytes)]))
 }
 
-// checkResponseID is checkResponseHeaderID for the id of a response. An id that the client chose, now
-// or for a stored response, is not checked: it may have taken it from another response. The request's
-// input must not be released yet.
+// checkResponseID is checkResponseHeaderID for the id of a response. An id that the client chose is not checked: it may
+// have taken it from another response. The request's input must not be released yet.
 func (a *attempt) checkResponseID(id string) *failure {
 	if a.endpoint.isAboutResponse() || !a.proxy.tokens.namesAnother(id, a.token) || a.containsChosenID(id) {
 		return nil
@@ -106,8 +102,7 @@ func (a *attempt) checkResponseID(id string) *failure {
 	return a.recordWrongResponse()
 }
 
-// containsChosenID reports whether the id of a response contains the request_id in the body, by which
-// some replicas name the responses of all endpoints.
+// containsChosenID reports whether the id of a response contains the request_id in the body, as some replicas' do.
 func (a *attempt) containsChosenID(id string) bool {
 	chosen := gjson.GetBytes(a.input.body, "request_id").Str
 	return chosen != "" && strings.Contains(id, chosen)

@@ -25,8 +25,8 @@ type caller struct {
 	completionTokens int             // that the engine has generated, about if it has not counted them
 }
 
-// findAccount returns the holder of the key that a request came with, and counts requests without
-// a valid one. It is nil without an error when no keys are configured.
+// findAccount returns the holder of the key that a request came with, and counts requests without a valid one. It is nil
+// without an error when no keys are configured.
 func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiError) {
 	if p.keys.Empty() {
 		return nil, nil
@@ -49,9 +49,8 @@ func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiEr
 	return nil, &apiError{status: http.StatusUnauthorized, kind: "invalid_request_error", code: "invalid_api_key", message: message}
 }
 
-// presentedSecrets returns the secrets that a request came with, "" for none, in the order in which
-// they count: the first one that is a valid key does. Anthropic's clients send a key in X-Api-Key, some
-// of them beside a token of their own.
+// presentedSecrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
+// Anthropic's clients send a key in X-Api-Key, some of them beside a token of their own.
 func presentedSecrets(h http.Header, d dialect) (secrets [2]string) {
 	secrets[0] = apikey.Bearer(h)
 	if d == anthropic {
@@ -72,8 +71,8 @@ func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *api
 	}
 }
 
-// authenticateAndLimit finds who sends the request, before its body is read, counts it against
-// the key's limits and writes their state to the client's header.
+// authenticateAndLimit finds who sends the request, counts it against the key's limits and writes their state to the
+// client's header.
 func (r *request) authenticateAndLimit() *apiError {
 	holder, apiErr := r.proxy.findAccount(r.httpReq, r.endpoint.dialect())
 	if holder == nil && apiErr == nil {
@@ -100,10 +99,8 @@ func (r *request) chargePrompt() *apiError {
 	return rateLimitError(refusal)
 }
 
-// setTokenUsage sets the tokens of an attempt that an engine has worked on, by the replica's
-// own count where there is one. What the engine has generated of a response that was not sent, since
-// the client has disconnected or the proxy has ended the request, is estimated. Attempts that have
-// failed count nothing: that is the replica's fault, and the client has nothing of them.
+// setTokenUsage sets the tokens of an attempt that an engine has worked on: the replica's own count, else an estimate, which
+// includes what was generated and not sent after a disconnect or cancel. Failed attempts count nothing.
 func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
@@ -144,8 +141,7 @@ func (c *caller) writeRateHeaders(h http.Header) {
 	}
 }
 
-// mayShowRoute reports whether the client may know where its request went: a match tells what
-// others have sent.
+// mayShowRoute reports whether the client may know where its request went: a match tells what others have sent.
 func (r *request) mayShowRoute() bool {
 	if r.account == nil { // with keys configured, the request is not authenticated
 		return r.settings.RouteHeaders && r.proxy.keys.Empty()
@@ -161,10 +157,9 @@ func (c *caller) tenantHash(h http.Header) uint64 {
 	return keyFingerprint(h)
 }
 
-// blockSeed returns what the hashes of the request's blocks begin from: the model as the
-// engine knows it and, where tenants are isolated, the tenant, so that nobody's prompt
-// matches another's. A holder is told by the hash of a key, which others cannot know, since
-// blocks whose beginning is known could be made to collide.
+// blockSeed returns what the hashes of the request's blocks begin from: the engine's name of the model and, where tenants
+// are isolated, the tenant. A holder is told by the hash of a key, which others cannot know: blocks whose beginning is known
+// could be made to collide.
 func (c *caller) blockSeed(engineModel string, isolated bool, tenantHash uint64) string {
 	switch {
 	case !isolated:
@@ -175,8 +170,7 @@ func (c *caller) blockSeed(engineModel string, isolated bool, tenantHash uint64)
 	return engineModel + "\x00" + strconv.FormatUint(tenantHash, 16)
 }
 
-// queueTimeoutsOr returns how long the request may wait for a backend: as its key says, else
-// as configured; none where no request waits.
+// queueTimeoutsOr returns how long the request may wait for a backend: as its key says, else as configured.
 func (c *caller) queueTimeoutsOr(configured router.QueueTimeouts) router.QueueTimeouts {
 	if configured != (router.QueueTimeouts{}) && c.account != nil && c.account.QueueTime > 0 {
 		return router.QueueTimeouts{Total: c.account.QueueTime}

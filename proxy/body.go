@@ -21,15 +21,13 @@ var (
 
 const (
 	// minBodyBytesPerSecond is the rate that a body has to have over each timeouts.body_idle.
-	// Usable networks are faster.
 	minBodyBytesPerSecond = 1 << 10
 	// bodyRateSlots is into how many slots bodyRate divides its window.
 	bodyRateSlots = 16
 )
 
-// bodyRate finds when the bytes of the last window are too few for minBodyBytesPerSecond. The
-// window slides: what came before it does not count, so a body that begins fast may not
-// stall later.
+// bodyRate finds when the bytes of the last window are too few for minBodyBytesPerSecond. The window slides, so a body that
+// begins fast may not stall later.
 type bodyRate struct {
 	window time.Duration
 	slots  [bodyRateSlots]int64 // bytes that came in each of the last slots of time, by its number modulo bodyRateSlots
@@ -46,8 +44,7 @@ func (r *bodyRate) add(at time.Duration, n int) {
 	r.slots[r.latest%bodyRateSlots] += int64(n)
 }
 
-// deadline returns when the body is too slow if nothing more of it comes, since the
-// beginning. It is at most one slot late.
+// deadline returns when the body is too slow if no more comes, since the beginning. It is at most one slot late.
 func (r *bodyRate) deadline() time.Duration {
 	missing := int64(r.window.Seconds() * minBodyBytesPerSecond)
 	for i := r.latest; i >= 0 && i > r.latest-bodyRateSlots; i-- {
@@ -58,9 +55,8 @@ func (r *bodyRate) deadline() time.Duration {
 	return r.window
 }
 
-// deadlineReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives
-// for the window of rate, or less than minBodyBytesPerSecond: a client that stalls must not
-// keep a buffer.
+// deadlineReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives for the window of rate, or less
+// than minBodyBytesPerSecond: a client that stalls must not keep a buffer.
 type deadlineReader struct {
 	body      io.Reader
 	conn      *http.ResponseController
@@ -88,8 +84,7 @@ func (p *deadlineReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// clearReadDeadline ends the limits: from here on the connection is read only to notice that the
-// client disconnects.
+// clearReadDeadline ends the limits: from here on the connection is read only to notice a disconnect.
 func (p *deadlineReader) clearReadDeadline() {
 	if p.rate.window > 0 {
 		_ = p.conn.SetReadDeadline(time.Time{})
@@ -99,8 +94,7 @@ func (p *deadlineReader) clearReadDeadline() {
 const (
 	minBufferBits = 12 // 4 KiB, as a power of two
 	maxPooledBits = 20 // 1 MiB: larger buffers are left to the garbage collector
-	// maxTrustedLength is the largest buffer that a Content-Length alone makes: claiming a
-	// length costs a client nothing.
+	// maxTrustedLength is the largest buffer that a Content-Length alone makes: a claim costs a client nothing.
 	maxTrustedLength = 64 << 10
 )
 
@@ -110,9 +104,8 @@ type bodyOwner struct {
 	network netip.Prefix // of the client, where there are no keys
 }
 
-// bodyPool reads request bodies into buffers, and bounds the memory of all of them and of each
-// owner. Buffers up to 1 MiB are pooled by size, one pool for each power of two. Safe for
-// concurrent use.
+// bodyPool reads request bodies into buffers, which it pools by powers of two, and bounds the memory of all of them and of
+// each owner. Safe for concurrent use.
 type bodyPool struct {
 	mu      sync.Mutex          // guards what follows
 	inUse   int64               // bytes of all buffers
@@ -137,19 +130,16 @@ func formatBytes(n int64) string {
 // bodyLimits bound one body and the buffers of all, in bytes.
 type bodyLimits struct{ each, total int64 }
 
-// share returns how much of the total one owner may use once half of it is in use: a quarter, or
-// one body.
+// share returns how much of the total one owner may use once half of it is in use: a quarter, or one body.
 func (l bodyLimits) share() int64 { return max(l.total/4, l.each) }
 
-// bytesInUse returns the memory of all buffers.
 func (b *bodyPool) bytesInUse() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.inUse
 }
 
-// reserve charges n bytes to an owner. It fails if the total would be exceeded, or the owner's
-// share once half of the total is in use.
+// reserve charges n bytes to an owner. It fails beyond the total, or the owner's share once half of the total is in use.
 func (b *bodyPool) reserve(owner bodyOwner, n int64, limits bodyLimits) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -177,9 +167,8 @@ func (b *bodyPool) release(owner bodyOwner, n int64) {
 	}
 }
 
-// readBody reads r to its end. claimedLength is what the client claims, -1 if nothing. At any
-// time it has reserved at most twice of what has arrived and maxTrustedLength. The caller has to
-// release the buffer, whatever the error.
+// readBody reads r to its end. claimedLength is what the client claims, -1 if nothing. At any time it has reserved at most twice
+// of what has arrived and maxTrustedLength. The caller has to release the buffer, whatever the error.
 func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner bodyOwner, limits bodyLimits) (buf []byte, err error) {
 	if claimedLength > limits.each {
 		return nil, errBodyTooLarge
@@ -204,9 +193,8 @@ func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner bodyOwner, l
 	return buf, err
 }
 
-// growUnlessEOF reads one byte more and returns a larger buffer with it and the contents of a full
-// one, which it gives up: twice as large, or as large as the claimed length needs if that is
-// less. At the end of r it returns the full one.
+// growUnlessEOF reads one byte more and returns a larger buffer with it and the contents of a full one, which it gives up:
+// twice as large, or as the claimed length needs if that is less. At the end of r it returns the full one.
 func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, owner bodyOwner, limits bodyLimits) (buf []byte, err error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
@@ -228,8 +216,7 @@ func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, 
 	return larger, nil
 }
 
-// bufferSize returns the size of a buffer for n bytes: a power of two, or n if that would not be
-// pooled.
+// bufferSize returns the size of a buffer for n bytes: a power of two, or n if that would not be pooled.
 func bufferSize(n int64) int64 {
 	if n > 1<<maxPooledBits {
 		return n
@@ -247,15 +234,13 @@ func (b *bodyPool) newBuffer(size int64) []byte {
 	return make([]byte, 0, size)
 }
 
-// poolBuffer returns a buffer to its pool, if it has one.
 func (b *bodyPool) poolBuffer(buf []byte) {
 	if cap(buf) <= 1<<maxPooledBits {
 		b.pools[bits.Len64(uint64(cap(buf)-1))].Put(&buf)
 	}
 }
 
-// releaseBuffer ends the reservation of a buffer and returns it to its pool; nil is allowed.
-// Nothing may refer to it any more.
+// releaseBuffer ends the reservation of a buffer, which may be nil. Nothing may refer to it any more.
 func (b *bodyPool) releaseBuffer(buf []byte, owner bodyOwner) {
 	if cap(buf) == 0 {
 		return

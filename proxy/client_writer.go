@@ -8,13 +8,11 @@ import (
 	"warmroute/metrics"
 )
 
-// maxWriteBytes is how much is written under one deadline: a client that reads slowly must not
-// be disconnected in the middle of a long write.
+// maxWriteBytes is how much is written under one deadline, so that a slow reader is not disconnected in a long write.
 const maxWriteBytes = 32 << 10
 
-// clientWriter writes the response to the client. A write blocks while the client does not read,
-// and with it the reading from the replica, so that nothing piles up here. It fails when the
-// client reads nothing for writeTimeout.
+// clientWriter writes the response to the client. A write blocks while the client does not read, and with it the reading from
+// the replica. It fails when the client reads nothing for writeTimeout.
 type clientWriter struct {
 	http.ResponseWriter
 	conn           http.ResponseController
@@ -62,8 +60,7 @@ func (c *clientWriter) writeAndFlush(p []byte) error {
 	return nil
 }
 
-// extendWriteDeadline moves the deadline if a quarter of the time has passed: setting it costs a
-// lock and a timer, and chunks come many thousand times a second.
+// extendWriteDeadline moves the deadline if a quarter of the time has passed: setting it costs a lock and a timer.
 func (c *clientWriter) extendWriteDeadline() {
 	c.writeStartedAt = time.Now()
 	if c.writeTimeout == 0 {

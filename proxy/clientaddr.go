@@ -9,9 +9,8 @@ import (
 // maxForwardedHops bounds how many addresses of X-Forwarded-For are looked at.
 const maxForwardedHops = 32
 
-// clientAddress returns the address of the client that a request comes from: that of its
-// connection or, where that is a trusted proxy's, the last one in X-Forwarded-For that is not.
-// Addresses before it are the client's own claim. It is invalid if peer is not an address and a port.
+// clientAddress returns the address of the client: that of the connection or, where that is a trusted proxy's, the last one in
+// X-Forwarded-For that is not. It is invalid if peer is not an address and a port.
 func clientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) netip.Addr {
 	connection, _ := netip.ParseAddrPort(peer)
 	address := normalizeAddress(connection.Addr())
@@ -30,8 +29,7 @@ func clientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) n
 	return address
 }
 
-// parseForwardedAddress reads an address of X-Forwarded-For, which some proxies write with its port,
-// and an IPv6 address in brackets.
+// parseForwardedAddress reads an address of X-Forwarded-For, which may have a port, and be IPv6 in brackets.
 func parseForwardedAddress(text string) (address netip.Addr, ok bool) {
 	text = strings.TrimSpace(text)
 	if withPort, err := netip.ParseAddrPort(text); err == nil {
@@ -47,8 +45,7 @@ func parseForwardedAddress(text string) (address netip.Addr, ok bool) {
 // normalizeAddress returns a as prefixes contain it: without a zone, and as IPv4 if it is that in IPv6.
 func normalizeAddress(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// clientNetwork returns the network that counts as one client: an IPv4 address, or the /64 of an
-// IPv6 address, all of which a host may use.
+// clientNetwork returns the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address.
 func clientNetwork(a netip.Addr) netip.Prefix {
 	bits := a.BitLen()
 	if a.Is6() {

@@ -11,10 +11,9 @@ import (
 	"warmroute/backends/netio"
 )
 
-// NewClientListener returns a listener whose connections have faster writes, and on
-// which the server notices a client disconnect also when the client has sent more
-// than its request; and on which headers of more than maxHeaderLines are refused as
-// they come. It is for clear-text HTTP/1; below TLS, clearText is false.
+// NewClientListener returns a listener whose connections have faster writes, on which the server notices a disconnect also when
+// the client has sent more than its request, and which refuses headers of more than maxHeaderLines as they come. It is for
+// clear-text HTTP/1; below TLS, clearText is false.
 func NewClientListener(l net.Listener, clearText bool) net.Listener {
 	return clientListener{l, clearText}
 }
@@ -37,8 +36,7 @@ func (l clientListener) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// clientConn is a client's connection. As with any net.Conn that net/http serves,
-// one goroutine reads at a time.
+// clientConn is a client's connection. One goroutine reads at a time, as for any net.Conn that net/http serves.
 type clientConn struct {
 	net.Conn
 	writer *netio.Writer
@@ -49,8 +47,8 @@ type clientConn struct {
 	active    atomic.Bool       // a request is being served
 }
 
-// SetConnActive notes whether a request is being served on a connection of a client listener.
-// The server's ConnState has to call it for each state of each connection.
+// SetConnActive notes whether a request is being served on a connection of a client listener. The server's ConnState has to call
+// it for each state of each connection.
 func SetConnActive(conn net.Conn, state http.ConnState) {
 	if client, ok := unwrapTLS(conn).(*clientConn); ok {
 		if state == http.StateActive {
@@ -62,16 +60,12 @@ func SetConnActive(conn net.Conn, state http.ConnState) {
 
 // Read implements net.Conn.
 //
-// While a handler runs, net/http reads a single byte to notice that the client
-// disconnects, and stops looking when there is one: the line end that some clients
-// send after a body, or the next request. So that read leaves the byte alone and goes
-// on until the client disconnects or the server ends it by a deadline, as it does
-// after each request. Other reads of a single byte end the header of a request,
-// before it is active; only the trailer of a chunked body that fills net/http's buffer
-// of 4 KiB is read so as well, and meets the deadline of the body.
+// While a handler runs, net/http reads a single byte to notice a disconnect, and stops looking when there is one: a line end
+// after a body, or the next request. So that read leaves the byte alone and goes on until the client disconnects or the server
+// ends it by a deadline, as it does after each request. Other reads of a single byte end the header of a request, before it is
+// active; only the trailer of a chunked body that fills net/http's buffer is read so as well, and meets the body's deadline.
 //
-// The state that active records changes while no such read runs: net/http reports
-// StateActive before it starts one, and StateIdle after it has waited for its end.
+// active changes while no such read runs: net/http reports StateActive before it starts one, and StateIdle after its end.
 func (c *clientConn) Read(p []byte) (int, error) {
 	if len(p) == 1 && canAwaitHangup && c.raw != nil && c.active.Load() {
 		return 0, awaitHangup(c.raw)
@@ -94,8 +88,7 @@ func (c *clientConn) Write(p []byte) (int, error) {
 	return n + m, err
 }
 
-// CloseWrite closes the writing side: the server does so when more of the request
-// may come after the response.
+// CloseWrite closes the writing side: the server does so when more of the request may come after the response.
 func (c *clientConn) CloseWrite() error {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok {

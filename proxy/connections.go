@@ -8,15 +8,13 @@ import (
 	"time"
 )
 
-// minEvictedIdle is how long a connection has been idle before it is closed for lack of file
-// descriptors: a client that has just connected or received a response may have sent a request.
+// minEvictedIdle is how long a connection has been idle before it is closed for lack of file descriptors: one that has just
+// connected or received a response may have sent a request.
 const minEvictedIdle = time.Second
 
-// connectionTracker bounds the connections of clients. Beyond the limit, each new one closes the
-// one that has carried no request for longest: clients leave idle connections behind, or send
-// headers byte by byte, and the descriptors that they take are missing for replicas. New ones
-// are never refused, or /livez could not be reached; those that carry requests are bounded by
-// limits.in_flight. Safe for concurrent use.
+// connectionTracker bounds the connections of clients. Beyond the limit, each new one closes the one that has carried no request
+// for longest. New ones are never refused, or /livez could not be reached; those with requests are bounded by limits.in_flight.
+// Safe for concurrent use.
 type connectionTracker struct {
 	mu           sync.Mutex // guards what follows
 	open         map[net.Conn]*connection
@@ -76,8 +74,8 @@ func (c *connectionTracker) setState(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// removeLongestIdle removes the connection that has been idle longest and returns it, or nil if at
-// most maxOpen are open, or it has not been idle for minIdle, or it is kept.
+// removeLongestIdle removes the connection that has been idle longest and returns it, or nil if at most maxOpen are open, or it
+// has not been idle for minIdle, or it is kept.
 func (c *connectionTracker) removeLongestIdle(maxOpen int, minIdle time.Duration, kept net.Conn) net.Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,8 +91,6 @@ func (c *connectionTracker) removeLongestIdle(maxOpen int, minIdle time.Duration
 	return longestIdle.Conn
 }
 
-// idleTime returns how many connections are open, and for how long none has carried a
-// request or been opened.
 func (c *connectionTracker) idleTime() (open int, idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,16 +100,15 @@ func (c *connectionTracker) idleTime() (open int, idle time.Duration) {
 	return len(c.open), time.Since(c.lastActiveAt)
 }
 
-// ConnectionActivity returns how many connections of clients are open, and for how long
-// none has carried a request or been opened: 0 while one carries a request.
+// ConnectionActivity returns how many connections of clients are open, and for how long none has carried a request or been
+// opened: 0 while one carries a request.
 func (p *Proxy) ConnectionActivity() (open int, idle time.Duration) { return p.clients.idleTime() }
 
 // maxUnsentBytes bounds what the kernel buffers for a client beyond what is in flight.
 const maxUnsentBytes = 128 << 10
 
-// TrackAndLimitConnections bounds the connections of a server of this Proxy, and what the kernel
-// buffers for each: beyond the limit it closes the one that is idle longest. It is to be the
-// server's ConnState.
+// TrackAndLimitConnections bounds the connections of a server of this Proxy, whose ConnState it is to be, and what the kernel
+// buffers for each. Beyond the limit it closes the one that is idle longest.
 func (p *Proxy) TrackAndLimitConnections(conn net.Conn, state http.ConnState) {
 	SetConnActive(conn, state)
 	s := p.settings.Load()
@@ -129,9 +124,8 @@ func (p *Proxy) TrackAndLimitConnections(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// EvictIdleConnection closes the connection that has been idle longest, for a caller that lacks a
-// file descriptor, which is free when it returns. It reports whether any connection has been
-// idle for long enough.
+// EvictIdleConnection closes the connection that has been idle longest, whose file descriptor is free when it returns. It reports
+// whether any was idle for long enough.
 func (p *Proxy) EvictIdleConnection() bool { return p.evictIdle(0, minEvictedIdle, nil) }
 
 // evictIdle closes the connection that removeLongestIdle returns, and reports whether there is one.

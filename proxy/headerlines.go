@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// maxHeaderLines bounds the lines of a request's header. net/http bounds the bytes alone, and
-// takes ten times as much memory for many short lines, before a key is checked.
+// maxHeaderLines bounds the lines of a request's header. net/http bounds the bytes alone, and takes ten times as much memory for
+// many short lines, before a key is checked.
 const maxHeaderLines = 256
 
 // headerLineCounter counts the lines of a request's header as they are read from a connection.
@@ -44,8 +44,7 @@ func (h *headerLineCounter) add(b []byte) (ok bool) {
 
 const tooManyHeaderLines = "the request's header has more than 256 lines"
 
-// refuseHeader responds to a request whose header has too many lines. Then the connection is to be
-// closed.
+// refuseHeader responds to a request whose header has too many lines. Then the connection is to be closed.
 func (c *clientConn) refuseHeader() {
 	_ = c.Conn.SetDeadline(time.Now().Add(lingerTimeout))
 	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"+tooManyHeaderLines)
@@ -54,8 +53,7 @@ func (c *clientConn) refuseHeader() {
 	_, _ = io.CopyN(io.Discard, c.Conn, maxLingerBytes)
 }
 
-// checkHeaderLines returns an error for a request with more than maxHeaderLines, for connections whose
-// bytes are not counted: over TLS.
+// checkHeaderLines returns an error for more than maxHeaderLines, where bytes are not counted: over TLS.
 func checkHeaderLines(h http.Header) *apiError {
 	lines := 0
 	for _, values := range h {

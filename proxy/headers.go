@@ -19,8 +19,8 @@ func firstHeaderValue(h http.Header, canonicalName string) string {
 	return ""
 }
 
-// isHopByHop reports whether a header belongs to one connection and is never forwarded. This is a
-// switch, since a header has few lines: looking at each costs less than looking up all of these.
+// isHopByHop reports whether a header belongs to one connection and is never forwarded. A switch costs less than looking up all
+// of these in a header of few lines.
 func isHopByHop(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
@@ -30,12 +30,11 @@ func isHopByHop(name string) bool {
 	return false
 }
 
-// enginePriorityHeader is the priority in vLLM's own queue, lower first, and takes precedence
-// over the priority in the body.
+// enginePriorityHeader is the priority in vLLM's own queue, lower first. It takes precedence over that in the body.
 const enginePriorityHeader = "X-Vllm-Priority"
 
-// isStrippedRequestHeader reports whether a request header is not forwarded, since it is the
-// client's business with this proxy, or would let it control the inside of the replica.
+// isStrippedRequestHeader reports whether a request header is not forwarded: it is the client's business with this proxy, or
+// would let it control the inside of the replica.
 func isStrippedRequestHeader(name string) bool {
 	switch name {
 	case "Authorization", "X-Api-Key", // the client's key; the backend's is set instead
@@ -65,8 +64,7 @@ func deleteNamedByConnection(h http.Header) {
 // identityEncoding is the encoding to accept, since the relay reads responses. Never modified.
 var identityEncoding = []string{"identity"}
 
-// rewriteRequestHeader turns the client's header into the one for replicas, in place, except for
-// what differs between attempts.
+// rewriteRequestHeader turns the client's header into that for replicas, except for what differs between attempts.
 func rewriteRequestHeader(h http.Header) {
 	deleteNamedByConnection(h)
 	for name := range h {
@@ -85,8 +83,7 @@ var routeHeaders = [...]string{
 // queueTimeHeader says how long the request was queued.
 const queueTimeHeader = "X-Warmroute-Queue-Ms"
 
-// fillResponseHeader fills the client's header from the replica's and with the route, all but the
-// length, which is set where the body is written, and returns it.
+// fillResponseHeader fills the client's header from the replica's and with the route, without the length, and returns it.
 func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (clientHeader http.Header) {
 	h := r.client.Header()
 	h["Content-Type"] = nil // net/http would guess one if the replica names none
@@ -150,15 +147,13 @@ func (r *request) addErrorRouteHeaders() {
 	r.addQueueTimeHeader(h)
 }
 
-// isProxyHeader reports whether a response header is set by this proxy alone. A replica may be another
-// proxy of this kind, whose route the client might get mixed with ours, or is not to have; the rates
-// of a key are known where the keys are.
+// isProxyHeader reports whether a response header is set by this proxy alone. A replica may be another proxy of this kind, whose
+// route and rates are not for the client.
 func (r *request) isProxyHeader(name string) bool {
 	return strings.HasPrefix(name, "X-Warmroute-") || r.account != nil && strings.HasPrefix(name, "X-Ratelimit-")
 }
 
-// requestIDOrNew returns the client's own id if it is short and plain enough for headers and logs,
-// else a new one.
+// requestIDOrNew returns the client's own id if it is short and plain enough for headers and logs, else a new one.
 func requestIDOrNew(h http.Header) string {
 	id := firstHeaderValue(h, requestIDHeader)
 	if isPlainID(id) && !requestIDContainsKey(h, id) {

@@ -56,8 +56,8 @@ func (p *Proxy) setInstanceHeader(w http.ResponseWriter, requestHeader http.Head
 	}
 }
 
-// checkHealthCheckLoop is checkLoop for the health check of another proxy, which is also refused if that
-// proxy is a backend of this one.
+// checkHealthCheckLoop is checkLoop for the health check of another proxy, which is also refused if that proxy is a backend of
+// this one.
 func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
 	if e := p.checkLoop(h); e != nil || p.instance.id == "" {
 		return e

@@ -18,8 +18,7 @@ const (
 	maxPartHeaderBytes = 8 << 10
 	// maxFormParts is the limit of starlette, which vLLM parses forms with.
 	maxFormParts = 2000
-	// uploadPromptBytes is the load of an upload, in bytes of prompt. It does not depend on the
-	// size: a window of audio is a fixed number of positions (1,500) for the encoder.
+	// uploadPromptBytes is the load of an upload, in bytes of prompt: a window of audio is 1,500 positions, whatever its size.
 	uploadPromptBytes = 6000
 )
 
@@ -37,8 +36,7 @@ type formFields struct {
 	xargs []byte // vllm_xargs, which vLLM parses as JSON
 }
 
-// parseForm finds the model of a multipart upload, which is forwarded unchanged. What is not a form at
-// all is left to the replica to refuse.
+// parseForm finds the model of a multipart upload. What is not a form at all is left to the replica to refuse.
 func (r *request) parseForm(pr *prompt.Prompt) *apiError {
 	if len(r.input.body) == 0 {
 		return invalidRequestError("", "the request body is empty: a multipart form was expected")
@@ -77,10 +75,9 @@ func (r *request) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *apiE
 	return r.checkTransferParams(pr)
 }
 
-// parseFormFields returns the fields of a form that are read here. Parsers of forms differ, and a client
-// that can make the replica read another model than is read here gets around the models of its key.
-// So this accepts what vLLM's parser accepts, which is starlette's with python-multipart, unless another could
-// find other fields. It is not mime/multipart, which accepts preambles, folded and LF-ended lines, blanks
+// parseFormFields returns the fields of a form that are read here. A client that can make the replica read another model than is
+// read here gets around the models of its key. So this accepts what vLLM's parser accepts, which is starlette's with
+// python-multipart, unless another could find other fields. mime/multipart accepts preambles, folded and LF-ended lines, blanks
 // behind a boundary and, silently, a Content-Disposition that it cannot parse.
 func parseFormFields(contentType []string, body []byte) (fields formFields, err error) {
 	boundary, isUTF8, err := parseFormContentType(contentType)
@@ -142,8 +139,8 @@ func isFormEnd(rest []byte) bool {
 // asciiCharset matches charsets in which ASCII characters are single bytes of their own, by names that Python knows.
 var asciiCharset = regexp.MustCompile(`^(?i:utf-?8|us-ascii|ascii|latin-?1|iso-?8859-[0-9]{1,2}|(windows-|cp)125[0-9])$`)
 
-// parseFormContentType returns the boundary of a form, and whether its names and values are UTF-8. If not, they
-// are in a charset that contains ASCII.
+// parseFormContentType returns the boundary of a form, and whether its names and values are UTF-8, else in a charset that
+// contains ASCII.
 func parseFormContentType(contentType []string) (boundary string, isUTF8 bool, err error) {
 	lower := strings.ToLower(strings.Join(contentType, ","))
 	if !strings.Contains(lower, "multipart/") {
@@ -164,8 +161,8 @@ func isASCII(b []byte) bool {
 	return !bytes.ContainsFunc(b, func(c rune) bool { return c >= utf8.RuneSelf })
 }
 
-// parsePartHeader returns the name of a field from the header of its part, and whether some parsers decode its
-// value. ok is false if they may differ about the name.
+// parsePartHeader returns the name of a field, and whether some parsers decode its value. ok is false if they may differ about
+// the name.
 func parsePartHeader(header string) (name string, encoded, ok bool) {
 	disposition := ""
 	for line := range strings.SplitSeq(header, "\r\n") {
@@ -191,12 +188,12 @@ func parsePartHeader(header string) (name string, encoded, ok bool) {
 		strings.Count(lower, "name*") == strings.Count(lower, "filename*") // name* is a name for some
 }
 
-// headerParam matches a semicolon with the parameter that follows it, if one does: its name, and its value in
-// quotes or without. A value without them may be more than a token, as file names and boundaries are.
+// headerParam matches a semicolon with the parameter that may follow it: its name, and its value in quotes or without. A value
+// without them may be more than a token, as file names and boundaries are.
 var headerParam = regexp.MustCompile(`^;[ \t]*(?:([\w!#$%&'*+.^|~-]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^"\\;]*)))?[ \t]*`)
 
-// parseHeaderParams returns the value of a header and its parameters, the value and the names in lower case. ok
-// is false if parsers may differ about them.
+// parseHeaderParams returns the value of a header and its parameters, with names in lower case. ok is false if parsers may differ
+// about them.
 func parseHeaderParams(header string) (value string, params map[string]string, ok bool) {
 	end := strings.IndexByte(header+";", ';')
 	value, rest := strings.ToLower(strings.Trim(header[:end], " \t")), header[end:]
