@@ -18,7 +18,7 @@ import (
 // forward makes attempts until the client has its response, or has disconnected.
 func (r *request) forward() {
 	p, h := r.proxy, &r.history
-	r.input.query = r.redactKey()
+	r.input.query = r.removeClientKey()
 	rewriteRequestHeader(r.httpReq.Header)
 	r.input.sessionHeader = r.httpReq.Header[sessionHeader]
 	p.appendInstanceID(r.httpReq.Header)

@@ -32,16 +32,14 @@ type Options struct {
 	Log      *slog.Logger
 	Version  string
 
-	// Instance is a random id of this proxy, by which it finds requests that come back to
-	// it. Empty: it does not look for them.
+	// Instance is a random id of this proxy, by which it finds requests that come back to it. Empty: it does not look.
 	Instance string
 
-	// RecheckHealth is called for a backend on which an attempt failed, to have its health
-	// checked at once. It must not block.
+	// RecheckHealth is called for a backend on which an attempt failed, to check its health at once. It must not block.
 	RecheckHealth func(*backends.Backend)
 
-	// OutOfDescriptors is called when no connection to a backend could be made for want of
-	// a file descriptor. It must not block. It may be nil.
+	// OutOfDescriptors is called when no connection to a backend could be made for want of a file descriptor. It must not
+	// block. It may be nil.
 	OutOfDescriptors func(err error)
 
 	BlockBytes int                // bytes of canonical prompt in a block

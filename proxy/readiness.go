@@ -12,9 +12,8 @@ import (
 	"warmroute/router"
 )
 
-// serveReadyz answers GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an API key where
-// keys are configured, and is 200 only if a replica that lists the model is ready. A model that the
-// key may not use is a 404, as one that does not exist.
+// serveReadyz serves GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an API key where keys are configured, and
+// is 200 only if a replica that lists the model is ready. A model that the key may not use is a 404.
 func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
 		openAI.writeError(w, shuttingDownError())
@@ -36,7 +35,7 @@ func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	openAI.writeError(w, p.notReadyError("no replica is ready", all))
 }
 
-// serveModelReadyz answers GET /readyz?model=NAME for the holder of a key.
+// serveModelReadyz serves GET /readyz?model=NAME for the holder of a key.
 func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *apikey.Account) {
 	if len(names) != 1 || names[0] == "" {
 		openAI.writeError(w, invalidRequestError("model", "name one model: /readyz?model=NAME"))
@@ -54,7 +53,7 @@ func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *
 	}
 }
 
-// notReadyError returns the error for the time in which none of the backends is ready.
+// notReadyError returns the error where none of the backends is ready.
 func (p *Proxy) notReadyError(message string, list []*backends.Backend) *apiError {
 	e := unavailableError(message)
 	e.retryAfter = p.unreadyRetryAfter(list)
@@ -64,7 +63,8 @@ func (p *Proxy) notReadyError(message string, list []*backends.Backend) *apiErro
 // maxRetryAfter is the longest Retry-After in seconds: OpenAI's SDKs ignore longer ones.
 const maxRetryAfter = 60
 
-// unreadyRetryAfter returns the Retry-After for backends of which none is ready.
+// unreadyRetryAfter returns the Retry-After for backends of which none is ready: half of the time for which none has been, since
+// an outage that has lasted long is likely to last long, and not before the next check.
 func (p *Proxy) unreadyRetryAfter(list []*backends.Backend) (seconds int) {
 	now := time.Now()
 	outage, untilCheck := time.Duration(0), time.Duration(0)
@@ -81,16 +81,12 @@ func (p *Proxy) unreadyRetryAfter(list []*backends.Backend) (seconds int) {
 	return outageRetryAfter(outage, untilCheck)
 }
 
-// outageRetryAfter returns after how many seconds a client may try again when no
-// backend has been ready for some time: half of that time, since an outage that has
-// lasted long is likely to last long, and not before the next check.
 func outageRetryAfter(outage, untilCheck time.Duration) (seconds int) {
 	wait := math.Ceil(max(outage/2, untilCheck, time.Second).Seconds())
 	return withJitter(int(min(wait, maxRetryAfter*4/5)))
 }
 
-// withJitter returns the Retry-After of some seconds, up to a quarter longer, so
-// that clients which were refused together do not come back together.
+// withJitter adds up to a quarter, so that clients which were refused together do not come back together.
 func withJitter(seconds int) int {
 	return min(seconds+rand.IntN(seconds/4+1), maxRetryAfter)
 }

@@ -14,10 +14,9 @@ var keyParameters = []string{
 	"api_key", "api-key", "apikey", "x-api-key", "key", "token", "access_token", "auth", "authorization",
 }
 
-// redactKey deletes the headers that hold the client's key, and returns the query without it: a replica
-// must not see a key that opens this proxy. Where no keys are configured, any header may hold the
-// same few letters by chance.
-func (r *request) redactKey() (query string) {
+// removeClientKey deletes the headers that hold the client's key, and returns the query without it: a replica must not see a key
+// that opens this proxy. Without configured keys any header may hold the same few letters by chance.
+func (r *request) removeClientKey() (query string) {
 	query = redactQuery(r.httpReq.URL.RawQuery, "")
 	if r.account == nil {
 		return query
@@ -36,8 +35,7 @@ func (r *request) redactKey() (query string) {
 	return query
 }
 
-// redactQuery returns a query without the parameters that are keys by their name, or that hold secret
-// if it is not empty.
+// redactQuery returns a query without the parameters that are keys by their name, or that hold secret if it is not empty.
 func redactQuery(query, secret string) string {
 	if query == "" {
 		return ""

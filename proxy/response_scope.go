@@ -13,14 +13,12 @@ import (
 	"warmroute/backends/transport"
 )
 
-// A client can choose the id of a stored response (request_id), and the replica knows all responses
-// by their ids alone. So a replica gets such an id behind a scope, which depends on the name of the
-// client's key, and the client gets the replica's response without it. Ids of two keys are never the
-// same one for the replica, and no table is needed to find the client's id again.
+// A client can choose the id of a stored response (request_id), and the replica knows responses by their ids alone. So a replica
+// gets such an id behind a scope, a hash of the name of the client's key, and the client gets the replica's response without it.
+// No table is needed to find the client's id again.
 
-// scopeOf returns the scope of the ids that clients with the key of that name choose. It is made of
-// characters that JSON and URLs leave as they are, and begins with resp_, which vLLM before its pull
-// request 25428 requires of the id of a response that a request continues or is about.
+// scopeOf returns the scope of the ids that clients with the key of that name choose. JSON and URLs leave its characters as they
+// are, and it begins with resp_, which vLLM before its pull request 25428 requires of an id.
 func scopeOf(keyName string) string {
 	hash := sha256.Sum256([]byte(keyName))
 	return "resp_wr-" + hex.EncodeToString(hash[:16]) + "-"
@@ -34,8 +32,7 @@ func (r *request) setResponseScope() {
 	}
 }
 
-// insertScope returns body with the scope before each id in it that has one at the replica, and its
-// length; nil if there is none. body is not copied.
+// insertScope returns body, which is not copied, with the scope before each id in it that has one at the replica; nil if none has.
 func (s *storedInput) insertScope(body []byte) (scoped io.Reader, length int64) {
 	if s.scope == "" {
 		return nil, 0
@@ -61,8 +58,7 @@ func (s *storedInput) insertScope(body []byte) (scoped io.Reader, length int64) 
 	return io.MultiReader(parts...), int64(len(body) + len(ids)*len(s.scope))
 }
 
-// removeScope replaces the body of a response by one without scope, wherever it stands: in ids and
-// in the messages of errors.
+// removeScope replaces the body of a response by one without scope, in ids and in the messages of errors.
 func removeScope(resp *http.Response, body replicaBody, scope string) replicaBody {
 	if resp.ContentLength >= 0 {
 		resp.ContentLength = -1
@@ -73,8 +69,8 @@ func removeScope(resp *http.Response, body replicaBody, scope string) replicaBod
 	return unscoped
 }
 
-// unscopedBody is a replicaBody without the scope in it. Bytes at the end of what was read that may be
-// the beginning of a scope are not returned before the next ones are there.
+// unscopedBody is a replicaBody without the scope in it. It keeps bytes that may be the beginning of a scope until the next ones
+// are there.
 type unscopedBody struct {
 	replicaBody
 	scope      []byte
@@ -85,7 +81,7 @@ type unscopedBody struct {
 	err        error  // of the replica's body, to be returned after ready
 }
 
-// Read implements io.Reader. It reads from the replica once at most, so it may return 0 without an error.
+// Read implements io.Reader. It reads from the replica at most once, so it may return 0 without an error.
 func (b *unscopedBody) Read(p []byte) (n int, err error) {
 	if len(b.ready) == 0 {
 		if b.err != nil {
@@ -128,8 +124,7 @@ func (b *unscopedBody) split(read []byte) {
 	b.ready, b.held = read[:kept], rest
 }
 
-// indexScope returns the index of the first scope in p, or of a beginning of one at its end; its
-// length if there is none.
+// indexScope returns the index of the first scope in p, or of a beginning of one at its end, or the length of p.
 func indexScope(p, scope []byte) int {
 	if i := bytes.Index(p, scope); i >= 0 {
 		return i

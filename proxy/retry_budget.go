@@ -12,9 +12,8 @@ const (
 	slotsPerSecond     = 10
 )
 
-// retryBudget bounds what a failing fleet is asked on top of what its clients ask: retries
-// are at most a share of the requests of the last 10 s, or a few a second. Those that it
-// does not allow at once wait in their order. Safe for concurrent use.
+// retryBudget bounds what a failing fleet is asked on top of what its clients ask: retries are at most a share of the requests of
+// the last 10 s, or a few a second. Those beyond it wait in their order. Safe for concurrent use.
 type retryBudget struct {
 	mu           sync.Mutex
 	currentSlot  int64 // number of the newest, since 1970
@@ -35,7 +34,6 @@ type budgetWait struct {
 	perSecond int
 }
 
-// countRequest counts a request that is sent for the first time.
 func (b *retryBudget) countRequest() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,8 +92,7 @@ func (b *retryBudget) addWait(share float64, perSecond int) *budgetWait {
 	return w
 }
 
-// removeWait ends a wait, whether it was granted or not. A granted retry that is not used
-// goes back to the budget.
+// removeWait ends a wait. A granted retry that is not used goes back to the budget.
 func (b *retryBudget) removeWait(w *budgetWait, used bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,8 +118,7 @@ func (b *retryBudget) refund(slot int64) {
 	}
 }
 
-// grantWaiting allows those that wait as many retries as there are, and ensures that it is called
-// when there may be more.
+// grantWaiting allows those that wait as many retries as there are, and ensures that it is called when there may be more.
 func (b *retryBudget) grantWaiting() {
 	for len(b.waiting) > 0 && b.tryAcquireLocked(b.waiting[0].share, b.waiting[0].perSecond) {
 		b.waiting[0].grantedIn = b.currentSlot

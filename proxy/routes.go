@@ -18,8 +18,7 @@ import (
 	"warmroute/proxy/apikey"
 )
 
-// endpoint is a path whose requests go to replicas. No others do, because a replica also serves paths
-// that no client should reach.
+// endpoint is a path whose requests go to replicas. No others do: a replica also serves paths that no client should reach.
 type endpoint struct {
 	path       string
 	promptKind prompt.Kind
@@ -35,7 +34,6 @@ const responseIDPart = "{response_id}"
 // isAboutResponse reports whether the requests of an endpoint are about a stored response.
 func (e *endpoint) isAboutResponse() bool { return strings.Contains(e.path, responseIDPart) }
 
-// allowedMethod returns the only method of an endpoint.
 func (e *endpoint) allowedMethod() string { return cmp.Or(e.method, http.MethodPost) }
 
 // format is the format of an endpoint's responses, as far as the relay reads them.
@@ -54,14 +52,12 @@ const (
 // isRead reports whether the relay reads what a response says.
 func (f format) isRead() bool { return f != plainFormat && f != storedFormat }
 
-// hasChoices reports whether a response is a list of choices, each with a finish_reason, and a stream
-// of them ends with [DONE].
+// hasChoices reports whether a response is a list of choices with a finish_reason, and a stream of them ends with [DONE].
 func (f format) hasChoices() bool {
 	return f == chatFormat || f == completionFormat || f == tokensFormat
 }
 
-// dialect is the API whose clients use an endpoint. Anthropic's send their key in a header
-// of its own, and read errors of another shape.
+// dialect is the API whose clients use an endpoint. Anthropic's read errors of another shape.
 type dialect int
 
 const (
@@ -118,8 +114,7 @@ var endpoints = []endpoint{
 	{path: "/v1/responses/" + responseIDPart + "/cancel", format: storedFormat, noEngine: true},
 }
 
-// localHandler returns the handler of a path that needs no replica, else nil. path is as it was written,
-// so that only the plain spelling gets through.
+// localHandler returns the handler of a path that needs no replica, else nil. path is as it was written: escapes do not match.
 func (p *Proxy) localHandler(path string) http.HandlerFunc {
 	switch path {
 	case "/v1/models":
@@ -137,9 +132,8 @@ func (p *Proxy) localHandler(path string) http.HandlerFunc {
 	return nil
 }
 
-// findEndpoint returns the endpoint of a request in the plain spelling of its path, else nil.
-// A replica is asked for the endpoint's own path, never the client's. Of an endpoint that is
-// about a stored response, responseID is what stands for the id, valid or not.
+// findEndpoint returns the endpoint of a request in the plain spelling of its path, else nil. A replica is asked for the endpoint's
+// own path, never the client's. responseID is what stands for the id of a stored response, valid or not.
 func findEndpoint(r *http.Request) (e *endpoint, responseID string) {
 	if r.URL.RawPath != "" {
 		return nil, ""
@@ -150,7 +144,6 @@ func findEndpoint(r *http.Request) (e *endpoint, responseID string) {
 	return e, responseID
 }
 
-// findPath returns the endpoint of a path, else nil.
 func findPath(path string) (e *endpoint, responseID string) {
 	for i := range endpoints {
 		before, after, isAboutResponse := strings.Cut(endpoints[i].path, responseIDPart)
@@ -163,22 +156,20 @@ func findPath(path string) (e *endpoint, responseID string) {
 	return nil, ""
 }
 
-// trimTrailingSlashes makes a path with trailing slashes, which some clients send, that without them.
+// trimTrailingSlashes removes the slashes that some clients send at the end of a path.
 func trimTrailingSlashes(u *url.URL) {
 	if len(u.Path) > 1 && strings.HasSuffix(u.Path, "/") {
 		u.Path, u.RawPath = cmp.Or(strings.TrimRight(u.Path, "/"), "/"), strings.TrimRight(u.RawPath, "/")
 	}
 }
 
-// isWebSocketHandshake reports whether the client asks for a WebSocket. An intermediary may have
-// removed Upgrade.
+// isWebSocketHandshake reports whether the client asks for a WebSocket. An intermediary may have removed Upgrade.
 func isWebSocketHandshake(r *http.Request) bool {
 	return r.Method == http.MethodGet &&
 		(httpguts.HeaderValuesContainsToken(r.Header["Upgrade"], "websocket") || r.Header["Sec-Websocket-Key"] != nil)
 }
 
-// writeUpgradeError refuses a WebSocket. Codex tries one first, and takes another status than 426 for
-// an outage.
+// writeUpgradeError refuses a WebSocket. Codex tries one first, and takes another status than 426 for an outage.
 func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Upgrade", "HTTP/1.1") // RFC 9110 requires both
@@ -187,8 +178,7 @@ func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 		message: "WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"})
 }
 
-// writeRouteError refuses a request for which there is no handler: with a 405 where its path
-// has allowed methods, else with a 404.
+// writeRouteError refuses a request without a handler: with a 405 where its path has allowed methods, else with a 404.
 func writeRouteError(w http.ResponseWriter, r *http.Request, allowed string) {
 	e := unknownPathError(r.URL)
 	if allowed != "" {
@@ -201,8 +191,7 @@ func writeRouteError(w http.ResponseWriter, r *http.Request, allowed string) {
 // maxNamedPathBytes is how much of an unknown path an error names.
 const maxNamedPathBytes = 200
 
-// unknownPathError returns the error for a path that is not served. It does not repeat segments that
-// are long enough to be an API key.
+// unknownPathError returns the error for a path that is not served. It does not repeat segments that may be an API key.
 func unknownPathError(u *url.URL) *apiError {
 	segments := strings.Split(u.EscapedPath(), "/")
 	for i, segment := range segments {
@@ -223,8 +212,8 @@ func unknownPathError(u *url.URL) *apiError {
 	return &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found", message: message}
 }
 
-// findIntendedPath returns the path that is served and that a client with a wrong base URL most
-// likely means: its own has /v1 twice or not at all, a prefix or doubled slashes. Empty: none.
+// findIntendedPath returns the served path that a client with a wrong base URL most likely means: its own has /v1 twice or not at
+// all, a prefix or doubled slashes. Empty: none.
 func findIntendedPath(path string) string {
 	segments := strings.FieldsFunc(path, func(c rune) bool { return c == '/' })
 	path = "/" + strings.Join(segments, "/")
@@ -237,8 +226,7 @@ func findIntendedPath(path string) string {
 	return ""
 }
 
-// serveModels serves GET /v1/models: the latest card of every model that a replica lists, as the replica
-// wrote it, if the key may use it.
+// serveModels serves GET /v1/models: the latest card of every model that a replica lists and the key may use.
 func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
@@ -271,14 +259,12 @@ func visibleModels(c *backends.Catalog, holder *apikey.Account) []backends.Model
 	return slices.DeleteFunc(slices.Clone(c.Models), func(m backends.Model) bool { return !holder.MayUse(m.ID) })
 }
 
-// findModel finds a model that the holder of a key may use.
 func findModel(c *backends.Catalog, id string, holder *apikey.Account) (entry backends.Entry, ok bool) {
 	entry, ok = c.Find(id)
 	return entry, ok && (holder == nil || holder.MayUse(id))
 }
 
-// defaultModel returns the model of a request that names none: the only base model that its key may
-// use.
+// defaultModel returns the model of a request that names none: the only base model that its key may use.
 func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *apiError) {
 	known := visibleModels(c, r.account)
 	only, ok := c.OnlyBaseModel()

@@ -12,8 +12,7 @@ import (
 
 const (
 	priorityHeader = "X-Warmroute-Priority"
-	// maxPriority is the lowest priority. Clients cannot ask for a higher one than their key
-	// has, or they would starve the others.
+	// maxPriority is the lowest priority. A client cannot ask for a higher one than its key has.
 	maxPriority = 100
 )
 
@@ -38,8 +37,7 @@ func (r *request) applyRoutingHints() *apiError {
 	return nil
 }
 
-// setSessionFromHeader sets the session from the first of the session headers that the request
-// has.
+// setSessionFromHeader sets the session from the first of the session headers that the request has.
 func (r *request) setSessionFromHeader() {
 	for _, name := range r.settings.SessionHeaders {
 		if id := firstHeaderValue(r.httpReq.Header, name); id != "" {
@@ -57,8 +55,7 @@ func (r *request) setSessionFromBody(body *prompt.Prompt) {
 	}
 }
 
-// keyFingerprint returns a hash of the API key of a request, where keys are not configured; 0 if it has
-// none.
+// keyFingerprint returns a hash of the API key of a request, where keys are not configured; 0: none.
 func keyFingerprint(h http.Header) uint64 {
 	for _, name := range []string{"Authorization", "X-Api-Key"} {
 		if key := firstHeaderValue(h, name); key != "" {

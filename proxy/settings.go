@@ -23,8 +23,8 @@ type Settings struct {
 	IsolateTenants bool                 // prompts match only those of the same tenant
 	CORSOrigins    []string             // whose pages browsers let use the API, or "*" for all
 
-	// DescriptorConnections is for how many client connections there are file descriptors. Beyond
-	// it a new connection closes all that have been idle for a second. 0: unknown.
+	// DescriptorConnections is for how many client connections there are file descriptors. Beyond it a new one closes all
+	// that have been idle for a second. 0: unknown.
 	DescriptorConnections int
 }
 

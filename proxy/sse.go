@@ -11,12 +11,11 @@ import (
 	"warmroute/prompt"
 )
 
-// maxLineBytes bounds what is buffered of a line of a stream. A longer event counts as content, and only
-// its last maxTailBytes are looked at.
+// maxLineBytes bounds what is buffered of a line. Of a longer event, which counts as content, the last maxTailBytes are read.
 const maxLineBytes = 64 << 10
 
-// eventScanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only
-// the line that is split at the end of a chunk, up to maxLineBytes of it.
+// eventScanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only the line that is split at
+// the end of a chunk, up to maxLineBytes of it.
 type eventScanner struct {
 	format        format
 	reply         *prompt.Response // takes the text of the response; may be nil
@@ -65,8 +64,8 @@ type usage struct {
 	promptTokens, cachedTokens, completionTokens int
 }
 
-// scan reads the next bytes of the stream, however it is split into chunks. It removes from them, in place,
-// comments and the empty lines after them that end no event, and returns the rest.
+// scan reads the next bytes of the stream, however it is split into chunks. It removes from them, in place, comments and the empty
+// lines after them that end no event, and returns the rest.
 func (s *eventScanner) scan(b []byte) (kept []byte) {
 	kept = b[:0]
 	for len(b) > 0 {
@@ -105,7 +104,7 @@ func (s *eventScanner) scan(b []byte) (kept []byte) {
 	return kept
 }
 
-// scanPart reads a line or a part of it, which the line may be complete with.
+// scanPart reads a line, or a part of one that may complete it.
 func (s *eventScanner) scanPart(part []byte, complete bool) {
 	line := part
 	if !complete || len(s.partialLine) > 0 || len(part) > maxLineBytes {
@@ -122,7 +121,7 @@ func (s *eventScanner) scanPart(part []byte, complete bool) {
 	s.lineTruncated = false
 }
 
-// scanLastLine reads what is left at the end of the stream: a line without a line end.
+// scanLastLine reads a last line without a line end.
 func (s *eventScanner) scanLastLine() {
 	if len(s.partialLine) > 0 {
 		s.scanLine(s.partialLine)
@@ -247,8 +246,8 @@ func isErrorEvent(data []byte) bool {
 	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"type":"error"`))
 }
 
-// inspectEvent records whether an event carries the first content, or ends the response. It returns false
-// for an event that is sent before the engine has output anything, and for an error.
+// inspectEvent records whether an event carries the first content, or ends the response. It returns false for an error and an event
+// that precedes the engine's output.
 func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 	s.readResponseID(data)
 	switch s.format {
@@ -276,8 +275,7 @@ func (s *eventScanner) inspectStoredEvent(data []byte) {
 	}
 }
 
-// inspectAfterContent is inspectEvent once content has come: only the end of the response matters then, and events that
-// cannot be it are not parsed.
+// inspectAfterContent is inspectEvent once content has come: events that cannot be the end of the response are not parsed.
 func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 	switch s.format {
 	case chatFormat, completionFormat, tokensFormat:
@@ -298,8 +296,7 @@ func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 	return true
 }
 
-// hasFinishReason reports whether a choice in data has a finish_reason. A quote in a text is
-// escaped, so that a text never matches.
+// hasFinishReason reports whether a choice in data has a finish_reason. A quote in a text is escaped, so a text never matches.
 func hasFinishReason(data []byte) bool {
 	for found := true; found; {
 		_, data, found = bytes.Cut(data, []byte(`finish_reason"`))
@@ -349,14 +346,12 @@ func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 	return true
 }
 
-// precedesOutput reports whether an event of that type comes before the engine's output in a
-// stream of /v1/responses.
+// precedesOutput reports whether an event of that type precedes the engine's output in a stream of /v1/responses.
 func precedesOutput(eventType string) bool {
 	return eventType == "response.created" || eventType == "response.in_progress" || eventType == "response.queued"
 }
 
-// readResponseID reads the id of the response from an early event, of which the beginning is
-// enough.
+// readResponseID reads the id of the response from the beginning of an early event.
 func (s *eventScanner) readResponseID(data []byte) {
 	if s.responseID == "" {
 		s.responseID = readEventID(data)
@@ -368,8 +363,7 @@ func endsResponse(eventType string) bool {
 	return eventType == "response.completed" || eventType == "response.incomplete" || eventType == "response.failed"
 }
 
-// deltaHasContent reports whether a delta has any field but the role: content, reasoning, tool calls or
-// whatever is added to them.
+// deltaHasContent reports whether a delta has any field but the role: content, reasoning, tool calls or what is added to them.
 func deltaHasContent(delta gjson.Result) bool {
 	has := false
 	delta.ForEach(func(key, value gjson.Result) bool {
@@ -398,11 +392,9 @@ func (s *eventScanner) inspectChoices(data []byte, key string, hasContent func(g
 // maxTokenCount bounds the counts that a replica reports.
 const maxTokenCount = 1 << 30
 
-// parse takes over what a usage object says. In the prompt of a chat, a completion or
-// a response the cached tokens are included. A message has them apart: its prompt is
-// input_tokens and both cache_ figures together, where a replica sends these. vLLM
-// does so from the version on that sends them at all, and only at the end of a
-// stream: its first event has the whole prompt in input_tokens.
+// parse takes over what a usage object says. The prompt of a chat, a completion or a response includes the cached tokens. That of a
+// message is input_tokens and both cache_ figures together, where a replica sends these: vLLM does so only at the end of a stream,
+// whose first event has the whole prompt in input_tokens.
 func (u *usage) parse(object gjson.Result, f format) {
 	if !object.IsObject() {
 		return
@@ -416,7 +408,7 @@ func (u *usage) parse(object gjson.Result, f format) {
 	}
 	u.known = true
 	prompt, counted := 0, false
-	// One walk: to ask for each of the three costs three.
+	// One walk: asking for each of the three costs three.
 	object.ForEach(func(key, value gjson.Result) bool {
 		switch key.Str {
 		case "":

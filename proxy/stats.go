@@ -10,15 +10,13 @@ import (
 )
 
 const (
-	// StatsInterval is the time between two points of a series, of which statsPoints are
-	// kept: five minutes.
+	// StatsInterval is the time between two points of a series, of which statsPoints are kept: five minutes.
 	StatsInterval = 5 * time.Second
 	statsPoints   = 60
 	// recentPoints are averaged for Recent: one point alone may have few requests.
 	recentPoints = 6
 
-	// The buckets of TTFT grow by a quarter of an octave, from a millisecond to more than two
-	// minutes.
+	// The buckets of TTFT grow by a quarter of an octave, from a millisecond to more than two minutes.
 	minTTFT       = time.Millisecond
 	ttftPerOctave = 4
 	ttftBuckets   = 18 * ttftPerOctave
@@ -54,9 +52,8 @@ type backendStats struct {
 
 func newStatsWindow() statsWindow { return statsWindow{began: time.Now()} }
 
-// countEndedRequest counts a request that was last sent to b; nil: to none. Its own response decides
-// whether its cached tokens are known: a stream without usage reports none, though the replica
-// may report those of others.
+// countEndedRequest counts a request that was last sent to b; nil: to none. cachedKnown is false for a stream without usage, though
+// the replica may report that of others.
 func (w *statsWindow) countEndedRequest(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
 	tick := int64(arrived.Add(o.Duration).Sub(w.began) / StatsInterval)
 	prompt, cached := 0, 0

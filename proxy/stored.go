@@ -18,15 +18,13 @@ import (
 	"warmroute/router/responseindex"
 )
 
-// Replicas keep the responses of /v1/responses in memory, each its own. A request that refers
-// to one can be answered by that replica alone.
+// Replicas keep the responses of /v1/responses in memory. A request that refers to one can be served by that replica alone.
 
 const (
-	// maxSearched is how many backends one search asks at a time, maxSearches how many searches
-	// there are at a time: a client can name any id.
+	// maxSearched is how many backends one search asks at a time, maxSearches how many searches there are: a client can name any id.
 	maxSearched = 4
 	maxSearches = 16
-	// searchTimeout bounds a search. A replica answers from memory.
+	// searchTimeout bounds a search. A replica responds from memory.
 	searchTimeout = 3 * time.Second
 )
 
@@ -61,8 +59,8 @@ func (s *storedInput) refers() bool {
 	return s.refersTo != "" || s.scope != "" && s.refersToAt > 0 // with keys, an empty id refers to one as well
 }
 
-// routeToStoredResponse has a request that refers to a stored response routed to the backend that
-// holds it. It may wait for the backends to say which one does.
+// routeToStoredResponse has a request that refers to a stored response routed to the backend that holds it. It may wait for the
+// backends to say which one does.
 func (r *request) routeToStoredResponse() *apiError {
 	if !r.input.stored.refers() {
 		return nil
@@ -75,8 +73,7 @@ func (r *request) routeToStoredResponse() *apiError {
 	return r.pinTo(b, result)
 }
 
-// findStoredResponse returns the backend that is known to hold the response to which the request
-// refers; nil where there is none.
+// findStoredResponse returns the backend that is known to hold the response to which the request refers, or nil.
 func (r *request) findStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
 	p, s := r.proxy, &r.input.stored
 	s.replicaID = s.scope + s.refersTo
@@ -115,8 +112,7 @@ func (r *request) pinTo(b *backends.Backend, result metrics.ResponseLookup) *api
 	return nil
 }
 
-// checkStoredResponse returns the error for a request whose response is out of reach by now, else
-// nil.
+// checkStoredResponse returns the error for a request whose response cannot be reached any more, else nil.
 func (r *request) checkStoredResponse() *apiError {
 	b, h := r.input.stored.backend, &r.history
 	if b == nil || h.end != notEnded {
@@ -133,20 +129,18 @@ func (r *request) checkStoredResponse() *apiError {
 	return nil
 }
 
-// forgetStoredResponse forgets where the response was to which the request refers, since its
-// replica has lost it.
+// forgetStoredResponse forgets where the response was, since its replica has lost it.
 func (r *request) forgetStoredResponse() {
 	r.proxy.responses.Remove(r.input.stored.replicaID)
 	r.proxy.metrics.CountResponseLookup(metrics.ResponseLost)
 }
 
-// isResponseLost reports whether a replica has answered that it does not have the response to
-// which the request refers.
+// isResponseLost reports whether a replica says that it does not have the response to which the request refers.
 func (a *attempt) isResponseLost(status int, body []byte) bool {
 	return status == http.StatusNotFound && a.input.stored.backend != nil && vllm.IsResponseNotFound(body)
 }
 
-// sendLostResponse answers a request of which isResponseLost is true.
+// sendLostResponse sends the error for a request of which isResponseLost is true.
 func (a *attempt) sendLostResponse() {
 	a.forgetStoredResponse()
 	a.replaceBestFailure(nil)
@@ -168,15 +162,15 @@ func (r *request) lostResponseError(reason string) *apiError {
 	return e
 }
 
-// maySearchResponse reports whether the backends may be asked for the response to which the request
-// refers. Where keys are configured a response is known to the key that made it or to none.
+// maySearchResponse reports whether the backends may be asked for the response. With keys configured a response is known to the key
+// that made it or to none.
 func (r *request) maySearchResponse() bool {
 	id, known := r.input.stored.refersTo, &r.proxy.responses
 	return r.account == nil && responseindex.IsValidID(id) && known.Enabled() && !known.IsAbsent(id)
 }
 
-// searchStoredResponse asks the backends that may hold the response to which the request refers,
-// and remembers what they say. It blocks for searchTimeout at most, and while other searches run.
+// searchStoredResponse asks the backends that may hold the response, and remembers what they say. It blocks for searchTimeout at
+// most, and while other searches run.
 func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
 	p, id := r.proxy, r.input.stored.refersTo
 	select {
@@ -187,24 +181,23 @@ func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.Re
 	}
 	passed := http.Header{backends.InstanceHeader: r.httpReq.Header[backends.InstanceHeader]}
 	p.appendInstanceID(passed) // so that no search goes round in circles
-	b, allAnswered := searchBackends(r.httpReq.Context(), id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
+	b, allResponded := searchBackends(r.httpReq.Context(), id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
 	switch {
 	case b != nil:
 		p.responses.Add(id, responseindex.Entry{Backend: backends.NormalizeURL(b.URL)})
 		return b, metrics.ResponseFound
-	case allAnswered:
+	case allResponded:
 		p.responses.AddAbsent(id)
 	}
 	return nil, metrics.ResponseUnknown
 }
 
-// searchBackends asks backends for a stored response, maxSearched at a time, and returns one that
-// has it; nil if none says so. allAnswered is false if some did not answer. proxyInstances names
-// the proxies that the request has passed.
-func searchBackends(ctx context.Context, id string, list []*backends.Backend, proxyInstances string) (holder *backends.Backend, allAnswered bool) {
+// searchBackends asks backends for a stored response, maxSearched at a time, and returns one that has it, or nil. allResponded is
+// false if some did not respond. proxyInstances names the proxies that the request has passed.
+func searchBackends(ctx context.Context, id string, list []*backends.Backend, proxyInstances string) (holder *backends.Backend, allResponded bool) {
 	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
-	var next, unanswered atomic.Int64
+	var next, unresponsive atomic.Int64
 	var found atomic.Pointer[backends.Backend]
 	var workers sync.WaitGroup
 	for range min(maxSearched, len(list)) {
@@ -213,7 +206,7 @@ func searchBackends(ctx context.Context, id string, list []*backends.Backend, pr
 				b := list[i-1]
 				switch has, err := hasResponse(ctx, b, id, proxyInstances); {
 				case err != nil:
-					unanswered.Add(1)
+					unresponsive.Add(1)
 				case has:
 					found.Store(b)
 					cancel()
@@ -222,7 +215,7 @@ func searchBackends(ctx context.Context, id string, list []*backends.Backend, pr
 		})
 	}
 	workers.Wait()
-	return found.Load(), unanswered.Load() == 0
+	return found.Load(), unresponsive.Load() == 0
 }
 
 var errUnavailable = errors.New("replica is unavailable")
@@ -244,17 +237,15 @@ func hasResponse(ctx context.Context, b *backends.Backend, id, proxyInstances st
 	return resp.StatusCode == http.StatusOK, nil
 }
 
-// rememberBody remembers the response that a body is, or begins with, unless it is not to be
-// stored.
+// rememberBody remembers the response that a body is, or begins with, unless it is not stored.
 func (a *attempt) rememberBody(body []byte) {
 	if a.endpoint.format == responsesFormat && !a.input.stored.unstored {
 		a.remember(&a.input.stored, gjson.GetBytes(body, "id").Str)
 	}
 }
 
-// rememberResponse remembers the response that is streamed, before the client has its id from it.
-// One whose id the client has chosen is remembered when it is complete: until then a replica may
-// have an earlier one of that id.
+// rememberResponse remembers the response that is streamed, before the client has its id. One whose id the client has chosen is
+// remembered when it is complete: until then a replica may have an earlier one of that id.
 func (s *streamRelay) rememberResponse() {
 	if s.unsaved == nil || s.events.responseID == "" || s.unsaved.chosenID != "" && !s.events.finished {
 		return
@@ -263,8 +254,7 @@ func (s *streamRelay) rememberResponse() {
 	s.unsaved = nil
 }
 
-// remember remembers that the attempt's backend holds the response to a request, whose id is the
-// client's.
+// remember remembers that the attempt's backend holds the response to a request, whose id is the client's.
 func (a *attempt) remember(in *storedInput, responseID string) {
 	if in.chosenIDAt > 0 && responseID == in.chosenID {
 		responseID = in.scope + responseID

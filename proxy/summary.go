@@ -28,14 +28,12 @@ type summary struct {
 	phase          metrics.AbortPhase // in which the client was lost
 }
 
-// addFailureReason records why an attempt failed.
 func (s *summary) addFailureReason(reason string) {
 	if len(s.failures) < maxLoggedFailures {
 		s.failures = append(s.failures, reason)
 	}
 }
 
-// beginAttemptSpan records an attempt that begins.
 func (r *request) beginAttemptSpan(d *router.Reservation) {
 	r.reason, r.matchedTokens, r.estimatedInput, r.cachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
 	if r.spans == nil {
@@ -49,7 +47,6 @@ func (r *request) beginAttemptSpan(d *router.Reservation) {
 	}, r.httpReq.Header)
 }
 
-// endAttemptSpan records an attempt that has ended.
 func (a *attempt) endAttemptSpan() {
 	a.cachedKnown = a.result.CachedKnown
 	if a.spans == nil {
@@ -109,8 +106,7 @@ func (r *request) clientName() string {
 	return r.httpReq.RemoteAddr
 }
 
-// beginRecording copies what the recording needs of the input, which is released long before
-// the request ends. Endpoints that generate nothing are not recorded.
+// beginRecording copies what the recording needs of the input. Endpoints that generate nothing are not recorded.
 func (r *request) beginRecording() {
 	if r.proxy.recorder == nil || !r.endpoint.format.isRead() {
 		return
@@ -130,7 +126,6 @@ func (a *attempt) addTokensToRecording() {
 	}
 }
 
-// finishRecording passes the request to the recorder.
 func (r *request) finishRecording() {
 	if q := r.recording; q != nil {
 		q.Code, q.TTFT, q.Duration = r.outcome.Code, r.outcome.TTFT, r.outcome.Duration

@@ -19,9 +19,8 @@ func (r *request) allowsTransferParams() bool {
 	return r.settings.KVTransferParams == AllowTransferParams
 }
 
-// checkTransferParams refuses a body, or a part of it, in which pr found parameters of KV transfers. With
-// them a client can have a replica connect to any host, read the KV cache of another tenant's
-// prompts, and end the replica's process.
+// checkTransferParams refuses a body in which pr found parameters of KV transfers. With them a client can have a replica connect to any
+// host, read the KV cache of another tenant's prompts, and end the replica's process.
 func (r *request) checkTransferParams(pr *prompt.Prompt) *apiError {
 	if pr.TransferParams == "" || r.allowsTransferParams() {
 		return nil
@@ -29,9 +28,8 @@ func (r *request) checkTransferParams(pr *prompt.Prompt) *apiError {
 	return invalidRequestError(pr.TransferParams, pr.TransferParams+" is not accepted from clients: remove it from the request (limits.kv_transfer_params)")
 }
 
-// blankTransferParams overwrites the parameters of KV transfers in a complete response, which name hosts and
-// blocks: an object becomes null, which vLLM writes if there was no transfer, and spaces, so that the
-// length does not change. Only top-level members are overwritten: an argument of a tool may have the same name.
+// blankTransferParams overwrites the parameters of KV transfers, which name hosts and blocks, in a complete response: an object becomes
+// null and spaces, so that the length stays. Only top-level members are overwritten: an argument of a tool may have the same name.
 func blankTransferParams(response []byte) {
 	for _, name := range prompt.TransferParamNames {
 		if !bytes.Contains(response, []byte(name)) {
@@ -77,10 +75,9 @@ func (w *pieceWriter) writeUndecided() error {
 	return w.client.writeAndFlush(w.blanker.undecided)
 }
 
-// transferParamsBlanker does what blankTransferParams does to a response that arrives in pieces, but at any depth,
-// since it does not know where it is. In streams the text of models and clients is in strings, where no key is
-// found, except for the tools and schemas that /v1/responses repeats. Keys are found as vLLM writes them: without
-// escapes, and followed by little white space. Not safe for concurrent use.
+// transferParamsBlanker does so to a response that arrives in pieces, but at any depth. In streams the text of models and clients is in
+// strings, where no key is found, except for the tools and schemas that /v1/responses repeats. Keys are found as vLLM writes them:
+// without escapes, and followed by little white space. Not safe for concurrent use.
 type transferParamsBlanker struct {
 	events    bool   // the response is a stream of events, where an object ends with its line
 	undecided []byte // the end of the last piece, which may be the beginning of a key and its object
@@ -94,8 +91,7 @@ const (
 	maxKeyGap            = 8 // bytes of white space after a key, a colon and an opening brace
 )
 
-// blank overwrites the objects in the next piece, and returns what can be written. It keeps the rest, which is
-// short, for the next call.
+// blank overwrites the objects in the next piece, and returns what can be written. It keeps the rest, which is short.
 func (t *transferParamsBlanker) blank(piece []byte) []byte {
 	if len(t.undecided) > 0 {
 		piece = append(t.undecided, piece...)
@@ -154,8 +150,8 @@ func (t *transferParamsBlanker) startsKey(piece []byte, i int) bool {
 	return false
 }
 
-// objectAfterKey returns the index of the object whose key ends at i, -1 if the value is none or an empty one.
-// decided is false if that depends on what follows b.
+// objectAfterKey returns the index of the object whose key ends at i, -1 if the value is none or an empty one. decided is false if that
+// depends on what follows b.
 func objectAfterKey(b []byte, i int) (object int, decided bool) {
 	colon := skipGap(b, i)
 	if colon == len(b) {
