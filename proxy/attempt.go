@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/textproto"
 	"net/url"
 	"os"
 	"strconv"
@@ -102,14 +101,14 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 	o := d.Backend.Options()
 	resp, err := o.Transport.RoundTrip(r.newBackendRequest(r.context, d.Backend, o))
 	r.stopQueueKeepalive()
+	var f *failure
 	if err != nil {
-		f := a.classifyOrEndRequest(err)
-		a.setRouterOutcome(f)
-		return f
+		f = a.classifyOrEndRequest(err)
+	} else {
+		defer resp.Body.Close()
+		r.spans.SetStatus(resp.StatusCode)
+		f = a.relayResponse(resp)
 	}
-	defer resp.Body.Close()
-	r.spans.SetStatus(resp.StatusCode)
-	f := a.relayResponse(resp)
 	a.setRouterOutcome(f)
 	return f
 }
@@ -139,16 +138,13 @@ func (a *attempt) recordAndReleaseDecision() {
 	a.addTokensToRecording()
 	a.setTokenUsage()
 	a.endAttemptSpan()
-	if a.reply == nil {
-		a.decision.Release(a.result)
-		return
-	}
-	if a.result.End == router.Completed {
-		a.result.Reply = a.reply.Finish()
-		a.result.ReplyTailBytes = a.reply.TailBytes()
+	if a.reply != nil && a.result.End == router.Completed {
+		a.result.Reply, a.result.ReplyTailBytes = a.reply.Finish(), a.reply.TailBytes()
 	}
 	a.decision.Release(a.result)
-	a.proxy.pools.replies.Put(a.reply)
+	if a.reply != nil {
+		a.proxy.pools.replies.Put(a.reply)
+	}
 }
 
 // startReplyHashing makes the relay hash the blocks of the reply as they pass: the next turn will repeat them.
@@ -479,11 +475,9 @@ func formatRedirectOrigin(location string) string {
 
 // isEncoded reports whether a body is compressed or otherwise encoded.
 func isEncoded(h http.Header) bool {
-	for _, line := range h["Content-Encoding"] {
-		for coding := range strings.SplitSeq(line, ",") {
-			if coding = textproto.TrimString(coding); coding != "" && !strings.EqualFold(coding, "identity") {
-				return true
-			}
+	for coding := range listMembers(h["Content-Encoding"]) {
+		if !strings.EqualFold(coding, "identity") {
+			return true
 		}
 	}
 	return false

@@ -39,11 +39,9 @@ func isPreflight(r *http.Request) bool {
 // addReplicaVary adds a replica's Vary to that of this proxy. It leaves out Origin, which replicas do not see.
 func addReplicaVary(h http.Header, from []string) {
 	names := h["Vary"]
-	for _, line := range from {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = strings.TrimSpace(name); name != "" && !strings.EqualFold(name, "Origin") {
-				names = append(names[:len(names):len(names)], name)
-			}
+	for name := range listMembers(from) {
+		if !strings.EqualFold(name, "Origin") {
+			names = append(names[:len(names):len(names)], name)
 		}
 	}
 	if len(names) > 0 {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"net/http"
 	"net/textproto"
@@ -52,12 +53,23 @@ func isStrippedRequestHeader(name string) bool {
 	return false
 }
 
+// listMembers returns the members of a header that is a list, in all of its lines.
+func listMembers(lines []string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, line := range lines {
+			for member := range strings.SplitSeq(line, ",") {
+				if member = textproto.TrimString(member); member != "" && !yield(member) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // deleteNamedByConnection deletes the headers that Connection names.
 func deleteNamedByConnection(h http.Header) {
-	for _, line := range h["Connection"] {
-		for name := range strings.SplitSeq(line, ",") {
-			delete(h, textproto.CanonicalMIMEHeaderKey(textproto.TrimString(name)))
-		}
+	for name := range listMembers(h["Connection"]) {
+		delete(h, textproto.CanonicalMIMEHeaderKey(name))
 	}
 }
 

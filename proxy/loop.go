@@ -11,39 +11,26 @@ import (
 // maxInstanceBytes bounds the value of X-Warmroute-Instance: about 18 proxies in a row.
 const maxInstanceBytes = 512
 
-// instance names this proxy to others.
-type instance struct {
-	id     string   // random; empty: loops are not looked for
-	header []string // id as a header's value; never modified
-}
-
 // passedProxies returns the ids of the proxies that a request has passed, first one first. ok is false if
 // there are too many. A client can claim any, which affects its own request alone.
 func passedProxies(h http.Header) (ids []string, ok bool) {
 	value := strings.Join(h[backends.InstanceHeader], ",")
-	if value == "" {
-		return nil, true
-	}
 	if len(value) > maxInstanceBytes {
 		return nil, false
 	}
-	ids = strings.Split(value, ",")
-	for i, id := range ids {
-		ids[i] = strings.TrimSpace(id)
-	}
-	return ids, true
+	return slices.Collect(listMembers([]string{value})), true
 }
 
 // checkLoop returns an error for a request that has passed this proxy before, or too many proxies.
 func (p *Proxy) checkLoop(h http.Header) *apiError {
-	if h[backends.InstanceHeader] == nil || p.instance.id == "" {
+	if h[backends.InstanceHeader] == nil || p.instance == "" {
 		return nil
 	}
 	ids, ok := passedProxies(h)
 	switch {
 	case !ok:
 		return loopError("the request has passed too many proxies: one of them leads back to another")
-	case slices.Contains(ids, p.instance.id):
+	case slices.Contains(ids, p.instance):
 		return loopError("the request has passed this proxy before: a backend leads back to it")
 	}
 	return nil
@@ -51,15 +38,15 @@ func (p *Proxy) checkLoop(h http.Header) *apiError {
 
 // setInstanceHeader names this proxy in the response to another one.
 func (p *Proxy) setInstanceHeader(w http.ResponseWriter, requestHeader http.Header) {
-	if requestHeader[backends.InstanceHeader] != nil && p.instance.id != "" {
-		w.Header()[backends.InstanceHeader] = p.instance.header
+	if requestHeader[backends.InstanceHeader] != nil && p.instance != "" {
+		w.Header()[backends.InstanceHeader] = []string{p.instance}
 	}
 }
 
 // checkHealthCheckLoop is checkLoop for the health check of another proxy, which is also refused if that proxy is a backend of
 // this one.
 func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
-	if e := p.checkLoop(h); e != nil || p.instance.id == "" {
+	if e := p.checkLoop(h); e != nil || p.instance == "" {
 		return e
 	}
 	ids, _ := passedProxies(h)
@@ -78,10 +65,10 @@ func loopError(message string) *apiError {
 // appendInstanceID adds the id of this proxy to those in h.
 func (p *Proxy) appendInstanceID(h http.Header) {
 	switch before := h[backends.InstanceHeader]; {
-	case p.instance.id == "":
+	case p.instance == "":
 	case before == nil:
-		h[backends.InstanceHeader] = p.instance.header
+		h[backends.InstanceHeader] = []string{p.instance}
 	default:
-		h[backends.InstanceHeader] = []string{strings.Join(before, ", ") + ", " + p.instance.id}
+		h[backends.InstanceHeader] = []string{strings.Join(before, ", ") + ", " + p.instance}
 	}
 }

@@ -28,6 +28,8 @@ var (
 		" lines end in CRLF, the boundary is given once, and the model is not encoded")
 	errTwoModels = errors.New(`"model" is given twice`) // the replica would take the last one, and another reader the first
 	errTwoXArgs  = errors.New(`"vllm_xargs" is given twice`)
+
+	ambiguousFields = map[error]string{errTwoModels: "model", errTwoXArgs: "vllm_xargs"} // constant
 )
 
 // formFields are the fields of a form that are read here; empty if absent.
@@ -44,12 +46,8 @@ func (r *request) parseForm(pr *prompt.Prompt) *apiError {
 	fields, err := parseFormFields(r.httpReq.Header["Content-Type"], r.input.body)
 	limited := r.account != nil && r.account.Models != nil
 	switch {
-	case err == errTwoModels:
-		return invalidRequestError("model", err.Error())
-	case err == errTwoXArgs:
-		return invalidRequestError("vllm_xargs", err.Error())
-	case err == errAmbiguous:
-		return invalidRequestError("", err.Error())
+	case err != nil && err != errNotMultipart:
+		return invalidRequestError(ambiguousFields[err], err.Error())
 	case err != nil && limited: // the replica could find a model in it that this key may not use
 		return invalidRequestError("", "the request body must be a multipart form, since this API key is limited to some models")
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rs/cors"
 	"golang.org/x/sync/semaphore"
@@ -63,7 +64,7 @@ type Proxy struct {
 	cors     atomic.Pointer[cors.Cors] // nil: pages of other origins are not served
 
 	version    string
-	instance   instance
+	instance   string // random, for other proxies; empty: loops are not looked for
 	tokens     attemptTokens
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
@@ -119,12 +120,12 @@ func New(o Options) *Proxy {
 		router:      o.Router,
 		keys:        o.Keys,
 		version:     o.Version,
-		instance:    instance{id: o.Instance, header: []string{o.Instance}},
+		instance:    o.Instance,
 		tokens:      newAttemptTokens(),
 		blockBytes:  o.BlockBytes,
 		parsing:     semaphore.NewWeighted(maxParsedBytes),
 		buffers:     responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
-		responses:   newStoredResponses(o.Responses),
+		responses:   storedResponses{cmp.Or(o.Responses, responseindex.New(responseindex.Settings{}, time.Now, nil)), make(chan struct{}, maxSearches)},
 		fleetEvents: fleetEvents{recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors},
 		observers: observers{
 			metrics: o.Metrics, log: o.Log, activity: newActivity(),

@@ -251,7 +251,10 @@ func (r *request) parseInput() *apiError {
 	} else if apiErr := r.parseJSON(pr); apiErr != nil {
 		return apiErr
 	}
-	r.setResponseScope()
+	s := &r.input.stored
+	if r.account != nil && (s.refersTo != "" || s.refersToAt > 0 || s.chosenIDAt > 0) {
+		s.scope = scopeOf(r.account.Name)
+	}
 	return nil
 }
 
@@ -339,7 +342,9 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 		in.request.Streams = pr.Stream
 		in.request.Turn = pr.Turn()
 	}
-	r.setSessionFromBody(pr)
+	if in.request.Session == 0 { // no header has named one
+		in.request.Session, in.sessionSource = pr.Session, pr.SessionField
+	}
 	in.request.Sequences = pr.Sequences
 	in.scratch.media = pr.AppendMedia(in.scratch.media[:0])
 	in.request.Media, in.request.MediaItems = pr.HasMedia(), in.scratch.media

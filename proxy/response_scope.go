@@ -24,14 +24,6 @@ func scopeOf(keyName string) string {
 	return "resp_wr-" + hex.EncodeToString(hash[:16]) + "-"
 }
 
-// setResponseScope sets the scope of the ids in a request, if there are any and keys are configured.
-func (r *request) setResponseScope() {
-	s := &r.input.stored
-	if r.account != nil && (s.refersTo != "" || s.refersToAt > 0 || s.chosenIDAt > 0) {
-		s.scope = scopeOf(r.account.Name)
-	}
-}
-
 // insertScope returns body, which is not copied, with the scope before each id in it that has one at the replica; nil if none has.
 func (s *storedInput) insertScope(body []byte) (scoped io.Reader, length int64) {
 	if s.scope == "" {

@@ -48,13 +48,6 @@ func (r *request) setSessionFromHeader() {
 	}
 }
 
-// setSessionFromBody sets the session from the body, unless a header has named it.
-func (r *request) setSessionFromBody(body *prompt.Prompt) {
-	if in := &r.input; in.request.Session == 0 {
-		in.request.Session, in.sessionSource = body.Session, body.SessionField
-	}
-}
-
 // keyFingerprint returns a hash of the API key of a request, where keys are not configured; 0: none.
 func keyFingerprint(h http.Header) uint64 {
 	for _, name := range []string{"Authorization", "X-Api-Key"} {

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/tidwall/gjson"
+	"golang.org/x/sync/errgroup"
 
 	"warmroute/backends"
 	"warmroute/backends/vllm"
@@ -32,14 +32,6 @@ const (
 type storedResponses struct {
 	*responseindex.Index
 	searches chan struct{} // capacity maxSearches: those that run
-}
-
-// newStoredResponses returns those of an index; nil: nothing is remembered.
-func newStoredResponses(index *responseindex.Index) storedResponses {
-	if index == nil {
-		index = responseindex.New(responseindex.Settings{}, time.Now, nil)
-	}
-	return storedResponses{index, make(chan struct{}, maxSearches)}
 }
 
 // storedInput is what a request says of stored responses.
@@ -197,24 +189,23 @@ func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.Re
 func searchBackends(ctx context.Context, id string, list []*backends.Backend, proxyInstances string) (holder *backends.Backend, allResponded bool) {
 	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
-	var next, unresponsive atomic.Int64
+	var unresponsive atomic.Int64
 	var found atomic.Pointer[backends.Backend]
-	var workers sync.WaitGroup
-	for range min(maxSearched, len(list)) {
-		workers.Go(func() {
-			for i := next.Add(1); i <= int64(len(list)) && found.Load() == nil; i = next.Add(1) {
-				b := list[i-1]
-				switch has, err := hasResponse(ctx, b, id, proxyInstances); {
-				case err != nil:
-					unresponsive.Add(1)
-				case has:
-					found.Store(b)
-					cancel()
-				}
+	var searches errgroup.Group
+	searches.SetLimit(maxSearched)
+	for _, b := range list {
+		searches.Go(func() error {
+			switch has, err := hasResponse(ctx, b, id, proxyInstances); {
+			case err != nil:
+				unresponsive.Add(1)
+			case has:
+				found.Store(b)
+				cancel() // the other searches
 			}
+			return nil
 		})
 	}
-	workers.Wait()
+	_ = searches.Wait()
 	return found.Load(), unresponsive.Load() == 0
 }
 

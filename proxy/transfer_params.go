@@ -36,15 +36,11 @@ func blankTransferParams(response []byte) {
 			continue
 		}
 		if v := gjson.GetBytes(response, name); v.IsObject() && len(v.Raw) >= len("null") {
-			overwriteWithNull(response[v.Index : v.Index+len(v.Raw)])
+			value := response[v.Index : v.Index+len(v.Raw)]
+			for i := copy(value, "null"); i < len(value); i++ {
+				value[i] = ' '
+			}
 		}
-	}
-}
-
-// overwriteWithNull overwrites a JSON value with null and spaces.
-func overwriteWithNull(value []byte) {
-	for i := copy(value, "null"); i < len(value); i++ {
-		value[i] = ' '
 	}
 }
 
