@@ -143,10 +143,10 @@ func (c *caller) writeRateHeaders(h http.Header) {
 
 // mayShowRoute reports whether the client may know where its request went: a match tells what others have sent.
 func (r *request) mayShowRoute() bool {
-	if r.account == nil { // with keys configured, the request is not authenticated
-		return r.settings.RouteHeaders && r.proxy.keys.Empty()
+	if r.account == nil && !r.proxy.keys.Empty() { // it is not authenticated
+		return false
 	}
-	return r.settings.RouteHeaders && r.account.RouteHeaders
+	return r.settings.RouteHeaders && (r.account == nil || r.account.RouteHeaders)
 }
 
 // tenantHash returns a hash of who sends the request; 0: unknown.

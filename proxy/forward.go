@@ -106,7 +106,9 @@ func (r *request) fleetView() fleetView {
 
 // recordFailure adds a failed attempt to the history.
 func (r *request) recordFailure(f *failure) {
-	r.addFailureReason(string(f.reason))
+	if len(r.failures) < maxLoggedFailures {
+		r.failures = append(r.failures, string(f.reason))
+	}
 	r.history.addFailure(f.decision.Backend, f, time.Now())
 	if r.history.isBetterFailure(f) {
 		r.replaceBestFailure(f)

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -118,8 +117,8 @@ func (a *Activity) remove(p *inFlightEntry) {
 func (a *Activity) beginUploadPhase(p *inFlightEntry) {
 	s := a.shard(p.number)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	p.uploading = true
-	s.mu.Unlock()
 }
 
 // endUploadPhase ends beginUploadPhase, and reports whether the request was cancelled in between. From here on only
@@ -127,9 +126,9 @@ func (a *Activity) beginUploadPhase(p *inFlightEntry) {
 func (a *Activity) endUploadPhase(p *inFlightEntry) (cancelled bool) {
 	s := a.shard(p.number)
 	s.mu.Lock()
-	p.uploading, cancelled = false, p.uploadInterrupted
-	s.mu.Unlock()
-	return cancelled
+	defer s.mu.Unlock()
+	p.uploading = false
+	return p.uploadInterrupted
 }
 
 // beginQueuedPhase records that a request waits for a backend, and the context to cancel it with, which it cancels if
@@ -318,29 +317,21 @@ func (a *Activity) Decisions() []DecisionRecord {
 
 // Explanation returns why the backend was picked, in a sentence.
 func (d *DecisionRecord) Explanation() string {
-	var s strings.Builder
-	switch d.Reason {
-	case router.ReasonPrefix:
-		s.WriteString("longest match")
-	case router.ReasonSpill:
-		s.WriteString("another backend has a longer match but is too busy")
-	case router.ReasonCold:
-		s.WriteString("no backend has a match; this one is the least busy")
-	case router.ReasonLoad:
-		s.WriteString("the request has no prompt, or one shorter than a block; this one is the least busy")
-	case router.ReasonOnly:
-		s.WriteString("no other backend could accept it")
-	default:
-		s.WriteString("policy " + d.Reason)
-	}
+	sentence := cmp.Or(map[string]string{
+		router.ReasonPrefix: "longest match",
+		router.ReasonSpill:  "another backend has a longer match but is too busy",
+		router.ReasonCold:   "no backend has a match; this one is the least busy",
+		router.ReasonLoad:   "the request has no prompt, or one shorter than a block; this one is the least busy",
+		router.ReasonOnly:   "no other backend could accept it",
+	}[d.Reason], "policy "+d.Reason)
 	if d.AheadTokens > 0 {
-		fmt.Fprintf(&s, ", behind %d queued prefill tokens", d.AheadTokens)
+		sentence += fmt.Sprintf(", behind %d queued prefill tokens", d.AheadTokens)
 	}
 	if d.QueueTime > 0 {
-		fmt.Fprintf(&s, "; queued for %v", d.QueueTime.Round(time.Millisecond))
+		sentence += fmt.Sprintf("; queued for %v", d.QueueTime.Round(time.Millisecond))
 	}
 	if d.Attempt > 1 {
-		fmt.Fprintf(&s, "; attempt %d", d.Attempt)
+		sentence += fmt.Sprintf("; attempt %d", d.Attempt)
 	}
-	return s.String()
+	return sentence
 }

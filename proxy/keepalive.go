@@ -47,9 +47,9 @@ func (r *request) startQueueKeepalive() {
 	k.running = true
 	if k.timer == nil {
 		k.timer = time.AfterFunc(wait, r.sendAndScheduleKeepalive)
-		return
+	} else {
+		k.timer.Reset(wait)
 	}
-	k.timer.Reset(wait)
 }
 
 // stopQueueKeepalive ends startQueueKeepalive. It waits for the end of a write that has begun. It

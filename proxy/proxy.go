@@ -71,7 +71,10 @@ type Proxy struct {
 
 	retries   retryBudget
 	responses storedResponses
-	fleetEvents
+
+	backendIdle      backends.Event // a backend has nothing of ours in flight any more
+	recheckHealth    func(*backends.Backend)
+	outOfDescriptors func(error)
 
 	inFlight  atomic.Int64 // requests, queued ones included
 	lingering atomic.Int64 // refused requests whose bodies are still read
@@ -82,13 +85,6 @@ type Proxy struct {
 	pools     pools
 
 	observers
-}
-
-// fleetEvents are what requests tell of the backends.
-type fleetEvents struct {
-	backendIdle      backends.Event // a backend has nothing of ours in flight any more
-	recheckHealth    func(*backends.Backend)
-	outOfDescriptors func(error)
 }
 
 // observers are told of requests.
@@ -116,17 +112,18 @@ func (p *Proxy) Activity() *Activity { return p.activity }
 // New makes a Proxy. It starts nothing.
 func New(o Options) *Proxy {
 	p := &Proxy{
-		registry:    o.Registry,
-		router:      o.Router,
-		keys:        o.Keys,
-		version:     o.Version,
-		instance:    o.Instance,
-		tokens:      newAttemptTokens(),
-		blockBytes:  o.BlockBytes,
-		parsing:     semaphore.NewWeighted(maxParsedBytes),
-		buffers:     responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
-		responses:   storedResponses{cmp.Or(o.Responses, responseindex.New(responseindex.Settings{}, time.Now, nil)), make(chan struct{}, maxSearches)},
-		fleetEvents: fleetEvents{recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors},
+		registry:   o.Registry,
+		router:     o.Router,
+		keys:       o.Keys,
+		version:    o.Version,
+		instance:   o.Instance,
+		tokens:     newAttemptTokens(),
+		blockBytes: o.BlockBytes,
+		parsing:    semaphore.NewWeighted(maxParsedBytes),
+		buffers:    responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
+		responses:  storedResponses{cmp.Or(o.Responses, responseindex.New(responseindex.Settings{}, time.Now, nil)), make(chan struct{}, maxSearches)},
+
+		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors,
 		observers: observers{
 			metrics: o.Metrics, log: o.Log, activity: newActivity(),
 			recorder: o.Recorder, accessLog: o.AccessLog, tracer: o.Tracer,

@@ -28,12 +28,6 @@ type summary struct {
 	phase          metrics.AbortPhase // in which the client was lost
 }
 
-func (s *summary) addFailureReason(reason string) {
-	if len(s.failures) < maxLoggedFailures {
-		s.failures = append(s.failures, reason)
-	}
-}
-
 func (r *request) beginAttemptSpan(d *router.Reservation) {
 	r.reason, r.matchedTokens, r.estimatedInput, r.cachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
 	if r.spans == nil {
