@@ -46,7 +46,7 @@ func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiEr
 		}
 	}
 	p.metrics.CountUnauthorized(problem)
-	return nil, &apiError{status: http.StatusUnauthorized, kind: "invalid_request_error", code: "invalid_api_key", message: message}
+	return nil, newError(http.StatusUnauthorized, "invalid_api_key", message)
 }
 
 // presentedSecrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
@@ -119,8 +119,8 @@ func (a *attempt) setTokenUsage() {
 
 // rateLimitError returns OpenAI's error for a request beyond a limit.
 func rateLimitError(r *apikey.LimitError) *apiError {
-	e := &apiError{status: http.StatusTooManyRequests, kind: string(r.Limit), code: "rate_limit_exceeded"}
-	e.retryAfter = max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
+	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "")
+	e.kind, e.retryAfter = string(r.Limit), max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
 	if r.Limit == apikey.LimitConcurrency {
 		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d concurrent requests. Try again when one has ended.", r.Max)
 	} else {

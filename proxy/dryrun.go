@@ -108,7 +108,7 @@ func (r *request) parseDryRun(q DryRunRequest) *apiError {
 	}
 	if q.Key != "" {
 		if r.account = r.proxy.keys.FindName(q.Key); r.account == nil {
-			return &apiError{status: http.StatusNotFound, message: "unknown API key name; use the name in the configuration, never the key itself"}
+			return newError(http.StatusNotFound, "", "unknown API key name; use the name in the configuration, never the key itself")
 		}
 	}
 	r.httpReq = &http.Request{Header: http.Header{}}
@@ -122,7 +122,8 @@ func (r *request) parseDryRun(q DryRunRequest) *apiError {
 	}
 	var err error
 	r.input.owner = r.bodyOwner()
-	r.input.body, err = r.proxy.bodies.readBody(q.Body, q.Length, r.input.owner, bodyLimits{r.settings.BodyBytes, r.settings.BodyBytesTotal})
+	limits := bodyLimits{r.settings.BodyBytes, r.settings.BodyBytesTotal}
+	r.input.body, err = r.proxy.bodies.readBody(q.Body, q.Length, r.input.owner, limits)
 	if err != nil {
 		return cmp.Or(r.bodyLimitError(err), invalidRequestError("", "the body is incomplete"))
 	}
@@ -143,7 +144,7 @@ func (p *Proxy) findBackend(name string) (*backends.Backend, *apiError) {
 	for _, b := range p.registry.All() {
 		names = append(names, b.Name)
 	}
-	return nil, &apiError{status: http.StatusNotFound, message: "unknown backend; available: " + strings.Join(names, ", ")}
+	return nil, newError(http.StatusNotFound, "", "unknown backend; available: "+strings.Join(names, ", "))
 }
 
 // takesJSON reports whether a request creates a response from a JSON body.

@@ -28,17 +28,38 @@ type apiError struct {
 	fromReplica bool // the message is a replica's
 }
 
-func invalidRequestError(param, message string) *apiError {
-	return &apiError{status: http.StatusBadRequest, kind: "invalid_request_error", param: param, message: message}
+// errorKinds are OpenAI's types of errors, by status; others are an invalid_request_error.
+var errorKinds = map[int]string{
+	http.StatusForbidden:           "cancelled",
+	http.StatusRequestTimeout:      "timeout",
+	http.StatusTooManyRequests:     "overloaded",
+	statusClientClosed:             "client_disconnected",
+	http.StatusInternalServerError: "internal_error",
+	http.StatusBadGateway:          "bad_gateway",
+	http.StatusServiceUnavailable:  "service_unavailable",
+	http.StatusGatewayTimeout:      "timeout",
+	http.StatusLoopDetected:        "loop",
 }
 
-func unavailableError(message string) *apiError {
-	return &apiError{status: http.StatusServiceUnavailable, kind: "service_unavailable", code: "no_replica", message: message, retryAfter: 1}
+func newError(status int, code, message string) *apiError {
+	return &apiError{status: status, kind: cmp.Or(errorKinds[status], "invalid_request_error"), code: code, message: message}
+}
+
+func invalidRequestError(param, message string) *apiError {
+	e := newError(http.StatusBadRequest, "", message)
+	e.param = param
+	return e
+}
+
+// unavailableError returns an error after which the client may try again in a second.
+func unavailableError(code, message string) *apiError {
+	e := newError(http.StatusServiceUnavailable, code, message)
+	e.retryAfter = 1
+	return e
 }
 
 func firstByteTimeoutError() *apiError {
-	return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "first_byte_timeout",
-		message: "the replica produced nothing in time (timeouts.first_byte)"}
+	return newError(http.StatusGatewayTimeout, "first_byte_timeout", "the replica produced nothing in time (timeouts.first_byte)")
 }
 
 // sourceUnlessReplica returns "warmroute" for an error of the proxy's, "" for a replica's own.
@@ -135,7 +156,7 @@ func (f format) formatErrorEvent(e *apiError) []byte {
 // truncatedError returns the error for a stream that the replica did not complete, and its
 // cause.
 func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
-	e := &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica closed the response early"}
+	e := newError(http.StatusBadGateway, "replica_failed", "the replica closed the response early")
 	switch {
 	case s.events.aborted:
 		e.code, e.message = "replica_aborted", "the replica aborted the request, so the response is incomplete"
@@ -143,8 +164,7 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 	case errors.Is(s.readErr, errFirstByte):
 		return firstByteTimeoutError(), s.readErr
 	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
-		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "idle_timeout",
-			message: "the replica sent nothing more in time (timeouts.idle)"}, s.readErr
+		return newError(http.StatusGatewayTimeout, "idle_timeout", "the replica sent nothing more in time (timeouts.idle)"), s.readErr
 	}
 	if s.readErr == io.EOF {
 		return e, errTruncated
@@ -183,9 +203,10 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 // replicaError returns the error of a replica, to be sent as an event of a stream.
 func replicaError(status int, body []byte) *apiError {
 	if status < 400 {
-		return &apiError{status: http.StatusBadGateway, kind: "bad_gateway", code: "replica_failed", message: "the replica did not respond with a stream"}
+		return newError(http.StatusBadGateway, "replica_failed", "the replica did not respond with a stream")
 	}
-	e := &apiError{status: status, kind: "bad_gateway", code: "replica_failed", message: "the replica responded: " + http.StatusText(status)}
+	e := newError(status, "replica_failed", "the replica responded: "+http.StatusText(status))
+	e.kind = "bad_gateway"
 	object := gjson.ParseBytes(body)
 	if inner := object.Get("error"); inner.IsObject() {
 		object = inner

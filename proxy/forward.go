@@ -335,9 +335,7 @@ func (r *request) respondWithError(a *action) {
 	case respondReplicaError:
 		r.relayFailure(best)
 	case respondNoDescriptors:
-		e := unavailableError("the proxy has no free file descriptor to connect to a replica; try again")
-		e.code = "out_of_descriptors"
-		r.sendError(e)
+		r.sendError(unavailableError("out_of_descriptors", "the proxy has no free file descriptor to connect to a replica; try again"))
 	case respondNotPicked:
 		r.sendError(r.notPickedError(a.err))
 	default:
@@ -349,16 +347,15 @@ func (r *request) respondWithError(a *action) {
 func attemptsFailedError(best *failure) *apiError {
 	switch {
 	case best.reason == metrics.RetryStalled:
-		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "replica_stalled",
-			message: "the replica is stalled, and no other could serve the request"}
+		return newError(http.StatusGatewayTimeout, "replica_stalled", "the replica is stalled, and no other could serve the request")
 	case best.reason == metrics.RetryResponse:
-		return &apiError{status: http.StatusGatewayTimeout, kind: "timeout", code: "response_timeout",
-			message: "the replica sent no response and made no progress in time (timeouts.response)"}
+		return newError(http.StatusGatewayTimeout, "response_timeout",
+			"the replica sent no response and made no progress in time (timeouts.response)")
 	case best.reason == metrics.RetryFirstByte:
 		return firstByteTimeoutError()
 	}
-	e := unavailableError("no replica could serve the request: " + string(best.reason))
-	e.status, e.kind, e.code = http.StatusBadGateway, "bad_gateway", "replica_failed"
+	e := newError(http.StatusBadGateway, "replica_failed", "no replica could serve the request: "+string(best.reason))
+	e.retryAfter = 1
 	return e
 }
 
@@ -373,17 +370,17 @@ func (r *request) notPickedError(err error) *apiError {
 	} else {
 		wait = withJitter(int(r.proxy.router.RetryAfter(r.input.request.Priority) / time.Second))
 	}
-	e := unavailableError(fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
+	e := unavailableError("no_replica", fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	if h := &r.history; h.mayWait() && h.queueTimeouts.Left(h.waited, true) <= 0 {
 		e.message = fmt.Sprintf("no replica that serves this model was ready within %s; try again in %ds", h.queueLimit(true), wait)
 	}
 	switch {
 	case errors.Is(err, router.ErrPanicked):
-		return &apiError{status: http.StatusInternalServerError, kind: "internal_error", code: "internal_error",
-			message: "the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log"}
+		return newError(http.StatusInternalServerError, "internal_error",
+			"the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log")
 	case errors.Is(err, router.ErrEndpointMissing):
-		return &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "endpoint_not_served",
-			message: "no replica of the model serves " + r.endpoint.path + "; use another endpoint, or enable it in vLLM"}
+		return newError(http.StatusNotFound, "endpoint_not_served",
+			"no replica of the model serves "+r.endpoint.path+"; use another endpoint, or enable it in vLLM")
 	case errors.Is(err, router.ErrMaxInFlight):
 		e = overloadedError("replicas_full", "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):
@@ -396,5 +393,5 @@ func (r *request) notPickedError(err error) *apiError {
 }
 
 func overloadedError(code, message string, wait int) *apiError {
-	return &apiError{status: http.StatusTooManyRequests, kind: "overloaded", code: code, message: fmt.Sprintf("%s; try again in %ds", message, wait)}
+	return newError(http.StatusTooManyRequests, code, fmt.Sprintf("%s; try again in %ds", message, wait))
 }

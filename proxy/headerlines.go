@@ -60,7 +60,7 @@ func checkHeaderLines(h http.Header) *apiError {
 		lines += len(values)
 	}
 	if lines > maxHeaderLines {
-		return &apiError{status: http.StatusRequestHeaderFieldsTooLarge, kind: "invalid_request_error", code: "too_many_headers", message: tooManyHeaderLines}
+		return newError(http.StatusRequestHeaderFieldsTooLarge, "too_many_headers", tooManyHeaderLines)
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
 }
 
 func loopError(message string) *apiError {
-	return &apiError{status: http.StatusLoopDetected, kind: "loop", code: "loop_detected", message: message}
+	return newError(http.StatusLoopDetected, "loop_detected", message)
 }
 
 // appendInstanceID adds the id of this proxy to those in h.

@@ -267,8 +267,8 @@ func (r *request) recordUploadError(err error) *apiError {
 	case r.isCancelled():
 		return r.recordProxyEnd()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &apiError{status: http.StatusRequestTimeout, kind: "timeout", code: "body_timeout",
-			message: "the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it"}
+		return newError(http.StatusRequestTimeout, "body_timeout",
+			"the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it")
 	// One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
 		return r.recordEndInUpload()
@@ -278,12 +278,11 @@ func (r *request) recordUploadError(err error) *apiError {
 
 // bodyLimitError returns the error for a body beyond a limit, or nil if err is another one.
 func (r *request) bodyLimitError(err error) *apiError {
-	e := unavailableError("")
-	e.code = "bodies_too_large"
+	e := unavailableError("bodies_too_large", "")
 	switch {
 	case err == errBodyTooLarge:
-		return &apiError{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
-			message: "the request body exceeds the limit of " + formatBytes(r.settings.BodyBytes) + " (limits.body_bytes)"}
+		return newError(http.StatusRequestEntityTooLarge, "body_too_large",
+			"the request body exceeds the limit of "+formatBytes(r.settings.BodyBytes)+" (limits.body_bytes)")
 	case err == errBodyMemory:
 		e.message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
 	case err == errBodyShare && r.account != nil:
@@ -303,7 +302,7 @@ func (r *request) recordEndInUpload() *apiError {
 	}
 	r.phase = metrics.AbortInUpload
 	r.proxy.metrics.CountAbort(metrics.AbortInUpload)
-	return &apiError{status: statusClientClosed, kind: "client_disconnected", message: "client disconnected"}
+	return newError(statusClientClosed, "", "client disconnected")
 }
 
 func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
@@ -436,15 +435,14 @@ func (r *request) checkInFlightLimit() *apiError {
 	if r.proxy.inFlight.Load() <= r.limitForPriority(int64(r.settings.InFlight)) {
 		return nil
 	}
-	e := unavailableError("too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
-	e.kind, e.code = "overloaded", "too_many_requests"
+	e := unavailableError("too_many_requests", "too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
+	e.kind = "overloaded"
 	return e
 }
 
 func (r *request) checkQueryLength() *apiError {
 	if int64(len(r.httpReq.URL.RawQuery)) > r.settings.QueryBytes {
-		return &apiError{status: http.StatusRequestURITooLong, kind: "invalid_request_error", code: "query_too_long",
-			message: "the query of the URL is too long (limits.query_bytes)"}
+		return newError(http.StatusRequestURITooLong, "query_too_long", "the query of the URL is too long (limits.query_bytes)")
 	}
 	return nil
 }
@@ -459,8 +457,8 @@ func (r *request) checkContentEncoding() *apiError {
 }
 
 func contentEncodingError() *apiError {
-	return &apiError{status: http.StatusUnsupportedMediaType, kind: "invalid_request_error", code: "unsupported_content_encoding",
-		message: "the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header"}
+	return newError(http.StatusUnsupportedMediaType, "unsupported_content_encoding",
+		"the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header")
 }
 
 // ErrShutdown is the cause with which the contexts of requests that are in flight after
@@ -471,9 +469,7 @@ var ErrShutdown = errors.New("proxy ended before the response was complete (time
 func (p *Proxy) FailReadiness() { p.unready.Store(true) }
 
 func shuttingDownError() *apiError {
-	e := unavailableError("this proxy is shutting down; try again")
-	e.code = "shutting_down"
-	return e
+	return unavailableError("shutting_down", "this proxy is shutting down; try again")
 }
 
 // isCancelled reports whether an operator has cancelled the request.
@@ -501,5 +497,5 @@ func (r *request) recordProxyEnd() *apiError {
 	}
 	r.client.cancelled, r.client.writeTimeout, r.client.deadline = nil, cancelGrace, time.Time{}
 	// Not a 5xx, which clients would retry.
-	return &apiError{status: http.StatusForbidden, kind: "cancelled", code: "cancelled", message: "an operator has cancelled the request"}
+	return newError(http.StatusForbidden, "cancelled", "an operator has cancelled the request")
 }

@@ -316,8 +316,7 @@ func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failu
 // requests when it shuts down.
 func (a *attempt) recordReplicaAbort() *failure {
 	a.decision.Backend.Aborted.Add(1)
-	e := unavailableError("the replica aborted the request: it may be shutting down")
-	e.code = "replica_aborted"
+	e := unavailableError("replica_aborted", "the replica aborted the request: it may be shutting down")
 	return &failure{
 		reason: metrics.RetryAborted, err: errAborted, shuttingDown: true,
 		status: e.status, body: a.endpoint.dialect().errorBody(e), header: jsonHeader(),

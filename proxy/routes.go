@@ -174,8 +174,8 @@ func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Upgrade", "HTTP/1.1") // RFC 9110 requires both
 	h.Set("Connection", "Upgrade")
-	dialectOf(r.URL.Path).writeError(w, &apiError{status: http.StatusUpgradeRequired, kind: "invalid_request_error", code: "upgrade_required",
-		message: "WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"})
+	dialectOf(r.URL.Path).writeError(w, newError(http.StatusUpgradeRequired, "upgrade_required",
+		"WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"))
 }
 
 // writeRouteError refuses a request without a handler: with a 405 where its path has allowed methods, else with a 404.
@@ -209,7 +209,7 @@ func unknownPathError(u *url.URL) *apiError {
 	} else {
 		message += "; the API is at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/models and other paths of vLLM"
 	}
-	return &apiError{status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found", message: message}
+	return newError(http.StatusNotFound, "not_found", message)
 }
 
 // findIntendedPath returns the served path that a client with a wrong base URL most likely means: its own has /v1 twice or not at
@@ -287,7 +287,7 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	catalog := p.registry.Catalog()
 	known := visibleModels(catalog, holder)
 	if len(catalog.Models) == 0 {
-		e := unavailableError("no replica has listed its models yet; see the proxy's log for why")
+		e := unavailableError("no_replica", "no replica has listed its models yet; see the proxy's log for why")
 		e.retryAfter = p.unreadyRetryAfter(p.registry.All())
 		return e
 	}
@@ -307,9 +307,9 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	} else {
 		message += "This API key may use none of the models served here."
 	}
-	return &apiError{
-		status: http.StatusNotFound, kind: "invalid_request_error", code: "model_not_found", param: "model", message: message,
-	}
+	e := newError(http.StatusNotFound, "model_not_found", message)
+	e.param = "model"
+	return e
 }
 
 func (p *Proxy) serveVersion(w http.ResponseWriter, _ *http.Request, _ *apikey.Account) {

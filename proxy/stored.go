@@ -141,7 +141,8 @@ func (a *attempt) sendLostResponse() {
 
 // lostResponseError returns the API's error for a response that does not exist, for a reason.
 func (r *request) lostResponseError(reason string) *apiError {
-	e := &apiError{status: http.StatusNotFound, kind: "invalid_request_error", param: "response_id", code: "response_not_found"}
+	e := newError(http.StatusNotFound, "response_not_found", "")
+	e.param = "response_id"
 	id := r.input.stored.refersTo
 	if !responseindex.IsValidID(id) {
 		id = "…"
