@@ -129,7 +129,8 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
-		a.result.Failed = a.result.Stalled || charged == a.history.countConnectionFailures() && !errors.Is(f.err, transport.ErrInvalidRequest)
+		isFirst := charged == a.history.countConnectionFailures()
+		a.result.Failed = a.result.Stalled || isFirst && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 }
 
@@ -452,14 +453,14 @@ func (a *attempt) commitAttempt() *failure {
 func validateResponse(resp *http.Response) *failure {
 	switch {
 	case resp.StatusCode >= 300 && resp.StatusCode < 400:
-		// Followed, it would send the body and the backend's key to wherever the response says.
-		// Relayed, it would send the client there.
-		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself", resp.StatusCode, formatRedirectOrigin(resp.Header.Get("Location")))}
+		// Followed or relayed, it would send the body and a key to wherever the response says.
+		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself",
+			resp.StatusCode, formatRedirectOrigin(resp.Header.Get("Location")))}
 	case resp.StatusCode == http.StatusLoopDetected:
 		return &failure{reason: metrics.RetryLoop, err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends")}
-	case isEventStream(resp.Header) && isEncoded(resp.Header):
-		// Neither its first event nor an error in it can be read.
-		return &failure{reason: metrics.RetryEncoded, err: errors.New("stream is encoded although only identity was accepted: disable compression in front of the replica")}
+	case isEventStream(resp.Header) && isEncoded(resp.Header): // neither its first event nor an error in it can be read
+		return &failure{reason: metrics.RetryEncoded, err: errors.New("stream is encoded although only identity was accepted: " +
+			"disable compression in front of the replica")}
 	}
 	return nil
 }

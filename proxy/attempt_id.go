@@ -29,7 +29,8 @@ const (
 	maxIDSearchBytes = 64 << 10
 )
 
-var errWrongResponse = errors.New("the connection carried the response to another request: the replica, or a proxy in front of it, sent a response too many")
+var errWrongResponse = errors.New("the connection carried the response to another request: " +
+	"the replica, or a proxy in front of it, sent a response too many")
 
 // attemptTokens makes the tokens that tell attempts apart, and recognizes those that it made: the
 // checksum of a token is seeded by the process. Safe for concurrent use.

@@ -47,7 +47,8 @@ const tooManyHeaderLines = "the request's header has more than 256 lines"
 // refuseHeader responds to a request whose header has too many lines. Then the connection is to be closed.
 func (c *clientConn) refuseHeader() {
 	_ = c.Conn.SetDeadline(time.Now().Add(lingerTimeout))
-	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"+tooManyHeaderLines)
+	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\n"+
+		"Connection: close\r\n\r\n"+tooManyHeaderLines)
 	_ = c.CloseWrite()
 	// Unread bytes would reset the connection, and the client might not see the response.
 	_, _ = io.CopyN(io.Discard, c.Conn, maxLingerBytes)

@@ -93,7 +93,8 @@ func parseFormFields(contentType []string, body []byte) (fields formFields, err 
 			return fields, nil // the rest is ignored by all parsers
 		}
 		head, data, whole := bytes.Cut(rest, []byte("\r\n\r\n"))
-		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) || bytes.HasPrefix(data, between[2:]) {
+		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) ||
+			bytes.HasPrefix(data, between[2:]) {
 			return formFields{}, errAmbiguous
 		}
 		name, encoded, readable := parsePartHeader(string(head[2:]))
@@ -203,7 +204,8 @@ func parseHeaderParams(header string) (value string, params map[string]string, o
 		}
 		rest = rest[len(m[0]):]
 		name, unquoted := strings.ToLower(m[1]), strings.TrimRight(m[3], " \t")
-		if _, twice := params[name]; twice || strings.ContainsAny(unquoted, " \t") && strings.Contains(unquoted, "=") { // two parameters, for a lenient parser
+		_, twice := params[name]
+		if twice || strings.ContainsAny(unquoted, " \t") && strings.Contains(unquoted, "=") { // two parameters, for a lenient parser
 			return "", nil, false
 		}
 		if name != "" {

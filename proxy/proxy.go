@@ -121,7 +121,7 @@ func New(o Options) *Proxy {
 		blockBytes: o.BlockBytes,
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
 		buffers:    responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
-		responses:  storedResponses{cmp.Or(o.Responses, responseindex.New(responseindex.Settings{}, time.Now, nil)), make(chan struct{}, maxSearches)},
+		responses:  storedResponses{o.Responses, make(chan struct{}, maxSearches)},
 
 		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors,
 		observers: observers{
@@ -137,6 +137,9 @@ func New(o Options) *Proxy {
 	}
 	if p.outOfDescriptors == nil {
 		p.outOfDescriptors = func(error) {}
+	}
+	if o.Responses == nil {
+		p.responses.Index = responseindex.New(responseindex.Settings{}, time.Now, nil)
 	}
 	if p.keys == nil {
 		p.keys = apikey.New(nil)

@@ -242,12 +242,16 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 		if !h.mayRetryAfterOutage(f, s, now) {
 			return respond(h)
 		}
-		return action{kind: actWait, wait: waitOutage, backends: f.candidates(), deadline: now.Add(healthRecheckTimeout), probeInterval: crashProbeInterval}
+		return awaitHealthChecks(waitOutage, f.candidates(), now.Add(healthRecheckTimeout), crashProbeInterval)
 	}
 	if h.isSecondCrash() {
-		return action{kind: actWait, wait: waitCrashes, backends: f.candidates(), deadline: now.Add(healthRecheckTimeout), probeInterval: crashProbeInterval}
+		return awaitHealthChecks(waitCrashes, f.candidates(), now.Add(healthRecheckTimeout), crashProbeInterval)
 	}
 	return awaitVerdictOrBudget(h, f, now)
+}
+
+func awaitHealthChecks(kind waitKind, of []*backends.Backend, deadline time.Time, probeInterval time.Duration) action {
+	return action{kind: actWait, wait: kind, backends: of, deadline: deadline, probeInterval: probeInterval}
 }
 
 // awaitVerdictOrBudget waits until the health checks have found whether the replica of the last attempt is down, if
@@ -264,7 +268,7 @@ func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	} else if latest.failure.status != 0 {
 		timeout = shutdownVerdictTimeout
 	}
-	return action{kind: actWait, wait: waitVerdict, backends: []*backends.Backend{latest.backend}, deadline: now.Add(timeout), probeInterval: verdictProbeInterval}
+	return awaitHealthChecks(waitVerdict, []*backends.Backend{latest.backend}, now.Add(timeout), verdictProbeInterval)
 }
 
 // waitForRetryBudget makes another attempt as soon as the retry budget allows it.
@@ -582,9 +586,11 @@ func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 // every backend be down: replicas that are killed together may take all attempts within milliseconds.
 func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
 	latest := h.latestAttempt().failure
-	if !latest.suspectsCrash && latest.reason != metrics.RetryStale || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
+	lostConnection := latest.suspectsCrash || latest.reason == metrics.RetryStale
+	if !lostConnection || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
 		return false
 	}
 	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.suspectsReplicaDown() })
-	return first < 0 || now.Sub(h.attempts[first].endedAt) <= shutdownVerdictTimeout // else one after another: each may have crashed by the request
+	// Later failures came one after another: each replica may have crashed by the request.
+	return first < 0 || now.Sub(h.attempts[first].endedAt) <= shutdownVerdictTimeout
 }

@@ -25,7 +25,8 @@ func (r *request) checkTransferParams(pr *prompt.Prompt) *apiError {
 	if pr.TransferParams == "" || r.allowsTransferParams() {
 		return nil
 	}
-	return invalidRequestError(pr.TransferParams, pr.TransferParams+" is not accepted from clients: remove it from the request (limits.kv_transfer_params)")
+	return invalidRequestError(pr.TransferParams,
+		pr.TransferParams+" is not accepted from clients: remove it from the request (limits.kv_transfer_params)")
 }
 
 // blankTransferParams overwrites the parameters of KV transfers, which name hosts and blocks, in a complete response: an object becomes
