@@ -164,7 +164,7 @@ func TestBlockedHTTP2ClientClosed(t *testing.T) {
 		"long answer": {askWhole, once(answered("200 OK", strings.Repeat("x", 32<<20)))},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := serve(t, func(o *Options) { o.WriteIdle = 100 * time.Millisecond }, &replica{script: c.script})
+			f := serve(t, func(o *Options) { o.WriteIdle = 400 * time.Millisecond }, &replica{script: c.script})
 			client, url := f.overHTTP2()
 			resp, err := client.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(c.ask))
 			if err != nil || resp.ProtoMajor != 2 {

@@ -271,7 +271,7 @@ func golden(t *testing.T, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, answer, _ := bytes.Cut(raw, []byte("\n=== answer ===\n"))
+	_, answer, _ := bytes.Cut(raw, []byte("\n=== response ===\n"))
 	_, body, ok := bytes.Cut(answer, []byte("\r\n\r\n"))
 	if !ok {
 		t.Fatalf("no answer in %s", name)
