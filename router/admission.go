@@ -130,9 +130,8 @@ func (a *admission) timeAhead(v *decide.Fleet, req *Request, rate float64) time.
 	return time.Duration(min(tokens/rate, maxTimeAhead.Seconds()) * float64(time.Second))
 }
 
-// isUnreadyShareFull reports whether a request has no ready backend, and requests
-// without one fill half of their class's bounds. Where no backend is ready there is
-// nothing to keep the other half for.
+// isUnreadyShareFull reports whether a request has no ready backend, and requests without one fill half of
+// their class's bounds. Where no backend is ready there is nothing to keep the other half for.
 func (a *admission) isUnreadyShareFull(v *decide.Fleet, req *Request) bool {
 	isAvailable := func(b *backends.Backend) bool { return v.IsAvailable(b) }
 	return !slices.ContainsFunc(req.Backends, isAvailable) && v.HasAvailable() &&

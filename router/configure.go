@@ -40,7 +40,7 @@ type Options struct {
 func New(o Options) (*Router, error) {
 	now := o.Now()
 	x := index.New(0, o.IndexMaxBytes)
-	estimates := estimate.NewFleet(o.BlockBytes, cmp.Or(o.IndexMargin, defaultIndexMargin))
+	estimates := estimate.New(o.BlockBytes, cmp.Or(o.IndexMargin, defaultIndexMargin))
 	if o.Catalog == nil {
 		o.Catalog = func() *backends.Catalog { return nil }
 	}
@@ -67,9 +67,8 @@ func New(o Options) (*Router, error) {
 // PrepareSettings checks the settings and changes nothing; apply, which cannot fail, changes them
 // while requests are decided.
 //
-// No request that is queued is refused: those that no rule queues any more are sent,
-// and lower bounds are for those to come. A policy keeps what it remembers unless
-// its name or its settings change.
+// No request that is queued is refused: those that no rule queues any more are sent, and lower bounds are for
+// those to come. A policy keeps what it remembers unless its name or its settings change.
 func (r *Router) PrepareSettings(s Settings) (apply func(), err error) {
 	definition, err := r.policies.Lookup(s.Policy)
 	if err != nil {
@@ -105,8 +104,7 @@ func (r *Router) Policy() (name string) {
 	return name
 }
 
-// AddBackend adds a backend that a Registry has given a Slot. Until then it is sent
-// nothing.
+// AddBackend adds a backend that a Registry has given a Slot. Until then it is sent nothing.
 func (r *Router) AddBackend(b *backends.Backend) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -114,10 +112,9 @@ func (r *Router) AddBackend(b *backends.Backend) {
 	r.dispatch(r.now())
 }
 
-// RemoveBackend removes a backend: it is sent nothing more, and all that is known of
-// it is forgotten. Reservations on it that are in flight remain valid until their
-// Release, which then counts only in the backend's own figures. Under another
-// router's policy this may take a tenth of a second, if its table is full.
+// RemoveBackend removes a backend: it is sent nothing more, and all that is known of it is forgotten.
+// Reservations on it that are in flight remain valid until their Release, which then counts only in the
+// backend's own figures. Under another router's policy this may take a tenth of a second, if its table is full.
 func (r *Router) RemoveBackend(b *backends.Backend) {
 	if follower := r.followerOf(b); follower != nil {
 		follower.Close()

@@ -11,9 +11,8 @@ import (
 )
 
 const (
-	// settleDelay is after how long in the queue a request keeps the backend that it
-	// waits for: the best one can change so often that a long prompt finds each of
-	// them busy in turn.
+	// settleDelay is after how long in the queue a request keeps the backend that it waits for: the best one
+	// can change so often that a long prompt finds each of them busy in turn.
 	settleDelay = 2 * time.Second
 	// maxReordered queued requests are matched again in each reorderInterval.
 	maxReordered    = 96
@@ -86,8 +85,7 @@ func (r *Router) dispatchUnlessPaused(now time.Time) {
 	}
 }
 
-// pause makes queued requests wait, unless they wait already. It is cut short by what our own
-// requests leave.
+// pause makes queued requests wait, unless they wait already. It is cut short by what our own requests leave.
 func (a *admission) pause(until, now time.Time) {
 	if now.Before(a.pausedUntil) {
 		return
@@ -118,7 +116,7 @@ func (a *admission) followCatalog(c *backends.Catalog) {
 // expire refuses the requests that were queued for as long as they may be.
 func (a *admission) expire(v *decide.Fleet, due *callbacks) {
 	isOutage := func(it *queue.Item[*QueuedRequest]) bool { return v.IsOutage(&it.Value.req, it.Value.tried) }
-	for it := a.queue.PromoteAndFindExpired(v.Now, isOutage); it != nil; it = a.queue.PromoteAndFindExpired(v.Now, isOutage) {
+	for it := a.queue.ExpireNext(v.Now, isOutage); it != nil; it = a.queue.ExpireNext(v.Now, isOutage) {
 		err := ErrQueueTimeout
 		if isOutage(it) {
 			err = ErrNoneReady
@@ -139,9 +137,8 @@ func (a *admission) refuseUnready(v *decide.Fleet, due *callbacks) {
 	}
 }
 
-// reorder orders the next maxReordered queued requests by what each would have to compute now,
-// once in each reorderInterval: since it was queued, a prefix that it shares with others may have
-// been computed, or evicted.
+// reorder orders the next maxReordered queued requests by what each would have to compute now, once in each
+// reorderInterval: since it was queued, a prefix that it shares with others may have been computed, or evicted.
 func (a *admission) reorder(f *fleet, v *decide.Fleet) {
 	if v.Now.Sub(a.reorderedAt) < reorderInterval {
 		return

@@ -40,7 +40,7 @@ func (r *Router) IsLoadExpected(b *backends.Backend) bool {
 	return r.fleet.has(b) && r.fleet.ledger.IsExpected(b.Slot)
 }
 
-// PollFailed records a poll that failed. timedOut: it was not answered in time,
+// PollFailed records a poll that failed. timedOut: it timed out,
 // as when the replica's process is stopped, or its event loop is blocked.
 func (r *Router) PollFailed(b *backends.Backend, timedOut bool) {
 	r.mu.Lock()
@@ -59,8 +59,8 @@ func (r *Router) PollFailed(b *backends.Backend, timedOut bool) {
 	r.dispatch(now)
 }
 
-// ChecksTimedOut records that b is down because its health checks are not answered,
-// while its connections stay open: what it was sent will not be answered.
+// ChecksTimedOut records that b is down because its health checks time out,
+// while its connections stay open: what it was sent will not be processed.
 func (r *Router) ChecksTimedOut(b *backends.Backend) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -85,8 +85,7 @@ func (r *Router) BackendStateChanged(b *backends.Backend) {
 	r.dispatch(now)
 }
 
-// ForgetCache forgets what a backend held: its replica lost its cache. What KV events say it
-// holds stays.
+// ForgetCache forgets what a backend held: its replica lost its cache. What KV events say it holds stays.
 func (r *Router) ForgetCache(b *backends.Backend) {
 	defer r.restoreIndex(b)
 	r.mu.Lock()
@@ -99,10 +98,9 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 	r.dispatch(r.now())
 }
 
-// IndexPlacement records that another client or proxy sent a request to b: its prompt's
-// blocks are indexed for b as if they had been used now. It returns how many of them b
-// is thought to hold: none of a prompt too long for it or of a backend that caches
-// nothing. Load that is not ours is seen by polls, so it is not counted.
+// IndexPlacement records that another client or proxy sent a request to b: its prompt's blocks are indexed for
+// b as if they had been used now. It returns how many of them b is thought to hold: none of a prompt too long
+// for it or of a backend that caches nothing. Load that is not ours is seen by polls, so it is not counted.
 func (r *Router) IndexPlacement(req *Request, b *backends.Backend) (heldBlocks int) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -127,10 +125,9 @@ type ResetReport struct {
 	Estimates estimate.Summary
 }
 
-// ResetBackend forgets what is believed of b, as of a replica that has just joined:
-// what its cache holds, what was learned of it, and that it failed or refused
-// anything. What it has in flight stays, and so do figures that metrics count, and
-// what the replica reported, also by KV events.
+// ResetBackend forgets what is believed of b, as of a replica that has just joined: what its cache holds, what
+// was learned of it, and that it failed or refused anything. What it has in flight stays, and so do figures
+// that metrics count, and what the replica reported, also by KV events.
 func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 	defer r.restoreIndex(b)
 	r.mu.Lock()
@@ -217,8 +214,7 @@ type BackendIndexStats struct {
 	KV               *KVStatus // nil: its KV events are not read
 }
 
-// IndexStats returns the state of each backend's part, by slot, and about how many
-// bytes all of them take.
+// IndexStats returns the state of each backend's part, by slot, and about how many bytes all of them take.
 func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()

@@ -38,9 +38,8 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	return *e
 }
 
-// explain returns why a request would be queued, or why it would be refused, in
-// the order in which route decides. blockedReason is why the chosen backend could not
-// start it soon, filterErr why there is none.
+// explain returns why a request would be queued, or why it would be refused, in the order in which route
+// decides. blockedReason is why the chosen backend could not start it soon, filterErr why there is none.
 func (a *admission) explain(f *fleet, v *decide.Fleet, q *decide.Query, blockedReason string, filterErr error) (queuedReason, refusedReason string) {
 	switch {
 	case filterErr != nil && v.IsEndpointMissing(q.Request):

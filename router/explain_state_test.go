@@ -18,7 +18,7 @@ import (
 
 // scratchFields hold nothing from one call to the next.
 var scratchFields = []string{
-	"router.fleet.scratch", "index.Index.prefetchSink", "index.Index.evictBuffer", "estimate.Fleet.scratch", "queue.InteractiveLoad.scratch",
+	"router.fleet.scratch", "index.Index.prefetchSink", "index.Index.evictBuffer", "estimate.Estimates.scratch", "queue.InteractiveLoad.scratch",
 	"policies.ring.present",
 }
 

@@ -26,7 +26,7 @@ type fleet struct {
 	policy     activePolicy
 	states     []backendState // by slot
 	index      *index.Index
-	estimates  *estimate.Fleet
+	estimates  *estimate.Estimates
 	ledger     *ledger.Ledger
 	scratch    scratch
 }
@@ -130,8 +130,7 @@ func (f *fleet) nextTurnTracker() policy.ConversationTracker {
 	return f.tracker()
 }
 
-// viewAll returns a view of all backends. Stalls that it shows are noted in due; nil: nothing is
-// changed but s.
+// viewAll returns a view of all backends. Stalls that it shows are noted in due; nil: nothing is changed but s.
 func (f *fleet) viewAll(s *scratch, due *callbacks, now time.Time) *decide.Fleet {
 	v := f.beginView(s, now)
 	for slot := range f.states {
@@ -168,8 +167,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 	return v
 }
 
-// updateBatchLimit updates whether batch requests are limited: interactive requests may be the first of
-// late.
+// updateBatchLimit updates whether batch requests are limited: interactive requests may be the first of late.
 func (f *fleet) updateBatchLimit(v *decide.Fleet) {
 	v.LimitsBatch = v.QueueEnabled && f.settings.Queue.BatchSlowdown > 0 && f.ledger.HasRecentInteractive(v.Now)
 }
@@ -224,8 +222,7 @@ func (f *fleet) stallCheck(slot int, load *backends.Load, externalTokens float64
 	}
 }
 
-// notifyStalled notes in due that the requests on a backend are to be notified that it makes no
-// progress.
+// notifyStalled notes in due that the requests on a backend are to be notified that it makes no progress.
 func (f *fleet) notifyStalled(slot int, now time.Time, due *callbacks) {
 	b, h := f.states[slot].backend, f.states[slot].health
 	for _, a := range h.Watched() {

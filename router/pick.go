@@ -12,12 +12,10 @@ import (
 	"warmroute/router/queue"
 )
 
-// Submit asks for a backend, now or when one can start the request; those that were
-// tried are excluded. deliver is called exactly once, unless Cancel is in time:
-// before Submit returns, or by a later call that made room. It may call the Router, but
-// must not block. Submit returns nil when the request was not queued. What req and
-// tried point to does not change until deliver is called, and until the Reservation's
-// Release.
+// Submit asks for a backend, now or when one can start the request; those that were tried are excluded. deliver
+// is called exactly once, unless Cancel is in time: before Submit returns, or by a later call that made room.
+// It may call the Router, but must not block. Submit returns nil when the request was not queued. What req and
+// tried point to does not change until deliver is called, and until the Reservation's Release.
 func (r *Router) Submit(req *Request, deliver func(*Reservation, error), tried ...*backends.Backend) *QueuedRequest {
 	t, d, err := r.routeOrEnqueue(req, deliver, tried)
 	if t == nil {
@@ -44,8 +42,7 @@ func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Back
 	return t.reservation, t.err
 }
 
-// routeOrEnqueue decides or queues a request. It returns that of one that was queued. A full
-// queue is an error.
+// routeOrEnqueue decides or queues a request. It returns that of one that was queued. A full queue is an error.
 func (r *Router) routeOrEnqueue(req *Request, deliver func(*Reservation, error), tried []*backends.Backend) (queued *QueuedRequest, d *Reservation, err error) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -86,9 +83,8 @@ func (t *QueuedRequest) Cancel() (removed bool) {
 	return true
 }
 
-// AddWaitingOutsideQueue counts a request that waits for something else than its turn in
-// the queue. It returns ErrQueueFull if it may not wait; else RemoveWaitingOutsideQueue
-// must follow, with the same request.
+// AddWaitingOutsideQueue counts a request that waits for something else than its turn in the queue. It returns
+// ErrQueueFull if it may not wait; else RemoveWaitingOutsideQueue must follow, with the same request.
 func (r *Router) AddWaitingOutsideQueue(req *Request) error {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -121,10 +117,9 @@ func (r *Router) CountWaitingByClass() map[string]int {
 	return r.admission.queue.CountWaitingByClass()
 }
 
-// RetryAfter returns the Retry-After of a refused request of a priority in whole
-// seconds, at least one: the time in which as many requests left the queue as it has
-// of that priority class and the classes before it or, if that is unknown, the
-// expected time of the work ahead.
+// RetryAfter returns the Retry-After of a refused request of a priority in whole seconds, at least one: the
+// time in which as many requests left the queue as it has of that priority class and the classes before it or,
+// if that is unknown, the expected time of the work ahead.
 func (r *Router) RetryAfter(priority int) time.Duration {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -152,9 +147,8 @@ func prefillTime(v *decide.Fleet, newTokens float64) time.Duration {
 	return time.Duration(math.Ceil(min(tokens/rate, queue.MaxRetryDelay.Seconds()))) * time.Second
 }
 
-// StartRefusingUnready makes the queue refuse, now and from now on, requests for which
-// no backend is ready, with ErrNoneReady: the proxy is about to stop. Those that wait
-// for room still wait.
+// StartRefusingUnready makes the queue refuse, now and from now on, requests for which no backend is ready,
+// with ErrNoneReady: the proxy is about to stop. Those that wait for room still wait.
 func (r *Router) StartRefusingUnready() {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -162,9 +156,8 @@ func (r *Router) StartRefusingUnready() {
 	r.dispatch(r.now())
 }
 
-// Tick handles what time alone changes: work that was done, external load that
-// fades, queue timeouts. Callers that do not use Run call it every
-// TickInterval or so while CountWaiting is not 0.
+// Tick handles what time alone changes: work that was done, external load that fades, queue timeouts. Callers
+// that do not use Run call it every TickInterval or so while CountWaiting is not 0.
 func (r *Router) Tick() {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()

@@ -68,8 +68,7 @@ func (d *Reservation) Commit() {
 	d.health.Unwatch(&d.attempt)
 }
 
-// Release ends the reservation. It panics on a second call: a wrong account is
-// worse than one lost request.
+// Release ends the reservation. It panics on a second call: a wrong account is worse than one lost request.
 func (d *Reservation) Release(o Outcome) {
 	r := d.router
 	r.mu.Lock()

@@ -16,10 +16,9 @@ import (
 // errQueue means that a request must wait in the queue.
 var errQueue = errors.New("request must be queued")
 
-// route decides where a request goes, in five steps: match its prompt against the
-// index, filter the backends that may take it, score these, admit it if the best
-// one can start it soon, and reserve what it takes there. It does not wait: it returns
-// errQueue when the request has to.
+// route decides where a request goes, in five steps: match its prompt against the index, filter the backends
+// that may take it, score these, admit it if the best one can start it soon, and reserve what it takes there.
+// It does not wait: it returns errQueue when the request has to.
 func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (*Reservation, error) {
 	f, s := &r.fleet, &r.fleet.scratch
 	if len(tried) > 0 {

@@ -101,11 +101,9 @@ var (
 	// ErrNoneReady means that no backend that serves the model may take the request
 	// now, those already tried excluded.
 	ErrNoneReady = decide.ErrNoneReady
-	// ErrMaxInFlight means that every candidate has reached its maximum number of
-	// requests in flight.
+	// ErrMaxInFlight means that every candidate has reached its maximum number of requests in flight.
 	ErrMaxInFlight = decide.ErrMaxInFlight
-	// ErrEndpointMissing means that every backend that serves the model is known to lack
-	// the endpoint.
+	// ErrEndpointMissing means that every backend that serves the model is known to lack the endpoint.
 	ErrEndpointMissing = decide.ErrEndpointMissing
 	// ErrQueueFull means that the admission queue is full.
 	ErrQueueFull = errors.New("admission queue is full")
@@ -123,9 +121,8 @@ type Router struct {
 	onPanic  func(cause any, stack []byte)            // nil: panics are not recovered
 	layouts  atomic.Pointer[map[string]prompt.Layout] // by model; those that are not the default
 
-	// mu guards all below: matching, choosing and reserving are one step, so that two
-	// requests arriving together cannot both see the same backend idle. It is
-	// released by unlockAndRunCallbacks.
+	// mu guards all below: matching, choosing and reserving are one step, so that two requests arriving
+	// together cannot both see the same backend idle. It is released by unlockAndRunCallbacks.
 	mu        sync.Mutex
 	fleet     fleet
 	admission admission

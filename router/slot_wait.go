@@ -19,10 +19,9 @@ type SlotWait struct {
 // slotWaits are the requests that wait for a slot, first come, first served.
 type slotWaits []*SlotWait
 
-// StartSlotWait begins a wait, without blocking, for a request to end on one of the
-// backends, which last refused one because of a full queue. Each slot that becomes free
-// goes to one of those that wait, in their order. Release must follow. full does not
-// change until then.
+// StartSlotWait begins a wait, without blocking, for a request to end on one of the backends, which last
+// refused one because of a full queue. Each slot that becomes free goes to one of those that wait, in their
+// order. Release must follow. full does not change until then.
 func (r *Router) StartSlotWait(full []*backends.Backend) *SlotWait {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
@@ -39,8 +38,7 @@ func (r *Router) StartSlotWait(full []*backends.Backend) *SlotWait {
 // Granted returns a channel that is closed when there is a slot.
 func (w *SlotWait) Granted() <-chan struct{} { return w.granted }
 
-// Backend returns the backend that has the slot. It may be called once Granted is
-// closed.
+// Backend returns the backend that has the slot. It may be called once Granted is closed.
 func (w *SlotWait) Backend() *backends.Backend { return w.backend }
 
 // Release ends the wait. A granted slot that is not used goes to the next request.

@@ -18,9 +18,8 @@ func (r *Router) Backends() (list []*backends.Backend) {
 	return list
 }
 
-// Export appends what was learned of b to estimates, in estimate.EncodedBytes bytes,
-// and what the index holds of it to blocks, which is empty. Decisions go on
-// meanwhile. Nothing is exported of a removed backend.
+// Export appends what was learned of b to estimates, in estimate.EncodedBytes bytes, and what the index holds
+// of it to blocks, which is empty. Decisions go on meanwhile. Nothing is exported of a removed backend.
 func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.ExportedBlock) ([]byte, []index.ExportedBlock) {
 	var e *index.Export
 	r.withLock(func() {

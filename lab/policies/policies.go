@@ -30,7 +30,7 @@ func definitions(maxBlocks int) policy.Registry {
 		{Name: "session", NeedsSession: true, New: func(o policy.Options) policy.Policy { return session{o.Rand} }},
 		{Name: "sticky-least-loaded", NeedsSession: true, New: newStickyLeastLoaded},
 		{Name: "dualmap", New: func(o policy.Options) policy.Policy { return dualMap{o.Rand} }},
-		{Name: "skywalker", UsesQueue: true, PushesToIdle: true, New: func(o policy.Options) policy.Policy { return skyWalker{o.Rand} }},
+		{Name: "skywalker", UsesQueue: true, WaitsForIdle: true, New: func(o policy.Options) policy.Policy { return skyWalker{o.Rand} }},
 		{Name: "chwbl", Settings: []string{"routing.load_factor"}, New: newCHWBL},
 		{
 			Name: "cache-threshold", Settings: []string{"routing.match_ratio", "routing.imbalance_abs", "routing.imbalance_ratio"},

@@ -8,7 +8,7 @@ import (
 
 // skyWalker is the selective pushing of SkyWalker (arXiv 2505.24095): a request goes only to
 // a backend that has nothing to prefill, and waits in the router until there is one
-// (Definition.PushesToIdle). Of these the one with the longest match is chosen, the least
+// (Definition.WaitsForIdle). Of these the one with the longest match is chosen, the least
 // loaded among equals.
 type skyWalker struct{ rng *rand.Rand }
 

@@ -16,8 +16,7 @@ func (b Blocker) String() string {
 	return [...]string{"", "its next step is full", "requests wait there for room", "its KV cache has no room", "its KV cache has no room beside conversations whose next turn is expected"}[b]
 }
 
-// BlockedBy returns why the chosen candidate cannot start the request now, or nearly
-// so; see docs/routing.md.
+// BlockedBy returns why the chosen candidate cannot start the request now, or nearly so; see docs/routing.md.
 func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 	c, b := choice.Candidate, choice.Backend
 	switch {
@@ -58,9 +57,8 @@ func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 	return BlockedByKV
 }
 
-// FitsNextStepAnywhere reports whether a backend has room in its next step for the request.
-// Where none has, it need not be scored: it waits for the one that was the best last
-// time.
+// FitsNextStepAnywhere reports whether a backend has room in its next step for the request. Where none has, it
+// need not be scored: it waits for the one that was the best last time.
 func (f *Fleet) FitsNextStepAnywhere(q *Query) bool {
 	for _, b := range q.Backends {
 		if f.UncachedTokens(q, b.Slot) <= f.Backends[b.Slot].Room {
@@ -70,9 +68,8 @@ func (f *Fleet) FitsNextStepAnywhere(q *Query) bool {
 	return false
 }
 
-// Claim claims what the request takes of a backend for the rest of the
-// round. Where there is no room anyway, requiredKVTokens is not computed: within a round no
-// room becomes free.
+// Claim claims what the request takes of a backend for the rest of the round. Where there is no room anyway,
+// requiredKVTokens is not computed: within a round no room becomes free.
 func (f *Fleet) Claim(q *Query, slot int) {
 	b := &f.Backends[slot]
 	b.Claimed.Uncached += f.UncachedTokens(q, slot)

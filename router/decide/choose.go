@@ -101,7 +101,7 @@ func (f *Fleet) Reason(q *Query, c *Candidates, chosen Choice) string {
 	switch {
 	case q.Stored:
 		return ReasonStored
-	case !f.Rule.ExplainsChoice:
+	case !f.Rule.ReportsMatchReason:
 		return f.Rule.Name
 	}
 	most := 0.0

@@ -28,10 +28,10 @@ func TestReason(t *testing.T) {
 		{"the only one left", 2, 10, []int{0, 8}, 0, func(f *Fleet, _ *Query) { f.Backends[1].State = backends.Down }, ReasonOnly},
 		{"the stored response", 1, 10, []int{8}, 0, func(_ *Fleet, q *Query) { q.Stored = true }, ReasonStored},
 		{"another policy", 3, 10, []int{2, 8, 0}, 1, func(f *Fleet, _ *Query) {
-			f.Rule.Name, f.Rule.ExplainsChoice = "least-load", false
+			f.Rule.Name, f.Rule.ReportsMatchReason = "least-load", false
 		}, "least-load"},
 		{"the stored response, another policy", 1, 10, []int{8}, 0, func(f *Fleet, q *Query) {
-			f.Rule.ExplainsChoice, q.Stored = false, true
+			f.Rule.ReportsMatchReason, q.Stored = false, true
 		}, ReasonStored},
 	} {
 		f, all := newFleet(t, tc.serving)

@@ -18,7 +18,7 @@ import (
 func ExampleFleet_Choose() {
 	const blockBytes = 256
 	now := time.Unix(0, 0)
-	estimates := estimate.NewFleet(blockBytes, 1)
+	estimates := estimate.New(blockBytes, 1)
 	accounts := ledger.New(blockBytes, index.New(0, 1<<20), estimates, now)
 	rule, err := policy.Registry{}.Lookup("prefix")
 	if err != nil {

@@ -19,12 +19,10 @@ var (
 	// requests in flight (Options.MaxInFlight).
 	ErrMaxInFlight = errors.New("every candidate backend is at its max_in_flight limit")
 
-	// ErrEndpointMissing means that every backend that serves the model is known to lack
-	// the endpoint.
+	// ErrEndpointMissing means that every backend that serves the model is known to lack the endpoint.
 	ErrEndpointMissing = errors.New("no backend that serves the model has the endpoint")
 
-	// errNoHeadroom means that every candidate of a batch request is needed for
-	// interactive ones.
+	// errNoHeadroom means that every candidate of a batch request is needed for interactive ones.
 	errNoHeadroom = errors.New("batch requests wait while interactive requests need the replicas")
 )
 
@@ -41,8 +39,7 @@ const (
 	rankExcluded // never a candidate
 )
 
-// filter is a reason why a backend is not a candidate, or is one only if no backend of
-// a lower rank exists.
+// filter is a reason why a backend is not a candidate, or is one only if no backend of a lower rank exists.
 type filter struct {
 	name        string
 	description string // follows the backend's name in an explanation
@@ -53,8 +50,7 @@ type filter struct {
 // removedFilter applies to backends that are not in the fleet any more.
 var removedFilter = filter{name: "removed", rank: rankExcluded, description: "was removed from the configuration"}
 
-// availabilityFilters exclude backends that accept no request. They do not depend on
-// the request.
+// availabilityFilters exclude backends that accept no request. They do not depend on the request.
 var availabilityFilters = []filter{
 	{name: "unready", rank: rankExcluded, description: "is not ready",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.State == backends.Down }},
@@ -89,8 +85,7 @@ var requestFilters = []*filter{
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.Breaker != health.BreakerClosed }},
 }
 
-// headroomFilter applies to batch requests, and only to the candidates that the
-// other filters leave.
+// headroomFilter applies to batch requests, and only to the candidates that the other filters leave.
 var headroomFilter = filter{name: "headroom", description: "is reserved for interactive requests"}
 
 // findFilter returns the first filter that applies to a backend; nil for none. b is nil if it is
@@ -230,9 +225,8 @@ func (f *Fleet) IsEndpointMissing(req *Request) bool {
 	return lacking > 0
 }
 
-// HasUntriedBackend reports whether a backend that was not tried, and has the endpoint as
-// far as is known, may take the request later: where all have failed it, waiting would not
-// help.
+// HasUntriedBackend reports whether a backend that was not tried, and has the endpoint as far as is known, may
+// take the request later: where all have failed it, waiting would not help.
 func (f *Fleet) HasUntriedBackend(req *Request, tried []*backends.Backend) bool {
 	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
 		v := f.Find(b)
@@ -240,8 +234,7 @@ func (f *Fleet) HasUntriedBackend(req *Request, tried []*backends.Backend) bool 
 	})
 }
 
-// IsOutage reports whether no backend that could take a queued request is ready and makes
-// progress.
+// IsOutage reports whether no backend that could take a queued request is ready and makes progress.
 func (f *Fleet) IsOutage(req *Request, tried []*backends.Backend) bool {
 	return !slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
 		v := f.Find(b)

@@ -47,9 +47,9 @@ type Fleet struct {
 	LimitsBatch bool
 
 	BlockBytes int
-	Ledger     *ledger.Ledger  // only read
-	Estimates  *estimate.Fleet // only read
-	Links      Links           // nil: none are known
+	Ledger     *ledger.Ledger      // only read
+	Estimates  *estimate.Estimates // only read
+	Links      Links               // nil: none are known
 }
 
 // Backend is what a decision knows of one backend.
@@ -143,8 +143,7 @@ func (b *Backend) freeSequences() int64 {
 	return int64(b.MaxInFlight) - b.KnownInFlight - b.Claimed.Sequences
 }
 
-// ourQueuedTokens returns the tokens that were sent and are not yet computed, with those that were
-// claimed.
+// ourQueuedTokens returns the tokens that were sent and are not yet computed, with those that were claimed.
 func (b *Backend) ourQueuedTokens() float64 { return b.QueuedTokens + b.Claimed.Uncached }
 
 // fitsKV reports whether so many tokens fit beside those in use into the share of a backend's
@@ -153,8 +152,7 @@ func (b *Backend) fitsKV(tokens float64) bool {
 	return b.Capacity == 0 || b.UsedKVTokens+b.Claimed.KV+tokens <= maxKVUsage*float64(b.Capacity)
 }
 
-// isWaitingForKV reports whether requests wait in the replica because there is no room in its
-// cache.
+// isWaitingForKV reports whether requests wait in the replica because there is no room in its cache.
 func (b *Backend) isWaitingForKV() bool { return b.NearlyFull && b.HasWaiting }
 
 // UpdateRoom sets how many uncached tokens a backend could be sent now, after what
@@ -184,7 +182,7 @@ func (f *Fleet) stepRoom(b *Backend, ourQueuedTokens, externalQueuedTokens float
 	if b.Claimed.Uncached == 0 && b.Pending < engines || !configured && !b.PrefillRateKnown {
 		return math.Inf(1)
 	}
-	if f.Rule.PushesToIdle {
+	if f.Rule.WaitsForIdle {
 		return 0
 	}
 	stepTokens := defaultStepTokens

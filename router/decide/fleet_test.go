@@ -30,7 +30,7 @@ func newFleet(t testing.TB, n int) (*Fleet, []*backends.Backend) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	estimates := estimate.NewFleet(blockBytes, 1.2)
+	estimates := estimate.New(blockBytes, 1.2)
 	f := &Fleet{
 		Now: testTime, Rule: rule, QueueEnabled: true, BlockBytes: blockBytes,
 		Ledger: ledger.New(blockBytes, index.New(0, 1<<26), estimates, testTime), Estimates: estimates,
@@ -138,8 +138,8 @@ func TestRoom(t *testing.T) {
 		{"unknown rate, step as configured", func(f *Fleet, b *Backend) {
 			f.StepTokens, b.PrefillRateKnown = 5000, false
 		}, stepShare*5000 - 1000},
-		{"the rule sends to idle backends only", func(f *Fleet, _ *Backend) { f.Rule.PushesToIdle = true }, 0},
-		{"the rule sends to idle backends, as this one", func(f *Fleet, b *Backend) { f.Rule.PushesToIdle, b.Pending = true, 0 }, inf},
+		{"the rule sends to idle backends only", func(f *Fleet, _ *Backend) { f.Rule.WaitsForIdle = true }, 0},
+		{"the rule sends to idle backends, as this one", func(f *Fleet, b *Backend) { f.Rule.WaitsForIdle, b.Pending = true, 0 }, inf},
 	} {
 		f, _ := newFleet(t, 1)
 		b := &f.Backends[0]

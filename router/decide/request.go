@@ -10,9 +10,8 @@ import (
 
 const maxSequences = 1024 // of one request; a client may set any n
 
-// Request is what the decision needs of one request. Where the router has a
-// catalog, Backends is updated when they could not take the request, or it is
-// routed again.
+// Request is what the decision needs of one request. Where the router has a catalog, Backends is updated when
+// they could not take the request, or it is routed again.
 type Request struct {
 	Backends  []*backends.Backend // those that serve its model
 	CatalogID string              // its model's ID in the catalog; "": Backends stay as they are
@@ -27,12 +26,10 @@ type Request struct {
 	Sequences int            // that the engine will run for it
 	Streams   bool           // its first event can be seen
 	Media     bool           // part of its Bytes is not text
-	// MediaItems are those of its Bytes, as far as their places there are known; unchanged like
-	// Blocks.
+	// MediaItems are those of its Bytes, as far as their places there are known; unchanged like Blocks.
 	MediaItems []prompt.Media
 
-	// TextClass is the class of its prompt's text, by which and Model the bytes per token are
-	// learned.
+	// TextClass is the class of its prompt's text, by which and Model the bytes per token are learned.
 	TextClass prompt.TextClass
 
 	// Stored says that Backends is the one that holds the stored response to which it

@@ -3,8 +3,7 @@ package estimate
 // minGain is the weight of one value in an average over a hundred values and more.
 const minGain = 0.01
 
-// Average follows a quantity that drifts. Its first hundred values count alike;
-// after that it is exponential.
+// Average follows a quantity that drifts. Its first hundred values count alike; after that it is exponential.
 type Average struct {
 	Value float64
 	count float64 // of values; a prior counts as several

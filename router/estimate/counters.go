@@ -11,12 +11,12 @@ import (
 const (
 	maxUncertainShare = 0.15             // of a window's tokens may have been counted on either side of its ends
 	maxWindowAge      = 10 * time.Minute // after which a window starts again
-	maxPendingStarts  = 512              // requests whose prefill ended since the last scrape was sent
+	maxPendingStarts  = 512              // requests whose prefill ended since the last poll was sent
 	maxExternalShare  = 0.25             // of our tokens, above which other clients use the replica too
-	minUsageGap       = 20               // answers without usage, after which the counters are used
+	minUsageGap       = 20               // responses without usage, after which the counters are used
 )
 
-// counterWindow is a stretch of time between two scrapes over which the replica's
+// counterWindow is a stretch of time between two polls over which the replica's
 // prefix-cache counters can be compared with the predictions. At its ends only few
 // requests may be in a state in which the engine may or may not have counted them.
 type counterWindow struct {
@@ -33,7 +33,7 @@ type counterWindow struct {
 	predictions predictions
 	unknown     bool // nothing could be predicted for one of them
 
-	pending []startedRequest // since the last scrape was sent
+	pending []startedRequest // since the last poll was sent
 	alone   bool             // no sign of other clients so far
 }
 
@@ -70,7 +70,7 @@ func (w *counterWindow) movePendingToTotals(n int) {
 	w.pending = append(w.pending[:0], w.pending[n:]...)
 }
 
-// restart begins a new window at a scrape. Pending requests stay.
+// restart begins a new window at a poll. Pending requests stay.
 func (w *counterWindow) restart(l *backends.Load, uncertainTokens float64) {
 	*w = counterWindow{
 		open: true, since: l.PolledAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertainTokens, pending: w.pending,
@@ -78,18 +78,17 @@ func (w *counterWindow) restart(l *backends.Load, uncertainTokens float64) {
 	}
 }
 
-// advanceCounterWindow moves a backend's counter window on to a scrape. If the scrape's
-// prefix-cache counters are comparable with the predictions since the window's start, it
-// learns from them and begins a new window. unseenTokens are those of the requests in
-// flight that have shown no output.
-func (f *Fleet) advanceCounterWindow(slot int, scrape *backends.Load, unseenTokens float64, c CacheInfo) {
+// advanceCounterWindow moves a backend's counter window on to a poll. If the poll's prefix-cache counters are
+// comparable with the predictions since the window's start, it learns from them and begins a new window.
+// unseenTokens are those of the requests in flight that have shown no output.
+func (f *Estimates) advanceCounterWindow(slot int, load *backends.Load, unseenTokens float64, c CacheInfo) {
 	w := &f.backends[slot].window
-	if !scrape.PrefixKnown {
+	if !load.PrefixKnown {
 		*w = counterWindow{}
 		return
 	}
 	counted := 0
-	for counted < len(w.pending) && !w.pending[counted].at.After(scrape.PolledAt) {
+	for counted < len(w.pending) && !w.pending[counted].at.After(load.PolledAt) {
 		counted++
 	}
 	w.movePendingToTotals(counted)
@@ -97,19 +96,19 @@ func (f *Fleet) advanceCounterWindow(slot int, scrape *backends.Load, unseenToke
 	for i := range w.pending {
 		uncertain += w.pending[i].prompt
 	}
-	w.alone = w.alone && !(scrape.QueuesKnown && int64(scrape.Running+scrape.Waiting) > scrape.OwnInFlight)
+	w.alone = w.alone && !(load.QueuesKnown && int64(load.Running+load.Waiting) > load.OwnInFlight)
 	switch {
-	case !w.open || scrape.PrefixQueries < w.queries || scrape.PrefixHits < w.hits || scrape.PolledAt.Sub(w.since) > maxWindowAge,
+	case !w.open || load.PrefixQueries < w.queries || load.PrefixHits < w.hits || load.PolledAt.Sub(w.since) > maxWindowAge,
 		w.prompt == 0 && uncertain <= w.uncertain:
-		w.restart(scrape, uncertain)
+		w.restart(load, uncertain)
 	case w.prompt > 0 && w.uncertain+uncertain <= maxUncertainShare*w.prompt:
-		f.learnFromCounterWindow(slot, scrape, w.uncertain+uncertain < 1, c)
-		w.restart(scrape, uncertain)
+		f.learnFromCounterWindow(slot, load, w.uncertain+uncertain < 1, c)
+		w.restart(load, uncertain)
 	}
 }
 
 // learnFromCounterWindow learns from a window that has ended.
-func (f *Fleet) learnFromCounterWindow(slot int, l *backends.Load, exact bool, c CacheInfo) {
+func (f *Estimates) learnFromCounterWindow(slot int, l *backends.Load, exact bool, c CacheInfo) {
 	b := &f.backends[slot]
 	w := &b.window
 	queries, hits := l.PrefixQueries-w.queries, l.PrefixHits-w.hits

@@ -12,15 +12,15 @@ const encodedNumbers = 2*bucketCount + 6
 const EncodedBytes = 8 * encodedNumbers
 
 // AppendBackend appends the estimates of a backend that take long to learn: the capacity,
-// the token ratio, the answers' length and the prefill rate. A change of what is
+// the token ratio, the outputs' length and the prefill rate. A change of what is
 // written needs another version of the snapshot format.
-func (f *Fleet) AppendBackend(to []byte, slot int) []byte {
+func (f *Estimates) AppendBackend(to []byte, slot int) []byte {
 	b := &f.backends[slot]
 	numbers := make([]float64, 0, encodedNumbers)
 	numbers = append(numbers, b.capacity.present[:]...)
 	numbers = append(numbers, b.capacity.absent[:]...)
 	numbers = append(numbers, float64(b.capacity.lastKept), b.ratio.bytes, b.ratio.tokens,
-		b.answer.Value, b.answer.count, b.rate.value)
+		b.output.Value, b.output.count, b.rate.value)
 	for _, x := range numbers {
 		to = binary.LittleEndian.AppendUint64(to, math.Float64bits(x))
 	}
@@ -29,7 +29,7 @@ func (f *Fleet) AppendBackend(to []byte, slot int) []byte {
 
 // RestoreBackend reads what AppendBackend wrote, EncodedBytes bytes, and reports whether
 // it is plausible. If it is not, nothing changes.
-func (f *Fleet) RestoreBackend(slot int, from []byte) (ok bool) {
+func (f *Estimates) RestoreBackend(slot int, from []byte) (ok bool) {
 	var numbers [encodedNumbers]float64
 	for i := range numbers {
 		numbers[i] = math.Float64frombits(binary.LittleEndian.Uint64(from[8*i:]))
@@ -38,11 +38,11 @@ func (f *Fleet) RestoreBackend(slot int, from []byte) (ok bool) {
 		}
 	}
 	rest := numbers[2*bucketCount:]
-	lastKept, ratio, answer, rate := rest[0], tokenRatio{rest[1], rest[2]}, Average{rest[3], rest[4]}, rest[5]
+	lastKept, ratio, output, rate := rest[0], tokenRatio{rest[1], rest[2]}, Average{rest[3], rest[4]}, rest[5]
 	switch {
 	case lastKept >= bucketCount,
 		ratio.tokens == 0 || ratio.bytesPerToken() < minBytesPerToken || ratio.bytesPerToken() > maxBytesPerToken,
-		answer.Value < 1 || answer.Value > MaxOutputTokens,
+		output.Value < 1 || output.Value > MaxOutputTokens,
 		rate != 0 && (rate < minPrefillRate || rate > maxPrefillRate):
 		return false
 	}
@@ -50,7 +50,7 @@ func (f *Fleet) RestoreBackend(slot int, from []byte) (ok bool) {
 	copy(b.capacity.present[:], numbers[:])
 	copy(b.capacity.absent[:], numbers[bucketCount:])
 	b.capacity.lastKept = int(lastKept)
-	b.ratio, b.answer, b.rate.value = ratio, answer, rate
+	b.ratio, b.output, b.rate.value = ratio, output, rate
 	f.UpdateMedianPrefillRate()
 	return true
 }

@@ -108,8 +108,8 @@ func TestCapacityOfHostTier(t *testing.T) {
 }
 
 func TestRestoreRejectsImplausibleNumbers(t *testing.T) {
-	fresh := func() *Fleet {
-		f := NewFleet(256, 1.2)
+	fresh := func() *Estimates {
+		f := New(256, 1.2)
 		f.Grow(1)
 		return f
 	}
@@ -139,7 +139,7 @@ func TestRestoreRejectsImplausibleNumbers(t *testing.T) {
 }
 
 func TestModelsAreBounded(t *testing.T) {
-	f := NewFleet(256, 1.2)
+	f := New(256, 1.2)
 	f.Grow(1)
 	for key := range 2 * maxModels {
 		p := Prediction{Model: fmt.Sprint("m", key), Bytes: 1024, IsText: true}
@@ -164,7 +164,7 @@ func TestBytesPerTokenFromCounters(t *testing.T) {
 		{"two classes, the other first", "m", []prompt.TextClass{other, class}, 4},
 		{"a class of another model", "another", []prompt.TextClass{class, class}, 3}, // for want of its own
 	} {
-		f := newTestFleet(1)
+		f := newTestEstimates(1)
 		now, queries := time.Unix(1000, 0), 0.0
 		observe := func() {
 			now = now.Add(time.Second)
@@ -212,7 +212,7 @@ func TestExceedsTokens(t *testing.T) {
 		{"token ids", nil, prompt.TokenIDs, 4000, false},
 		{"too many token ids", nil, prompt.TokenIDs, 4004, true},
 	} {
-		f := newTestFleet(1)
+		f := newTestEstimates(1)
 		for _, l := range c.learned {
 			p := Prediction{Model: "m", TextClass: l.class, Bytes: l.bytes, IsText: true}
 			f.LearnFromCompletion(0, &p, Usage{PromptTokens: l.tokens}, CacheInfo{Alignment: 1})
@@ -226,14 +226,14 @@ func TestExceedsTokens(t *testing.T) {
 	}
 }
 
-func newTestFleet(slots int) *Fleet {
-	f := NewFleet(256, 1)
+func newTestEstimates(slots int) *Estimates {
+	f := New(256, 1)
 	f.Grow(slots)
 	return f
 }
 
 func TestPrefillRate(t *testing.T) {
-	f := newTestFleet(3)
+	f := newTestEstimates(3)
 	prefill := func(slot int, tokens float64, took time.Duration) {
 		p := Prediction{IsText: true, Bytes: int(4 * tokens), Uncached: tokens, TTFT: took}
 		f.LearnFromCompletion(slot, &p, Usage{}, CacheInfo{Alignment: 1})
@@ -274,7 +274,7 @@ func TestPrefillRate(t *testing.T) {
 }
 
 func TestPrefillRateByModel(t *testing.T) {
-	f := newTestFleet(5)
+	f := newTestEstimates(5)
 	learn := func(slot int, rate float64) {
 		for range minOwnSamples {
 			f.LearnFromCompletion(slot, &Prediction{Model: "m", Bytes: 80_000, Uncached: 20_000, TTFT: time.Duration(20_000 / rate * float64(time.Second)), IsText: true}, Usage{}, CacheInfo{Alignment: 1})
@@ -299,7 +299,7 @@ func TestPrefillRateByModel(t *testing.T) {
 // Equal replicas can differ much in their first samples. One that seemed slower was sent
 // nothing by an idle fleet.
 func TestProvisionalPrefillRatesAreNotCompared(t *testing.T) {
-	f := newTestFleet(3)
+	f := newTestEstimates(3)
 	streamed := func(slot int, rate float64) {
 		f.LearnFromCompletion(slot, &Prediction{Bytes: 80_000, Uncached: 20_000, TTFT: time.Duration(20_000 / rate * float64(time.Second)), IsText: true}, Usage{}, CacheInfo{Alignment: 1})
 	}
@@ -332,7 +332,7 @@ func TestProvisionalPrefillRatesAreNotCompared(t *testing.T) {
 }
 
 func TestMeanUncachedByModel(t *testing.T) {
-	f := newTestFleet(1)
+	f := newTestEstimates(1)
 	if got := f.MeanUncachedTokens("a"); got != 0 {
 		t.Errorf("%.0f tokens before the first request", got)
 	}
@@ -346,7 +346,7 @@ func TestMeanUncachedByModel(t *testing.T) {
 }
 
 func TestMeanOutputTokens(t *testing.T) {
-	f := newTestFleet(3)
+	f := newTestEstimates(3)
 	var list []*backends.Backend
 	for slot, tokens := range []int{100, 120, MaxOutputTokens} {
 		list = append(list, &backends.Backend{Slot: slot})
@@ -360,7 +360,7 @@ func TestMeanOutputTokens(t *testing.T) {
 }
 
 func TestIndexBlocks(t *testing.T) {
-	f := newTestFleet(1)
+	f := newTestEstimates(1)
 	for _, c := range []struct {
 		load backends.Load
 		want int

@@ -30,7 +30,7 @@ func newLayout() *layout {
 }
 
 // Layouts returns the layouts of the models whose layout is not the default one.
-func (f *Fleet) Layouts() map[string]prompt.Layout {
+func (f *Estimates) Layouts() map[string]prompt.Layout {
 	known := map[string]prompt.Layout{}
 	for model, l := range f.layouts {
 		if l.value != prompt.DefaultLayout {
@@ -40,10 +40,10 @@ func (f *Fleet) Layouts() map[string]prompt.Layout {
 	return known
 }
 
-// LearnLayout learns the layout of a model's prompts from a request whose answer was complete,
+// LearnLayout learns the layout of a model's prompts from a request whose response was complete,
 // and reports whether it has changed. The cached tokens of a request that was matched up to
 // where two layouts part, or beyond, tell which of them the replica has.
-func (f *Fleet) LearnLayout(p *Prediction, u Usage, c CacheInfo) (changed bool) {
+func (f *Estimates) LearnLayout(p *Prediction, u Usage, c CacheInfo) (changed bool) {
 	if len(p.Forks) == 0 || f.disabled || !p.IsText || p.IsTooLong || !u.CachedKnown || u.PromptTokens <= 0 || u.CachedTokens > u.PromptTokens {
 		return false
 	}

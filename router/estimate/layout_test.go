@@ -7,7 +7,7 @@ import (
 )
 
 // A prompt of 40 blocks, of 40,000 tokens, whose layouts part after 10 blocks or after 30.
-func learnFromShares(f *Fleet, matchedBlocks, cachedTokens int) (changed bool) {
+func learnFromShares(f *Estimates, matchedBlocks, cachedTokens int) (changed bool) {
 	p := Prediction{Model: "m", Bytes: 40 * 256, MatchedBlocks: matchedBlocks, IsText: true,
 		Forks: []prompt.Fork{{Bit: prompt.SystemInPlace, Without: 0.25, WithoutMost: 0.25, With: 0.75}}}
 	return f.LearnLayout(&p, Usage{PromptTokens: 40_000, CachedTokens: cachedTokens, CachedKnown: true}, CacheInfo{Alignment: 1})
@@ -32,7 +32,7 @@ func TestLearnLayout(t *testing.T) {
 		{"and back", []int{30, 30, 10, 10}, []int{without, without, with, with}, nil},
 		{"back takes two again", []int{30, 30, 10}, []int{without, without, with}, merged},
 	} {
-		f := NewFleet(256, 1)
+		f := New(256, 1)
 		for i := range c.matched {
 			before := f.Layouts()["m"]
 			if changed := learnFromShares(f, c.matched[i], c.cached[i]); changed != (f.Layouts()["m"] != before) {
@@ -46,7 +46,7 @@ func TestLearnLayout(t *testing.T) {
 }
 
 func TestLearnLayoutBounds(t *testing.T) {
-	f := NewFleet(256, 1)
+	f := New(256, 1)
 	f.SetLearningDisabled(true)
 	for range 9 {
 		if learnFromShares(f, 30, 10_000) {

@@ -33,7 +33,7 @@ func (m *missingHits) missingShares() (ofExpected, ofComputed float64) {
 
 // MissingHits returns which share of the tokens that a backend was expected to have in its cache
 // was missing lately, and which share of what it computed that was; 0 without learning.
-func (f *Fleet) MissingHits(slot int) (ofExpected, ofComputed float64) {
+func (f *Estimates) MissingHits(slot int) (ofExpected, ofComputed float64) {
 	if f.disabled {
 		return 0, 0
 	}

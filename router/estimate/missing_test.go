@@ -40,7 +40,7 @@ func TestMissingHits(t *testing.T) {
 }
 
 func TestMissingHitsWithoutLearning(t *testing.T) {
-	f := newTestFleet(1)
+	f := newTestEstimates(1)
 	f.backends[0].missing.addResponse(80_000, 40_000, 81_000)
 	if ofExpected, ofComputed := f.MissingHits(0); ofExpected == 0 || ofComputed == 0 {
 		t.Fatalf("%.2f and %.2f are missing", ofExpected, ofComputed)

@@ -49,8 +49,7 @@ func (m *models) ensure(name string) *modelEstimates {
 	return e
 }
 
-// ratio returns the ratio of a model's prompts of a class, or that of all models if it has
-// none.
+// ratio returns the ratio of a model's prompts of a class, or that of all models if it has none.
 func (m *models) ratio(name string, class prompt.TextClass) *tokenRatio {
 	if q := &m.find(name).ratios[class]; q.isLearned() {
 		return q
@@ -100,8 +99,7 @@ func (m *models) addUncached(name string, tokens float64) {
 	}
 }
 
-// meanUncached returns the mean of the uncached tokens of a model's requests; 0 before the
-// first of any model.
+// meanUncached returns the mean of the uncached tokens of a model's requests; 0 before the first of any model.
 func (m *models) meanUncached(name string) float64 {
 	if e := m.find(name); e.uncached.count > 0 {
 		return e.uncached.Value

@@ -34,8 +34,7 @@ func (q *tokenRatio) bytesPerToken() float64 { return q.bytes / q.tokens }
 // isLearned reports whether the ratio is of any prompt.
 func (q *tokenRatio) isLearned() bool { return q.tokens > priorTokens }
 
-// relativeError returns by which share of them the tokens of a text may differ from what the ratio
-// tells.
+// relativeError returns by which share of them the tokens of a text may differ from what the ratio tells.
 func (q *tokenRatio) relativeError() float64 {
 	if q.tokens < minKnownRatioTokens {
 		return defaultRatioError
@@ -67,8 +66,7 @@ const (
 	maxMediaTokens     = 1 << 17
 	maxMediaGrowth     = 8 // times the estimate; a sample counts no more
 
-	// knownMediaSamples is how many samples make an estimate good enough to tell that a prompt
-	// is too long.
+	// knownMediaSamples is how many samples make an estimate good enough to tell that a prompt is too long.
 	knownMediaSamples = 8
 	// maxMediaError is the share of the tokens of media by which those of the text may be off in a
 	// prompt that is learned from. Of its own tokens they are off by ratioError, or by
@@ -79,15 +77,13 @@ const (
 	minKnownRatioTokens = 4 * priorTokens // from which on a ratio is known
 )
 
-// TokenSizes is how many bytes of text make a token of a model, and how many tokens its media
-// items have.
+// TokenSizes is how many bytes of text make a token of a model, and how many tokens its media items have.
 type TokenSizes struct {
 	BytesPerToken float64
 	MediaTokens   [prompt.NumMediaKinds]float64
 }
 
-// CountTokens returns about how many tokens there are in the first bytes of a prompt with these
-// media items.
+// CountTokens returns about how many tokens there are in the first bytes of a prompt with these media items.
 func (s *TokenSizes) CountTokens(bytes int, media []prompt.Media) float64 {
 	begun := sort.Search(len(media), func(i int) bool { return media[i].Offset >= bytes })
 	if begun == 0 {
@@ -121,10 +117,9 @@ func newMediaTokens() (m mediaTokens) {
 // samples returns from how many prompts the estimate of a kind was learned.
 func (m *mediaTokens) samples(kind prompt.MediaKind) float64 { return m[kind].count - 1 }
 
-// sample returns how many tokens each media item of a prompt has, and of which kind they are, given
-// the bytes per token of its text and their relative error. It returns false if the items are of
-// several kinds, if the prompt has too much text to tell, or if the replica cannot have counted
-// right.
+// sample returns how many tokens each media item of a prompt has, and of which kind they are, given the bytes
+// per token of its text and their relative error. It returns false if the items are of several kinds, if the
+// prompt has too much text to tell, or if the replica cannot have counted right.
 func (m *mediaTokens) sample(bytesPerToken, relativeError float64, counts *prompt.MediaCounts, bytes, tokens int) (kind prompt.MediaKind, each float64, ok bool) {
 	items := 0
 	for k, n := range counts {

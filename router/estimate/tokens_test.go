@@ -63,7 +63,7 @@ func TestMediaTokens(t *testing.T) {
 		{"impossible number", image, 400, true, 1 << 30, 50, prompt.Image, 1000, 1000},
 		{"one wrong number", image, 400, true, 100_000, 1, prompt.Image, 1000, 4500},
 	} {
-		f := NewFleet(256, 1)
+		f := New(256, 1)
 		f.Grow(1)
 		send := func(p Prediction, tokens int) {
 			f.LearnFromCompletion(0, &p, Usage{PromptTokens: tokens}, CacheInfo{Alignment: 1})
@@ -92,7 +92,7 @@ func TestMediaTokens(t *testing.T) {
 			t.Errorf("%s: known is %v, want %v", c.name, got, want)
 		}
 	}
-	f := NewFleet(256, 1)
+	f := New(256, 1)
 	f.Grow(1)
 	f.SetLearningDisabled(true)
 	f.LearnFromCompletion(0, &Prediction{Bytes: 4400, Media: image}, Usage{PromptTokens: 8100}, CacheInfo{Alignment: 1})
@@ -104,7 +104,7 @@ func TestMediaTokens(t *testing.T) {
 func TestMediaTokensWithTextClass(t *testing.T) {
 	const class, bytes, textTokens, imageTokens = prompt.TextClass(3), 20_000, 10_000, 3000
 	image := prompt.MediaCounts{1}
-	f := newTestFleet(1)
+	f := newTestEstimates(1)
 	send := func(p Prediction, tokens int) {
 		f.LearnFromCompletion(0, &p, Usage{PromptTokens: tokens}, CacheInfo{Alignment: 1})
 	}

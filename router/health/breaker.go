@@ -57,9 +57,8 @@ func (k *breaker) setProbeIfDue(a *Attempt, now time.Time) {
 	}
 }
 
-// recordOutput records the first output for a. Responses to what was sent before the breaker
-// opened do not close it: a replica that is about to stop finishes those while it refuses
-// all new requests.
+// recordOutput records the first output for a. Responses to what was sent before the breaker opened do not
+// close it: a replica that is about to stop finishes those while it refuses all new requests.
 func (k *breaker) recordOutput(a *Attempt, now time.Time) {
 	k.failures = 0
 	if k.open && (a == k.probe || a.SentAt.After(k.changed)) {

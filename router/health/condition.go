@@ -6,8 +6,7 @@ import (
 	"warmroute/backends"
 )
 
-// ConditionState is whether a backend accepts new requests, and why not. Its values
-// are shown to operators.
+// ConditionState is whether a backend accepts new requests, and why not. Its values are shown to operators.
 type ConditionState string
 
 // The states of a backend.

@@ -15,7 +15,7 @@ const (
 	stallMargin      = 3               // times the expected time of the prefill of what was sent
 	unknownRateSlack = 4               // ... and so many times that while the prefill rate is not known
 
-	// maxMissedPolls is how many polls in a row a replica may leave unanswered
+	// maxMissedPolls is how many polls in a row a replica may let time out
 	// before it counts as stalled, though nothing shows that it has work.
 	maxMissedPolls = 3
 	// maxWorkAge is for how long after a sign of work an engine counts as working.
@@ -28,8 +28,7 @@ const (
 	stoppingDelay = time.Second
 )
 
-// Record is what is known of the health of one backend. Its owner's lock guards it, except for
-// RecordOutput.
+// Record is what is known of the health of one backend. Its owner's lock guards it, except for RecordOutput.
 type Record struct {
 	start time.Time
 	// output is when the last piece of a response was relayed, in nanoseconds since start.
@@ -62,7 +61,7 @@ type polls struct {
 	at                    time.Time // of the last one; zero: there was none
 	prompt, generated, kv float64
 	known                 bool // it reports token counters
-	missed                int  // in a row that were not answered in time
+	missed                int  // in a row that timed out
 }
 
 // refusals are the refusals of requests that do not count as failures.
@@ -87,9 +86,8 @@ type Attempt struct {
 	begun bool // there was output
 }
 
-// StallListener is notified when the backend of a request makes no progress. It is called
-// without the router's lock, and may be called once more while the request's reservation
-// is being committed or released.
+// StallListener is notified when the backend of a request makes no progress. It is called without the router's
+// lock, and may be called once more while the request's reservation is being committed or released.
 type StallListener interface {
 	// BackendStalled says whether another backend seems able to process the request, and
 	// whether the replica is hung: it does not even respond to health checks.
@@ -127,8 +125,7 @@ func (r *Record) Watch(a *Attempt) {
 	}
 }
 
-// Unwatch removes a request from those that are notified of stalls. It may be
-// called any number of times.
+// Unwatch removes a request from those that are notified of stalls. It may be called any number of times.
 func (r *Record) Unwatch(a *Attempt) {
 	if a.Listener != nil {
 		a.Listener = nil
@@ -204,10 +201,9 @@ func (r *Record) LastProgress() time.Time {
 // WorkedSince reports whether there was a sign of work, or no work, at a time or later.
 func (r *Record) WorkedSince(t time.Time) bool { return !r.work.since.Before(t) }
 
-// RecordPoll records a poll, and that the engine did something if its counters have changed
-// since the last one. The share of the KV cache in use changes as well while an engine works
-// on a long prompt, which the token counters show only at its end. inFlight is how many
-// requests of ours the replica has.
+// RecordPoll records a poll, and that the engine did something if its counters have changed since the last one.
+// The share of the KV cache in use changes as well while an engine works on a long prompt, which the token
+// counters show only at its end. inFlight is how many requests of ours the replica has.
 func (r *Record) RecordPoll(l *backends.Load, unstartedTokens float64, inFlight int, s *BreakerSettings, now time.Time) {
 	// All our requests are finished on the replica, and wait for clients that read slowly.
 	idle := l.QueuesKnown && l.Running+l.Waiting == 0 && r.streaming == inFlight
@@ -220,7 +216,7 @@ func (r *Record) RecordPoll(l *backends.Load, unstartedTokens float64, inFlight 
 	r.breaker.closeOnProgress(s, r.work.since, now)
 }
 
-// RecordPollFailure records a poll that failed. timedOut: it was not answered in time.
+// RecordPollFailure records a poll that failed. timedOut: it timed out.
 func (r *Record) RecordPollFailure(timedOut bool) {
 	if r.polls.missed++; !timedOut {
 		r.polls.missed = 0
@@ -332,11 +328,10 @@ func (r *Record) checkStalled(c *StallCheck) (w work, stalled bool) {
 	return w, c.InFlight > 0 && r.silentTime(&w, c.Load, c.Now) > timeout
 }
 
-// silentTime returns for how long the engine is known to have done nothing. Its
-// counters say so as of the last poll. Where there are none its silence says
-// nothing: it may work for other clients, or on responses that are not streamed. But
-// when polls begin to fail, a stream that has stopped says enough, and so do
-// polls that are not even answered.
+// silentTime returns for how long the engine is known to have done nothing. Its counters say so as of the last
+// poll. Where there are none its silence says nothing: it may work for other clients, or on responses that are
+// not streamed. But when polls begin to fail, a stream that has stopped says enough, and so do polls that time
+// out.
 func (r *Record) silentTime(w *work, l *backends.Load, now time.Time) time.Duration {
 	switch {
 	case !r.polls.known || l == nil && r.streaming == 0 && r.polls.missed < maxMissedPolls:

@@ -6,12 +6,11 @@ import (
 	"warmroute/prompt"
 )
 
-// cache is the mirror of one backend's prefix cache. Blocks that requests in flight
-// use are pinned, and of some the replica has reported that it holds them or does not any
-// more; the others form a list, least recently used first. Invariant: a block's predecessor
-// is held too, and is pinned, has a report or was used later. So the oldest entry is the
-// tail of every prefix it belongs to, and eviction shortens prefixes from their tails, as in
-// vLLM's own free list.
+// cache is the mirror of one backend's prefix cache. Blocks that requests in flight use are pinned, and of some
+// the replica has reported that it holds them or does not any more; the others form a list, least recently used
+// first. Invariant: a block's predecessor is held too, and is pinned, has a report or was used later. So the
+// oldest entry is the tail of every prefix it belongs to, and eviction shortens prefixes from their tails, as
+// in vLLM's own free list.
 type cache struct {
 	capacity  int
 	evictions uint64
@@ -94,10 +93,9 @@ func (c *cache) reuseDistance(at int32) int {
 	return c.pinned + int(float64(c.size-c.pinned)*min(1, float64(age)/float64(span)))
 }
 
-// pin pins the blocks up to tail for one more request. Pinned blocks are closed
-// under prefixes, so an entry counts the requests that end at it and its pinned
-// successors, and pinning stops at the first block that is pinned already. That one
-// is stamped too, for Rollback to stop at.
+// pin pins the blocks up to tail for one more request. Pinned blocks are closed under prefixes, so an entry
+// counts the requests that end at it and its pinned successors, and pinning stops at the first block that is
+// pinned already. That one is stamped too, for Rollback to stop at.
 func (c *cache) pin(tail int32, stamp uint64) {
 	for at := tail; at != 0; at = c.entries[at].parent {
 		e := &c.entries[at]
@@ -197,9 +195,8 @@ func (c *cache) remove(at int32) (next int32) {
 	return next
 }
 
-// removeSuccessor counts one successor less of an entry. If the replica does not hold it
-// any more and that was the last one, the entry becomes the oldest of the list and is
-// returned, else 0.
+// removeSuccessor counts one successor less of an entry. If the replica does not hold it any more and that was
+// the last one, the entry becomes the oldest of the list and is returned, else 0.
 func (c *cache) removeSuccessor(at int32) (listed int32) {
 	e := &c.entries[at]
 	if e.successors--; at == 0 || e.successors > 0 || e.report != removed || e.pins > 0 {

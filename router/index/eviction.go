@@ -17,10 +17,9 @@ type droppedCache struct {
 	entries []entry // not yet swept
 }
 
-// SetRequestedCapacity sets how many blocks a backend can hold. If all backends' capacities
-// together exceed the memory bound, small ones are granted in full and the others
-// get equal shares of the rest. Blocks beyond a smaller capacity are evicted
-// gradually, oldest first.
+// SetRequestedCapacity sets how many blocks a backend can hold. If all backends' capacities together exceed the
+// memory bound, small ones are granted in full and the others get equal shares of the rest. Blocks beyond a
+// smaller capacity are evicted gradually, oldest first.
 func (x *Index) SetRequestedCapacity(slot, blocks int) {
 	if x.requested[slot] == blocks {
 		return
@@ -54,8 +53,7 @@ func (x *Index) maxBackendBlocks() int {
 	return x.maxEntries
 }
 
-// DropCache removes all that a backend holds, because its replica lost its cache. Its pins
-// end.
+// DropCache removes all that a backend holds, because its replica lost its cache. Its pins end.
 func (x *Index) DropCache(slot int) {
 	c := x.caches[slot]
 	fresh := newCache()
@@ -126,8 +124,7 @@ func (x *Index) sweepDropped(n int) (swept int) {
 	return n
 }
 
-// makeRoom evicts until blocks more of them fit, and some of those beyond a capacity
-// that has shrunk.
+// makeRoom evicts until blocks more of them fit, and some of those beyond a capacity that has shrunk.
 func (x *Index) makeRoom(slot, blocks int) {
 	if len(x.dropped) > 0 {
 		x.SweepAndEvict(2*blocks + evictAhead)
@@ -144,9 +141,8 @@ func (x *Index) makeRoom(slot, blocks int) {
 // those with a report.
 func (c *cache) maxSize() int { return max(c.capacity, c.reported+c.capacity/minApproximateShare) }
 
-// evict removes up to n blocks, oldest first, and returns how many. When all that are
-// left are pinned, the backend was sent more than it can hold, and the oldest pin is
-// unpinned, if it may be.
+// evict removes up to n blocks, oldest first, and returns how many. When all that are left are pinned, the
+// backend was sent more than it can hold, and the oldest pin is unpinned, if it may be.
 func (x *Index) evict(slot, n int, mayUnpin bool) (evicted int) {
 	c := x.caches[slot]
 	s, _ := x.holderTableOf(slot)

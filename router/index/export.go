@@ -2,8 +2,7 @@ package index
 
 import "warmroute/prompt"
 
-// ExportedBlock is one entry of a cache as Export copied it. Used is 0 for an entry
-// without a block.
+// ExportedBlock is one entry of a cache as Export copied it. Used is 0 for an entry without a block.
 type ExportedBlock struct {
 	Block       prompt.Block
 	Parent      prompt.Block // its predecessor; meaningless if ParentPlace is 0
@@ -11,11 +10,10 @@ type ExportedBlock struct {
 	Used        uint64       // grows with the time of its last use
 }
 
-// Export copies the blocks of one backend, a part at a time, so that the caller's lock
-// need not be held for the whole. Between two parts the index may change: a block may
-// be in the result that was evicted since, or not be in it that was added since, and
-// an entry may hold another block by the time it is copied. So a Parent is valid only
-// if the block at ParentPlace is that one.
+// Export copies the blocks of one backend, a part at a time, so that the caller's lock need not be held for the
+// whole. Between two parts the index may change: a block may be in the result that was evicted since, or not be
+// in it that was added since, and an entry may hold another block by the time it is copied. So a Parent is
+// valid only if the block at ParentPlace is that one.
 type Export struct {
 	index *Index
 	slot  int
@@ -54,8 +52,7 @@ type ImportedBlock struct {
 	First  bool
 }
 
-// Import restores blocks of a backend, a part at a time. Blocks that were added
-// meanwhile count as used later.
+// Import restores blocks of a backend, a part at a time. Blocks that were added meanwhile count as used later.
 type Import struct {
 	index *Index
 	slot  int
@@ -74,9 +71,8 @@ func (x *Index) Import(slot, n int) *Import {
 	return &Import{index: x, slot: slot, of: c, stamp: c.uses + 1, since: since, until: c.uses}
 }
 
-// Add restores the next blocks, the most recently used first, a predecessor before its
-// successors. It returns how many it restored, and false when the backend's cache is
-// full or was dropped meanwhile.
+// Add restores the next blocks, the most recently used first, a predecessor before its successors. It returns
+// how many it restored, and false when the backend's cache is full or was dropped meanwhile.
 func (i *Import) Add(blocks []ImportedBlock) (restored int, more bool) {
 	c := i.index.caches[i.slot]
 	for _, b := range blocks {
@@ -108,8 +104,7 @@ func (i *Import) Add(blocks []ImportedBlock) (restored int, more bool) {
 	return restored, true
 }
 
-// insertOldest adds a block after the entry parent, not pinned and older than all
-// others.
+// insertOldest adds a block after the entry parent, not pinned and older than all others.
 func (c *cache) insertOldest(b prompt.Block, parent int32, stamp uint64) (at int32) {
 	at = c.insertPinned(b, parent, stamp)
 	c.pinned--

@@ -6,12 +6,11 @@ import (
 	"warmroute/prompt"
 )
 
-// holderTable maps a block to the backends that hold it, of maxMembers consecutive
-// slots; a larger fleet has several tables. The value is one word, so that the
-// garbage collector skips the table: the members' bits or, while a single member
-// holds the block, soleBit, its number and the index of its entry. So a block with
-// one holder, as most are, costs one lookup; only blocks with several holders need
-// a second table for their entries (cache.shared).
+// holderTable maps a block to the backends that hold it, of maxMembers consecutive slots; a larger fleet has
+// several tables. The value is one word, so that the garbage collector skips the table: the members' bits or,
+// while a single member holds the block, soleBit, its number and the index of its entry. So a block with one
+// holder, as most are, costs one lookup; only blocks with several holders need a second table for their entries
+// (cache.shared).
 type holderTable struct{ table[uint64] }
 
 const (

@@ -1,6 +1,5 @@
-// Package index approximates every replica's prefix cache from the prompts that it
-// was sent, and from what it reports of its KV blocks: which backend likely holds which
-// block.
+// Package index approximates every replica's prefix cache from the prompts that it was sent, and from what it
+// reports of its KV blocks: which backend likely holds which block.
 package index
 
 import (
@@ -9,8 +8,7 @@ import (
 	"warmroute/prompt"
 )
 
-// entryBytes bounds the memory of one held block, with its part of the tables; see
-// TestMemoryBound.
+// entryBytes bounds the memory of one held block, with its part of the tables; see TestMemoryBound.
 const entryBytes = 128
 
 // Index mirrors the prefix caches of a fleet. It is not safe for concurrent use: the
@@ -81,8 +79,7 @@ func (x *Index) Version() uint64 { return x.version + 1 }
 // Len returns the number of blocks that a backend holds.
 func (x *Index) Len(slot int) int { return x.caches[slot].size }
 
-// Capacity returns the number of blocks that a backend may hold, within the memory
-// bound.
+// Capacity returns the number of blocks that a backend may hold, within the memory bound.
 func (x *Index) Capacity(slot int) int { return x.caches[slot].capacity }
 
 // RequestedCapacity returns the capacity last passed to SetRequestedCapacity.

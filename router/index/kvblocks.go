@@ -8,8 +8,7 @@ import (
 	"warmroute/prompt"
 )
 
-// KVBlock identifies a KV block of the engines by its content: a hash of its tokens, and
-// of all before them.
+// KVBlock identifies a KV block of the engines by its content: a hash of its tokens, and of all before them.
 type KVBlock uint64
 
 // Link says which is the last KV block that a block of a prompt completes, alone or with those
@@ -58,8 +57,7 @@ type link struct {
 
 func (l *link) isUnused() bool { return l.block == 0 && l.to == Link{} }
 
-// FollowKV makes room for KV blocks within the memory bound: the caches have less from
-// now on.
+// FollowKV makes room for KV blocks within the memory bound: the caches have less from now on.
 func (x *Index) FollowKV() {
 	if x.kv.maxHeld > 0 {
 		return
@@ -74,8 +72,7 @@ func (x *Index) FollowKV() {
 // MaxKVBlocks returns how many KV blocks are followed at most, for all backends.
 func (x *Index) MaxKVBlocks() int { return x.kv.maxHeld }
 
-// StoreKV records that a replica reports a KV block as stored. It does nothing if there is no
-// room for more.
+// StoreKV records that a replica reports a KV block as stored. It does nothing if there is no room for more.
 func (x *Index) StoreKV(slot int, k KVBlock) {
 	kv := &x.kv
 	for len(kv.held) <= slot/maxMembers {

@@ -9,9 +9,8 @@ import (
 // Pin is the result of one Add: the blocks of a request in flight, pinned on one
 // backend until Release or Rollback. It must not be copied meanwhile.
 type Pin struct {
-	// ReuseDistance is about how many blocks the backend has used since the last use
-	// of the deepest matched block: a cache of that size still holds it. 0 if nothing
-	// matched or that block was pinned.
+	// ReuseDistance is about how many blocks the backend has used since the last use of the deepest matched
+	// block: a cache of that size still holds it. 0 if nothing matched or that block was pinned.
 	ReuseDistance int
 	// Omitted is how many blocks are beyond the backend's capacity.
 	Omitted int
@@ -51,10 +50,9 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 	c.linkPin(p)
 }
 
-// Release unpins the blocks of an Add, after an answer that the next turn will send
-// back as the blocks of reply, which the backend holds too. All of them are now the
-// most recently used, the first most of all, since vLLM frees a request's blocks at
-// its end, last first.
+// Release unpins the blocks of an Add, after an output that the next turn will send back as the blocks of
+// reply, which the backend holds too. All of them are now the most recently used, the first most of all, since
+// vLLM frees a request's blocks at its end, last first.
 func (x *Index) Release(p *Pin, reply []prompt.Block) {
 	c := x.pinnedCache(p)
 	if c == nil {
@@ -78,14 +76,13 @@ func (x *Index) Release(p *Pin, reply []prompt.Block) {
 	c.unpin(tail, c.uses)
 }
 
-// insertPinnedReply adds the blocks of an answer to a request that ends at the entry
-// tail, as many as fit. It moves the request's pin to the last of them and returns its
-// entry.
+// insertPinnedReply adds the blocks of an output to a request that ends at the entry tail, as many as fit. It
+// moves the request's pin to the last of them and returns its entry.
 func (x *Index) insertPinnedReply(slot int, tail int32, reply []prompt.Block) (last int32) {
 	c := x.caches[slot]
 	reply = reply[:min(len(reply), max(0, c.capacity-c.pinned))]
 	known := x.matchOneBackend(slot, reply)
-	if known > 0 { // an equal answer was added before
+	if known > 0 { // an equal output was added before
 		last := x.tailEntry(slot, reply[:known])
 		c.pin(last, c.uses)
 		c.unpin(tail, c.uses)
@@ -122,9 +119,8 @@ func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
 // counted once. Its replica cannot evict them.
 func (x *Index) CountPinned(slot int) int { return x.caches[slot].pinned + x.caches[slot].unpinned }
 
-// CountUnpinned returns how many of blocks, all of which the backend holds, no request
-// in flight uses. With a pinned block all blocks before it are pinned, so a binary search finds
-// the first that is not.
+// CountUnpinned returns how many of blocks, all of which the backend holds, no request in flight uses. With a
+// pinned block all blocks before it are pinned, so a binary search finds the first that is not.
 func (x *Index) CountUnpinned(slot int, blocks []prompt.Block) int {
 	c := x.caches[slot]
 	return len(blocks) - sort.Search(len(blocks), func(i int) bool {

@@ -13,11 +13,10 @@ const (
 	bucketSlots = 4
 )
 
-// table is a hash table from blocks to values other than zero, in place of a map
-// for three reasons. Its parts grow one by one, so that the router's lock is not
-// held while a whole table is moved. A bucket of words is a cache line, and most
-// operations touch one bucket, which prefetch can load ahead. And a bucket is
-// searched without branches, whose misprediction took longer than memory did.
+// table is a hash table from blocks to values other than zero, in place of a map for three reasons. Its parts
+// grow one by one, so that the router's lock is not held while a whole table is moved. A bucket of words is a
+// cache line, and most operations touch one bucket, which prefetch can load ahead. And a bucket is searched
+// without branches, whose misprediction took longer than memory did.
 //
 // A full bucket overflows into the next. The zero table is empty.
 type table[V int32 | uint64] struct {
@@ -36,8 +35,7 @@ type bucket[V int32 | uint64] struct {
 	values [bucketSlots]V
 }
 
-// slotOf returns the slot of a block, or for block 0 a free slot; bucketSlots if
-// there is none.
+// slotOf returns the slot of a block, or for block 0 a free slot; bucketSlots if there is none.
 func (k *bucket[V]) slotOf(b prompt.Block) int {
 	i := bucketSlots
 	if k.blocks[3] == b {
@@ -79,8 +77,7 @@ func (p *part[V]) nextBucket(i int) int {
 	return 0
 }
 
-// findSlot returns the bucket and the slot of a block, or the bucket that has room for
-// it and bucketSlots.
+// findSlot returns the bucket and the slot of a block, or the bucket that has room for it and bucketSlots.
 func (p *part[V]) findSlot(b prompt.Block, hash uint64) (bucketIndex, slot int) {
 	for i := p.homeBucket(hash); ; i = p.nextBucket(i) {
 		k := &p.buckets[i]
@@ -113,9 +110,8 @@ func (t *table[V]) get(b prompt.Block) (v V) {
 	return v
 }
 
-// prefetch reads the bucket of each block, so that all of them are loaded from
-// memory at once and not one by one. The result is meaningless; it keeps the reads
-// from being optimized away.
+// prefetch reads the bucket of each block, so that all of them are loaded from memory at once and not one by
+// one. The result is meaningless; it keeps the reads from being optimized away.
 func (t *table[V]) prefetch(blocks []prompt.Block) (sum prompt.Block) {
 	if t.size == 0 {
 		return 0

@@ -10,8 +10,7 @@ import (
 	"warmroute/router/queue"
 )
 
-// Entry is a request that was sent to a backend and has not ended. It must not be copied after
-// Begin.
+// Entry is a request that was sent to a backend and has not ended. It must not be copied after Begin.
 type Entry struct {
 	Slot       int
 	SentAt     time.Time
@@ -61,8 +60,7 @@ type Outcome struct {
 	PromptTokens int  // as the engine counted them
 	CachedTokens int  // of PromptTokens
 	CachedKnown  bool // the replica reports CachedTokens, so 0 means none
-	// Reply are the blocks that follow the prompt's when the next turn sends the
-	// output back.
+	// Reply are the blocks that follow the prompt's when the next turn sends the output back.
 	Reply []prompt.Block
 	// ReplyTailBytes is how many bytes of the output follow Reply.
 	ReplyTailBytes int

@@ -21,9 +21,8 @@ const (
 	maxKVDeviation    = 0.1
 )
 
-// kvAccount is what a backend's KV cache has to hold: the prompts and outputs of what
-// runs there. The index counts the prompts' blocks, each once however many requests
-// share it; this is the rest.
+// kvAccount is what a backend's KV cache has to hold: the prompts and outputs of what runs there. The index
+// counts the prompts' blocks, each once however many requests share it; this is the rest.
 type kvAccount struct {
 	unindexed int64 // tokens of prompts that are in none of the index's blocks
 
@@ -86,8 +85,7 @@ func (k *kvAccount) recordEnd(e *Entry, o *Outcome, sinceStart time.Duration) {
 	}
 }
 
-// outputTokensInFlight returns how many tokens the outputs in flight have at a time
-// since Ledger.start.
+// outputTokensInFlight returns how many tokens the outputs in flight have at a time since Ledger.start.
 func (k *kvAccount) outputTokensInFlight(sinceStart time.Duration) float64 {
 	return min(k.decodeRate.Value*float64(k.sequences*sinceStart.Microseconds()-k.began)/1e6, k.maxOutput)
 }

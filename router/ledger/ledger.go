@@ -28,7 +28,7 @@ type Ledger struct {
 	start        time.Time
 	blockBytes   int
 	index        *index.Index
-	estimates    *estimate.Fleet
+	estimates    *estimate.Estimates
 	pollInterval time.Duration
 	accounts     []*account // by slot
 	interactive  queue.InteractiveLoad
@@ -44,17 +44,15 @@ type account struct {
 	classes queue.ClassLoad
 }
 
-// New returns a ledger without backends. What requests use and show is recorded in the index and
-// the estimates.
-func New(blockBytes int, x *index.Index, estimates *estimate.Fleet, start time.Time) *Ledger {
+// New returns a ledger without backends. What requests use and show is recorded in the index and the estimates.
+func New(blockBytes int, x *index.Index, estimates *estimate.Estimates, start time.Time) *Ledger {
 	return &Ledger{start: start, blockBytes: blockBytes, index: x, estimates: estimates, nextTurns: nextTurns{}}
 }
 
 // SetPollInterval sets how often backends are polled.
 func (l *Ledger) SetPollInterval(d time.Duration) { l.pollInterval = d }
 
-// SetBackend begins the account of a slot's new backend, or of none. Entries of an earlier one
-// remain valid.
+// SetBackend begins the account of a slot's new backend, or of none. Entries of an earlier one remain valid.
 func (l *Ledger) SetBackend(slot int, b *backends.Backend) {
 	for len(l.accounts) <= slot {
 		l.accounts = append(l.accounts, nil)
@@ -161,9 +159,8 @@ func (l *Ledger) Prefilled(e *Entry, now time.Time) {
 	}
 }
 
-// End ends the account of a request, learns from its outcome, and reports whether it changed what
-// is known of the layout of prompts. With tracker, tokens are reserved for the conversation's next
-// turn.
+// End ends the account of a request, learns from its outcome, and reports whether it changed what is known of
+// the layout of prompts. With tracker, tokens are reserved for the conversation's next turn.
 func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, now time.Time) (layoutChanged bool) {
 	a, sequences := e.account, e.Prediction.Sequences
 	if e.OfPeer {
@@ -239,8 +236,7 @@ func (l *Ledger) countsInMeans(e *Entry, now time.Time) bool {
 	return e.Class != queue.Batch || !l.interactive.HasRecentRequests(now)
 }
 
-// maxComputedBlocks returns how many blocks the engine can have computed by now, had it
-// started at once.
+// maxComputedBlocks returns how many blocks the engine can have computed by now, had it started at once.
 func (l *Ledger) maxComputedBlocks(e *Entry, now time.Time) int {
 	matched := e.Prediction.MatchedBlocks
 	uncachedBytes := float64(e.Prediction.Bytes - matched*l.blockBytes)

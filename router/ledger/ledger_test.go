@@ -27,7 +27,7 @@ type fleet struct {
 
 func newFleet(n int) *fleet {
 	start := time.Unix(1000, 0)
-	f := &fleet{Ledger: New(blockBytes, index.New(0, 1<<20), estimate.NewFleet(blockBytes, 1.2), start), now: start}
+	f := &fleet{Ledger: New(blockBytes, index.New(0, 1<<20), estimate.New(blockBytes, 1.2), start), now: start}
 	f.SetPollInterval(time.Second)
 	for slot := range n {
 		b := &backends.Backend{Name: fmt.Sprintf("b%d", slot), Slot: slot}

@@ -13,10 +13,9 @@ const (
 	maxReservations  = 1024 // conversations
 )
 
-// nextTurns are tokens in the KV caches that the next turns of conversations are expected to
-// use soon, by policy.ConversationKey. Where a cache is full, queued requests of others wait for
-// the end of that time. Otherwise each turn would evict what the next turn of another
-// conversation needs.
+// nextTurns are tokens in the KV caches that the next turns of conversations are expected to use soon, by
+// policy.ConversationKey. Where a cache is full, queued requests of others wait for the end of that time.
+// Otherwise each turn would evict what the next turn of another conversation needs.
 type nextTurns map[uint64]reservedTokens
 
 // reservedTokens are those of one conversation.

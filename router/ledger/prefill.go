@@ -13,9 +13,8 @@ const (
 	minStreamsPending = 0.2 // of the streams' queued tokens remains until their first events are seen
 )
 
-// What an adapter costs a backend that does not run it, in tokens of prefill. These
-// are costs and no order of preference: else all requests for a popular adapter
-// would go to the replica that had the first of them.
+// What an adapter costs a backend that does not run it, in tokens of prefill. These are costs and no order of
+// preference: else all requests for a popular adapter would go to the replica that had the first of them.
 const (
 	adapterLoadTokens = 2000 // a quarter of a second: it is read from memory or a disk
 	// adapterWaitTokens is where all places for adapters are taken: an engine starts
@@ -87,9 +86,8 @@ func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
 	}
 }
 
-// workedOff returns how many of the first pending requests have no first event and should be
-// prefilled by now, up to when time is then counted as work, the tokens of the others, and how
-// many of those are computed.
+// workedOff returns how many of the first pending requests have no first event and should be prefilled by now,
+// up to when time is then counted as work, the tokens of the others, and how many of those are computed.
 func (p *prefillAccount) workedOff(now time.Time, prefillRate float64) (done int, since time.Time, tokens, worked float64) {
 	since, tokens = p.since, p.tokens
 	worked = WorkRate * prefillRate * now.Sub(since).Seconds()
@@ -159,8 +157,7 @@ func (p *prefillAccount) removePendingAt(index int) {
 	}
 }
 
-// addAdapter counts a request for an adapter: the backend has it or is loading it,
-// long before a poll says so.
+// addAdapter counts a request for an adapter: the backend has it or is loading it, long before a poll says so.
 func (p *prefillAccount) addAdapter(e *Entry) {
 	switch {
 	case e.Adapter == "":

@@ -27,21 +27,17 @@ const (
 	// maxCountedTurns is at how many turns the counts are halved, so that old ones fade.
 	maxCountedTurns = 10_000
 
-	// maxFill is the share of all caches from which on conversations are not moved to where
-	// there is more room.
+	// maxFill is the share of all caches from which on conversations are not moved to where there is more room.
 	maxFill = 0.8
-	// growthShare is the share of its later turns by which a conversation counts as longer than
-	// it is.
+	// growthShare is the share of its later turns by which a conversation counts as longer than it is.
 	growthShare = 0.2
 )
 
-// conversationStats has the conversations under way at the backends, and what was learned from
-// all. Their later turns will follow their prefix, so the choice of a backend for a first turn
-// decides for all.
+// conversationStats has the conversations under way at the backends, and what was learned from all. Their later
+// turns will follow their prefix, so the choice of a backend for a first turn decides for all.
 type conversationStats struct {
-	// Those that had a turn lately, those whose next turn is overdue, and those that do not
-	// count any more but whose next turn would still say how long the pauses are; by
-	// ConversationKey. nil: none yet.
+	// Those that had a turn lately, those whose next turn is overdue, and those that do not count any more but
+	// whose next turn would still say how long the pauses are; by ConversationKey. nil: none yet.
 	active, overdue, idle *simplelru.LRU[uint64, conversation]
 	count                 []int     // of active and overdue, by slot
 	tokens                []float64 // in the last prompts of these, by slot
@@ -62,8 +58,7 @@ type conversation struct {
 	shared float64   // tokens that were cached at its first turn, of a system prompt for instance
 }
 
-// ConversationKey returns what the turns of a conversation have in common, of one of its
-// requests; 0: unknown.
+// ConversationKey returns what the turns of a conversation have in common, of one of its requests; 0: unknown.
 func ConversationKey(session, promptKey uint64, turn prompt.Turn) uint64 {
 	if turn == prompt.TurnUnknown {
 		return 0
@@ -154,8 +149,7 @@ func (c *conversationStats) add(list *simplelru.LRU[uint64, conversation], key u
 	list.Add(key, v)
 }
 
-// newConversationList returns an empty list that calls removed for each conversation that
-// leaves it.
+// newConversationList returns an empty list that calls removed for each conversation that leaves it.
 func newConversationList(removed func(uint64, conversation)) *simplelru.LRU[uint64, conversation] {
 	list, err := simplelru.NewLRU(maxConversations, removed)
 	if err != nil {
@@ -251,9 +245,8 @@ func (f *futureTurns) cost(c *Candidate, slowdown, kappa float64) float64 {
 	return f.turns * perTurn
 }
 
-// overflow returns how many more tokens would have to be computed again, in a turn of every
-// conversation at a candidate, if the request's were there: what does not fit into the cache is
-// evicted before the next turn.
+// overflow returns how many more tokens would have to be computed again, in a turn of every conversation at a
+// candidate, if the request's were there: what does not fit into the cache is evicted before the next turn.
 func (f *futureTurns) overflow(c *Candidate) (tokens float64) {
 	n, others := 0.0, 0.0
 	if c.Slot < len(f.count) {

@@ -19,8 +19,7 @@ type Policy interface {
 
 // Recorder is a Policy that remembers what it sent where.
 type Recorder interface {
-	// RecordSent records that a request is sent to a candidate. It retains neither
-	// argument.
+	// RecordSent records that a request is sent to a candidate. It retains neither argument.
 	RecordSent(r *Request, c *Candidate)
 }
 
@@ -37,9 +36,8 @@ type ConversationTracker interface {
 	LaterTurnProbability() float64
 }
 
-// Settings are the thresholds of the policies that have them; see
-// Definition.Settings. Zero is the policy's own default, which is that of the
-// router it comes from.
+// Settings are the thresholds of the policies that have them; see Definition.Settings. Zero is the policy's own
+// default, which is that of the router it comes from.
 type Settings struct {
 	MatchRatio     float64       `mapstructure:"match_ratio" range:"0..1"`             // share of the prompt that must match for a backend to be chosen for it
 	ImbalanceAbs   float64       `mapstructure:"imbalance_abs" range:"0..1048576"`     // requests in flight: most loaded minus least loaded, above which only load counts
@@ -63,8 +61,7 @@ type Request struct {
 	MeanOutputTokens   float64 // L̂: mean length of outputs; 0 before the first
 	MeanUncachedTokens float64 // mean uncached tokens of earlier requests, where they were sent; 0 before the first
 
-	// Trace makes Choose a dry run, which fills it and changes nothing; nil when the
-	// request is to be sent.
+	// Trace makes Choose a dry run, which fills it and changes nothing; nil when the request is to be sent.
 	Trace *Trace
 }
 
@@ -76,8 +73,7 @@ func (r *Request) FirstBlock() uint64 {
 	return uint64(r.Blocks[0])
 }
 
-// Candidate is one backend that could take the request. Counts of tokens are
-// estimates.
+// Candidate is one backend that could take the request. Counts of tokens are estimates.
 type Candidate struct {
 	Slot     int     // identifies the backend until Forget
 	NameHash uint64  // xxh3 of the backend's name

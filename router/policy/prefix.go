@@ -28,19 +28,16 @@ const (
 //
 //	cost = W + u·(1 + κ + min(θ·n, 4) + 0.3·ρ/(1-ρ)) + δ·L̂·n
 //
-// κ makes matches count for more as queues grow: under pressure, a token computed
-// twice delays everyone behind it. W and u, the time to the first token, are
-// scaled by how much slower than the mean the backend is. The other terms are not:
-// if they were, the faster backends would fill up long before the slower ones.
+// κ makes matches count for more as queues grow: under pressure, a token computed twice delays everyone behind
+// it. W and u, the time to the first token, are scaled by how much slower than the mean the backend is. The
+// other terms are not: if they were, the faster backends would fill up long before the slower ones.
 //
-// A turn of a conversation costs in addition what its later turns are expected to compute again,
-// with those of the others there, because the cache has no room for all of these conversations.
-// The first turn also costs what the later ones do without that: as many mean turns, beside the
-// conversations that are under way there.
+// A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
+// the others there, because the cache has no room for all of these conversations. The first turn also costs
+// what the later ones do without that: as many mean turns, beside the conversations that are under way there.
 type Prefix struct {
-	// SLO is the time to the first token that is to be met; 0: none. Of the backends
-	// predicted to meet it the one with the longest match is chosen, which leaves
-	// idle ones to requests without a match.
+	// SLO is the time to the first token that is to be met; 0: none. Of the backends predicted to meet it the
+	// one with the longest match is chosen, which leaves idle ones to requests without a match.
 	SLO time.Duration
 
 	queued []averagedQueue // by slot

@@ -14,13 +14,13 @@ type Definition struct {
 	Name     string   // value of the setting routing.policy
 	Settings []string // keys of the configuration that have an effect under it
 
-	UsesQueue      bool // requests may wait in the admission queue
-	PushesToIdle   bool // with UsesQueue: until a backend has nothing to prefill, not until its next step has room
-	NeedsKVWait    bool // Candidate.KVWaitTokens has to be filled, which takes time
-	FiltersLength  bool // backends for which the prompt is too long are filtered out
-	NeedsSession   bool // its rule is to keep sessions together, not only to break ties by them
-	NeedsContext   bool // Candidate.Context has to be filled, which takes time
-	ExplainsChoice bool // a decision's reason says how the match decided; else it is the policy's name
+	UsesQueue          bool // requests may wait in the admission queue
+	WaitsForIdle       bool // with UsesQueue: until a backend has nothing to prefill, not until its next step has room
+	NeedsKVWait        bool // Candidate.KVWaitTokens has to be filled, which takes time
+	FiltersLength      bool // backends for which the prompt is too long are filtered out
+	NeedsSession       bool // its rule is to keep sessions together, not only to break ties by them
+	NeedsContext       bool // Candidate.Context has to be filled, which takes time
+	ReportsMatchReason bool // a decision's reason says how the match decided; else it is the policy's name
 
 	// PollInterval is how often the router that the policy comes from polls its replicas,
 	// by whose metrics it decides; 0: it decides by our own account.
@@ -35,15 +35,14 @@ type Options struct {
 	Rand *rand.Rand // from which it draws what it leaves to chance
 }
 
-// Reads reports whether a setting, given by its key in the configuration, has an
-// effect under the policy.
+// Reads reports whether a setting, given by its key in the configuration, has an effect under the policy.
 func (d *Definition) Reads(setting string) bool { return slices.Contains(d.Settings, setting) }
 
 // prefix is the definition of Prefix.
 func prefix() Definition {
 	return Definition{
 		Name: "prefix", Settings: []string{"slo.ttft"},
-		UsesQueue: true, NeedsKVWait: true, FiltersLength: true, ExplainsChoice: true,
+		UsesQueue: true, NeedsKVWait: true, FiltersLength: true, ReportsMatchReason: true,
 		New: func(o Options) Policy { return &Prefix{SLO: o.SLO} },
 	}
 }
@@ -66,8 +65,7 @@ func (r Registry) Names() (names []string) {
 // only prefix and skywalker have otherwise.
 const WithQueue = "+queue"
 
-// Lookup returns the definition of the policy of that name. The error names those
-// that there are.
+// Lookup returns the definition of the policy of that name. The error names those that there are.
 func (r Registry) Lookup(name string) (Definition, error) {
 	rule, withQueue := strings.CutSuffix(name, WithQueue)
 	for _, d := range r.All() {

@@ -16,8 +16,7 @@ const (
 	loadForgetTime = 10 * loadWindow * time.Second
 	// decodeShare is the share of an engine's time that one decoding sequence takes.
 	decodeShare = 0.006
-	// minMeanPrefill is what the mean prefill of interactive requests counts for at
-	// least, in seconds.
+	// minMeanPrefill is what the mean prefill of interactive requests counts for at least, in seconds.
 	minMeanPrefill = 0.01
 	// reserveSlowdown is the part of the allowed slowdown that interactive requests
 	// may suffer from sharing fewer backends. Queueing adds as much again.
@@ -34,8 +33,7 @@ type ClassLoad struct {
 	reservedUntil      time.Time // until then the backend is reserved for interactive requests
 }
 
-// updateMeansAndDebt brings the means and the debt up to now. It precedes each change
-// of the counts.
+// updateMeansAndDebt brings the means and the debt up to now. It precedes each change of the counts.
 func (l *ClassLoad) updateMeansAndDebt(now time.Time) {
 	elapsed := max(0, now.Sub(l.updated).Seconds())
 	l.updated = now
@@ -95,10 +93,9 @@ type InteractiveLoad struct {
 	scratch     []*ClassLoad
 }
 
-// RecordSent counts a request with so many sequences, whose prefill takes so many
-// seconds, on the backend of l. A batch request's prefill that is longer than the
-// mean one counts for more than its time: a request that arrives meanwhile is more
-// likely to meet it, and waits longer.
+// RecordSent counts a request with so many sequences, whose prefill takes so many seconds, on the backend of l.
+// A batch request's prefill that is longer than the mean one counts for more than its time: a request that
+// arrives meanwhile is more likely to meet it, and waits longer.
 func (a *InteractiveLoad) RecordSent(l *ClassLoad, c Class, sequences int64, prefillSeconds float64, now time.Time) {
 	l.updateMeansAndDebt(now)
 	if c == Batch {
@@ -142,9 +139,8 @@ type Headroom struct {
 	unshared    bool    // there are backends that are not reserved
 }
 
-// ReserveBackends reserves as many of some backends for interactive requests as these
-// need, those that were and then the busiest ones, and returns the room of all of them
-// for batch requests.
+// ReserveBackends reserves as many of some backends for interactive requests as these need, those that were and
+// then the busiest ones, and returns the room of all of them for batch requests.
 func (a *InteractiveLoad) ReserveBackends(maxSlowdown float64, now time.Time, loads func(yield func(*ClassLoad) bool)) (forBatch Headroom) {
 	all := a.scratch[:0]
 	busy, sequences := 0.0, 0.0
@@ -170,9 +166,8 @@ func (a *InteractiveLoad) ReserveBackends(maxSlowdown float64, now time.Time, lo
 	return Headroom{maxSlowdown: maxSlowdown, each: sequences / float64(max(1, reserved)), unshared: reserved < n}
 }
 
-// reservedBackendCount returns how many of n backends are reserved for interactive
-// requests that take the time of busy of them: so many that sharing those slows the
-// requests down by little.
+// reservedBackendCount returns how many of n backends are reserved for interactive requests that take the time
+// of busy of them: so many that sharing those slows the requests down by little.
 func reservedBackendCount(busyBackends float64, fleetSize int, maxSlowdown float64) int {
 	return min(fleetSize, int(math.Ceil(busyBackends/(reserveSlowdown*maxSlowdown+busyBackends/float64(fleetSize)))))
 }

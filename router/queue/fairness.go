@@ -6,10 +6,9 @@ const (
 	maxIdleLeadSeconds = 60
 )
 
-// fairness keeps one tenant's flood from starving the others: each request of a
-// tenant that asks for more than its share of the fleet counts as if it had come
-// later, by the time that its share of the fleet takes for what came before it. A
-// tenant's own requests keep their order among themselves. Classes are apart, because they
+// fairness keeps one tenant's flood from starving the others: each request of a tenant that asks for more than
+// its share of the fleet counts as if it had come later, by the time that its share of the fleet takes for what
+// came before it. A tenant's own requests keep their order among themselves. Classes are apart, because they
 // are not served in one order.
 //
 // Its memory is fixed: tenants are distinguished by a hash, and two that collide are
@@ -31,9 +30,8 @@ func (f *fairness) account(c Class, tenant uint64) *tenantAccount {
 	return &f.accounts[c][tenant%maxTenants]
 }
 
-// chargeTenant charges a tenant for so many tokens, at the fleet's prefill rate. It
-// returns the second at which the request counts as arrived, at most maxLead later, and how many
-// seconds of its share it used.
+// chargeTenant charges a tenant for so many tokens, at the fleet's prefill rate. It returns the second at which
+// the request counts as arrived, at most maxLead later, and how many seconds of its share it used.
 func (f *fairness) chargeTenant(c Class, tenant uint64, tokens, tokensPerSecond, maxLeadSeconds, now float64) (effectiveArrival, usedSeconds float64) {
 	switch {
 	case tenant != 0:

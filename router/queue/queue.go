@@ -1,6 +1,5 @@
-// Package queue orders the requests that no backend can start soon. It is the admission
-// queue, with bounds by priority class, fairness between tenants, and the share of the
-// fleet that batch requests may use.
+// Package queue orders the requests that no backend can start soon. It is the admission queue, with bounds by
+// priority class, fairness between tenants, and the share of the fleet that batch requests may use.
 package queue
 
 import (
@@ -24,10 +23,9 @@ const (
 	maxChecks = 1024
 )
 
-// Queue holds requests in the order in which they are served, and in that of their
-// arrival. Those that the same backends could take form a group, so that many which
-// wait for one model are not in the way of another's. T is what the owner keeps with
-// each request. Not safe for concurrent use.
+// Queue holds requests in the order in which they are served, and in that of their arrival. Those that the same
+// backends could take form a group, so that many which wait for one model are not in the way of another's. T is
+// what the owner keeps with each request. Not safe for concurrent use.
 type Queue[T any] struct {
 	settings Settings
 	start    time.Time
@@ -75,9 +73,8 @@ type Item[T any] struct {
 	older, newer *Item[T]
 }
 
-// Group is in the order of service. Only its first few are looked at one by one:
-// they stand in a sorted slice, all others behind them in a heap, so that the cost
-// of a round does not grow with the queue.
+// Group is in the order of service. Only its first few are looked at one by one: they stand in a sorted slice,
+// all others behind them in a heap, so that the cost of a round does not grow with the queue.
 type Group[T any] struct {
 	Backends []*backends.Backend
 	Headroom Headroom // of this round
@@ -109,10 +106,9 @@ func (q *Queue[T]) Len() int { return q.count }
 // Contains reports whether it is in the queue.
 func (q *Queue[T]) Contains(it *Item[T]) bool { return it.group != nil }
 
-// Add adds a request whose arrival is now. prefill is how many seconds its tokens
-// take on one backend, rate how many tokens its backends prefill together in a
-// second. A retry is not charged to its tenant, since its first attempt was, and keeps the place
-// that it has by its earlier waits.
+// Add adds a request whose arrival is now. prefill is how many seconds its tokens take on one backend, rate how
+// many tokens its backends prefill together in a second. A retry is not charged to its tenant, since its first
+// attempt was, and keeps the place that it has by its earlier waits.
 func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isRetry bool, now time.Time) {
 	it.Arrived, it.counted = now, now
 	if it.Timeouts == (Timeouts{}) {
@@ -148,10 +144,9 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 	q.joinGroup(it)
 }
 
-// setKey sets the key of a request whose prefill takes so many seconds on one backend: short work
-// first, but a second of prefill is overtaken by nothing that comes 1/ageingRate seconds later.
-// A promoted request is overtaken by nothing that comes later: it has the lowest key that a request
-// of its arrival can have.
+// setKey sets the key of a request whose prefill takes so many seconds on one backend: short work first, but a
+// second of prefill is overtaken by nothing that comes 1/ageingRate seconds later. A promoted request is
+// overtaken by nothing that comes later: it has the lowest key that a request of its arrival can have.
 func (it *Item[T]) setKey(prefillSeconds float64) {
 	lead := it.Lead
 	if it.Promoted {
@@ -216,7 +211,7 @@ func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 	it.older, it.newer = nil, nil
 	q.count--
 	q.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
-	q.leaveGroup(it)
+	q.removeFromGroup(it)
 }
 
 // IsFull reports whether the bounds of a class admit no request with such a body.
@@ -261,8 +256,7 @@ func (q *Queue[T]) CountWaiting() int {
 	return n
 }
 
-// CountWaitingByClass returns how many requests wait, queued or elsewhere, by the name
-// of their class.
+// CountWaitingByClass returns how many requests wait, queued or elsewhere, by the name of their class.
 func (q *Queue[T]) CountWaitingByClass() map[string]int {
 	waiting := make(map[string]int, classCount)
 	for c := range classCount {
@@ -271,9 +265,8 @@ func (q *Queue[T]) CountWaitingByClass() map[string]int {
 	return waiting
 }
 
-// EstimateWait returns how long the queue took of late to lose as many requests as
-// are ahead of a new one of a class, 0 when that is not known; the time since the
-// last departure; and the tokens of those ahead.
+// EstimateWait returns how long the queue took of late to lose as many requests as are ahead of a new one of a
+// class, 0 when that is not known; the time since the last departure; and the tokens of those ahead.
 func (q *Queue[T]) EstimateWait(c Class, now time.Time) (wait, sinceLastDeparture time.Duration, tokensAhead float64) {
 	w := waitingUpTo(&q.classes, c)
 	if w.Count > 0 {
@@ -319,11 +312,10 @@ func (g *Group[T]) First() *Item[T] {
 // HasBatch reports whether batch requests are queued.
 func (q *Queue[T]) HasBatch() bool { return q.classes[Batch].Count > 0 }
 
-// PromoteAndFindExpired counts how long requests have waited, promotes those that may not be
-// overtaken any more, and returns one whose time is over, which the caller removes; nil when there
-// is none. isOutage reports whether no backend that could take a request is ready and makes
-// progress.
-func (q *Queue[T]) PromoteAndFindExpired(now time.Time, isOutage func(*Item[T]) bool) *Item[T] {
+// ExpireNext counts how long requests have waited, promotes those that may not be overtaken any more, and
+// returns one whose time is over, which the caller removes; nil when there is none. isOutage reports whether no
+// backend that could take a request is ready and makes progress.
+func (q *Queue[T]) ExpireNext(now time.Time, isOutage func(*Item[T]) bool) *Item[T] {
 	for range maxChecks {
 		if len(q.due.items) == 0 || now.Before(q.due.items[0].due) {
 			break
@@ -335,7 +327,7 @@ func (q *Queue[T]) PromoteAndFindExpired(now time.Time, isOutage func(*Item[T]) 
 			return it
 		}
 		if !it.Promoted && it.ageingTime() >= it.overtakeTime {
-			q.leaveGroup(it)
+			q.removeFromGroup(it)
 			it.Promoted = true
 			q.limitArrival(it)
 			it.setKey(0)
@@ -367,7 +359,7 @@ func (it *Item[T]) scheduleCheck() {
 
 // SetBackends changes which backends could take a request. It keeps its turn.
 func (q *Queue[T]) SetBackends(it *Item[T], candidates []*backends.Backend) {
-	q.leaveGroup(it)
+	q.removeFromGroup(it)
 	it.Backends = candidates
 	q.joinGroup(it)
 }
@@ -400,8 +392,7 @@ func (q *Queue[T]) GiveNextTurn(hasRoom func(*backends.Backend, *Item[T], *Group
 // Skip ends a request's turn for this round.
 func (q *Queue[T]) Skip(it *Item[T]) { it.group.next++ }
 
-// rank is lower for requests that go first: by priority, and promoted batch requests
-// before the others.
+// rank is lower for requests that go first: by priority, and promoted batch requests before the others.
 func (it *Item[T]) rank() int {
 	if it.Promoted && it.Class == Batch {
 		return 1
@@ -434,7 +425,7 @@ func (q *Queue[T]) joinGroup(it *Item[T]) {
 	it.group.insertItem(it)
 }
 
-func (q *Queue[T]) leaveGroup(it *Item[T]) {
+func (q *Queue[T]) removeFromGroup(it *Item[T]) {
 	g := it.group
 	g.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
 	g.removeItem(it)

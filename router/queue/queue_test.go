@@ -214,21 +214,21 @@ func TestTimeoutAndPromotion(t *testing.T) {
 	if it := q.GiveNextTurn(hasRoom(1)); it != other {
 		t.Error("a lower priority goes first")
 	}
-	if q.PromoteAndFindExpired(start.Add(29*time.Second), never); batch.Promoted {
+	if q.ExpireNext(start.Add(29*time.Second), never); batch.Promoted {
 		t.Error("promoted before half of its time")
 	}
-	if it := q.PromoteAndFindExpired(start.Add(30*time.Second), never); it != nil || !batch.Promoted {
+	if it := q.ExpireNext(start.Add(30*time.Second), never); it != nil || !batch.Promoted {
 		t.Errorf("after half of its time: expired %v, promoted %v", it, batch.Promoted)
 	}
 	q.StartRound()
 	if it := q.GiveNextTurn(hasRoom(1)); it != batch {
 		t.Error("a promoted request does not go first")
 	}
-	if it := q.PromoteAndFindExpired(start.Add(time.Minute), never); it != batch {
+	if it := q.ExpireNext(start.Add(time.Minute), never); it != batch {
 		t.Error("a request does not expire at the end of its time")
 	}
 	q.Remove(batch, start)
-	if it := q.PromoteAndFindExpired(start.Add(time.Hour), never); it != nil {
+	if it := q.ExpireNext(start.Add(time.Hour), never); it != nil {
 		t.Error("a request without a timeout expires")
 	}
 }
@@ -285,7 +285,7 @@ func TestPromotionPrecedesLaterRequests(t *testing.T) {
 		now = now.Add(time.Second)
 		it := &Item[int]{Value: 2, Backends: b, Class: Normal, Lead: MaxLead}
 		q.Add(it, 0, 1, false, now)
-		if q.PromoteAndFindExpired(now, never) != nil {
+		if q.ExpireNext(now, never) != nil {
 			t.Fatal("a request expires")
 		}
 		q.StartRound()
@@ -325,7 +325,7 @@ func TestRetryKeepsPlace(t *testing.T) {
 	q.Add(&Item[int]{Value: 1, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}}, 1, 1, false, start.Add(time.Minute))
 	retry := &Item[int]{Value: 2, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}, Waited: Waited{Busy: 9 * time.Minute}}
 	q.Add(retry, 1, 1, true, now)
-	if q.PromoteAndFindExpired(now, never) != nil {
+	if q.ExpireNext(now, never) != nil {
 		t.Fatal("a request expires")
 	}
 	q.StartRound()
@@ -345,7 +345,7 @@ func TestChecksAreBounded(t *testing.T) {
 	check := func(*Item[int]) bool { checks++; return false }
 	now := start.Add(time.Second)
 	for i := range 4 {
-		q.PromoteAndFindExpired(now, check)
+		q.ExpireNext(now, check)
 		if want := min(i+1, 3) * maxChecks; checks != want {
 			t.Errorf("%d checks after round %d, want %d", checks, i, want)
 		}

@@ -236,7 +236,7 @@ type part struct {
 	address   string
 	takenAt   time.Time
 	load      backends.Load // only what tells one cache from another
-	estimates []byte        // see estimate.Fleet.AppendBackend
+	estimates []byte        // see estimate.Estimates.AppendBackend
 	list      []byte        // the blocks
 	count     int
 	raw       []byte // all of it; list is its end

@@ -443,7 +443,7 @@ func TestGoldenSnapshot(t *testing.T) {
 	if len(parts) != 2 || p == nil || p.load.StartTime != 900 || p.load.PrefixHits != 3000 || !p.takenAt.Equal(time.Unix(1000, 0)) {
 		t.Fatalf("got %d parts, %+v", len(parts), p)
 	}
-	f := estimate.NewFleet(blockBytes, 1)
+	f := estimate.New(blockBytes, 1)
 	f.Grow(1)
 	if fresh := f.OutputTokens(0); !f.RestoreBackend(0, p.estimates) || f.OutputTokens(0) >= fresh {
 		t.Errorf("outputs of %.0f tokens, where all had one", f.OutputTokens(0))
@@ -486,7 +486,7 @@ func FuzzParse(f *testing.F) {
 		for _, p := range parts {
 			l := began()
 			_ = p.mismatchReason(&l)
-			estimates := estimate.NewFleet(blockBytes, 1)
+			estimates := estimate.New(blockBytes, 1)
 			estimates.Grow(1)
 			estimates.RestoreBackend(0, p.estimates)
 			blocks := p.decodeBlocks()

@@ -62,9 +62,8 @@ func (c *capacity) addUnexpectedHit() {
 	}
 }
 
-// updateLastKeptBucket sets lastKept to where keeping what is nearer and nothing farther
-// would have been best, at most one bucket beyond where there is evidence. All evidence
-// decays.
+// updateLastKeptBucket sets lastKept to where keeping what is nearer and nothing farther would have been best,
+// at most one bucket beyond where there is evidence. All evidence decays.
 func (c *capacity) updateLastKeptBucket() {
 	most := c.lastKept
 	if most+1 < c.count && max(c.present[most], c.present[most+1]) >= minGrowEvidence {
@@ -91,8 +90,7 @@ func (c *capacity) updateLastKeptBucket() {
 // prompt that did not match: tools have more tokens per byte than prose.
 const unevenText = 0.25
 
-// predictions are predicted hits by bucket; the last bucket is for blocks that
-// cannot have been evicted.
+// predictions are predicted hits by bucket; the last bucket is for blocks that cannot have been evicted.
 type predictions struct {
 	buckets  [bucketCount + 1]struct{ requests, tokens float64 }
 	tokens   float64

@@ -19,15 +19,14 @@ const (
 	defaultCacheTokens  = 400_000
 	predictionTolerance = 0.05 // of a prediction by which bytes may be off as a measure of tokens
 
-	// MaxOutputTokens is more tokens than any model answers with.
+	// MaxOutputTokens is more tokens than any model generates.
 	MaxOutputTokens = 1e6
 	// MinUncachedTokens is what a replica computes at least: of a full hit the last block.
 	MinUncachedTokens = 16
 )
 
-// Fleet holds the estimates of all backends, by slot. It is not safe for
-// concurrent use.
-type Fleet struct {
+// Estimates holds the estimates of all backends, by slot. It is not safe for concurrent use.
+type Estimates struct {
 	blockBytes int     // of canonical prompt in a block
 	margin     float64 // of an index's size over the cache that it mirrors
 	disabled   bool
@@ -49,10 +48,10 @@ type backend struct {
 	capacity     capacity
 	missing      missingHits
 	ratio        tokenRatio // of its prompts
-	answer       Average    // tokens of a sequence of an answer
+	output       Average    // tokens of a sequence
 	rate         prefillRate
 	window       counterWindow
-	withoutUsage int // answers since the last one that reported its cached tokens
+	withoutUsage int // responses since the last one that reported its cached tokens
 	totals       Totals
 }
 
@@ -72,29 +71,29 @@ type Summary struct {
 	Totals
 }
 
-// NewFleet returns estimates for an index of blocks of so many bytes, larger than
+// New returns estimates for an index of blocks of so many bytes, larger than
 // the caches that it mirrors by margin.
-func NewFleet(blockBytes int, indexMargin float64) *Fleet {
-	return &Fleet{blockBytes: blockBytes, margin: indexMargin, models: newModels(), layouts: map[string]*layout{}, rate: defaultPrefillRate, groups: map[string]int{}}
+func New(blockBytes int, indexMargin float64) *Estimates {
+	return &Estimates{blockBytes: blockBytes, margin: indexMargin, models: newModels(), layouts: map[string]*layout{}, rate: defaultPrefillRate, groups: map[string]int{}}
 }
 
 // SetLearningDisabled stops or resumes learning. While it is stopped the defaults and what
 // replicas report are used.
-func (f *Fleet) SetLearningDisabled(disabled bool) { f.disabled = disabled }
+func (f *Estimates) SetLearningDisabled(disabled bool) { f.disabled = disabled }
 
 // Grow makes room for so many slots.
-func (f *Fleet) Grow(slots int) {
+func (f *Estimates) Grow(slots int) {
 	for len(f.backends) < slots {
 		f.backends = append(f.backends, newBackend())
 	}
 }
 
 // ResetSlot resets a slot for another backend.
-func (f *Fleet) ResetSlot(slot int) { f.backends[slot] = newBackend() }
+func (f *Estimates) ResetSlot(slot int) { f.backends[slot] = newBackend() }
 
 // ForgetLearned resets what was learned of a backend. What the replica reports and the
 // totals stay. ResetSlot resets these too.
-func (f *Fleet) ForgetLearned(slot int) {
+func (f *Estimates) ForgetLearned(slot int) {
 	b := &f.backends[slot]
 	fresh := newBackend()
 	fresh.group, fresh.cacheTokens, fresh.cachingOff, fresh.totals = b.group, b.cacheTokens, b.cachingOff, b.totals
@@ -103,29 +102,29 @@ func (f *Fleet) ForgetLearned(slot int) {
 }
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
-func (f *Fleet) ForgetReplicaProcess(slot int) {
+func (f *Estimates) ForgetReplicaProcess(slot int) {
 	f.backends[slot].window, f.backends[slot].missing = counterWindow{}, missingHits{}
 }
 
 func newBackend() backend {
 	return backend{
 		cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
-		answer: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap,
+		output: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap,
 	}
 }
 
 // Summary returns the estimates of one backend.
-func (f *Fleet) Summary(slot int) Summary {
+func (f *Estimates) Summary(slot int) Summary {
 	b := &f.backends[slot]
 	return Summary{
-		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), OutputTokens: b.answer.Value,
+		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), OutputTokens: b.output.Value,
 		PrefillRate: f.PrefillRate(slot), Totals: b.totals,
 	}
 }
 
 // SetModel says which model a backend serves. Backends of one model are compared with
 // each other where prefill rates are.
-func (f *Fleet) SetModel(slot int, model string) {
+func (f *Estimates) SetModel(slot int, model string) {
 	group, ok := f.groups[model]
 	if !ok {
 		if len(f.groups) == maxModels {
@@ -142,7 +141,7 @@ func (f *Fleet) SetModel(slot int, model string) {
 
 // PrefillRate returns how many tokens a backend prefills in a second. A backend whose rate
 // differs little from the median of those with the same model has that median.
-func (f *Fleet) PrefillRate(slot int) float64 {
+func (f *Estimates) PrefillRate(slot int) float64 {
 	b := &f.backends[slot]
 	own, typical := b.rate.value, cmp.Or(b.groupRate, f.rate)
 	switch {
@@ -156,21 +155,21 @@ func (f *Fleet) PrefillRate(slot int) float64 {
 
 // MedianPrefillRate returns the median of all backends' prefill rates, in tokens a
 // second; a default if none is known.
-func (f *Fleet) MedianPrefillRate() float64 { return f.rate }
+func (f *Estimates) MedianPrefillRate() float64 { return f.rate }
 
 // IsPrefillRateKnown reports whether the prefill rate of a backend was measured well enough to
 // be compared with those of others.
-func (f *Fleet) IsPrefillRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
+func (f *Estimates) IsPrefillRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
 
 // KnowsPrefillRate reports whether PrefillRate was measured, if only roughly, on the backend or
 // on another with the same model. Without learning the default is all there is.
-func (f *Fleet) KnowsPrefillRate(slot int) bool {
+func (f *Estimates) KnowsPrefillRate(slot int) bool {
 	b := &f.backends[slot]
 	return f.disabled || b.rate.value > 0 || b.rate.provisional > 0 || b.groupRate > 0
 }
 
 // UpdateMedianPrefillRate recomputes the medians, of all backends and of each group.
-func (f *Fleet) UpdateMedianPrefillRate() {
+func (f *Estimates) UpdateMedianPrefillRate() {
 	if f.disabled {
 		return
 	}
@@ -190,7 +189,7 @@ func (f *Fleet) UpdateMedianPrefillRate() {
 
 // medianRate returns the median of the prefill rates of the backends that isMember selects,
 // of the provisional ones while there are no others; 0 if none is known.
-func (f *Fleet) medianRate(isMember func(*backend) bool) float64 {
+func (f *Estimates) medianRate(isMember func(*backend) bool) float64 {
 	known := f.scratch[:0]
 	for slot := range f.backends {
 		if b := &f.backends[slot]; b.rate.value > 0 && isMember(b) {
@@ -213,23 +212,23 @@ func (f *Fleet) medianRate(isMember func(*backend) bool) float64 {
 }
 
 // RecordUncached records how many tokens of a request for a model were computed.
-func (f *Fleet) RecordUncached(model string, tokens float64) { f.models.addUncached(model, tokens) }
+func (f *Estimates) RecordUncached(model string, tokens float64) { f.models.addUncached(model, tokens) }
 
 // MeanUncachedTokens returns how many tokens of a request for a model are computed on
 // average; 0 before the first one.
-func (f *Fleet) MeanUncachedTokens(model string) float64 { return f.models.meanUncached(model) }
+func (f *Estimates) MeanUncachedTokens(model string) float64 { return f.models.meanUncached(model) }
 
 // MeanUncachedTokensOfAll returns MeanUncachedTokens over the requests for all models.
-func (f *Fleet) MeanUncachedTokensOfAll() float64 { return f.models.all.uncached.Value }
+func (f *Estimates) MeanUncachedTokensOfAll() float64 { return f.models.all.uncached.Value }
 
 // TokenSizes returns the token sizes of a model's prompts of a class.
-func (f *Fleet) TokenSizes(model string, class prompt.TextClass) TokenSizes {
+func (f *Estimates) TokenSizes(model string, class prompt.TextClass) TokenSizes {
 	return f.models.tokenSizes(model, class)
 }
 
 // KnowsMediaTokens reports whether the tokens of a model's media were learned well, for all of
 // the kinds that counts has.
-func (f *Fleet) KnowsMediaTokens(model string, counts *prompt.MediaCounts) bool {
+func (f *Estimates) KnowsMediaTokens(model string, counts *prompt.MediaCounts) bool {
 	e := f.models.find(model)
 	for kind, n := range counts {
 		if n > 0 && e.media.samples(prompt.MediaKind(kind)) < knownMediaSamples {
@@ -242,7 +241,7 @@ func (f *Fleet) KnowsMediaTokens(model string, counts *prompt.MediaCounts) bool 
 // ExceedsTokens reports whether a text of so many bytes certainly has more than limit tokens:
 // by its token ids, by the usage of the model's prompts of its class, or because no tokenizer
 // makes so few tokens of so many bytes.
-func (f *Fleet) ExceedsTokens(model string, class prompt.TextClass, bytes, limit int) bool {
+func (f *Estimates) ExceedsTokens(model string, class prompt.TextClass, bytes, limit int) bool {
 	most := float64(maxBytesPerToken)
 	switch e := f.models.byName[model]; {
 	case class == prompt.TokenIDs:
@@ -258,18 +257,19 @@ func (f *Fleet) ExceedsTokens(model string, class prompt.TextClass, bytes, limit
 }
 
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
-func (f *Fleet) BackendBytesPerToken(slot int) float64 { return f.backends[slot].ratio.bytesPerToken() }
+func (f *Estimates) BackendBytesPerToken(slot int) float64 {
+	return f.backends[slot].ratio.bytesPerToken()
+}
 
-// OutputTokens returns how long a backend's answers are on average.
-func (f *Fleet) OutputTokens(slot int) float64 { return f.backends[slot].answer.Value }
+// OutputTokens returns how long a backend's outputs are on average.
+func (f *Estimates) OutputTokens(slot int) float64 { return f.backends[slot].output.Value }
 
-// MeanOutputTokens returns how long the answers of some backends are on average. None
-// counts for more than twice the median, so that one replica that counts wrong does
-// not decide for the others.
-func (f *Fleet) MeanOutputTokens(list []*backends.Backend) float64 {
+// MeanOutputTokens returns how long the outputs of some backends are on average. None counts for more than
+// twice the median, so that one replica that counts wrong does not decide for the others.
+func (f *Estimates) MeanOutputTokens(list []*backends.Backend) float64 {
 	means := f.scratch[:0]
 	for _, b := range list {
-		means = append(means, f.backends[b.Slot].answer.Value)
+		means = append(means, f.backends[b.Slot].output.Value)
 	}
 	f.scratch = means
 	slices.Sort(means)
@@ -281,13 +281,13 @@ func (f *Fleet) MeanOutputTokens(list []*backends.Backend) float64 {
 }
 
 // IndexCapacity returns how many blocks the index of a backend should hold.
-func (f *Fleet) IndexCapacity(slot int) (blocks int) {
+func (f *Estimates) IndexCapacity(slot int) (blocks int) {
 	return f.cacheBlocks(slot, f.backends[slot].capacity.factor())
 }
 
 // cacheBlocks returns how many blocks of the index, with its margin, a backend's cache
 // could fill, were it larger by capacityFactor than it reports.
-func (f *Fleet) cacheBlocks(slot int, capacityFactor float64) (blocks int) {
+func (f *Estimates) cacheBlocks(slot int, capacityFactor float64) (blocks int) {
 	b := &f.backends[slot]
 	if b.cachingOff {
 		return 0
@@ -314,7 +314,7 @@ type Prediction struct {
 	IsTooLong     bool // the replica will refuse it
 }
 
-// Usage is what a replica reported at the end of an answer. Zero fields are unknown.
+// Usage is what a replica reported at the end of a response. Zero fields are unknown.
 type Usage struct {
 	PromptTokens, CachedTokens int
 	CachedKnown                bool // the replica reports CachedTokens, so 0 means none
@@ -326,14 +326,14 @@ type CacheInfo struct {
 	Evicting  bool    // the index has evicted blocks
 }
 
-// RecordOutputLength records the length of an answer, all sequences together.
-func (f *Fleet) RecordOutputLength(slot, totalTokens int, sequences int64) {
-	f.backends[slot].answer.Add(float64(totalTokens) / float64(sequences))
+// RecordOutputLength records the length of an output, all sequences together.
+func (f *Estimates) RecordOutputLength(slot, totalTokens int, sequences int64) {
+	f.backends[slot].output.Add(float64(totalTokens) / float64(sequences))
 }
 
 // LearnFromCompletion learns the token sizes, the capacity and the prefill rate from a
-// request whose answer was complete.
-func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInfo) {
+// request whose response was complete.
+func (f *Estimates) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInfo) {
 	b := &f.backends[slot]
 	b.withoutUsage++
 	if f.disabled {
@@ -364,7 +364,7 @@ func (f *Fleet) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInf
 }
 
 // RecordPrefillDone records that the prefill of a request is over, for the counters.
-func (f *Fleet) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now time.Time) {
+func (f *Estimates) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now time.Time) {
 	b := &f.backends[slot]
 	if !b.window.open {
 		return
@@ -376,9 +376,9 @@ func (f *Fleet) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now time
 	})
 }
 
-// ObserveLoad learns from a scrape. unseenTokens are those of the prompts in flight
+// ObserveLoad learns from a poll. unseenTokens are those of the prompts in flight
 // of which there is no output yet.
-func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c CacheInfo) {
+func (f *Estimates) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c CacheInfo) {
 	b, tokens := &f.backends[slot], l.CacheTokens
 	if tokens <= 0 {
 		tokens = defaultCacheTokens
@@ -393,7 +393,7 @@ func (f *Fleet) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c 
 
 // learnFromUsage compares a prediction with the usage that the replica reported, and
 // reports whether it could: the usage names the cached tokens.
-func (f *Fleet) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo) (comparable bool) {
+func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo) (comparable bool) {
 	if !p.IsText || p.IsTooLong || !u.CachedKnown || u.CachedTokens < 0 || u.CachedTokens > u.PromptTokens {
 		return false
 	}
@@ -408,14 +408,13 @@ func (f *Fleet) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo) (c
 }
 
 // distanceBucket returns the bucket of the deepest block that matched.
-func (f *Fleet) distanceBucket(slot int, p *Prediction) int {
+func (f *Estimates) distanceBucket(slot int, p *Prediction) int {
 	bucket := capacityBucket(float64(p.Distance) / float64(max(1, f.cacheBlocks(slot, 1))))
 	return min(bucket, f.backends[slot].capacity.count-1)
 }
 
-// usableHitTokens returns how many of the matched tokens an engine can use: whole blocks,
-// and never the last token of the prompt. Almost a whole block counts as one, since
-// bytes are no exact measure.
+// usableHitTokens returns how many of the matched tokens an engine can use: whole blocks, and never the last
+// token of the prompt. Almost a whole block counts as one, since bytes are no exact measure.
 func usableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
 	return max(0, float64(int(min(matchedTokens, promptTokens-1)/alignment+0.1))*alignment)
 }
@@ -423,7 +422,7 @@ func usableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
 // learnFromHits learns how much a replica's cache holds, from predictions and how many
 // tokens of their prompts were hits, and adds them to the totals. A block that was expected and absent was
 // evicted after Prediction.Distance others were used: the cache holds less than that.
-func (f *Fleet) learnFromHits(slot int, p *predictions, hitTokens, promptTokens float64, c CacheInfo) {
+func (f *Estimates) learnFromHits(slot int, p *predictions, hitTokens, promptTokens float64, c CacheInfo) {
 	b := &f.backends[slot]
 	b.totals.PromptTokens += promptTokens
 	b.totals.PredictedTokens += p.tokens
