@@ -166,6 +166,7 @@ func asResponses(system string, turns []dialogTurn) fields {
 
 // A conversation has the same blocks in all three APIs, as vLLM renders the same prompt.
 func TestPropertySameBlocksInAllAPIs(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 8))
 		system, turns := "s"+words(r), dialog(r)
@@ -226,6 +227,7 @@ func responsesEvents(r *rand.Rand, t dialogTurn) (events []any) {
 }
 
 func TestPropertyTypedResponseInNextTurn(t *testing.T) {
+	t.Parallel()
 	var response Response
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 9))

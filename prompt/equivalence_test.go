@@ -351,6 +351,7 @@ func canonical(t *testing.T, body []byte) []byte {
 }
 
 func TestPropertySpelling(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		messages := []any{fields{{"role", "system"}, {"content", content(r)}}}
@@ -366,6 +367,7 @@ func TestPropertySpelling(t *testing.T) {
 }
 
 func TestPropertyMoreTurns(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		tools := r.IntN(2) == 0
@@ -385,6 +387,7 @@ func TestPropertyMoreTurns(t *testing.T) {
 // Reasoning is shown until the user speaks: until then, more turns keep the
 // prefix, and from then on the chat is as if there had been none.
 func TestPropertyReasoningWithinTurn(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		messages := []any{fields{{"role", "user"}, {"content", content(r)}}}

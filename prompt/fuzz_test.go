@@ -41,7 +41,7 @@ func FuzzParse(f *testing.F) {
 		`{"messages":[{"role":"user","content":[{"type":"video_url","video_url":null,"uuid":"u"},{"image_url":null,"uuid":7},{"type":"input_audio","input_audio":{"data":"AA"},"uuid":null}]}]}`,
 		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"prompt":"a","prompt_cache_key":"k","session_id":"s"}`,
 		`{"messages":[],"metadata":{"user_id":"user_1_account__session_s"}}`, `{"messages":[],"metadata":{"user_id":"{\"session_id\":\"s\"}"}}`,
-		`{"model":1}`, `{"a":1,}`, `{"a" 1}`, `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
+		`{"model":1}`, `{"a":1,}`, `{"a" 1}`, "{\"\n:1}", "{\"\t\":1}", "{\"a\n:{\"\n:1}}", `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
 		`{"token_ids":[1,22,333],"sampling_params":{"max_tokens":5,"n":2,"prompt_logprobs":null},"features":{"mm_hashes":{"image":["a"]},"kwargs_data":null},"cache_salt":"s"}`,
 		`{"token_ids":[4294967296,-1,0.5],"sampling_params":[],"content_parts":[{"type":"image_url","url":"x"}],"features":3}`,
 		`{"tools":[{"type":"function","function":{"strict":true,"name":"f"}},3],"messages":[]}`,

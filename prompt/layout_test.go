@@ -89,6 +89,7 @@ func TestSameImageInAllAPIs(t *testing.T) {
 // A fork says how much of a turn's prompt the turn before has left in the cache, in a replica
 // with its bit and in one without.
 func TestPropertyForks(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 10))
 		text := func(size int) string { return repeat(words(r)+" "+english, size) }

@@ -200,6 +200,7 @@ func TestRejectedBodies(t *testing.T) {
 		{name: "cut short in a list", body: `{"messages":[{"role":"user"},`, message: "it ends at byte 29"},
 		{name: "trailing", body: `{` + m + `} {}`, message: "'{' at byte"},
 		{name: "newline in a string", body: "{\"a\":\"b\nc\"}", message: `'\n' at byte 7`},
+		{name: "newline in a key", body: "{\"\n:1}", message: `'\n' at byte 2`},
 		{name: "escape", body: `{"a":"\x"}`, message: "'x' at byte 7"},
 		{name: "hexadecimal digits", body: `{"a":"\u00g0"}`, message: "'g' at byte 10"},
 		{name: "number", body: `{"a":01}`, message: "'1' at byte 6"},

@@ -122,11 +122,7 @@ func (r *Response) AddBody(body []byte) (usage []byte) {
 	}
 	r.startParse(body)
 	r.scan.enter('{')
-	if r.isTyped() {
-		r.parseTypedMembers()
-	} else {
-		r.parseMembers("message")
-	}
+	r.parseMembers("message")
 	r.endParse()
 	usage, r.usage = r.usage, nil
 	return usage
@@ -181,13 +177,22 @@ func (r *Response) endParse() (valid bool) {
 // parseMembers reads members of a response. In a chat, messageKey is the key of the object
 // with the text: "message" or "delta".
 func (r *Response) parseMembers(messageKey string) {
-	s := &r.scan
+	s, list := &r.scan, "choices"
+	switch r.format {
+	case responseParts:
+		list = "content"
+	case responseItems:
+		list = "output"
+	}
 	for s.nextMember() {
 		name, begin := s.unquote(s.key), s.at
-		isUsage := r.usage == nil && string(name) == "usage"
-		if string(name) == "choices" && s.enter('[') {
+		isList, isUsage := string(name) == list, r.usage == nil && string(name) == "usage"
+		switch {
+		case isList && r.isTyped():
+			r.addParts(s.readValue())
+		case isList && s.enter('['):
 			r.parseChoices(messageKey)
-		} else {
+		default:
 			s.readValue()
 		}
 		if isUsage && s.err == nil {

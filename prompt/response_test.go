@@ -45,6 +45,7 @@ func inEvents(r *rand.Rand, text string, completion bool) (events [][]byte) {
 }
 
 func TestPropertyResponseInNextTurn(t *testing.T) {
+	t.Parallel()
 	var response Response
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 4))
@@ -98,6 +99,7 @@ func callsOf(r *rand.Rand) (calls []any, arguments []string) {
 }
 
 func TestPropertyToolCallsInNextTurn(t *testing.T) {
+	t.Parallel()
 	var response Response
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 6))
@@ -137,6 +139,7 @@ func TestPropertyToolCallsInNextTurn(t *testing.T) {
 }
 
 func TestPropertyCompletionInNextPrompt(t *testing.T) {
+	t.Parallel()
 	var response Response
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 5))

@@ -22,25 +22,6 @@ func (r *Response) parseTypedEvent() {
 	}
 }
 
-// parseTypedMembers reads the members of a whole response of Messages or Responses.
-func (r *Response) parseTypedMembers() {
-	s := &r.scan
-	list := "content"
-	if r.format == responseItems {
-		list = "output"
-	}
-	for s.nextMember() {
-		name := s.unquote(s.key)
-		isList, isUsage := string(name) == list, string(name) == "usage" && r.usage == nil
-		v := s.readValue()
-		if isList {
-			r.addParts(v)
-		} else if isUsage && v.exists() {
-			r.usage = s.b[v.start:v.end:v.end]
-		}
-	}
-}
-
 // addParts adds the parts of a list.
 func (r *Response) addParts(list value) {
 	for part := range r.scan.elements(list) {

@@ -175,6 +175,8 @@ func (s *scanner) parseKey(i int) (key value, valueStart int) {
 	colon := s.skipSpace(end)
 	if s.byteAt(colon) != ':' {
 		s.failSyntax(colon, "':'")
+	}
+	if s.err != nil {
 		return value{}, i
 	}
 	key, valueStart = value{i, end, escaped}, s.skipSpace(colon+1)

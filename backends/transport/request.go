@@ -97,8 +97,8 @@ type upload struct {
 	left       int64         // body bytes not written yet
 	headSent   bool          // with the first write
 	connFailed bool          // err is the connection's, not the body's
-	err        error         // valid after wait
-	written    time.Time     // time of the last byte; valid after wait
+	err        error         // valid once it is written
+	written    time.Time     // time of the last byte; valid once it is written
 	done       chan struct{} // closed when the writing goroutine has ended; nil without one
 }
 
@@ -134,8 +134,7 @@ func (u *upload) close() {
 	u.head = nil
 }
 
-// start writes the request to c: a small one at once, a large one in a goroutine that
-// wait waits for.
+// start writes the request to c: a small one at once, a large one in a goroutine.
 func (u *upload) start(c *conn) {
 	u.c = c
 	if u.left <= maxInlineBytes {
@@ -165,7 +164,7 @@ func (u *upload) isSent() bool {
 // complete request was written. It is called after a complete response, which can arrive
 // before the last write returns, or before the replica has read the whole request.
 func (u *upload) awaitSentBriefly() (sent bool) {
-	if !u.isSent() && u.done != nil {
+	if u.done != nil {
 		select {
 		case <-u.done:
 		case <-time.After(5 * time.Millisecond):
