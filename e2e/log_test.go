@@ -105,7 +105,7 @@ func TestAddedBackendsRepeatNoDescriptorWarning(t *testing.T) {
 		file.write(list(n))
 		p.reloaded("ok", n-1)
 	}
-	if n := strings.Count(p.log.String(), "file descriptors"); n != 1 {
+	if n := strings.Count(p.log.String(), "file descriptor limit"); n != 1 {
 		t.Errorf("%d times in the log:\n%s", n, p.log.String())
 	}
 }
