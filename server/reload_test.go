@@ -179,7 +179,7 @@ func settingsInUse(s *Server) map[string]string {
 		}
 		return fmt.Sprintf("%+v", v)
 	}
-	states := reflect.ValueOf(s.router).Elem().FieldByName("states")
+	states := reflect.ValueOf(s.router).Elem().FieldByName("fleet").FieldByName("states")
 	backend := s.fleet.managed[0].backend
 	var names []string
 	for _, b := range s.fleet.registry.All() {
@@ -188,9 +188,9 @@ func settingsInUse(s *Server) map[string]string {
 	return map[string]string{
 		"config":            fmt.Sprintf("%p", s.config),
 		"log level":         s.process.logLevel.Level().String(),
-		"router settings":   field(s.router, "settings"),
-		"policy":            field(s.router, "policy"),
-		"queue":             field(s.router, "queue", "settings"),
+		"router settings":   field(s.router, "fleet", "settings"),
+		"policy":            field(s.router, "fleet", "policy"),
+		"queue":             field(s.router, "admission", "queue", "settings"),
 		"breakers":          fmt.Sprintf("%+v", states.Index(0).FieldByName("health").Elem().FieldByName("breaker")),
 		"proxy settings":    field(s.proxy, "settings"),
 		"keys":              field(s.keys, "valid"),
