@@ -11,11 +11,12 @@ import (
 )
 
 // KVFollower learns from the KV events of a backend's replica what that has cached, and keeps the
-// backend's part of the index accordingly. The package kvevents has it. It is safe for concurrent use.
+// backend's part of the index accordingly. The package kvevents has it. NewSession, RecordEnd and Status
+// are called while the router is locked, the others while it is not.
 type KVFollower interface {
 	// NewSession returns a name by which the events name the request that is sent with it.
 	NewSession() string
-	// RecordEnd is called when a request that got a session has ended, while the router is locked.
+	// RecordEnd records that a request that got a session has ended.
 	RecordEnd(q KVRequest, now time.Time)
 	// RestoreIndex restores what the events say, after the backend's part of the index was dropped.
 	RestoreIndex()
@@ -48,13 +49,7 @@ type KVStatus struct {
 // SetKVFollower sets what follows the KV events of a backend; nil: nothing. It reports false, and does
 // nothing, if the backend is not in the fleet.
 func (r *Router) SetKVFollower(b *backends.Backend, f KVFollower) (known bool) {
-	r.mu.Lock()
-	defer r.unlockAndRunCallbacks()
-	if !r.fleet.has(b) {
-		return false
-	}
-	r.fleet.states[b.Slot].follower = f
-	return true
+	return r.UpdateIndex(b, func(*index.Index, time.Time) { r.fleet.states[b.Slot].follower = f })
 }
 
 // UpdateIndex calls update with the index while the router is locked. It reports false, and does
@@ -70,13 +65,9 @@ func (r *Router) UpdateIndex(b *backends.Backend, update func(x *index.Index, no
 }
 
 // followerOf returns what follows the KV events of a backend, nil if nothing does.
-func (r *Router) followerOf(b *backends.Backend) KVFollower {
-	r.mu.Lock()
-	defer r.unlockAndRunCallbacks()
-	if !r.fleet.has(b) {
-		return nil
-	}
-	return r.fleet.states[b.Slot].follower
+func (r *Router) followerOf(b *backends.Backend) (f KVFollower) {
+	r.UpdateIndex(b, func(*index.Index, time.Time) { f = r.fleet.states[b.Slot].follower })
+	return f
 }
 
 // restoreIndex lets KV events say what a backend holds, after its part of the index was dropped.

@@ -133,7 +133,7 @@ func (f *follower) follow(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	if err := conn.Subscribe(f.Source.Topic); err != nil {
+	if err := conn.WriteMessage(append([]byte{zmtp.Subscribe}, f.Source.Topic...)); err != nil {
 		return fmt.Errorf("subscribe at %s: %w", f.Source.Endpoint, err)
 	}
 	f.log.logConnected()

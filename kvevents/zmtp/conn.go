@@ -40,7 +40,8 @@ const (
 	flagCommand             // for the connection itself
 )
 
-// First byte of the message by which a peer subscribes to the topics that begin with the rest, or cancels that.
+// First byte of the message by which a peer subscribes to the topics that begin with the rest, or cancels
+// that. It is a message of version 3.0, which later versions accept as well.
 const (
 	Cancel    = 0
 	Subscribe = 1
@@ -223,12 +224,6 @@ func findProperty(b []byte, name string) []byte {
 		b = b[size:]
 	}
 	return nil
-}
-
-// Subscribe asks for messages whose first frame begins with topic. It is sent as version 3.0
-// does, as a message, which later versions accept as well.
-func (c *Conn) Subscribe(topic string) error {
-	return c.WriteMessage(append([]byte{Subscribe}, topic...))
 }
 
 // WriteMessage sends a message of one or more frames. It blocks while the peer's and the kernel's buffers are
