@@ -1,8 +1,9 @@
 package proxy
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"math/rand/v2"
 	"net/http"
@@ -43,7 +44,9 @@ func (t attemptTokens) newToken() string { return t.encode(rand.Uint64() >> 8) }
 
 // encode returns the token of which random is the random part.
 func (t attemptTokens) encode(random uint64) string {
-	return fmt.Sprintf("%014x%010x", random, maphash.Comparable(t.seed, random)>>24)
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
+	b = binary.BigEndian.AppendUint64(b, maphash.Comparable(t.seed, random))[:attemptTokenChars/2]
+	return hex.EncodeToString(b)
 }
 
 // isOwn reports whether a token was made by newToken.

@@ -1,7 +1,8 @@
 package proxy
 
 import (
-	"fmt"
+	"encoding/binary"
+	"encoding/hex"
 	"iter"
 	"math/rand/v2"
 	"net/http"
@@ -171,7 +172,11 @@ func requestIDOrNew(h http.Header) string {
 	if isPlainID(id) && !requestIDContainsKey(h, id) {
 		return id
 	}
-	return fmt.Sprintf("wr-%016x%016x", rand.Uint64(), rand.Uint64())
+	made := append(make([]byte, 0, 35), "wr-"...)
+	for range 2 {
+		made = hex.AppendEncode(made, binary.BigEndian.AppendUint64(make([]byte, 0, 8), rand.Uint64()))
+	}
+	return string(made)
 }
 
 const maxRequestIDBytes = 128
