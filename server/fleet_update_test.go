@@ -112,7 +112,6 @@ func (c *changing) settled(all ...*backends.Backend) {
 }
 
 func TestFleetUpdatesUnderLoad(t *testing.T) {
-	t.Parallel()
 	const replicas = 5
 	c := startChanging(t, replicas)
 	clients := c.crowd(16)
@@ -208,7 +207,6 @@ func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
 // The backends that leave serve until those that join are ready, so this needs no
 // admission queue.
 func TestReplaceAllBackendsUnderLoad(t *testing.T) {
-	t.Parallel()
 	for name, held := range map[string]int{"with the admission queue": 1000, "without": 0} {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 4)
@@ -263,7 +261,6 @@ func TestBackendURLChange(t *testing.T) {
 // Of names that come and go nothing stays: no slot, no goroutine, no label, no
 // memory to speak of.
 func TestAddAndRemoveManyBackends(t *testing.T) {
-	t.Parallel()
 	c := startChanging(t, 2)
 	clients := c.crowd(4)
 	cycle := func(i int) {
@@ -504,7 +501,6 @@ func TestReuseNameOrURLOfRemovedBackend(t *testing.T) {
 
 // Nothing is held here, so that each request needs a backend at once.
 func TestRemovalWaitsForLaterAddedBackends(t *testing.T) {
-	t.Parallel()
 	for name, changes := range map[string][2]map[string]string{
 		"instead of the first":  {{"new": unusedURL}, {"new": unusedURL}},
 		"which only takes away": {{"r0": "", "new": unusedURL}, {"new": ""}},
@@ -622,7 +618,6 @@ func TestBackendCAFile(t *testing.T) {
 }
 
 func TestBackendConnectionAdvice(t *testing.T) {
-	t.Parallel()
 	url, caFile := standIn{}.startTLS(t)
 	plain := standIn{}.start(t)
 	for name, f := range map[string]struct {

@@ -80,7 +80,6 @@ func turn(n int) *replay.Trace {
 // A proxy is restarted between two turns of 60 conversations, on replicas that
 // each hold a third of them.
 func TestSnapshotRestoresIndex(t *testing.T) {
-	t.Parallel()
 	hits := func(restored int, change func(*config.Config)) float64 {
 		t.Helper()
 		fleet := startSimFleet(t, 4, 32_000)
