@@ -179,7 +179,7 @@ func (a *admission) decide(f *fleet, v *decide.Fleet, t *QueuedRequest) (*decide
 		}
 		return nil, decide.Choice{}, errQueue
 	}
-	choice := v.Choose(q, c, f.policy, nil)
+	choice := v.Choose(q, c, f.policy.Policy, nil)
 	blocked := v.BlockedBy(q, choice)
 	if blocked != decide.NotBlocked && v.Now.Sub(t.item.Arrived) >= settleDelay {
 		if waiting, ok := v.ChooseSlot(c, t.waitsFor); ok {

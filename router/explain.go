@@ -31,7 +31,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	e.Layout, e.Waiting = r.PromptLayout(req.Model).BitNames(), r.admission.queue.Len()
 	blocked, err := "", f.filter(&s, v, q, l)
 	if err == nil {
-		blocked = v.ExplainChoice(e, q, &s.candidates, f.policy)
+		blocked = v.ExplainChoice(e, q, &s.candidates, f.policy.Policy)
 	}
 	e.Queued, e.Refused = r.admission.explain(f, v, q, blocked, err)
 	e.Sentence = e.Describe()

@@ -51,6 +51,7 @@ type scratch struct {
 	view       decide.Fleet
 	viewed     []int // slots in view
 	query      decide.Query
+	request    Request // of query, unless it is queued
 	candidates decide.Candidates
 	matched    []int // by slot
 }
@@ -180,10 +181,9 @@ func (f *fleet) addToView(s *scratch, slot int, due *callbacks) {
 	}
 	s.viewed = append(s.viewed, slot)
 	options := b.Options()
-	*v = decide.Backend{
-		Backend: b, Slot: slot, NameHash: f.states[slot].nameHash, Weight: weightOf(options), MaxInFlight: options.MaxInFlight,
-		Missing: b.MissingEndpoints(s.view.Now), Retiring: b.Retiring(), Load: b.Load(),
-	}
+	v.Backend, v.Slot, v.NameHash = b, slot, f.states[slot].nameHash
+	v.Weight, v.MaxInFlight, v.Claimed, v.Room = weightOf(options), options.MaxInFlight, decide.Claim{}, 0
+	v.Missing, v.Retiring, v.Load = b.MissingEndpoints(s.view.Now), b.Retiring(), b.Load()
 	v.State, v.Asleep = b.State(), v.Load != nil && v.Load.Asleep
 	v.PrefillRate, v.PrefillRateKnown = f.estimates.PrefillRate(slot), f.estimates.KnowsPrefillRate(slot)
 	v.MissingHits, v.Recomputed = f.estimates.MissingHits(slot)
@@ -198,6 +198,7 @@ func (f *fleet) updateView(v *decide.Backend, now time.Time, due *callbacks) {
 	v.KnownInFlight = v.Backend.KnownInFlight()
 	v.QueueFull, v.ProbeDue = h.IsQueueFull(now), h.IsProbeDue(now)
 	v.Breaker, _ = h.Breaker(now)
+	f.ledger.ReadFigures(&v.Figures, v.Slot, v.PrefillRate, now, due != nil)
 	check := f.stallCheck(v.Slot, v.Load, v.ExternalTokens, now)
 	switch {
 	case due == nil:
@@ -207,11 +208,9 @@ func (f *fleet) updateView(v *decide.Backend, now time.Time, due *callbacks) {
 			f.notifyStalled(v.Slot, now, due)
 		}
 		v.Stalled = h.IsStalled()
+	default:
+		v.Stalled = h.IsStalled()
 	}
-	if due != nil {
-		f.ledger.WorkOff(v.Slot, now)
-	}
-	v.Figures = f.ledger.Figures(v.Slot, now)
 }
 
 // stallCheck returns what decides whether a backend is stalled.
@@ -258,7 +257,8 @@ func (f *fleet) match(s *scratch, req *Request, tried []*backends.Backend) *deci
 	}
 	matched := s.matched[:len(f.states)]
 	f.index.Match(req.Blocks, matched)
-	return f.query(s, req, tried, matched)
+	s.request = *req
+	return f.query(s, &s.request, tried, matched)
 }
 
 // query is match for a request whose matched blocks are known.

@@ -40,7 +40,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	err := f.filter(s, v, q, f.ledger)
 	if err == ErrNoneReady {
 		if current := currentBackends(r.catalog(), req); !slices.Equal(current, req.Backends) {
-			req.Backends = current
+			req.Backends, q.Backends = current, current
 			v = f.viewOf(s, current, &r.callbacks, now)
 			err = f.filter(s, v, q, f.ledger)
 		}
@@ -54,7 +54,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	default:
 		return nil, err
 	}
-	choice := v.Choose(q, &s.candidates, f.policy, nil)
+	choice := v.Choose(q, &s.candidates, f.policy.Policy, nil)
 	if v.BlockedBy(q, choice) != decide.NotBlocked {
 		return nil, errQueue
 	}

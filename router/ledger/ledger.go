@@ -337,28 +337,28 @@ type Figures struct {
 }
 
 // Figures returns the figures of a backend.
-func (l *Ledger) Figures(slot int, now time.Time) Figures {
+func (l *Ledger) Figures(slot int, now time.Time) (f Figures) {
+	l.ReadFigures(&f, slot, l.estimates.PrefillRate(slot), now, false)
+	return f
+}
+
+// ReadFigures sets f to the figures of a backend with a prefill rate. With workOff, the requests that
+// should be prefilled by now count as prefilled for later calls too.
+func (l *Ledger) ReadFigures(f *Figures, slot int, prefillRate float64, now time.Time, workOff bool) {
 	a := l.accounts[slot]
-	k := &a.kv
-	queued, pending := a.prefill.queuedTokens(now, l.estimates.PrefillRate(slot))
-	f := Figures{
-		QueuedTokens: queued, Pending: pending,
-		Requests:        a.prefill.requests,
-		UnstartedTokens: a.prefill.unstarted, UnstartedAttention: a.prefill.attended,
-		OwnKVTokens: l.ownKVTokens(slot, now), Capacity: k.capacity, NearlyFull: k.nearlyFull, DecodeRate: k.decodeRate.Value,
+	k, p := &a.kv, &a.prefill
+	f.QueuedTokens, f.Pending = p.queuedTokens(now, prefillRate)
+	if workOff {
+		p.removeWorkedOff(now, prefillRate)
 	}
-	f.UsedKVTokens = f.OwnKVTokens
+	f.Requests, f.UnstartedTokens, f.UnstartedAttention = p.requests, p.unstarted, p.attended
+	f.OwnKVTokens = l.ownKVTokens(slot, now)
+	f.UsedKVTokens, f.HasWaiting = f.OwnKVTokens, false
+	f.Capacity, f.NearlyFull, f.DecodeRate = k.capacity, k.nearlyFull, k.decodeRate.Value
 	if l.isRecentPoll(k, now) {
 		f.UsedKVTokens += k.external
 		f.HasWaiting = k.waiting > 0
 	}
-	return f
-}
-
-// WorkOff counts the requests of a backend that should be prefilled by now as prefilled, as Figures
-// does, for later calls too.
-func (l *Ledger) WorkOff(slot int, now time.Time) {
-	l.accounts[slot].prefill.removeWorkedOff(now, l.estimates.PrefillRate(slot))
 }
 
 // UnstartedTokens returns the uncached tokens of a backend's requests without output.

@@ -383,7 +383,7 @@ func TestExternalLoad(t *testing.T) {
 }
 
 // TestFiguresChangeNothing has requests of all kinds in flight, more of which should be prefilled the
-// later it is: Figures neither removes these nor returns anything else than it does after WorkOff.
+// later it is: Figures neither removes these nor returns anything else than it does after these are worked off.
 func TestFiguresChangeNothing(t *testing.T) {
 	f := newFleet(1)
 	f.poll(0, backends.Load{QueuesKnown: true, Running: 1, Waiting: 3, KVKnown: true, CacheTokens: 100_000, KVCacheUsage: 0.9, WaitingForCapacity: 2})
@@ -410,14 +410,18 @@ func TestFiguresChangeNothing(t *testing.T) {
 		if !reflect.DeepEqual(*f.accounts[0], before) || !maps.Equal(f.nextTurns, turns) {
 			t.Fatalf("the account was %+v and is %+v", before, *f.accounts[0])
 		}
-		f.WorkOff(0, f.now)
+		var after Figures
+		f.ReadFigures(&after, 0, f.estimates.PrefillRate(0), f.now, true)
+		if after != figures {
+			t.Errorf("the figures are %+v, and %+v where requests are worked off", figures, after)
+		}
 		workedOff += len(before.prefill.pending) - len(f.accounts[0].prefill.pending)
-		after := f.Figures(0, f.now)
+		after = f.Figures(0, f.now)
 		if math.Abs(after.QueuedTokens-figures.QueuedTokens) > 0.001 { // times are whole nanoseconds
-			t.Errorf("%v tokens are queued, and %v after WorkOff", figures.QueuedTokens, after.QueuedTokens)
+			t.Errorf("%v tokens are queued, and %v once some are worked off", figures.QueuedTokens, after.QueuedTokens)
 		}
 		if after.QueuedTokens = figures.QueuedTokens; after != figures {
-			t.Errorf("the figures are %+v, and %+v after WorkOff", figures, after)
+			t.Errorf("the figures are %+v, and %+v once some are worked off", figures, after)
 		}
 	}
 	if workedOff == 0 {

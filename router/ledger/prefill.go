@@ -67,6 +67,9 @@ func (p *prefillAccount) add(e *Entry, now time.Time) {
 // queuedTokens returns the tokens that are still to be prefilled, at so many a second, and how many
 // requests have them: without those without a first event that should be prefilled by now.
 func (p *prefillAccount) queuedTokens(now time.Time, prefillRate float64) (tokens float64, requests int) {
+	if len(p.pending) == 0 {
+		return 0, 0
+	}
 	done, _, tokens, worked := p.workedOff(now, prefillRate)
 	if done == len(p.pending) {
 		return 0, 0
@@ -76,6 +79,9 @@ func (p *prefillAccount) queuedTokens(now time.Time, prefillRate float64) (token
 
 // removeWorkedOff removes the requests that queuedTokens leaves out.
 func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
+	if len(p.pending) == 0 || p.pending[0].Streams {
+		return
+	}
 	done, since, tokens, _ := p.workedOff(now, prefillRate)
 	if done == 0 {
 		return
