@@ -21,7 +21,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	own := f.ledger.CountOwn(b.Slot)
 	h.RecordPoll(l, f.ledger.UnstartedTokens(b.Slot), own, &f.settings.Breaker, now)
 	_, external := f.ledger.External(l, now)
-	check := f.stallCheck(b.Slot, l, external, now)
+	check := f.stallCheck(b.Slot, l, external, f.estimates.PrefillRate(b.Slot), now)
 	h.UpdateStalled(&check)
 	if h.IsStalled() {
 		f.notifyStalled(b.Slot, now, &r.callbacks)
@@ -51,7 +51,7 @@ func (r *Router) PollFailed(b *backends.Backend, timedOut bool) {
 	}
 	now, h := r.now(), f.states[b.Slot].health
 	h.RecordPollFailure(timedOut)
-	check := f.stallCheck(b.Slot, b.Load(), 0, now)
+	check := f.stallCheck(b.Slot, b.Load(), 0, f.estimates.PrefillRate(b.Slot), now)
 	h.UpdateStalled(&check)
 	if h.IsStalled() || h.IsHung() {
 		f.notifyStalled(b.Slot, now, &r.callbacks)

@@ -199,7 +199,7 @@ func (f *fleet) updateView(v *decide.Backend, now time.Time, due *callbacks) {
 	v.QueueFull, v.ProbeDue = h.IsQueueFull(now), h.IsProbeDue(now)
 	v.Breaker, _ = h.Breaker(now)
 	f.ledger.ReadFigures(&v.Figures, v.Slot, v.PrefillRate, now, due != nil)
-	check := f.stallCheck(v.Slot, v.Load, v.ExternalTokens, now)
+	check := f.stallCheck(v.Slot, v.Load, v.ExternalTokens, v.PrefillRate, now)
 	switch {
 	case due == nil:
 		v.Stalled = h.IsStalledNow(&check)
@@ -214,10 +214,10 @@ func (f *fleet) updateView(v *decide.Backend, now time.Time, due *callbacks) {
 }
 
 // stallCheck returns what decides whether a backend is stalled.
-func (f *fleet) stallCheck(slot int, load *backends.Load, externalTokens float64, now time.Time) health.StallCheck {
+func (f *fleet) stallCheck(slot int, load *backends.Load, externalTokens, prefillRate float64, now time.Time) health.StallCheck {
 	return health.StallCheck{
 		Now: now, Load: load, InFlight: f.states[slot].backend.InFlight.Load(), UnstartedTokens: f.ledger.UnstartedTokens(slot),
-		ExternalTokens: externalTokens, PrefillRate: f.estimates.PrefillRate(slot), RateKnown: f.estimates.IsPrefillRateKnown(slot),
+		ExternalTokens: externalTokens, PrefillRate: prefillRate, RateKnown: f.estimates.IsPrefillRateKnown(slot),
 	}
 }
 

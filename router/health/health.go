@@ -320,12 +320,15 @@ func (r *Record) Stalls() uint64 { return r.stalls }
 func (r *Record) checkStalled(c *StallCheck) (w work, stalled bool) {
 	w = r.work
 	w.recordWork(r.lastOutput(), c.UnstartedTokens)
+	if c.InFlight == 0 {
+		return w, false
+	}
 	rate := c.PrefillRate
 	if !c.RateKnown {
 		rate /= unknownRateSlack
 	}
 	timeout := stallTimeout + time.Duration(stallMargin*(min(w.owed, c.UnstartedTokens)+c.ExternalTokens)/rate*float64(time.Second))
-	return w, c.InFlight > 0 && r.silentTime(&w, c.Load, c.Now) > timeout
+	return w, r.silentTime(&w, c.Load, c.Now) > timeout
 }
 
 // silentTime returns for how long the engine is known to have done nothing. Its counters say so as of the last

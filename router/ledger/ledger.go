@@ -355,7 +355,7 @@ func (l *Ledger) ReadFigures(f *Figures, slot int, prefillRate float64, now time
 	f.OwnKVTokens = l.ownKVTokens(slot, now)
 	f.UsedKVTokens, f.HasWaiting = f.OwnKVTokens, false
 	f.Capacity, f.NearlyFull, f.DecodeRate = k.capacity, k.nearlyFull, k.decodeRate.Value
-	if l.isRecentPoll(k, now) {
+	if (k.external != 0 || k.waiting > 0) && l.isRecentPoll(k, now) {
 		f.UsedKVTokens += k.external
 		f.HasWaiting = k.waiting > 0
 	}
