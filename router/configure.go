@@ -116,7 +116,7 @@ func (r *Router) AddBackend(b *backends.Backend) {
 // Reservations on it that are in flight remain valid until their Release, which then counts only in the
 // backend's own figures. Under another router's policy this may take a tenth of a second, if its table is full.
 func (r *Router) RemoveBackend(b *backends.Backend) {
-	if follower := r.followerOf(b); follower != nil {
+	if follower := r.kvFollower(b); follower != nil {
 		follower.Close()
 	}
 	r.mu.Lock()

@@ -78,12 +78,9 @@ func (a *admission) recoverRound(now time.Time, due *callbacks) {
 	}
 }
 
-// dispatchUnlessPaused is dispatch for what others than our own requests have left.
-func (r *Router) dispatchUnlessPaused(now time.Time) {
-	if !now.Before(r.admission.pausedUntil) {
-		r.dispatch(now)
-	}
-}
+// isPaused reports whether queued requests wait before they take what others than our own requests
+// have left.
+func (a *admission) isPaused(now time.Time) bool { return now.Before(a.pausedUntil) }
 
 // pause makes queued requests wait, unless they wait already. It is cut short by what our own requests leave.
 func (a *admission) pause(until, now time.Time) {

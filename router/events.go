@@ -87,7 +87,7 @@ func (r *Router) BackendStateChanged(b *backends.Backend) {
 
 // ForgetCache forgets what a backend held: its replica lost its cache. What KV events say it holds stays.
 func (r *Router) ForgetCache(b *backends.Backend) {
-	defer r.restoreIndex(b)
+	defer restoreIndex(r.kvFollower(b))
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	if !r.fleet.has(b) {
@@ -129,7 +129,7 @@ type ResetReport struct {
 // was learned of it, and that it failed or refused anything. What it has in flight stays, and so do figures
 // that metrics count, and what the replica reported, also by KV events.
 func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
-	defer r.restoreIndex(b)
+	defer restoreIndex(r.kvFollower(b))
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	f := &r.fleet
@@ -256,7 +256,9 @@ func (r *Router) ApplyPlacements(peerID uint64, events []PlacementEvent, delay t
 		if delay > 0 && r.admission.queue.Len() > 0 {
 			r.admission.pause(now.Add(delay), now)
 		}
-		r.dispatchUnlessPaused(now)
+		if !r.admission.isPaused(now) {
+			r.dispatch(now)
+		}
 	})
 }
 
@@ -267,7 +269,9 @@ func (r *Router) SyncPeer(peerID uint64, inFlight []Placement) {
 	defer r.unlockAndRunCallbacks()
 	now := r.now()
 	r.peers.Sync(r.fleet.ledger, peerID, inFlight, r.fleet.peerRecorder(), now)
-	r.dispatchUnlessPaused(now)
+	if !r.admission.isPaused(now) {
+		r.dispatch(now)
+	}
 }
 
 // RemovePeer removes all that a peer has in flight: it has ended, or is not heard of any more.

@@ -251,7 +251,7 @@ func TestExplainChangesNothing(t *testing.T) {
 	for _, policy := range []string{"prefix", "skywalker", "lmetric", "round-robin", "chwbl", "sticky-least-loaded"} {
 		t.Run(policy, func(t *testing.T) {
 			r, fleet := busyFleet(t, policy)
-			if r.CountPeerRequests() == 0 || r.Status(fleet[4]).Breaker != BreakerHalfOpen || r.followerOf(fleet[0]) == nil {
+			if r.CountPeerRequests() == 0 || r.Status(fleet[4]).Breaker != BreakerHalfOpen || r.kvFollower(fleet[0]) == nil {
 				t.Fatalf("the fleet is not as it should be: %d requests of peers, breaker %v", r.CountPeerRequests(), r.Status(fleet[4]).Breaker)
 			}
 			if waiting := r.CountWaiting(); (waiting > 0) != r.fleet.policy.definition.UsesQueue {

@@ -64,15 +64,16 @@ func (r *Router) UpdateIndex(b *backends.Backend, update func(x *index.Index, no
 	return true
 }
 
-// followerOf returns what follows the KV events of a backend, nil if nothing does.
-func (r *Router) followerOf(b *backends.Backend) (f KVFollower) {
+// kvFollower returns what follows the KV events of a backend, nil if nothing does.
+func (r *Router) kvFollower(b *backends.Backend) (f KVFollower) {
 	r.UpdateIndex(b, func(*index.Index, time.Time) { f = r.fleet.states[b.Slot].follower })
 	return f
 }
 
-// restoreIndex lets KV events say what a backend holds, after its part of the index was dropped.
-func (r *Router) restoreIndex(b *backends.Backend) {
-	if f := r.followerOf(b); f != nil {
+// restoreIndex lets KV events say what a backend holds, after its part of the index was dropped. f is
+// nil if nothing follows them.
+func restoreIndex(f KVFollower) {
+	if f != nil {
 		f.RestoreIndex()
 	}
 }

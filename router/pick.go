@@ -161,7 +161,9 @@ func (r *Router) StartRefusingUnready() {
 func (r *Router) Tick() {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	r.dispatchUnlessPaused(r.now())
+	if now := r.now(); !r.admission.isPaused(now) {
+		r.dispatch(now)
+	}
 }
 
 // Run ticks while requests are queued. It blocks until ctx is done, and may be called again after that
