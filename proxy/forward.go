@@ -26,16 +26,16 @@ func (r *request) forward() {
 	h.receivedAt, h.queueTimeouts = r.bodyReceivedAt, r.queueTimeoutsOr(r.settings.QueueTimeouts)
 	defer r.replaceBestFailure(nil)
 	stopWaiting := func() {
-		r.context.end()
 		r.stopQueueKeepalive()
 		r.releaseQueuePlace()
 	}
+	defer stopWaiting() // also if a wait panics
 	r.startQueueKeepalive()
 	r.beginAttemptContext()
-	defer stopWaiting() // also if a wait panics
 	for {
 		h.end = r.endReason()
 		if apiErr := r.checkStoredResponse(); apiErr != nil {
+			r.context.end()
 			stopWaiting()
 			r.sendError(apiErr)
 			return
@@ -66,6 +66,7 @@ func (r *request) forward() {
 		case actWait:
 			r.awaitAndRecord(&a)
 		case actRespond:
+			r.context.end()
 			stopWaiting()
 			r.respondWithError(&a)
 			return
