@@ -89,7 +89,7 @@ func TestExplainTable(t *testing.T) {
 			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, TTFTSeconds: 5.145},
 			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Queued: "its next step is full"},
 		},
-		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
+		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
 	}}
 	want := `about 2,113 prompt tokens in 33 blocks of 256 bytes; model sim, policy prefix
 
@@ -104,7 +104,7 @@ func TestExplainTable(t *testing.T) {
 COST of gpu-1: prefill 129 + delay 129, divided by weight 2
 COST of gpu-0: prefill 1,813 + later turns 300
 
-gpu-1 holds 1,984 of 2,113 prompt tokens and answers soonest: 0.02 s against 0.26 s on gpu-0,
+gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0,
 which is idle but holds nothing. It would wait first.
 
 MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least 16.

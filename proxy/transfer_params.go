@@ -8,11 +8,8 @@ import (
 	"warmroute/prompt"
 )
 
-// Values of limits.kv_transfer_params.
-const (
-	RefuseTransferParams = "refuse"
-	AllowTransferParams  = "allow"
-)
+// AllowTransferParams is the value of limits.kv_transfer_params by which they are accepted.
+const AllowTransferParams = "allow"
 
 // allowsTransferParams reports whether clients may send, and get, parameters of KV transfers.
 func (r *request) allowsTransferParams() bool {
