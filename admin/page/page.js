@@ -264,7 +264,7 @@ const showBackends = rows('backends', (row, first) => {
     const fill = b.index_capacity_blocks ? b.index_blocks / b.index_capacity_blocks : null;
     index(fill, percent(fill));
     setText(confirmed, b.kv_events ? `${whole.format(b.kv_events.confirmed_blocks)} confirmed` : '');
-    confirmed.title = b.kv_events && !b.kv_events.complete ? 'not all that the replica holds is known from its KV events' : '';
+    confirmed.title = b.kv_events && !b.kv_events.complete ? 'the KV events do not cover everything that the replica holds' : '';
     setText(hit, percent(b.hit_ratio));
     setText(perSecond, rate(b.requests_per_second));
     verb = b.drained ? 'undrain' : 'drain';

@@ -78,7 +78,7 @@ sim". The same command always prints the same figures.
   --workload documents  a few questions about each of many long documents
   --worlds N            prefix against all other policies in N worlds, that is fleets,
                         engines, clients, workloads and loads drawn at random; each
-                        is played about 20 times with three seeds. With --trace, parts of
+                        is simulated about 20 times with three seeds. With --trace, parts of
                         the trace are among the workloads.
 
 A load of 1 is the number of prompt tokens that the fleet can prefill without a
@@ -154,7 +154,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.prompts, "prompts", 0, "hot: number `N` of shared prompts (default 1)")
 	f.Float64Var(&o.rate, "rate", 0, "hot: `N` requests per second (default 20)")
 	f.Float64SliceVar(&o.loads, "load", nil, "scale the arrival rate to each of `LOADS`, such as 0.7,0.9, and print a report for each (default: a trace as recorded, hot by --rate, chats and documents 1.5)")
-	f.IntVar(&o.worlds, "worlds", 0, "compare policies in `N` drawn worlds")
+	f.IntVar(&o.worlds, "worlds", 0, "compare policies in `N` random worlds")
 	f.IntVar(&o.seeds, "seeds", 1, "number `N` of runs with different seeds, whose mean is printed")
 	f.Uint64Var(&o.seed, "seed", 1, "first `SEED`")
 
@@ -178,7 +178,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.sessionIDs, "session-ids", false, "let requests name their sessions for every policy (default: only for session), so that prefix can break ties by them")
 	f.Float64Var(&o.indexFactor, "index-factor", 1, "report the size of the KV cache to the router multiplied by `F`")
 	f.BoolVar(&o.kvEvents, "kv-events", false, "let the router read the replicas' KV events")
-	f.Float64Var(&o.bypass, "bypass", 0, "send a `SHARE` of the sessions to replicas at random, past the router; the report leaves them out")
+	f.Float64Var(&o.bypass, "bypass", 0, "send a `SHARE` of the sessions to replicas at random, bypassing the router; the report excludes them")
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` further blocks, unknown to the router, per block that the cache evicts")
 
 	f.BoolVar(&o.json, "json", false, "print one JSON object per line and load")

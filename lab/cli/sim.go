@@ -44,7 +44,7 @@ freeze, metrics-gone, metrics-garbled, metrics-huge, close-idle, drain,
 events-lost (every), events-garbled, replay-silent, restart, abort, fail, clear. "requests"
 and "seconds" limit most of them.
 
---script makes it play the model's part for a client that uses tools: FILE is a
+--script sets the model's replies for a client that uses tools: FILE is a
 JSON list with the replies of every conversation, in their order, such as
   [{"text": "Let me see.", "tool_calls": [{"name": "ls", "arguments": {"path": "."}}]},
    {"text": "Done."}]
@@ -92,7 +92,7 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.IntVar(drainSeconds, "shutdown-timeout", 0, "finish requests for up to `SECONDS` after SIGTERM, while /health stays 200 and new requests get a 500; 0 aborts them, like vLLM")
 
 	f.IntVar(&cfg.Ranks, "data-parallel-size", 1, "number `N` of engines behind the one port, each with its own KV cache and scheduler")
-	f.StringVar(&cfg.KVEvents.Endpoint, "kv-events", "", "publish KV cache events like vLLM on `ENDPOINT`: a port, or tcp://HOST:PORT with * for all addresses; replays on the port 1000 above; 0 takes free ports, which /kv_event_sources tells")
+	f.StringVar(&cfg.KVEvents.Endpoint, "kv-events", "", "publish KV cache events like vLLM on `ENDPOINT`: a port, or tcp://HOST:PORT with * for all addresses; replays on the port 1000 above; 0 selects free ports, which /kv_event_sources lists")
 	f.StringVar(&cfg.KVEvents.Topic, "kv-events-topic", "", "`NAME` of the topic of KV cache events")
 
 	e := &cfg.Engine
