@@ -144,7 +144,7 @@ const poolSize = 4
 // at once. Others may have stored larger values.
 const maxReplyBytes = 2 * readCount * maxMessageBytes
 
-var errReplyTooLong = errors.New("reply is too long: the value is none of warmroute's")
+var errReplyTooLong = errors.New("reply is too long: the value was not written by warmroute")
 
 // newDialer returns what connects, with TLS unless t is nil.
 func newDialer(t *tls.Config) func(ctx context.Context, network, address string) (net.Conn, error) {

@@ -59,7 +59,7 @@ func unavailableError(code, message string) *apiError {
 }
 
 func firstByteTimeoutError() *apiError {
-	return newError(http.StatusGatewayTimeout, "first_byte_timeout", "the replica produced nothing in time (timeouts.first_byte)")
+	return newError(http.StatusGatewayTimeout, "first_byte_timeout", "the replica sent no event in time (timeouts.first_byte)")
 }
 
 // sourceUnlessReplica returns "warmroute" for an error of the proxy's, "" for a replica's own.
@@ -164,7 +164,7 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 	case errors.Is(s.readErr, errFirstByte):
 		return firstByteTimeoutError(), s.readErr
 	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
-		return newError(http.StatusGatewayTimeout, "idle_timeout", "the replica sent nothing more in time (timeouts.idle)"), s.readErr
+		return newError(http.StatusGatewayTimeout, "idle_timeout", "the replica stopped sending (timeouts.idle)"), s.readErr
 	}
 	if s.readErr == io.EOF {
 		return e, errTruncated
