@@ -94,7 +94,7 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 	if r.history.sent++; r.history.sent == 1 {
 		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
 	}
-	r.proxy.activity.recordAttempt(r, d)
+	r.proxy.activity.recordAttemptAndDecision(r, d)
 	r.beginAttemptSpan(d)
 	r.setSessionHeader(d.KVSession)
 	a.setRequestIDHeader()

@@ -68,7 +68,7 @@ func SetConnActive(conn net.Conn, state http.ConnState) {
 // active changes while no such read runs: net/http reports StateActive before it starts one, and StateIdle after its end.
 func (c *clientConn) Read(p []byte) (int, error) {
 	if len(p) == 1 && canAwaitHangup && c.raw != nil && c.active.Load() {
-		return 0, awaitHangup(c.raw)
+		return 0, readUntilHangup(c.raw)
 	}
 	n, err := c.Conn.Read(p)
 	if c.clearText && !c.active.Load() && !c.header.add(p[:n]) {

@@ -12,7 +12,7 @@ import (
 
 const canAwaitHangup = true
 
-// awaitHangup blocks until the peer has closed its connection or at least its writing side, and returns io.EOF; or until the read
+// readUntilHangup blocks until the peer has closed its connection or at least its writing side, and returns io.EOF; or until the read
 // deadline or Close, and returns that error. It reads nothing: the runtime wakes it for each event of the socket.
 //
 // No wake-up is lost, although the runtime registers sockets edge-triggered:
@@ -25,7 +25,7 @@ const canAwaitHangup = true
 //     future meanwhile. Only the goroutine that serves the connection does that, after net/http has had it wait for the reader
 //     (connReader.abortPendingRead); others set deadlines in the past alone (Activity.Cancel).
 //   - Only one reader waits at a time: RawConn.Read and Read hold the same lock, and with it the descriptor.
-func awaitHangup(raw syscall.RawConn) error {
+func readUntilHangup(raw syscall.RawConn) error {
 	err := raw.Read(func(fd uintptr) bool {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		n, _ := unix.Poll(poll, 0) // a signal interrupts it only if there is no hang-up

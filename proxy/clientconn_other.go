@@ -10,7 +10,7 @@ import (
 
 const canAwaitHangup = false
 
-func awaitHangup(syscall.RawConn) error { return nil }
+func readUntilHangup(syscall.RawConn) error { return nil }
 
 // setSendLimits bounds what the kernel keeps for a client that does not read.
 func setSendLimits(conn *net.TCPConn, _ time.Duration) { _ = conn.SetWriteBuffer(maxUnsentBytes) }

@@ -148,7 +148,7 @@ func (a *Activity) beginQueuedPhase(x *request) {
 	s.mu.Unlock()
 }
 
-func (a *Activity) recordAttempt(x *request, d *router.Reservation) {
+func (a *Activity) recordAttemptAndDecision(x *request, d *router.Reservation) {
 	p := &x.inFlight
 	s := a.shard(p.number)
 	s.mu.Lock()

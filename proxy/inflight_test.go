@@ -555,7 +555,7 @@ func BenchmarkActivity(b *testing.B) {
 		p.activity.beginUploadPhase(&x.inFlight)
 		p.activity.endUploadPhase(&x.inFlight)
 		p.activity.beginQueuedPhase(x)
-		p.activity.recordAttempt(x, d)
+		p.activity.recordAttemptAndDecision(x, d)
 		x.inFlight.phase.Store(int32(Responding))
 		p.activity.remove(&x.inFlight)
 		p.activity.stats.countEndedRequest(d.Backend, x.arrivedAt, &x.outcome, false)

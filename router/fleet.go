@@ -94,7 +94,7 @@ func (f *fleet) removeBackend(b *backends.Backend) {
 func (f *fleet) forgetInPolicy(slot int) {
 	f.ledger.ForgetNextTurns(slot)
 	if p, ok := f.policy.Policy.(policy.Forgetter); ok {
-		p.Forget(slot)
+		p.ForgetBackend(slot)
 	}
 }
 

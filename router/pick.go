@@ -126,14 +126,14 @@ func (r *Router) RetryAfter(priority int) time.Duration {
 	now := r.now()
 	wait, silence, tokens := r.admission.queue.EstimateWait(queue.ClassOf(priority), now)
 	if wait == 0 {
-		wait = max(prefillTime(r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, now), tokens), silence)
+		wait = max(estimateFleetPrefillTime(r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, now), tokens), silence)
 	}
 	return min(max(wait.Truncate(time.Second), time.Second), queue.MaxRetryDelay)
 }
 
-// prefillTime estimates how long the available backends together take for the
+// estimateFleetPrefillTime estimates how long the available backends together take for the
 // prefill of newTokens and of what is queued there.
-func prefillTime(v *decide.Fleet, newTokens float64) time.Duration {
+func estimateFleetPrefillTime(v *decide.Fleet, newTokens float64) time.Duration {
 	tokens, rate := newTokens, 0.0
 	for i := range v.Backends {
 		if b := &v.Backends[i]; b.Backend != nil && b.IsAvailable() {

@@ -24,12 +24,12 @@ func (d *Reservation) RecordFirstEvent() {
 	if d.entry.Streams && !d.entry.IsPrefilled() {
 		d.entry.Prediction.TTFT = now.Sub(d.entry.SentAt)
 	}
-	d.recordPrefilled(now)
+	d.recordAndReportPrefilled(now)
 	r.dispatch(now)
 }
 
-// recordPrefilled records, once, that the prefill is over.
-func (d *Reservation) recordPrefilled(now time.Time) {
+// recordAndReportPrefilled records, once, that the prefill is over.
+func (d *Reservation) recordAndReportPrefilled(now time.Time) {
 	if d.entry.IsPrefilled() || d.noEngine {
 		return
 	}
@@ -87,7 +87,7 @@ func (d *Reservation) Release(o Outcome) {
 	inFleet := !f.ledger.IsOrphaned(&d.entry)
 	if inFleet {
 		if o.End == Completed {
-			d.recordPrefilled(now)
+			d.recordAndReportPrefilled(now)
 		}
 		d.health.RecordEnd(&d.attempt, health.End{
 			Processed: d.entry.IsPrefilled() || o.End != NotProcessed, Failed: o.Failed, QueueFull: o.QueueFull, Stalled: o.Stalled, Stopping: o.Stopping,

@@ -159,14 +159,14 @@ func newConfigWatcher(file string, load func() (*config.Config, error)) *configW
 // are, it is loaded once more if it names others than before, accepted or not.
 func (w *configWatcher) loadAndTrackFiles() (c *config.Config, err error) {
 	for range 2 {
-		w.markApplied()
+		w.recordFileHashes()
 		c, err = w.loadFunc()
 		if c == nil || slices.Equal(c.WatchedFiles(w.file), w.names) {
 			return c, err
 		}
 		w.names = c.WatchedFiles(w.file)
 		if w.file != "" && config.CheckRegular(w.file) != nil { // a pipe cannot be read twice
-			w.markApplied()
+			w.recordFileHashes()
 			return c, err
 		}
 	}
@@ -177,7 +177,7 @@ func (w *configWatcher) loadAndTrackFiles() (c *config.Config, err error) {
 func (w *configWatcher) loadIfRegular() (*config.Config, error) {
 	if w.file != "" {
 		if err := config.CheckRegular(w.file); err != nil {
-			w.markApplied()
+			w.recordFileHashes()
 			return nil, err
 		}
 	}
@@ -222,8 +222,8 @@ func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Sig
 	return results, done
 }
 
-// markApplied takes the files' content now as loaded.
-func (w *configWatcher) markApplied() {
+// recordFileHashes reads the watched files, and takes their content as that which is loaded.
+func (w *configWatcher) recordFileHashes() {
 	w.applied, _ = hashFiles(w.names)
 	w.last = w.applied
 }

@@ -40,7 +40,7 @@ func toggleStates(ctx context.Context, r *rig) error {
 			}
 			queued = max(queued, m.Sum("warmroute_queue_requests"))
 		}
-		if err := r.drainAndUndrainOnce(ctx, r.replicas[toggles%len(r.replicas)]); err != nil {
+		if err := r.drainAndUndrainImmediately(ctx, r.replicas[toggles%len(r.replicas)]); err != nil {
 			return err
 		}
 		if err := testbed.Sleep(ctx, toggleInterval); err != nil {
@@ -68,8 +68,8 @@ func toggleStates(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
-// drainAndUndrainOnce drains a backend by the admin API and undrains it at once.
-func (r *rig) drainAndUndrainOnce(ctx context.Context, one *testbed.Replica) error {
+// drainAndUndrainImmediately drains a backend by the admin API and undrains it at once.
+func (r *rig) drainAndUndrainImmediately(ctx context.Context, one *testbed.Replica) error {
 	path := "/api/backends/" + one.Name
 	if err := r.proxy.PostAdmin(ctx, path+"/drain"); err != nil {
 		return err

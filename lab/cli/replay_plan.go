@@ -122,7 +122,7 @@ func (o *replayOptions) loadWorkload() (*replayWorkload, error) {
 		hot := replay.HotPrompts(cmp.Or(o.prompts, 1), cmp.Or(o.rate, 20))
 		return newSharedPromptsWorkload(fmt.Sprintf("hot-%d", hot.Prompts), hot, o.backends), nil
 	case "chats":
-		return newSharedPromptsWorkload("chats", replay.OverloadedChats(), o.backends), nil
+		return newSharedPromptsWorkload("chats", replay.ChatsOnSmallCaches(), o.backends), nil
 	case "documents":
 		const defaultLoad = 1.5
 		return &replayWorkload{

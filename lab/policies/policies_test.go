@@ -258,7 +258,7 @@ func TestForgetAllPolicies(t *testing.T) {
 			for range 5 {
 				chooseAndRecord(p, r, candidates[:1])
 			}
-			forgetter.Forget(0)
+			forgetter.ForgetBackend(0)
 			other = other || chooseAndRecord(p, r, candidates) == 1
 			forgetters++
 		}

@@ -66,9 +66,9 @@ func (p *preble) countRecent(slot int, now time.Time) (requests, tokens float64)
 	return p.recent[slot].countAt(now)
 }
 
-// Forget implements Forgetter.
-func (p *preble) Forget(slot int) {
-	p.prefixTable.Forget(slot)
+// ForgetBackend implements Forgetter.
+func (p *preble) ForgetBackend(slot int) {
+	p.prefixTable.ForgetBackend(slot)
 	if slot < len(p.recent) {
 		p.recent[slot] = window{}
 	}

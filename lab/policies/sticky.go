@@ -73,8 +73,8 @@ func (p *stickyLeastLoaded) RecordSent(r *policy.Request, c *policy.Candidate) {
 	p.slots.Add(key, c.Slot)
 }
 
-// Forget implements Forgetter.
-func (p *stickyLeastLoaded) Forget(slot int) {
+// ForgetBackend implements Forgetter.
+func (p *stickyLeastLoaded) ForgetBackend(slot int) {
 	for _, key := range p.slots.Keys() {
 		if s, _ := p.slots.Peek(key); s == slot {
 			p.slots.Remove(key)

@@ -19,7 +19,7 @@ func TestStickyLeastLoaded(t *testing.T) {
 	p.expect("two sessions each but on the last one", session(6), idle(3), 2)
 	p.send(session(6), 0) // its backend was away
 	p.expect("it stays where it was sent last", session(6), idle(3), 0)
-	p.Policy.(policy.Forgetter).Forget(0)
+	p.Policy.(policy.Forgetter).ForgetBackend(0)
 	p.expect("a forgotten backend has no session", session(7), idle(3), 0)
 }
 

@@ -287,8 +287,8 @@ func (t *prefixTable) evictDownTo(blocksPerSlot int) {
 	}
 }
 
-// Forget implements Forgetter for the policies that embed a prefixTable.
-func (t *prefixTable) Forget(slot int) {
+// ForgetBackend implements Forgetter for the policies that embed a prefixTable.
+func (t *prefixTable) ForgetBackend(slot int) {
 	if slot >= len(t.parts) || t.parts[slot].lru == nil {
 		return
 	}
@@ -341,9 +341,9 @@ func (t *sharedTable) countPrefixMatchesSince(blocks []prompt.Block, candidates 
 	return counts
 }
 
-// Forget implements Forgetter for the policies that embed a sharedTable. Blocks
+// ForgetBackend implements Forgetter for the policies that embed a sharedTable. Blocks
 // that no backend has any more stay in the LRU until they are the oldest.
-func (t *sharedTable) Forget(slot int) {
+func (t *sharedTable) ForgetBackend(slot int) {
 	if slot/64 >= len(t.sets) {
 		return
 	}

@@ -214,7 +214,7 @@ func generatedRows() []row {
 	return []row{
 		agentic(48), agentic(128), hot(1, 20), hot(1, 60), hot(8, 20), hot(8, 60),
 		{
-			name: "chats", scenario: scenario(replay.OverloadedChats(), 0),
+			name: "chats", scenario: scenario(replay.ChatsOnSmallCaches(), 0),
 			gates: []gate{toBest(e2e(), 1.03), toBest(ttftFrom50ms(), 1.1), noneLost()},
 		},
 		{

@@ -284,9 +284,9 @@ func HotPrompts(prompts int, requestsPerSecond float64) SharedPrompts {
 	}
 }
 
-// OverloadedChats returns a workload of many chat prompts on small caches, under a load
+// ChatsOnSmallCaches returns a workload of many chat prompts on small caches, under a load
 // that no fleet could serve without a cache.
-func OverloadedChats() SharedPrompts {
+func ChatsOnSmallCaches() SharedPrompts {
 	return SharedPrompts{
 		Prompts: 200, PromptTokens: 1536, Zipf: 1, OwnTokens: 200,
 		Output: 250, Load: 1.5, For: 5 * time.Minute, KVTokens: 153_600,

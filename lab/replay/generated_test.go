@@ -143,7 +143,7 @@ func TestSharedPrompts(t *testing.T) {
 	f("one hot prompt at 20 requests a second", HotPrompts(1, 20), 0.6525, 300*mean, 1, 4)
 	f("one hot prompt at 60 requests a second", HotPrompts(1, 60), 1.9575, 300*mean, 1, 4)
 	f("eight hot prompts", HotPrompts(8, 20), 0.6525, 300*mean, 0.3092, 4)
-	f("chats", OverloadedChats(), 1.5, 250*mean, 0.1701, 3)
+	f("chats", ChatsOnSmallCaches(), 1.5, 250*mean, 0.1701, 3)
 }
 
 func TestDocuments(t *testing.T) {

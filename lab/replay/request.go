@@ -46,7 +46,7 @@ func (r *run) submitJob(j *Job) {
 	}
 	if f.others = r.Bypass > 0 && r.drawShare(f) < r.Bypass; f.others {
 		f.routed.Streams = false
-		r.sendToReplica(f, r.random.IntN(len(r.fleet)))
+		r.sendOrResubmit(f, r.random.IntN(len(r.fleet)))
 		return
 	}
 	r.submitRequest(f)
@@ -68,7 +68,7 @@ func (r *run) drawShare(f *request) float64 {
 // Pooled it sends the request at once.
 func (r *run) submitRequest(f *request) {
 	if r.router == nil {
-		r.sendToReplica(f, r.leastQueuedReplica())
+		r.sendOrResubmit(f, r.leastQueuedReplica())
 		return
 	}
 	r.router.Submit(&f.routed, func(d *router.Reservation, err error) {
@@ -87,7 +87,7 @@ func (r *run) applyDecisions() {
 		}
 		d.request.decision, d.request.predicted = d.decision, d.decision.MatchedTokens
 		r.measured.recordDecision(d.decision)
-		r.sendToReplica(d.request, d.decision.Backend.Slot)
+		r.sendOrResubmit(d.request, d.decision.Backend.Slot)
 	}
 	clear(r.deliveries)
 	r.deliveries = r.deliveries[:0]
@@ -106,9 +106,9 @@ func failureCause(err error) string {
 	return err.Error()
 }
 
-// sendToReplica adds a request to a replica's engine. A replica that is down refuses
+// sendOrResubmit adds a request to a replica's engine. A replica that is down refuses
 // it, and it is submitted again.
-func (r *run) sendToReplica(f *request, index int) {
+func (r *run) sendOrResubmit(f *request, index int) {
 	p, j := r.fleet[index], f.job
 	if p.down {
 		r.resubmitElsewhere(f)

@@ -38,7 +38,7 @@ func TestBusyReplicaIsNotStalled(t *testing.T) {
 		"documents, whole responses":          {Backends: 4, NonStreaming: 1, NoUsage: true, Workload: Documents{Load: 1.5, For: 3 * time.Minute}},
 		"one a time, whole responses":         {Backends: 2, NonStreaming: 1, Workload: coldPrompts(20, 600, 9*time.Second)},
 		"small caches, polled every 5 s": {Backends: 4, PollInterval: 5 * time.Second, PollLag: time.Second, NonStreaming: 0.5,
-			Workload: OverloadedChats()},
+			Workload: ChatsOnSmallCaches()},
 		"beside a client with long prompts": {Backends: 2, Workload: coldPrompts(100, 600, time.Second),
 			External: []ExternalLoad{{Backends: []int{0, 1}, Rate: 0.1, Prompt: 20_000, Output: 400}}},
 	} {

@@ -213,7 +213,7 @@ func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
 		return hot, load
 	case "chats":
 		w.addLoad(load)
-		chats := OverloadedChats()
+		chats := ChatsOnSmallCaches()
 		chats.Rate, chats.For, chats.KVTokens = rate, seconds(rate), 0
 		return chats, load
 	}

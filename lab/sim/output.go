@@ -114,7 +114,7 @@ func (s *Server) demandedOrScripted(chat fields) (*output, error) {
 		if len(tools) == 0 {
 			return nil, nil
 		}
-		return s.cfg.Script.replyTo(chat["messages"].Array()), nil
+		return s.cfg.Script.nextTurnOutput(chat["messages"].Array()), nil
 	case len(tools) == 0:
 		return nil, badParam("tool_choice", "When using `tool_choice`, `tools` must be set.")
 	}

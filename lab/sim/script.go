@@ -100,9 +100,9 @@ func indexNonASCII(text string) int {
 	return -1
 }
 
-// replyTo returns the output for a conversation, or nil if the script has none. Messages of
+// nextTurnOutput returns the output for a conversation, or nil if the script has none. Messages of
 // the assistant in a row are one turn.
-func (s Script) replyTo(messages []gjson.Result) *output {
+func (s Script) nextTurnOutput(messages []gjson.Result) *output {
 	turns, last := 0, ""
 	for _, m := range messages {
 		role := m.Get("role").Str

@@ -220,7 +220,7 @@ func FuzzScript(f *testing.F) {
 			return
 		}
 		for i := range script {
-			out := script[i:].replyTo(nil)
+			out := script[i:].nextTurnOutput(nil)
 			for k, c := range out.calls {
 				if want := string(script[i].ToolCalls[k].Arguments); string(out.text[c.from:c.to]) != want {
 					t.Errorf("arguments %q, want %q", out.text[c.from:c.to], want)

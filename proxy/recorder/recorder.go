@@ -188,14 +188,14 @@ func (r *Recorder) Run(ctx context.Context) {
 		case q := <-r.queue:
 			r.write(q)
 		case <-ticks.C:
-			r.countLostAndWarn(r.out.flush())
+			r.countLostLinesAndWarn(r.out.flush())
 		case <-ctx.Done():
 		}
 	}
 	for len(r.queue) > 0 { // nobody else receives
 		r.write(<-r.queue)
 	}
-	r.countLostAndWarn(r.out.flush())
+	r.countLostLinesAndWarn(r.out.flush())
 	r.out.close()
 	r.ended.Store(true)
 	r.dropQueued()
@@ -211,7 +211,7 @@ func (r *Recorder) openFileWithRetry(ctx context.Context) {
 	defer ticks.Stop()
 	for r.out.file == nil && ctx.Err() == nil {
 		if err := r.out.open(); err != nil {
-			r.countLostAndWarn(err)
+			r.countLostLinesAndWarn(err)
 			select {
 			case <-ticks.C:
 			case <-ctx.Done():
@@ -229,11 +229,11 @@ func (r *Recorder) write(q *Request) {
 	line := r.encode.encode(q)
 	r.blocks.Add(-int64(len(q.Blocks)))
 	r.Discard(q)
-	r.countLostAndWarn(r.out.addLine(line, r.encode.header))
+	r.countLostLinesAndWarn(r.out.addLine(line, r.encode.header))
 }
 
-// countLostAndWarn counts lost lines and logs err, unless it is nil, at most once in warnInterval.
-func (r *Recorder) countLostAndWarn(err error) {
+// countLostLinesAndWarn counts the lines that the file has lost since the last call. It logs err, unless it is nil, at most once in warnInterval.
+func (r *Recorder) countLostLinesAndWarn(err error) {
 	for ; r.out.lost > 0; r.out.lost-- {
 		r.dropped()
 	}

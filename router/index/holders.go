@@ -77,16 +77,16 @@ func (x *Index) findEntry(slot int, b prompt.Block) (at int32) {
 }
 
 // addHolder records that a backend holds a block in an entry.
-func (x *Index) addHolder(slot int, b prompt.Block, at int32) {
+func (x *Index) addHolder(slot int, b prompt.Block, entry int32) {
 	s, member := x.holderTableOf(slot)
-	if s.tryAdd(b, soleHolderWord(member, at)) {
+	if s.tryAdd(b, soleHolderWord(member, entry)) {
 		return
 	}
 	word := s.getOrAdd(b)
 	switch other := soleMember(*word); {
 	case *word == 0,
 		*word&soleBit != 0 && other == member: // left over from a dropped cache
-		*word = soleHolderWord(member, at)
+		*word = soleHolderWord(member, entry)
 		return
 	case *word&soleBit != 0:
 		if c := x.caches[slot-member+other]; c.holdsAt(int32(*word), b) { // else it is left over likewise
@@ -95,7 +95,7 @@ func (x *Index) addHolder(slot int, b prompt.Block, at int32) {
 		*word = 1 << other
 	}
 	*word |= 1 << member
-	*x.caches[slot].shared.getOrAdd(b) = at
+	*x.caches[slot].shared.getOrAdd(b) = entry
 }
 
 // removeHolder undoes addHolder.

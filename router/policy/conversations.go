@@ -309,8 +309,8 @@ func (c *conversationStats) countTurn(r *Request, candidate *Candidate) {
 	}
 }
 
-// Forget forgets the conversations at the backend of a slot.
-func (c *conversationStats) Forget(slot int) {
+// ForgetBackend forgets the conversations at the backend of a slot.
+func (c *conversationStats) ForgetBackend(slot int) {
 	if c.active == nil {
 		return
 	}

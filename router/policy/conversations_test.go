@@ -314,7 +314,7 @@ func TestConversationsAreBounded(t *testing.T) {
 
 func TestForgetConversations(t *testing.T) {
 	c := newTurns()
-	c.Forget(2) // without any
+	c.ForgetBackend(2) // without any
 	c.record(prompt.TurnFirst, 1, 0)
 	c.record(prompt.TurnFirst, 2, 2)
 	c.pass(minTurnTimeout + time.Second)
@@ -322,8 +322,8 @@ func TestForgetConversations(t *testing.T) {
 	c.record(prompt.TurnFirst, 4, 1)
 	c.record(prompt.TurnFirst, 5, 3)
 	c.expectCounts(t, "before", 1, 1, 2, 1)
-	c.Forget(2)
-	c.Forget(9)
+	c.ForgetBackend(2)
+	c.ForgetBackend(9)
 	c.expectCounts(t, "after", 1, 1, 0, 1)
 	c.record(prompt.TurnLater, 2, 1)
 	if c.turnGaps != 0 {
@@ -434,7 +434,7 @@ func TestConversationTokens(t *testing.T) {
 	next.PromptKey, next.PromptTokens = 2, 400
 	c.countTurn(&next, &Candidate{})
 	c.expectTokens(t, "one has a prompt shorter than its first system prompt", 1000, 4000)
-	c.Forget(1)
+	c.ForgetBackend(1)
 	c.expectTokens(t, "a backend was forgotten", 1000, 0)
 
 	c = newTurns()

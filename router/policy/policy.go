@@ -23,9 +23,9 @@ type Recorder interface {
 	RecordSent(r *Request, c *Candidate)
 }
 
-// Forgetter is a Policy that keeps state by slot. Forget removes the state of one
+// Forgetter is a Policy that keeps state by slot. ForgetBackend removes the state of one
 // slot, whose next backend then starts with none.
-type Forgetter interface{ Forget(slot int) }
+type Forgetter interface{ ForgetBackend(slot int) }
 
 // ConversationTracker is a Policy that knows which conversations are under way.
 type ConversationTracker interface {
@@ -75,7 +75,7 @@ func (r *Request) FirstBlock() uint64 {
 
 // Candidate is one backend that could take the request. Counts of tokens are estimates.
 type Candidate struct {
-	Slot     int     // identifies the backend until Forget
+	Slot     int     // identifies the backend until ForgetBackend
 	NameHash uint64  // xxh3 of the backend's name
 	Weight   float64 // share of the traffic that the operator wants it to have; 1 by default
 

@@ -193,10 +193,10 @@ func (p *Prefix) updatePressure(r *Request, candidates []Candidate, meanRate flo
 	return tokens / float64(len(candidates))
 }
 
-// Forget implements Forgetter.
-func (p *Prefix) Forget(slot int) {
+// ForgetBackend implements Forgetter.
+func (p *Prefix) ForgetBackend(slot int) {
 	if slot < len(p.queued) {
 		p.queued[slot] = averagedQueue{}
 	}
-	p.conversationStats.Forget(slot)
+	p.conversationStats.ForgetBackend(slot)
 }

@@ -85,7 +85,7 @@ func TestPrefixPressureAverage(t *testing.T) {
 	if choose(&p, r, Candidate{Slot: 1, UncachedTokens: 1000}); r.Trace.Kappa != 0 {
 		t.Errorf("kappa %.3f for an idle backend beside a busy one of another model", r.Trace.Kappa)
 	}
-	p.Forget(0)
+	p.ForgetBackend(0)
 	if p.queued[0] != (averagedQueue{}) {
 		t.Errorf("a forgotten backend has pressure %+v", p.queued[0])
 	}
