@@ -178,10 +178,10 @@ func (w *checkState) reportStateChange(reason string) {
 
 // checkOnce requests a replica's /health and /v1/models once.
 func (c *Checker) checkOnce(ctx context.Context, b *Backend, timeout time.Duration) ([]Model, error) {
-	if _, err := c.getBodyAndRecordInstance(ctx, b, "/health", timeout); err != nil {
+	if _, err := c.getBodyAndRecordProxyInstance(ctx, b, "/health", timeout); err != nil {
 		return nil, err
 	}
-	body, err := c.getBodyAndRecordInstance(ctx, b, "/v1/models", timeout)
+	body, err := c.getBodyAndRecordProxyInstance(ctx, b, "/v1/models", timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -195,9 +195,9 @@ func (c *Checker) checkOnce(ctx context.Context, b *Backend, timeout time.Durati
 	return models, nil
 }
 
-// getBodyAndRecordInstance requests path and returns the body of a 200. It records the proxy that
+// getBodyAndRecordProxyInstance requests path and returns the body of a 200. It records the proxy that
 // responded, if it was one.
-func (c *Checker) getBodyAndRecordInstance(ctx context.Context, b *Backend, path string, timeout time.Duration) ([]byte, error) {
+func (c *Checker) getBodyAndRecordProxyInstance(ctx context.Context, b *Backend, path string, timeout time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	res, err := b.Get(ctx, path, "application/json", c.Instance)

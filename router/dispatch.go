@@ -32,7 +32,7 @@ func (r *Router) dispatch(now time.Time) {
 	}
 	a.followCatalog(r.catalog())
 	v := f.viewAll(&f.scratch, &r.callbacks, now)
-	a.expire(v, &r.callbacks)
+	a.expireAndPromote(v, &r.callbacks)
 	if a.draining {
 		a.refuseUnready(v, &r.callbacks)
 	}
@@ -110,8 +110,9 @@ func (a *admission) followCatalog(c *backends.Catalog) {
 	}
 }
 
-// expire refuses the requests that were queued for as long as they may be.
-func (a *admission) expire(v *decide.Fleet, due *callbacks) {
+// expireAndPromote refuses the requests that were queued for as long as they may be, and promotes those that
+// have been overtaken for as long as they may be.
+func (a *admission) expireAndPromote(v *decide.Fleet, due *callbacks) {
 	isOutage := func(it *queue.Item[*QueuedRequest]) bool { return v.IsOutage(&it.Value.req, it.Value.tried) }
 	for it := a.queue.ExpireNext(v.Now, isOutage); it != nil; it = a.queue.ExpireNext(v.Now, isOutage) {
 		err := ErrQueueTimeout

@@ -28,7 +28,7 @@ func (s *Server) Run(ctx context.Context) error {
 	// Requests in flight need all of this after ctx is done.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var routing, logs sync.WaitGroup
-	s.files.loadAndStartWriting(background, s.panics)
+	s.files.loadSnapshotAndStartWriters(background, s.panics)
 	if s.cluster != nil {
 		s.cluster.LoadSnapshot(ctx) // after that of the file, which is older
 	}

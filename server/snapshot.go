@@ -48,9 +48,9 @@ type stateFiles struct {
 	left    bool // another process writes the files
 }
 
-// loadAndStartWriting reads the snapshot of an earlier run, then writes snapshots and the recording
+// loadSnapshotAndStartWriters reads the snapshot of an earlier run, then writes snapshots and the recording
 // until stopAndSave, stopWithoutSaving, or the end of ctx.
-func (f *stateFiles) loadAndStartWriting(ctx context.Context, panics recovery.Reporter) {
+func (f *stateFiles) loadSnapshotAndStartWriters(ctx context.Context, panics recovery.Reporter) {
 	ctx, f.stop = context.WithCancel(ctx)
 	if f.recorder != nil {
 		f.writing.Go(func() { panics.RunLoop(ctx, recovery.Recording, f.recorder.Run) })
