@@ -29,7 +29,7 @@ type tab struct {
 	ctx context.Context
 }
 
-// openPage opens it. A test fails whose page complains of anything but an answer
+// openPage opens it. A test fails whose page complains of anything but a response
 // that it did not get: that the proxy is away is what some are about.
 func openPage(t *testing.T, url string) *tab {
 	t.Helper()
@@ -136,7 +136,7 @@ func disturb(t *testing.T, replica, fault string) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusNoContent {
-		t.Fatalf("the fault %s is answered with %d", fault, resp.StatusCode)
+		t.Fatalf("the fault %s has status %d", fault, resp.StatusCode)
 	}
 }
 
@@ -156,7 +156,7 @@ func TestPageShowsStalledBackend(t *testing.T) {
 	page.until(fmt.Sprintf(`document.querySelector('%s .why .sub').innerText.match(/^since \d\d:\d\d:\d\d \(.*\): it has requests and makes no progress$/) !== null`, row))
 	page.shows("#backends-count", "1 of 2 ready")
 	page.shows("#requests tbody tr .state", "stalled")
-	page.shows("#in-flight-note", "0 answering, 1 stalled")
+	page.shows("#in-flight-note", "0 responding, 1 stalled")
 	page.shows("#models-count", "1 of 1 ready")
 	page.shows("#models tbody tr td:last-child", "1 of 2")
 	page.until(`document.querySelector('#alarm').hidden`)
@@ -219,7 +219,7 @@ func TestPageConfirmsDrainOfLastBackend(t *testing.T) {
 	page.until(`document.querySelector('#alarm').hidden`)
 }
 
-// askAtLength sends a request whose answer takes minutes, and returns what comes of it.
+// askAtLength sends a request whose response takes minutes, and returns its outcome.
 func (p *program) askAtLength(id string) <-chan string {
 	got := make(chan string, 1)
 	go func() {
