@@ -152,8 +152,8 @@ func (f *Follower) Status() (kvBlocks int, complete bool) {
 	return int(f.blocks.Load()), f.complete.Load()
 }
 
-// NewSession implements router.KVFollower.
-func (f *Follower) NewSession() string {
+// NewSessionName implements router.KVFollower.
+func (f *Follower) NewSessionName() string {
 	return f.fleet.prefix + strconv.FormatUint(f.fleet.sessions.Add(1), 36)
 }
 

@@ -29,7 +29,7 @@ func FuzzApply(f *testing.F) {
 				h.apply(t, tr.restart(rank, op&8 > 0))
 				continue
 			case 1:
-				tr.takeSequence("our"+string(rune('a'+next()%4)), 0)
+				tr.removeSequence("our"+string(rune('a'+next()%4)), 0)
 				continue
 			}
 			e := wire.Event{Kind: wire.Kind(op % 4), Offloaded: op/8%2 > 0, NoPrefix: op/64 > 0, Group: int(op / 32 % 2)}

@@ -70,7 +70,7 @@ func (f *Follower) settle(q *finishedRequest, linked index.LinkedPrefix) {
 	if q.contradicts(linked) {
 		linked = index.LinkedPrefix{}
 	}
-	sequence := f.tracker.takeSequence(q.Session, linked.KV)
+	sequence := f.tracker.removeSequence(q.Session, linked.KV)
 	if q.PromptTokens == 0 && q.OutputTokens == 0 {
 		return // how many tokens the prompt has is not known, nor the response, before which it ends
 	}

@@ -60,7 +60,7 @@ func TestKVEventsOfStoppedStream(t *testing.T) {
 	}
 }
 
-// The conversation goes on after its client has stopped a stream.
+// The conversation continues after its client has closed a stream.
 func TestKVEventsOfConversationAfterStoppedStream(t *testing.T) {
 	x := newFixture(t, 1)
 	d := x.pick(x.ask(1, 10)) // 640 tokens

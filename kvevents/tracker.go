@@ -185,9 +185,9 @@ func (t *tracker) apply(rank int, events []wire.Event) []change {
 	return t.changes
 }
 
-// takeSequence returns the blocks that the request of a session has used, and forgets the session: from the
-// block named from on, or all of them if that is not among them. There are none if the request has stored none.
-func (t *tracker) takeSequence(session string, from index.KVBlock) (blocks []sequenceBlock) {
+// removeSequence removes a session, and returns the blocks that its request has stored: those that begin with
+// from, or all of them if from is not among them.
+func (t *tracker) removeSequence(session string, from index.KVBlock) (blocks []sequenceBlock) {
 	s, known := t.sequences.Peek(session)
 	if !known {
 		return nil
@@ -226,8 +226,8 @@ func newEngine() *engine {
 	return &engine{byHash: map[uint64]int32{}, blocks: make([]block, 1), groups: map[int]bool{}}
 }
 
-// store applies a Stored event. The account is incomplete after one whose predecessor is not
-// known, or for which there is no room.
+// store applies a Stored event. The account is incomplete after an event whose predecessor is
+// unknown, and after one that does not fit.
 func (t *tracker) store(rank int, e *engine, ev *wire.Event) {
 	if ev.Remote || !e.isUsable(ev) {
 		return
@@ -271,7 +271,7 @@ func (t *tracker) store(rank int, e *engine, ev *wire.Event) {
 	}
 }
 
-// storeBlock counts one more copy of a block and returns its place; 0 if there is no room.
+// storeBlock counts one more copy of a block and returns its place. It returns 0 if there is no room.
 func (t *tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent int32, size int, offloaded bool) (at int32) {
 	if at = e.byHash[hash]; at != 0 {
 		e.blocks[at].addCopies(offloaded, 1)

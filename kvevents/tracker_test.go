@@ -209,18 +209,18 @@ func TestSequence(t *testing.T) {
 	e := tr.engines[0]
 	last := e.blocks[e.byHash[12]].kv
 	tr.apply(0, []wire.Event{removed(13, 12)})
-	all := tr.takeSequence("ours-1", 0)
+	all := tr.removeSequence("ours-1", 0)
 	if len(all) != 4 || all[0].tokens != blockSize || all[3].tokens != 4*blockSize || all[3].size != blockSize {
 		t.Fatalf("%v", all)
 	}
 	if len(e.byHash) != 2 || e.blocks[e.free].kv != 0 || e.free == 0 {
 		t.Error("the blocks that were removed are kept after the sequence was taken")
 	}
-	if tr.takeSequence("ours-1", 0) != nil || tr.takeSequence("theirs", 0) != nil || tr.takeSequence("ours-2", 0) != nil {
+	if tr.removeSequence("ours-1", 0) != nil || tr.removeSequence("theirs", 0) != nil || tr.removeSequence("ours-2", 0) != nil {
 		t.Error("a sequence that was taken, or of another session")
 	}
 	tr.apply(0, []wire.Event{with(stored(11, 9, 12, 13), session("ours-1"))})
-	if part := tr.takeSequence("ours-1", last); len(part) != 2 || part[0] != all[2] {
+	if part := tr.removeSequence("ours-1", last); len(part) != 2 || part[0] != all[2] {
 		t.Errorf("from the third block: %v", part)
 	}
 	for i := range 2 * maxSequences {

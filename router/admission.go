@@ -91,8 +91,8 @@ func (f *fleet) arrivalCredit(req *Request, now time.Time) time.Duration {
 	return min(tracker.ConversationAge(req.ConversationKey(), now), queue.MaxLead)
 }
 
-// finish removes a request from the queue, and notes in due that its result is to be delivered.
-func (a *admission) finish(t *QueuedRequest, d *Reservation, err error, now time.Time, due *callbacks) {
+// removeWithResult removes a request from the queue, and notes in due that its result is to be delivered.
+func (a *admission) removeWithResult(t *QueuedRequest, d *Reservation, err error, now time.Time, due *callbacks) {
 	a.queue.Remove(&t.item, now)
 	t.reservation, t.err = d, err
 	due.addQueued(t)
@@ -133,9 +133,8 @@ func (a *admission) timeAhead(v *decide.Fleet, req *Request, rate float64) time.
 // isUnreadyShareFull reports whether a request has no ready backend, and requests without one fill half of
 // their class's bounds. Where no backend is ready there is nothing to keep the other half for.
 func (a *admission) isUnreadyShareFull(v *decide.Fleet, req *Request) bool {
-	isAvailable := func(b *backends.Backend) bool { return v.IsAvailable(b) }
-	return !slices.ContainsFunc(req.Backends, isAvailable) && v.HasAvailable() &&
-		a.queue.UnreadyExceedHalf(req.Class(), req.BodyBytes, isAvailable)
+	return !slices.ContainsFunc(req.Backends, v.IsAvailable) && v.HasAvailable() &&
+		a.queue.UnreadyExceedHalf(req.Class(), req.BodyBytes, v.IsAvailable)
 }
 
 // leastPrefill returns the prefill of a queued request on its candidates.

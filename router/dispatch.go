@@ -53,12 +53,14 @@ func (r *Router) dispatch(now time.Time) {
 		case err == errQueue:
 			a.queue.Skip(it)
 		case err != nil:
-			a.finish(t, nil, err, now, &r.callbacks)
+			a.removeWithResult(t, nil, err, now, &r.callbacks)
 		default:
 			d := r.reserve(&f.scratch, v, q, choice)
 			d.QueueTime = now.Sub(it.Arrived)
 			d.OutageTime = it.Waited.Outage - t.req.Waited.Outage
-			a.finish(t, d, nil, now, &r.callbacks)
+			a.removeWithResult(t, d, nil, now, &r.callbacks)
+			f.updateBatchLimit(v)
+			f.updateView(choice.Backend, now, &r.callbacks)
 			v.UpdateRoom(choice.Backend)
 		}
 	}
@@ -74,7 +76,7 @@ func (a *admission) recoverRound(now time.Time, due *callbacks) {
 	}
 	due.panics = append(due.panics, recoveredPanic{cause, debug.Stack()})
 	if t := a.deciding; t != nil && a.queue.Contains(&t.item) {
-		a.finish(t, nil, ErrPanicked, now, due)
+		a.removeWithResult(t, nil, ErrPanicked, now, due)
 	}
 }
 
@@ -119,7 +121,7 @@ func (a *admission) expireAndPromote(v *decide.Fleet, due *callbacks) {
 		if isOutage(it) {
 			err = ErrNoneReady
 		}
-		a.finish(it.Value, nil, err, v.Now, due)
+		a.removeWithResult(it.Value, nil, err, v.Now, due)
 	}
 }
 
@@ -130,7 +132,7 @@ func (a *admission) refuseUnready(v *decide.Fleet, due *callbacks) {
 			continue
 		}
 		for it := g.First(); it != nil; it = g.First() {
-			a.finish(it.Value, nil, ErrNoneReady, v.Now, due)
+			a.removeWithResult(it.Value, nil, ErrNoneReady, v.Now, due)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	}
 	// Without a sign of work the replica may be stalled, which only the next poll shows.
 	working := own == 0 || h.WorkedSince(l.PolledAt)
-	f.ledger.SetExpected(b.Slot, l, working && f.policy.definition.PollInterval == 0, now)
+	f.ledger.RecordLoadExpected(b.Slot, l, working && f.policy.definition.PollInterval == 0, now)
 	r.dispatch(now)
 }
 
@@ -37,7 +37,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 func (r *Router) IsLoadExpected(b *backends.Backend) bool {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	return r.fleet.has(b) && r.fleet.ledger.IsExpected(b.Slot)
+	return r.fleet.has(b) && r.fleet.ledger.IsLoadExpected(b.Slot)
 }
 
 // PollFailed records a poll that failed. timedOut: it timed out,

@@ -11,11 +11,11 @@ import (
 )
 
 // KVFollower learns from the KV events of a backend's replica what that has cached, and keeps the
-// backend's part of the index accordingly. The package kvevents has it. NewSession, RecordEnd and Status
+// backend's part of the index accordingly. The package kvevents has it. NewSessionName, RecordEnd and Status
 // are called while the router is locked, the others while it is not.
 type KVFollower interface {
-	// NewSession returns a name by which the events name the request that is sent with it.
-	NewSession() string
+	// NewSessionName returns a name by which the events name the request that is sent with it.
+	NewSessionName() string
 	// RecordEnd records that a request that got a session has ended.
 	RecordEnd(q KVRequest, now time.Time)
 	// RestoreIndex restores what the events say, after the backend's part of the index was dropped.
@@ -84,7 +84,7 @@ func (f *fleet) startKVRequest(d *Reservation, req *Request) {
 	if follower == nil || req.NoEngine || req.Stored || req.Media || req.Sequences > 1 || len(req.Blocks) == 0 {
 		return
 	}
-	d.KVSession = follower.NewSession()
+	d.KVSession = follower.NewSessionName()
 	d.kv = KVRequest{Session: d.KVSession, Blocks: req.Blocks, BlockBytes: f.blockBytes, PromptBytes: req.Bytes}
 }
 

@@ -26,7 +26,7 @@ func followAll(r *Router, fleet []*backends.Backend) (followers []*testFollower)
 	return followers
 }
 
-func (f *testFollower) NewSession() string {
+func (f *testFollower) NewSessionName() string {
 	f.sessions++
 	return f.backend.Name + strconv.Itoa(f.sessions)
 }

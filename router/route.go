@@ -127,7 +127,5 @@ func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice de
 		b.RequestPoll() // the last one may be long ago
 	}
 	h.RecordSent(&d.attempt, onlyInFlight, v.Now)
-	f.updateBatchLimit(v)
-	f.updateView(choice.Backend, v.Now, &r.callbacks)
 	return d
 }

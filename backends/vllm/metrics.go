@@ -164,7 +164,7 @@ var metrics = map[string]metric{
 	"vllm:engine_sleep_state":                   {quantity: sleepState},
 }
 
-// sampleSums collects the samples of one response. Lines may come in any order.
+// sampleSums collects the samples of one response. The lines may be in any order.
 type sampleSums struct {
 	totals [summed][maxNames]total
 

@@ -200,7 +200,7 @@ func (c *Conn) readReady() error {
 	return nil
 }
 
-// newPeerError returns the error that an ERROR command tells of.
+// newPeerError returns the error that an ERROR command reports.
 func newPeerError(body []byte) error {
 	reason := body[min(1, len(body)):] // after its length
 	return fmt.Errorf("refused by the peer: %.100q", reason)

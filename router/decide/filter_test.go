@@ -7,6 +7,7 @@ import (
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/health"
+	"warmroute/router/ledger"
 )
 
 func TestFindFilter(t *testing.T) {
@@ -292,7 +293,7 @@ func TestCountedSequences(t *testing.T) {
 	}{
 		{Request{}, 1},
 		{Request{Sequences: 3}, 3},
-		{Request{Sequences: 1 << 20}, maxSequences},
+		{Request{Sequences: 1 << 20}, ledger.MaxSequences},
 		{Request{Sequences: 3, NoEngine: true}, 0},
 	} {
 		if got := tc.req.CountedSequences(); got != tc.want {

@@ -4,11 +4,10 @@ import (
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/health"
+	"warmroute/router/ledger"
 	"warmroute/router/policy"
 	"warmroute/router/queue"
 )
-
-const maxSequences = 1024 // of one request; a client may set any n
 
 // Request is what the decision needs of one request. Where the router has a catalog, Backends is updated when
 // they could not take the request, or it is routed again.
@@ -69,7 +68,7 @@ func (q *Request) CountedSequences() int64 {
 	if q.NoEngine {
 		return 0
 	}
-	return int64(min(max(1, q.Sequences), maxSequences))
+	return int64(min(max(1, q.Sequences), ledger.MaxSequences))
 }
 
 // IsStoredLookup reports whether the request asks a backend for what it has in memory. It is

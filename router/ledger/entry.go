@@ -10,6 +10,9 @@ import (
 	"warmroute/router/queue"
 )
 
+// MaxSequences is how many sequences of one request count at most; a client may set any n.
+const MaxSequences = 1024
+
 // Entry is a request that was sent to a backend and has not ended. It must not be copied after Begin.
 type Entry struct {
 	Slot       int

@@ -147,8 +147,8 @@ func TestPollAgeWithBackoff(t *testing.T) {
 		f := newFleet(1)
 		load := f.poll(0, backends.Load{QueuesKnown: true, KVKnown: true, CacheTokens: 10_000, KVCacheUsage: c.usage, WaitingForCapacity: 1})
 		load.WaitingForCapacity = 0
-		f.SetExpected(0, load, true, f.now)
-		if got := f.IsExpected(0); got != c.expected {
+		f.RecordLoadExpected(0, load, true, f.now)
+		if got := f.IsLoadExpected(0); got != c.expected {
 			t.Errorf("%s: expected is %v", name, got)
 		}
 		for _, wait := range []time.Duration{c.recent, time.Millisecond} {

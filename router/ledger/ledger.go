@@ -256,15 +256,15 @@ func (l *Ledger) ObserveLoad(slot int, load *backends.Load, now time.Time) {
 	a.kv.observe(load, l.ownKVTokens(slot, now), a.prefill.unseen)
 }
 
-// SetExpected records whether the last poll showed what our own account explains, given that the
+// RecordLoadExpected records whether the last poll showed what our own account explains, given that the
 // replica is working as far as is known.
-func (l *Ledger) SetExpected(slot int, load *backends.Load, isWorking bool, now time.Time) {
+func (l *Ledger) RecordLoadExpected(slot int, load *backends.Load, isWorking bool, now time.Time) {
 	a := l.accounts[slot]
 	a.kv.expected = isWorking && isExpectedLoad(load, l.ownKVTokens(slot, now), a.prefill.unseen)
 }
 
-// IsExpected returns what SetExpected recorded.
-func (l *Ledger) IsExpected(slot int) bool { return l.accounts[slot].kv.expected }
+// IsLoadExpected returns what RecordLoadExpected recorded.
+func (l *Ledger) IsLoadExpected(slot int) bool { return l.accounts[slot].kv.expected }
 
 // IndexPrompt indexes a prompt for a backend as if it had been used now, and returns how many of its
 // blocks that may hold.

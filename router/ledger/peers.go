@@ -18,7 +18,6 @@ const (
 	maxAddedBySync = 512
 	// maxPeerTokens is more than any prompt has.
 	maxPeerTokens = 1 << 30
-	maxSequences  = 1024
 )
 
 // Peers are the routers of other proxies in front of the same replicas. What they have in flight
@@ -141,7 +140,7 @@ func (p *Peers) begin(l *Ledger, from *peer, sent *Placement, r Recorder, now ti
 		Prediction: estimate.Prediction{
 			Model: sent.Model, Bytes: bytes, PromptTokens: promptTokens, MatchedBlocks: depth,
 			MatchedTokens: int(min(sizes.CountTokens(depth*l.blockBytes, nil), promptTokens)), Uncached: uncached,
-			Sequences: min(max(1, sent.Sequences), maxSequences), Forks: sent.Forks, TextClass: sent.TextClass,
+			Sequences: min(max(1, sent.Sequences), MaxSequences), Forks: sent.Forks, TextClass: sent.TextClass,
 			IsText: sent.IsText, IsTooLong: sent.TooLong,
 		},
 	}}

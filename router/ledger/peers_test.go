@@ -52,7 +52,7 @@ func TestImplausiblePlacements(t *testing.T) {
 		if tokens := f.Figures(0, f.now).QueuedTokens; !(tokens > 0 && tokens <= 2*maxPeerTokens) {
 			t.Errorf("%+v: %v tokens are queued", placement, tokens)
 		}
-		if n := f.backends[0].PeerInFlight.Load(); n < 1 || n > maxSequences {
+		if n := f.backends[0].PeerInFlight.Load(); n < 1 || n > MaxSequences {
 			t.Errorf("%+v: %d sequences are in flight", placement, n)
 		}
 		p.Sync(f.Ledger, peerID, nil, Recorder{}, f.now)
