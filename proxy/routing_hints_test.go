@@ -207,17 +207,19 @@ func TestPriorityHeader(t *testing.T) {
 
 // sessionFollower gives sessions and learns nothing.
 type sessionFollower struct {
-	router.KVFollower
 	backend  string
 	sessions int
 }
 
-func (f *sessionFollower) NewSession() string {
+func (f *sessionFollower) NewSessionName() string {
 	f.sessions++
 	return fmt.Sprintf("warmroute-%s-%d", f.backend, f.sessions)
 }
 
 func (f *sessionFollower) RecordEnd(router.KVRequest, time.Time) {}
+func (f *sessionFollower) RestoreIndex()                         {}
+func (f *sessionFollower) Status() (int, bool)                   { return 0, false }
+func (f *sessionFollower) Close()                                {}
 
 // TestSessionHeader checks which session a replica is named whose KV events are read, and one
 // whose events are not.
