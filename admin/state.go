@@ -291,7 +291,7 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]p
 	for _, b := range f.backends {
 		c := f.conditions[b]
 		s := backendState{
-			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b], MissingEndpoints: proxy.MissingEndpoints(b, now),
+			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
 			Breaker: breakerNames[h.Router.Status(b).Breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
 		}
 		if r, ok := recent[b]; ok {

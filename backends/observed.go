@@ -57,14 +57,14 @@ func (o *observed) ProxyInstance() string {
 type Endpoint uint8
 
 // MaxEndpoints bounds the endpoints that a Backend remembers to be missing.
-const MaxEndpoints = 32
+const MaxEndpoints = 64
 
 // missingEndpointLifetime is for how long an endpoint counts as missing: a replica that
 // was replaced unnoticed may serve it.
 const missingEndpointLifetime = time.Minute
 
 // EndpointSet is a set of endpoints, one bit for each.
-type EndpointSet uint32
+type EndpointSet uint64
 
 // Has reports whether e is in the set.
 func (s EndpointSet) Has(e Endpoint) bool { return s&(1<<e) != 0 }

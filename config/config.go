@@ -48,6 +48,7 @@ type Config struct {
 	SSE             SSE                     `mapstructure:"sse"`
 	Connections     Connections             `mapstructure:"connections"`
 	CORS            CORS                    `mapstructure:"cors"`
+	ExtraPaths      []string                `mapstructure:"extra_paths"` // of replicas, to which requests are relayed as well
 	ResponseHeaders bool                    `mapstructure:"response_headers"`
 	Log             Log                     `mapstructure:"log"`
 	AccessLog       accesslog.Settings      `mapstructure:"access_log"`
@@ -208,6 +209,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",
 		CORSOrigins:    c.CORS.Origins,
+		ExtraPaths:     c.ExtraPaths,
 
 		DescriptorConnections: c.MaxClientConnections(maxOpenFiles),
 	}

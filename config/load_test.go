@@ -87,6 +87,7 @@ func TestDefaults(t *testing.T) {
 		SSE:             SSE{Keepalive: 15 * time.Second, QueueKeepalive: 45 * time.Second},
 		Connections:     Connections{MaxPerBackend: 8192},
 		CORS:            CORS{Origins: []string{}},
+		ExtraPaths:      []string{},
 		ResponseHeaders: true,
 		Log:             Log{Level: "info", Format: "text"},
 		AccessLog:       accesslog.Settings{Format: "json", Sample: 1},

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"warmroute/cluster"
+	"warmroute/proxy"
 	"warmroute/router/policy"
 )
 
@@ -25,6 +26,7 @@ func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateFiles(errs)
 	c.validateRouting(errs)
 	c.validateCORS(errs)
+	c.validateExtraPaths(errs)
 	c.validateRedis(errs)
 	c.validateRelations(errs)
 }
@@ -97,6 +99,21 @@ func (c *Config) validateCORS(errs *errorList) {
 			errs.add(at, "%q has more than an origin; write %s://%s", origin, u.Scheme, u.Host)
 		case u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80":
 			errs.add(at, "%q names the default port, which browsers leave out; write %s://%s", origin, u.Scheme, strings.TrimSuffix(u.Host, ":"+u.Port()))
+		}
+	}
+}
+
+func (c *Config) validateExtraPaths(errs *errorList) {
+	if len(c.ExtraPaths) > proxy.MaxExtraPaths {
+		errs.add("extra_paths", "%d paths are too many; the maximum is %d", len(c.ExtraPaths), proxy.MaxExtraPaths)
+		return
+	}
+	for i, path := range c.ExtraPaths {
+		at := fmt.Sprintf("extra_paths[%d]", i)
+		if err := proxy.CheckExtraPath(path); err != nil {
+			errs.add(at, "%v", err)
+		} else if first := slices.Index(c.ExtraPaths, path); first < i {
+			errs.add(at, "%s is already extra_paths[%d]; remove one of the two", path, first)
 		}
 	}
 }

@@ -105,6 +105,13 @@ func TestValidationErrors(t *testing.T) {
 		{"origin with a user", backend + "cors: {origins: [https://me@a.example]}", `cors.origins[0]: "https://me@a.example" has more than an origin; write https://a.example`},
 		{"origin with the default port", backend + "cors: {origins: [https://a.example:443]}",
 			`cors.origins[0]: "https://a.example:443" names the default port, which browsers leave out; write https://a.example`},
+		{"extra path of the proxy's own", backend + "extra_paths: [/skyrl/v1/generate, /v1/completions]", "extra_paths[1]: /v1/completions is served already; remove it"},
+		{"extra path with a wildcard", backend + "extra_paths: [/a/*]", `extra_paths[0]: "/a/*" is not a plain absolute path; ` +
+			"write one as /skyrl/v1/generate, without wildcards, escapes, a query or a slash at its end"},
+		{"extra path of operators", backend + "extra_paths: [/v1/pause]",
+			"extra_paths[0]: /v1/pause is for the operator of a replica, and clients must not reach it; use the admin listener"},
+		{"extra path given twice", backend + "extra_paths: [/a, /a]", "extra_paths[1]: /a is already extra_paths[0]; remove one of the two"},
+		{"too many extra paths", backend + "extra_paths: [" + strings.Repeat("/a, ", 16) + "/a]", "extra_paths: 17 paths are too many; the maximum is 16"},
 		{"header with a colon", backend + "routing: {session_headers: [X-Chat, \"X-Session:\"]}",
 			`routing.session_headers[1]: "X-Session:" is not the name of a header; use letters, digits, - and _`},
 		{"header without a name", backend + "routing: {session_headers: [\"\"]}", `routing.session_headers[0]: "" is not the name of a header; use letters, digits, - and _`},

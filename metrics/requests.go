@@ -225,6 +225,15 @@ func (m *Metrics) DeleteBackend(backend string) {
 	m.requests.deleteSeries(prometheus.Labels{"backend": backend}, func(p placement) bool { return p.backend == backend })
 }
 
+// DeleteEndpoint deletes the series of an endpoint that is served no more.
+func (m *Metrics) DeleteEndpoint(path string) {
+	r := m.requests
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests.DeletePartialMatch(prometheus.Labels{"endpoint": path})
+	maps.DeleteFunc(r.counters, func(l requestLabels, _ *requestCounters) bool { return l.endpoint == path })
+}
+
 // deleteSeries deletes the series with the label and the cached instruments that match. m.mu is locked.
 func (m *requestMetrics) deleteSeries(label prometheus.Labels, matches func(placement) bool) {
 	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.spills} {

@@ -98,9 +98,9 @@ func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *apiError) error {
 }
 
 func (r *request) parseDryRun(q DryRunRequest) *apiError {
-	e, _ := findPath(cmp.Or(q.Endpoint, "/v1/chat/completions"))
+	e, _ := r.proxy.findPath(cmp.Or(q.Endpoint, "/v1/chat/completions"))
 	if e == nil || !e.takesJSON() {
-		return invalidRequestError("endpoint", "endpoint must be one with a JSON body: "+strings.Join(jsonEndpoints(), ", "))
+		return invalidRequestError("endpoint", "endpoint must be one with a JSON body: "+strings.Join(r.proxy.jsonEndpoints(), ", "))
 	}
 	r.endpoint = e
 	if isEncoded(q.Header) {
@@ -150,10 +150,13 @@ func (p *Proxy) findBackend(name string) (*backends.Backend, *apiError) {
 // takesJSON reports whether a request creates a response from a JSON body.
 func (e *endpoint) takesJSON() bool { return !e.multipart && !e.isAboutResponse() }
 
-func jsonEndpoints() (paths []string) {
-	for i := range endpoints {
-		if endpoints[i].takesJSON() {
-			paths = append(paths, endpoints[i].path)
+// jsonEndpoints returns the paths of all endpoints that take JSON.
+func (p *Proxy) jsonEndpoints() (paths []string) {
+	for _, list := range [][]endpoint{endpoints, *p.extra.Load()} {
+		for i := range list {
+			if list[i].takesJSON() {
+				paths = append(paths, list[i].path)
+			}
 		}
 	}
 	return paths

@@ -38,7 +38,7 @@ func TestMissingEndpointTriesAnother(t *testing.T) {
 			}
 			f.awaitMetric(`warmroute_retries_total{reason="endpoint_missing"} 2`)
 			for i, want := range [][]string{{"/v1/chat/completions"}, {"/v1/chat/completions"}, nil} {
-				if got := MissingEndpoints(f.backends[i], time.Now()); !slices.Equal(got, want) {
+				if got := f.proxy.MissingEndpoints(f.backends[i], time.Now()); !slices.Equal(got, want) {
 					t.Errorf("backend %d lacks %q", i, got)
 				}
 			}

@@ -61,7 +61,8 @@ type Proxy struct {
 	router   *router.Router
 	keys     *apikey.Set
 	settings atomic.Pointer[Settings]
-	cors     atomic.Pointer[cors.Cors] // nil: pages of other origins are not served
+	cors     atomic.Pointer[cors.Cors]  // nil: pages of other origins are not served
+	extra    atomic.Pointer[[]endpoint] // of Settings.ExtraPaths; never modified once stored
 
 	version    string
 	instance   string // random, for other proxies; empty: loops are not looked for
@@ -163,7 +164,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	trimTrailingSlashes(r.URL)
-	if e, responseID := findEndpoint(r); e != nil && !isWebSocketHandshake(r) {
+	if e, responseID := p.findEndpoint(r); e != nil && !isWebSocketHandshake(r) {
 		p.serveEndpoint(e, responseID, w, r)
 		return
 	}
@@ -197,7 +198,7 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		allowed = http.MethodGet + ", " + http.MethodHead
-	} else if e, _ := findPath(path); e != nil {
+	} else if e, _ := p.findPath(path); e != nil {
 		allowed = e.allowedMethod()
 	}
 	writeRouteError(&c, r, allowed)

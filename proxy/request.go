@@ -13,6 +13,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/prompt"
 	"warmroute/router"
@@ -242,7 +243,7 @@ func (r *request) parseInput() *apiError {
 	}
 	if r.endpoint.isAboutResponse() {
 		req := &r.input.request
-		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.number()
+		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.number
 		if len(r.input.body) > 0 {
 			if apiErr := r.parseBody(pr, prompt.Other); apiErr != nil {
 				return apiErr
@@ -359,11 +360,24 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	return nil
 }
 
+// mayUseAnyModel reports whether the request, which names no model, may go to any backend: extra paths need none, and
+// there is no default one.
+func (r *request) mayUseAnyModel(c *backends.Catalog) bool {
+	_, hasDefault := c.OnlyBaseModel()
+	return r.endpoint.isExtra && !hasDefault && len(c.Models) > 0 && (r.account == nil || r.account.Models == nil)
+}
+
 // setModelBackends has the request routed to the backends that serve the model; empty: the default one. It
 // returns the engine's name of it, which seeds the hashes of its prompts.
 func (r *request) setModelBackends(model string) (engineModel string, apiErr *apiError) {
-	catalog := r.proxy.registry.Catalog()
+	catalog, req := r.proxy.registry.Catalog(), &r.input.request
+	req.Endpoint = r.endpoint.number
+	req.NonGenerative = r.endpoint.format == plainFormat
 	if model == "" {
+		if r.mayUseAnyModel(catalog) {
+			req.Backends = r.proxy.registry.All()
+			return "", nil
+		}
 		if model, apiErr = r.defaultModel(catalog); apiErr != nil {
 			return "", apiErr
 		}
@@ -373,10 +387,7 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 		return "", r.proxy.unknownModelError(model, r.account)
 	}
 	r.outcome.Model = entry.ID
-	req := &r.input.request
 	req.Backends, req.CatalogID = entry.Backends, entry.ID
-	req.Endpoint = r.endpoint.number()
-	req.NonGenerative = r.endpoint.format == plainFormat
 	if entry.Adapter {
 		req.Adapter = entry.ID
 	}

@@ -303,7 +303,9 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 // recordMissingEndpoint records that the replica does not serve the endpoint, and returns the failure. It
 // copies the body.
 func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
-	a.decision.Backend.RecordMissingEndpoint(a.endpoint.number(), time.Now())
+	if e, _ := a.proxy.findPath(a.endpoint.path); e != nil && e.number == a.endpoint.number { // no reload has removed it
+		a.decision.Backend.RecordMissingEndpoint(e.number, time.Now())
+	}
 	f := &failure{
 		reason: metrics.RetryEndpoint, isFree: true, status: resp.StatusCode, header: resp.Header,
 		err: fmt.Errorf("replica does not serve the endpoint: it responded with status %d", resp.StatusCode),

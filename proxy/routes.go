@@ -26,6 +26,9 @@ type endpoint struct {
 	multipart  bool   // the body is multipart, not JSON
 	noEngine   bool   // the replica responds without its engine
 	method     string // empty: POST
+	isExtra    bool   // of Settings.ExtraPaths
+
+	number backends.Endpoint // by which backends know it; unique
 }
 
 // responseIDPart stands in a path for the id of a stored response, which every request is about.
@@ -65,16 +68,13 @@ const (
 	anthropic
 )
 
-// number returns the number by which backends know the endpoint: its index in endpoints.
-func (e *endpoint) number() backends.Endpoint {
-	return backends.Endpoint(slices.IndexFunc(endpoints, func(o endpoint) bool { return o.path == e.path }))
-}
-
 // MissingEndpoints returns the paths of the endpoints that b is known to lack at a time.
-func MissingEndpoints(b *backends.Backend, now time.Time) (paths []string) {
-	for i := range endpoints {
-		if b.LacksEndpoint(backends.Endpoint(i), now) {
-			paths = append(paths, endpoints[i].path)
+func (p *Proxy) MissingEndpoints(b *backends.Backend, now time.Time) (paths []string) {
+	for _, list := range [][]endpoint{endpoints, *p.extra.Load()} {
+		for i := range list {
+			if b.LacksEndpoint(list[i].number, now) {
+				paths = append(paths, list[i].path)
+			}
 		}
 	}
 	return paths
@@ -89,29 +89,38 @@ func dialectOf(path string) dialect {
 	return openAI
 }
 
-var endpoints = []endpoint{
-	{path: "/v1/chat/completions", promptKind: prompt.Chat, format: chatFormat},
-	{path: "/v1/completions", promptKind: prompt.Completion, format: completionFormat},
-	{path: "/v1/responses", promptKind: prompt.Responses, format: responsesFormat},
-	{path: "/v1/messages", promptKind: prompt.Messages, format: messagesFormat},
-	{path: "/inference/v1/generate", promptKind: prompt.Generate, format: tokensFormat},
-	{path: "/v1/messages/count_tokens", promptKind: prompt.Other, noEngine: true},
-	{path: "/v1/embeddings", promptKind: prompt.Other},
-	{path: "/pooling", promptKind: prompt.Other},
-	{path: "/classify", promptKind: prompt.Other},
-	{path: "/score", promptKind: prompt.Other},
-	{path: "/v1/score", promptKind: prompt.Other},
-	{path: "/rerank", promptKind: prompt.Other},
-	{path: "/v1/rerank", promptKind: prompt.Other},
-	{path: "/v2/rerank", promptKind: prompt.Other},
-	{path: "/tokenize", promptKind: prompt.Other, noEngine: true},
-	{path: "/detokenize", promptKind: prompt.Other, noEngine: true},
-	{path: "/v1/audio/transcriptions", multipart: true, format: plainFormat},
-	{path: "/v1/audio/translations", multipart: true, format: plainFormat},
+// endpoints are those that every proxy serves.
+var endpoints = numberEndpoints(
+	endpoint{path: "/v1/chat/completions", promptKind: prompt.Chat, format: chatFormat},
+	endpoint{path: "/v1/completions", promptKind: prompt.Completion, format: completionFormat},
+	endpoint{path: "/v1/responses", promptKind: prompt.Responses, format: responsesFormat},
+	endpoint{path: "/v1/messages", promptKind: prompt.Messages, format: messagesFormat},
+	endpoint{path: "/inference/v1/generate", promptKind: prompt.Generate, format: tokensFormat},
+	endpoint{path: "/v1/messages/count_tokens", promptKind: prompt.Other, noEngine: true},
+	endpoint{path: "/v1/embeddings", promptKind: prompt.Other},
+	endpoint{path: "/pooling", promptKind: prompt.Other},
+	endpoint{path: "/classify", promptKind: prompt.Other},
+	endpoint{path: "/score", promptKind: prompt.Other},
+	endpoint{path: "/v1/score", promptKind: prompt.Other},
+	endpoint{path: "/rerank", promptKind: prompt.Other},
+	endpoint{path: "/v1/rerank", promptKind: prompt.Other},
+	endpoint{path: "/v2/rerank", promptKind: prompt.Other},
+	endpoint{path: "/tokenize", promptKind: prompt.Other, noEngine: true},
+	endpoint{path: "/detokenize", promptKind: prompt.Other, noEngine: true},
+	endpoint{path: "/v1/audio/transcriptions", multipart: true, format: plainFormat},
+	endpoint{path: "/v1/audio/translations", multipart: true, format: plainFormat},
 
 	// About one stored response, which only the replica that made it has.
-	{path: "/v1/responses/" + responseIDPart, method: http.MethodGet, format: storedFormat, noEngine: true},
-	{path: "/v1/responses/" + responseIDPart + "/cancel", format: storedFormat, noEngine: true},
+	endpoint{path: "/v1/responses/" + responseIDPart, method: http.MethodGet, format: storedFormat, noEngine: true},
+	endpoint{path: "/v1/responses/" + responseIDPart + "/cancel", format: storedFormat, noEngine: true},
+)
+
+// numberEndpoints numbers the endpoints of a list by their places in it.
+func numberEndpoints(list ...endpoint) []endpoint {
+	for i := range list {
+		list[i].number = backends.Endpoint(i)
+	}
+	return list
 }
 
 // localHandler returns the handler of a path that needs no replica, else nil. path is as it was written: escapes do not match.
@@ -134,16 +143,26 @@ func (p *Proxy) localHandler(path string) http.HandlerFunc {
 
 // findEndpoint returns the endpoint of a request in the plain spelling of its path, else nil. A replica is asked for the endpoint's
 // own path, never the client's. responseID is what stands for the id of a stored response, valid or not.
-func findEndpoint(r *http.Request) (e *endpoint, responseID string) {
+func (p *Proxy) findEndpoint(r *http.Request) (e *endpoint, responseID string) {
 	if r.URL.RawPath != "" {
 		return nil, ""
 	}
-	if e, responseID = findPath(r.URL.Path); e == nil || e.allowedMethod() != r.Method {
+	if e, responseID = p.findPath(r.URL.Path); e == nil || e.allowedMethod() != r.Method {
 		return nil, ""
 	}
 	return e, responseID
 }
 
+// findPath returns the endpoint of a path, one of the extra paths included, else nil.
+func (p *Proxy) findPath(path string) (e *endpoint, responseID string) {
+	extra := *p.extra.Load()
+	if i := slices.IndexFunc(extra, func(e endpoint) bool { return e.path == path }); i >= 0 {
+		return &extra[i], ""
+	}
+	return findPath(path)
+}
+
+// findPath returns the endpoint of a path that every proxy serves, else nil.
 func findPath(path string) (e *endpoint, responseID string) {
 	for i := range endpoints {
 		before, after, isAboutResponse := strings.Cut(endpoints[i].path, responseIDPart)

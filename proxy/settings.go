@@ -22,6 +22,7 @@ type Settings struct {
 	RouteHeaders   bool                 // explain the routing to clients whose key allows it
 	IsolateTenants bool                 // prompts match only those of the same tenant
 	CORSOrigins    []string             // whose pages browsers let use the API, or "*" for all
+	ExtraPaths     []string             // to which POSTs are relayed as well, as CheckExtraPath allows and at most MaxExtraPaths
 
 	// DescriptorConnections is for how many client connections there are file descriptors. Beyond it a new one closes all
 	// that have been idle for a second. 0: unknown.
@@ -60,4 +61,5 @@ type RetrySettings struct {
 func (p *Proxy) Configure(s Settings) {
 	p.settings.Store(&s)
 	p.cors.Store(newCORS(s.CORSOrigins))
+	p.configureExtraPaths(s.ExtraPaths)
 }

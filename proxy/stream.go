@@ -318,9 +318,10 @@ func (s *streamRelay) scanLastLine() {
 
 // isTruncated reports whether a stream that ended without an error has no mark of its end: a finish_reason, an
 // error or the format's last event. Where the end of the connection is that of the response, only the last counts.
+// Extra paths may end their streams without any.
 func (s *streamRelay) isTruncated() bool {
 	e := &s.events
-	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil))
+	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil || s.endpoint.isExtra))
 }
 
 // lineWriter writes a stream of server-sent events in whole lines, as soon as they are complete: half a line of

@@ -23,7 +23,7 @@ func TestTransferParamsRefused(t *testing.T) {
 	r := &replica{script: always(answered("200 OK", "{}"))}
 	f := serve(t, nil, r)
 	const kv, ec = "kv_transfer_params", "ec_transfer_params"
-	for _, path := range jsonEndpoints() {
+	for _, path := range f.proxy.jsonEndpoints() {
 		for member, field := range map[string]string{
 			`"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[]]}`: kv,
 			`"ec_transfer_params":{"a":{}}`:                                           ec,

@@ -1,0 +1,203 @@
+package proxy
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/proxy/apikey"
+)
+
+func TestCheckExtraPath(t *testing.T) {
+	for _, path := range strings.Fields(`/skyrl/v1/generate /v1/chat/completions/render /v1/chat/completions/batch /v1/completions/derender /v1/responses/render
+		/v1.1/x /a-b_c~d /paused /loads/x`) {
+		if err := CheckExtraPath(path); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for want, paths := range map[string]string{
+		"is not a plain absolute path": `skyrl / /a/ //a /a//b /a/../b /a/. /.a /a/* /a/{id} /a%2fb /a?b /a#b /a;b /ä http://x/a`,
+		"is served already": `/v1/chat/completions /v1/messages /v1/responses/resp_1/cancel /v1/audio/translations /v1/models /v1/models/m /health /livez /readyz /version
+			/workers /workers/1 /add_worker /finish_session /get_loads`,
+		"is for the operator of a replica": `/pause /v1/pause /collective_rpc /v1/load_lora_adapter /load_lora_adapter /metrics /fault_tolerance/apply /update_weights`,
+		"the maximum is 200":               "/" + strings.Repeat("a", 200),
+	} {
+		for _, path := range strings.Fields(paths) {
+			if err := CheckExtraPath(path); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", path, err, want)
+			}
+		}
+	}
+}
+
+func TestExtraEndpointNumbers(t *testing.T) {
+	var before []endpoint
+	lists := [][]string{{"/a", "/b"}, {"/b", "/c"}, {"/d"}, nil, make([]string, MaxExtraPaths), make([]string, MaxExtraPaths)}
+	for i := range MaxExtraPaths {
+		lists[4][i], lists[5][i] = "/x"+string(rune('a'+i)), "/y"+string(rune('a'+i))
+	}
+	for _, paths := range lists {
+		after := newExtraEndpoints(paths, before)
+		for i, e := range after {
+			at := slices.IndexFunc(before, func(b endpoint) bool { return b.path == e.path })
+			taken := slices.ContainsFunc(before, func(b endpoint) bool { return b.number == e.number }) ||
+				slices.ContainsFunc(after[:i], func(b endpoint) bool { return b.number == e.number })
+			if e.path != paths[i] || at >= 0 && before[at].number != e.number || at < 0 && taken || int(e.number) < len(endpoints) || e.number >= backends.MaxEndpoints {
+				t.Errorf("%v after %v: %s has number %d", paths, before, e.path, e.number)
+			}
+		}
+		before = after
+	}
+}
+
+func withExtraPaths(paths ...string) func(*Options) {
+	return func(o *Options) { o.ExtraPaths, o.BodyBytes = paths, 2000 }
+}
+
+func TestExtraPathsRelayed(t *testing.T) {
+	const path, body = "/skyrl/v1/generate", `{"model":"m","token_ids":[1,2,3], "any":{"model":"other"}}`
+	r := &replica{script: always(answered("200 OK", `{"output":"x"}`))}
+	f := serve(t, withExtraPaths(path, "/v1/responses/render"), r)
+	if resp, got := f.post(path+"?return=1", body, "X-Session-Id", "s"); resp.StatusCode != http.StatusOK || got != `{"output":"x"}` {
+		t.Errorf("got %d %s", resp.StatusCode, got)
+	}
+	if seen := r.requests(); seen[0].RequestURI != path+"?return=1" || seen[0].body != body || seen[0].Method != http.MethodPost || seen[0].Header.Get("X-Session-Id") != "s" {
+		t.Errorf("the replica saw %v", seen)
+	}
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="200",endpoint="/skyrl/v1/generate",model="m"} 1`)
+	if resp, _ := f.post("/v1/responses/render", body); resp.StatusCode != http.StatusOK {
+		t.Errorf("beside the path of a stored response: %d", resp.StatusCode)
+	}
+	for _, c := range []struct {
+		name, path, body string
+		want             int
+	}{
+		{"not JSON", path, "--b\r\n", http.StatusBadRequest},
+		{"empty", path, "", http.StatusBadRequest},
+		{"too large", path, `{"x":"` + strings.Repeat("x", 2000) + `"}`, http.StatusRequestEntityTooLarge},
+		{"unknown model", path, `{"model":"other"}`, http.StatusNotFound},
+		{"transfer between replicas", path, `{"kv_transfer_params":{"x":1}}`, http.StatusBadRequest},
+		{"a path below", path + "/x", body, http.StatusNotFound},
+		{"a path above", "/skyrl/v1", body, http.StatusNotFound},
+	} {
+		if resp, got := f.post(c.path, c.body); resp.StatusCode != c.want {
+			t.Errorf("%s: got %d %s", c.name, resp.StatusCode, got)
+		}
+	}
+	if resp, _ := f.get(path); resp.StatusCode != http.StatusMethodNotAllowed || resp.Header.Get("Allow") != http.MethodPost {
+		t.Errorf("GET: %d %v", resp.StatusCode, resp.Header)
+	}
+	if n := len(r.requests()); n != 2 {
+		t.Errorf("the replica saw %d requests", n)
+	}
+	if sum := slices.Max(f.blocks()); sum != 0 {
+		t.Errorf("%d blocks are indexed", sum)
+	}
+}
+
+// A request without a model goes to the default one, and where there is none to any replica.
+func TestExtraPathWithoutModel(t *testing.T) {
+	a, b := &replica{models: []string{"m", "adapter<m"}, script: always(answered("200 OK", "{}"))}, &replica{models: []string{"n"}, script: always(answered("200 OK", "{}"))}
+	limited := keyOf("limited", func(k *apikey.Key) { k.Models = []string{"m", "n"} })
+	f := serve(t, func(o *Options) {
+		withExtraPaths("/x")(o)
+		withKeys(keyOf("a", nil), keyOf("one", func(k *apikey.Key) { k.Models = []string{"n"} }), limited)(o)
+	}, a, b)
+	for _, c := range []struct {
+		name, key, body string
+		want            int
+		first, second   int // requests that the replicas have seen by then
+	}{
+		{"any", "a", "{}", http.StatusOK, 1, 0},
+		{"model of the key", "one", "{}", http.StatusOK, 1, 1},
+		{"several models of the key", "limited", "{}", http.StatusBadRequest, 1, 1},
+		{"named", "limited", `{"model":"n"}`, http.StatusOK, 1, 2},
+		{"not of the key", "limited", `{"model":"adapter"}`, http.StatusNotFound, 1, 2},
+		{"no key", "none", "{}", http.StatusUnauthorized, 1, 2},
+	} {
+		resp, got := f.post("/x", c.body, bearer(c.key)...)
+		if n, m := len(a.requests()), len(b.requests()); resp.StatusCode != c.want || n != c.first || m != c.second {
+			t.Errorf("%s: got %d %s; the replicas saw %d and %d requests", c.name, resp.StatusCode, got, n, m)
+		}
+	}
+	f.backends[0].SetModels(nil)
+	f.backends[1].SetModels(nil)
+	if resp, got := f.post("/x", "{}", bearer("a")...); resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("no model is listed: got %d %s", resp.StatusCode, got)
+	}
+}
+
+func TestExtraPathRetried(t *testing.T) {
+	failing, lacking, serving := &replica{script: always(answered("500 Internal Server Error", "{}"))},
+		&replica{script: always(answered("404 Not Found", pathNotFound))}, &replica{script: always(answered("200 OK", "{}"))}
+	f := serve(t, withExtraPaths("/x"), lacking, failing, serving)
+	for range 2 {
+		if resp, got := f.post("/x", `{"model":"m"}`); resp.StatusCode != http.StatusOK {
+			t.Errorf("got %d %s", resp.StatusCode, got)
+		}
+	}
+	if a, b := len(lacking.requests()), len(serving.requests()); a != 1 || b != 2 {
+		t.Errorf("%d and %d requests", a, b)
+	}
+	if got := f.proxy.MissingEndpoints(f.backends[0], time.Now()); !slices.Equal(got, []string{"/x"}) {
+		t.Errorf("missing: %q", got)
+	}
+}
+
+// A stream of an extra path may end without any mark, if it is framed.
+func TestExtraPathStream(t *testing.T) {
+	const events = "data: {\"a\":1}\n\nevent: b\ndata: 2\n\n"
+	for name, c := range map[string]struct{ answer, want string }{
+		"framed":     {streamed(events), events},
+		"cut":        {sseHead + chunk(events), events + `data: {"error"`},
+		"not framed": {sseToEnd + events, events + `data: {"error"`},
+		"done":       {sseToEnd + events + doneLine, events + doneLine},
+	} {
+		f := serve(t, withExtraPaths("/x"), &replica{script: once(c.answer)})
+		resp, got := f.post("/x", `{"model":"m","stream":true}`)
+		if complete := !strings.HasSuffix(c.want, `{"error"`); resp.StatusCode != http.StatusOK || !strings.HasPrefix(got, c.want) || complete && got != c.want {
+			t.Errorf("%s: got %d %q, want %q", name, resp.StatusCode, got, c.want)
+		}
+	}
+}
+
+func TestExtraPathsReloaded(t *testing.T) {
+	r := &replica{script: func(s *session) {
+		for {
+			seen, ok := s.request()
+			if !ok {
+				return
+			}
+			if seen.URL.Path == "/b" {
+				s.say(answered("404 Not Found", pathNotFound))
+			} else {
+				s.say(answered("200 OK", "{}"))
+			}
+		}
+	}}
+	f := serve(t, withExtraPaths("/a", "/b"), r)
+	post := func(path string, want int) {
+		t.Helper()
+		if resp, got := f.post(path, `{"model":"m"}`); resp.StatusCode != want {
+			t.Errorf("%s: got %d %s, want %d", path, resp.StatusCode, got, want)
+		}
+	}
+	post("/a", http.StatusOK)
+	post("/b", http.StatusNotFound)
+	f.awaitMetric(`warmroute_requests_total{backend="r0",code="404",endpoint="/b",model="m"} 1`)
+	settings := *f.proxy.settings.Load()
+	settings.ExtraPaths = []string{"/c", "/a"}
+	f.proxy.Configure(settings)
+	post("/a", http.StatusOK)
+	post("/c", http.StatusOK)
+	post("/b", http.StatusNotFound)
+	if n := len(r.requests()); n != 4 {
+		t.Errorf("the replica saw %d requests", n)
+	}
+	if text := f.exposition(); strings.Contains(text, `endpoint="/b"`) || !strings.Contains(text, `endpoint="/a",model="m"} 2`) {
+		t.Error("the series are not those of the paths that are served")
+	}
+}
