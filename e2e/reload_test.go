@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -282,4 +283,54 @@ func TestReloadKeysAndAdminToken(t *testing.T) {
 			t.Errorf("got %d %s %v, want %d", status, answer, err, want)
 		}
 	}
+}
+
+// A replica's own path, as SkyRL's, is relayed once the file names it, with the key of a client and the session.
+func TestReloadExtraPaths(t *testing.T) {
+	t.Parallel()
+	const path, body = "/skyrl/v1/generate", `{"token_ids":[1,2,3]}`
+	sessions := make(chan string, 1)
+	replica := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case "/v1/models":
+			io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model","root":"m"}]}`)
+		case path:
+			sessions <- r.Header.Get("X-Session-Id")
+			io.Copy(w, r.Body)
+		}
+	}))
+	t.Cleanup(replica.Close)
+	file := (&simFleet{urls: []string{replica.URL}}).configFile(t, "")
+	p := startProgram(t, "--config", file.path)
+	post := func() (int, string) {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodPost, p.url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Session-Id", "one")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer http.DefaultClient.CloseIdleConnections()
+		defer resp.Body.Close()
+		got, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(got)
+	}
+	if status, got := post(); status != http.StatusNotFound {
+		t.Errorf("before it is configured: %d %s", status, got)
+	}
+	file.write("extra_paths: [" + path + "]")
+	p.reloaded("ok", 1)
+	if status, got := post(); status != http.StatusOK || got != body || <-sessions != "one" {
+		t.Errorf("got %d %s", status, got)
+	}
+	file.write("extra_paths: [" + path + ", /v1/pause]")
+	p.reloaded("failed", 1)
+	p.awaitLog(`err="extra_paths\[1\]: /v1/pause is for the operator`)
 }

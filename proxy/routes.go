@@ -18,7 +18,7 @@ import (
 	"warmroute/proxy/apikey"
 )
 
-// endpoint is a path whose requests go to replicas. No others do: a replica also serves paths that no client should reach.
+// endpoint is a path whose requests go to replicas. No other path is relayed: a replica also serves some that no client should reach.
 type endpoint struct {
 	path       string
 	promptKind prompt.Kind
