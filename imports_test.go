@@ -26,12 +26,13 @@ var allowedImports = map[string]string{
 	"cluster":  "clock recovery backends prompt router metrics proxy",
 	"admin":    "backends prompt router metrics proxy cluster",
 	"config":   "backends prompt router kvevents metrics proxy cluster admin",
-	"server":   "clock filelock recovery backends prompt router kvevents metrics proxy cluster admin config",
-	"cli":      "backends prompt router metrics proxy cluster admin config server",
+	"fleet":    "clock recovery backends prompt router kvevents metrics proxy cluster admin config",
+	"server":   "clock filelock recovery backends prompt router kvevents metrics proxy cluster admin config fleet",
+	"cli":      "backends prompt router metrics proxy cluster admin config fleet server",
 	"main":     "cli config server lab",
 
-	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster admin config server cli",
-	"e2e":     "filelock backends prompt router metrics proxy cluster admin config server cli lab",
+	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster admin config fleet server cli",
+	"e2e":     "filelock backends prompt router metrics proxy cluster admin config fleet server cli lab",
 	"scripts": "lab",
 }
 
