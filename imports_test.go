@@ -24,15 +24,15 @@ var allowedImports = map[string]string{
 	"metrics":  "recovery backends prompt router",
 	"proxy":    "filelock recovery backends prompt router metrics",
 	"cluster":  "clock recovery backends prompt router metrics proxy",
-	"admin":    "backends prompt router metrics proxy cluster",
-	"config":   "backends prompt router kvevents metrics proxy cluster admin",
-	"fleet":    "clock recovery backends prompt router kvevents metrics proxy cluster admin config",
-	"server":   "clock filelock recovery backends prompt router kvevents metrics proxy cluster admin config fleet",
-	"cli":      "backends prompt router metrics proxy cluster admin config fleet server",
+	"config":   "backends prompt router kvevents metrics proxy cluster",
+	"fleet":    "clock filelock recovery backends router metrics cluster config",
+	"admin":    "backends prompt router metrics proxy cluster config fleet",
+	"server":   "clock filelock recovery backends prompt router kvevents metrics proxy cluster config fleet admin",
+	"cli":      "backends prompt router metrics proxy cluster config fleet admin server",
 	"main":     "cli config server lab",
 
-	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster admin config fleet server cli",
-	"e2e":     "filelock backends prompt router metrics proxy cluster admin config fleet server cli lab",
+	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster config fleet admin server cli",
+	"e2e":     "filelock backends prompt router metrics proxy cluster config fleet admin server cli lab",
 	"scripts": "lab",
 }
 

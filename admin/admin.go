@@ -11,6 +11,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/cluster"
+	"warmroute/fleet"
 	"warmroute/proxy"
 	"warmroute/router"
 )
@@ -21,6 +22,7 @@ type Options struct {
 	Proxy    *proxy.Proxy
 	Reset    func(*backends.Backend) router.ResetReport // forgets what is known of a backend
 	Router   *router.Router
+	Fleet    *fleet.Fleet
 	Cluster  *cluster.Cluster // nil: this proxy is the only one
 	Metrics  http.Handler
 	Version  string

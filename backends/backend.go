@@ -6,6 +6,7 @@ package backends
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/url"
 	"sync/atomic"
@@ -19,6 +20,10 @@ import (
 type Backend struct {
 	Name string
 	URL  *url.URL // scheme, host and an optional path prefix without a trailing slash
+
+	// Addr is the host:port to which connections go; "": that of URL. It is set where a name in URL
+	// has several addresses, each of which is a Backend.
+	Addr string
 
 	// Slot is this backend's index in its Registry for as long as it is there; the
 	// router keeps its per-backend data under it. Slots are reused: compare
@@ -34,6 +39,26 @@ type Backend struct {
 	registry       *Registry
 	checkRequested chan struct{} // capacity 1: several requests are one check
 	pollRequested  chan struct{} // likewise
+}
+
+// Address returns what no two backends have in common: the normalized URL of the replica, with Addr
+// instead of the URL's host and port if that is set. It is "" for a backend without a URL, as in tests.
+func (b *Backend) Address() string {
+	switch {
+	case b.URL == nil:
+		return ""
+	case b.Addr == "":
+		return NormalizeURL(b.URL)
+	}
+	return b.URL.Scheme + "://" + b.Addr + b.URL.EscapedPath()
+}
+
+// Host returns the host of Addr, or of URL: a name or an IP address.
+func (b *Backend) Host() string {
+	if host, _, err := net.SplitHostPort(b.Addr); err == nil {
+		return host
+	}
+	return b.URL.Hostname()
 }
 
 // Counters are what proxies have sent to a backend.
@@ -64,6 +89,8 @@ type Options struct {
 	// ZeroMQ endpoint, with KVReplay as the endpoint of earlier events ("": none).
 	KVEvents, KVReplay string
 
+	Source Source // what names the replica
+
 	MaxInFlight int     // of our sequences; 0: no bound
 	Weight      float64 // divides the cost of sending it a request; 0 is 1
 
@@ -73,6 +100,17 @@ type Options struct {
 	Transport      http.RoundTripper
 	ProbeTransport http.RoundTripper
 }
+
+// Source is what names a replica.
+type Source int
+
+const (
+	FromConfig       Source = iota // the configuration or the command line
+	FromFile                       // backends_file
+	FromRegistration               // a caller that registered it, or an operator who added it
+)
+
+func (s Source) String() string { return [...]string{"configuration", "file", "registration"}[s] }
 
 // Values of Options.KVEvents that are not endpoints.
 const (

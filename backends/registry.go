@@ -27,11 +27,8 @@ type slot struct {
 }
 
 // NewRegistry returns a registry of these backends, with Slots in the order of
-// list. A backend belongs to one registry only. The error names all conflicts.
+// list, which may be empty. A backend belongs to one registry only. The error names all conflicts.
 func NewRegistry(list []*Backend) (*Registry, error) {
-	if len(list) == 0 {
-		return nil, errors.New("no backends; name at least one replica's URL")
-	}
 	if err := CheckConflicts(list); err != nil {
 		return nil, err
 	}
@@ -52,10 +49,10 @@ func CheckConflicts(list []*Backend) error {
 			errs = append(errs, fmt.Errorf("two backends are named %q; rename one", b.Name))
 		}
 		names[b.Name] = true
-		if b.URL == nil { // it gets no requests, as in tests of routing alone
+		address := b.Address()
+		if address == "" { // it gets no requests, as in tests of routing alone
 			continue
 		}
-		address := NormalizeURL(b.URL)
 		if other := addresses[address]; other != nil {
 			errs = append(errs, fmt.Errorf("backends %q and %q are the same replica, %s; remove one", other.Name, b.Name, address))
 		} else {
@@ -98,10 +95,9 @@ func (r *Registry) Find(name string) *Backend {
 	return r.findBackend(func(b *Backend) bool { return b.Name == name })
 }
 
-// FindAddress returns the backend at an address, as of NormalizeURL, preferably one that
-// is not retired, or nil.
+// FindAddress returns the backend with an Address, preferably one that is not retired, or nil.
 func (r *Registry) FindAddress(address string) *Backend {
-	return r.findBackend(func(b *Backend) bool { return b.URL != nil && NormalizeURL(b.URL) == address })
+	return r.findBackend(func(b *Backend) bool { return b.URL != nil && b.Address() == address })
 }
 
 func (r *Registry) findBackend(matches func(*Backend) bool) (found *Backend) {

@@ -113,7 +113,7 @@ func TestErrorMessages(t *testing.T) {
 		{"version now", 2, `unknown command "now" for "warmroute version"`},
 		{"check --config bad.yaml http://a:8000", 2, "listn: unknown setting; did you mean listen?\npoll.interval: 5 has no unit; write a duration such as 250ms, 5s or 1m30s\n"},
 
-		{"serve", 2, "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file\n"},
+		{"serve", 2, "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration\n"},
 		{"serve --lisen :1", 2, "unknown flag: --lisen"},
 		{"serve --listen", 2, "flag needs an argument: --listen"},
 		{"serve --listen 8080 http://a:8000", 2, "listen (from --listen): \"8080\" is not an address such as :8080 or 127.0.0.1:8080\n"},

@@ -17,3 +17,16 @@ func Sleep(ctx context.Context, d time.Duration) (passed bool) {
 		return false
 	}
 }
+
+// WaitUntil calls reached at every interval until it returns true or ctx is done.
+func WaitUntil(ctx context.Context, interval time.Duration, reached func() bool) {
+	ticks := time.NewTicker(interval)
+	defer ticks.Stop()
+	for !reached() {
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -69,7 +69,7 @@ func (o *Outbox) addressOf(b *backends.Backend) string {
 		if len(o.addresses) >= maxAddresses { // of backends that were removed
 			clear(o.addresses)
 		}
-		address = backends.NormalizeURL(b.URL)
+		address = b.Address()
 		o.addresses[b] = address
 	}
 	return address

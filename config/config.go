@@ -31,7 +31,11 @@ import (
 // effect only at a restart.
 type Config struct {
 	Listeners       `mapstructure:",squash"`
-	Backends        []Backend `mapstructure:"backends"`
+	Backends        []Backend    `mapstructure:"backends"` // those of BackendsFile included
+	BackendsFile    string       `mapstructure:"backends_file"`
+	StateFile       string       `mapstructure:"state_file" reload:"no"`
+	DNS             DNS          `mapstructure:"dns"`
+	Registration    Registration `mapstructure:"registration"`
 	Tenants         `mapstructure:",squash"`
 	Routing         Routing                 `mapstructure:"routing"`
 	SLO             SLO                     `mapstructure:"slo"`
@@ -72,11 +76,14 @@ type Tenants struct {
 	Tenant   string `mapstructure:"tenant" oneof:"share isolate"` // share or isolate
 }
 
-// Backend is one vLLM server. Name is never empty after loading.
+// Backend is one vLLM server, or a name that stands for several. Name is never empty after loading.
 type Backend struct {
 	Name   string `mapstructure:"name"`
 	URL    string `mapstructure:"url"`
+	DNS    string `mapstructure:"dns" oneof:"auto off"` // auto unless given
 	APIKey string `mapstructure:"api_key"`
+
+	Source backends.Source `mapstructure:"-"`
 
 	CAFile     string `mapstructure:"ca_file"`     // for https; empty: the system's authorities
 	ServerName string `mapstructure:"server_name"` // for https; empty: the URL's host
@@ -90,6 +97,26 @@ type Backend struct {
 	KVEvents string `mapstructure:"kv_events"` // auto, off, or an endpoint; auto unless given
 	KVReplay string `mapstructure:"kv_replay"` // of the endpoint; "": none
 }
+
+// DNS configures the lookups of backends' names.
+type DNS struct {
+	Interval     time.Duration `mapstructure:"interval" range:"50ms..1h"`
+	Server       string        `mapstructure:"server" reload:"no"` // host:port; empty: the system's
+	MaxAddresses int           `mapstructure:"max_addresses" range:"1..4096"`
+}
+
+// Registration lets callers add replicas over the public listener.
+type Registration struct {
+	Listener  string         `mapstructure:"listener" reload:"no" oneof:"off main"`
+	Token     string         `mapstructure:"-"` // the content of TokenFile
+	TokenFile string         `mapstructure:"token_file"`
+	AllowFrom []netip.Prefix `mapstructure:"allow_from"`
+	AllowURLs []string       `mapstructure:"allow_urls"`
+	Forget    time.Duration  `mapstructure:"forget" range:"0|1s.."` // 0: never
+}
+
+// Enabled reports whether the public listener serves registration.
+func (r Registration) Enabled() bool { return r.Listener == "main" }
 
 // TLSConfig returns how the certificate of an https backend is verified: by the authorities in CAFile alone, or
 // by the system's if there is none. It returns nil for the defaults.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"warmroute/backends"
 	"warmroute/proxy/apikey"
 )
 
@@ -55,7 +54,7 @@ func CheckRegular(path string) error {
 // WatchedFiles returns the paths of the files to watch for changes: configFile and
 // those that the settings name. configFile may be empty.
 func (c *Config) WatchedFiles(configFile string) []string {
-	all := []string{configFile, c.KeysFile, c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile}
+	all := []string{configFile, c.BackendsFile, c.Registration.TokenFile, c.KeysFile, c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile}
 	for _, b := range c.Backends {
 		all = append(all, b.CAFile)
 	}
@@ -74,10 +73,11 @@ func (c *Config) readFiles(errs *errorList) {
 	for i := range c.Backends {
 		b := &c.Backends[i]
 		// Validation reports a ca_file for another scheme.
-		if u, err := backends.ParseURL(b.URL); err == nil && u.Scheme == "https" {
-			b.CA = readFile(errs, fmt.Sprintf("backends[%d].ca_file", i), b.CAFile)
+		if u, err := b.ParseURL(); err == nil && u.Scheme == "https" {
+			b.CA = readFile(errs, c.backendPath(i)+".ca_file", b.CAFile)
 		}
 	}
+	c.Registration.Token = readSecret(errs, "registration.token_file", c.Registration.TokenFile, "the token")
 	c.Redis.Password = readSecret(errs, "redis.password_file", c.Redis.PasswordFile, "the password")
 	c.Redis.Secret = readSecret(errs, "redis.secret_file", c.Redis.SecretFile, "a secret")
 	c.Redis.CA = readFile(errs, "redis.ca_file", c.Redis.CAFile)

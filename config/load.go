@@ -120,6 +120,7 @@ func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []str
 
 	var c Config
 	errs.addDecodeErrors(decodeSettings(values, &c))
+	c.readBackendsFile(&errs)
 	c.setDefaultBackendNames()
 	c.readFiles(&errs)
 	c.validate(&errs, l.Policies)

@@ -67,9 +67,11 @@ func mustLoad(t *testing.T, yaml string, args ...string) *Config {
 
 func TestDefaults(t *testing.T) {
 	want := &Config{
-		Listeners: Listeners{Listen: ":8080", Admin: "127.0.0.1:9090", TrustedProxies: []netip.Prefix{}},
-		Backends:  []Backend{{Name: "a:8000", URL: "http://a:8000", Weight: 1, KVEvents: "auto"}},
-		Tenants:   Tenants{Keys: []Key{}, Tenant: "share"},
+		Listeners:    Listeners{Listen: ":8080", Admin: "127.0.0.1:9090", TrustedProxies: []netip.Prefix{}},
+		Backends:     []Backend{{Name: "a:8000", URL: "http://a:8000", DNS: "auto", Weight: 1, KVEvents: "auto"}},
+		DNS:          DNS{Interval: 2 * time.Second, MaxAddresses: 256},
+		Registration: Registration{Listener: "off", AllowFrom: []netip.Prefix{}, AllowURLs: []string{}, Forget: time.Hour},
+		Tenants:      Tenants{Keys: []Key{}, Tenant: "share"},
 		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true,
 			SessionHeaders: []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id", "Session-Id", "thread_id", "session_id", "X-OpenCode-Session", "X-Session-Affinity", "X-Multi-Turn-Session-Id", "X-Dynamo-Session-Id"},
@@ -155,6 +157,14 @@ func otherValues() map[string]struct {
 		"admin":                        {"", ""},
 		"admin_token":                  {"0123456789abcdef", "0123456789abcdef"},
 		"admin_token_file":             {"testdata/admin_token", "testdata/admin_token"},
+		"backends_file":                {"testdata/backends", "testdata/backends"},
+		"state_file":                   {"/tmp/state", "/tmp/state"},
+		"dns.interval":                 {"5s", 5 * time.Second},
+		"dns.server":                   {"127.0.0.1:8600", "127.0.0.1:8600"},
+		"dns.max_addresses":            {"16", 16},
+		"registration.listener":        {"off", "off"},
+		"registration.token_file":      {"testdata/admin_token", "testdata/admin_token"},
+		"registration.forget":          {"0", time.Duration(0)},
 		"keys_file":                    {"testdata/keys", "testdata/keys"},
 		"tenant":                       {"isolate", "isolate"},
 		"routing.policy":               {"least-load", "least-load"},
@@ -323,7 +333,7 @@ func TestPartialSections(t *testing.T) {
 
 func TestBackendSources(t *testing.T) {
 	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
-	a, b, c := Backend{Name: "big", URL: "http://a:8000", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true, KVEvents: "off"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558"}, Backend{Name: "c:8000", URL: "http://c:8000", Weight: 1, KVEvents: "auto"}
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true, KVEvents: "off"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, KVEvents: "auto"}
 	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {

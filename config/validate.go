@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"path"
 	"reflect"
 	"slices"
 	"strconv"
@@ -19,6 +20,7 @@ func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateListeners(errs)
 	c.validateTrustedProxies(errs)
 	c.validateBackends(errs)
+	c.validateRegistration(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
 	checkOneOf(errs, "routing.policy", strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policies.Names()...)
@@ -64,6 +66,30 @@ func (c *Config) validateTrustedProxies(errs *errorList) {
 	for i, network := range c.TrustedProxies {
 		if network.Bits() == 0 {
 			errs.add(fmt.Sprintf("trusted_proxies[%d]", i), "%v lets every client state its address; name the networks of the load balancers", network)
+		}
+	}
+}
+
+// maxRegistrationRules bounds the networks and the patterns for registration.
+const maxRegistrationRules = 64
+
+// validateRegistration validates who may register which replicas, and the DNS server.
+func (c *Config) validateRegistration(errs *errorList) {
+	r := c.Registration
+	if len(r.AllowFrom) > maxRegistrationRules || len(r.AllowURLs) > maxRegistrationRules {
+		errs.add("registration.allow_from", "too many networks or URLs; the maximum is %d of each", maxRegistrationRules)
+	}
+	if r.Enabled() && r.TokenFile == "" && (len(r.AllowFrom) == 0 || len(r.AllowURLs) == 0) {
+		errs.add("registration.listener", "whoever registers a URL receives prompts: set registration.token_file, or both registration.allow_from and registration.allow_urls")
+	}
+	for i, pattern := range r.AllowURLs {
+		if _, err := path.Match(pattern, ""); err != nil || !strings.Contains(pattern, "://") {
+			errs.add(fmt.Sprintf("registration.allow_urls[%d]", i), "%q is not a pattern of URLs; write one such as http://10.0.*:8000", pattern)
+		}
+	}
+	if c.DNS.Server != "" {
+		if err := CheckListenAddress(c.DNS.Server); err != nil {
+			errs.add("dns.server", "%q is not an address such as 127.0.0.1:53", c.DNS.Server)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"strings"
 
 	"warmroute/backends"
@@ -12,21 +11,23 @@ import (
 func (c *Config) setDefaultBackendNames() {
 	for i := range c.Backends {
 		b := &c.Backends[i]
-		if u, err := backends.ParseURL(b.URL); b.Name == "" && err == nil {
-			b.Name = backends.DefaultName(u)
+		if u, err := b.ParseURL(); b.Name == "" && err == nil {
+			if b.Name = backends.DefaultName(u); b.IsSeveral() && u.Port() == "" {
+				b.Name = u.Host // the ports are in SRV records
+			}
 		}
 	}
 }
 
 // validateBackends validates each backend, and that names and addresses are unique.
 func (c *Config) validateBackends(errs *errorList) {
-	if len(c.Backends) == 0 {
-		errs.add("backends", "the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file")
+	if len(c.Backends) == 0 && c.BackendsFile == "" && c.StateFile == "" && !c.Registration.Enabled() {
+		errs.add("backends", "the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration")
 	}
-	firstName, firstURL := map[string]int{}, map[string]int{}
+	firstName, firstURL := map[string]string{}, map[string]string{}
 	for i, b := range c.Backends {
-		at := fmt.Sprintf("backends[%d]", i)
-		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".engine_priority", at+".kv_events", at+".kv_replay") {
+		at := c.backendPath(i)
+		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".engine_priority", at+".kv_events", at+".kv_replay", at+".dns") {
 			continue
 		}
 		if !IsHeaderValue(b.APIKey) {
@@ -36,7 +37,7 @@ func (c *Config) validateBackends(errs *errorList) {
 			errs.add(at+".url", "is missing; set a URL such as http://10.0.0.5:8000")
 			continue
 		}
-		u, err := backends.ParseURL(b.URL)
+		u, err := b.ParseURL()
 		if err != nil {
 			errs.add(at+".url", "%v", err)
 			continue
@@ -50,14 +51,14 @@ func (c *Config) validateBackends(errs *errorList) {
 		}
 		address := backends.NormalizeURL(u)
 		if first, taken := firstURL[address]; taken {
-			errs.add(at+".url", "%s is already backends[%d]; remove one of the two", address, first)
+			errs.add(at+".url", "%s is already %s; remove one of the two", address, first)
 		} else {
-			firstURL[address] = i
+			firstURL[address] = at
 		}
 		if first, taken := firstName[b.Name]; taken {
-			errs.add(at+".name", "%s is already the name of backends[%d]; rename one of the two", b.Name, first)
+			errs.add(at+".name", "%s is already the name of %s; rename one of the two", b.Name, first)
 		} else {
-			firstName[b.Name] = i
+			firstName[b.Name] = at
 		}
 	}
 }

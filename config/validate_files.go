@@ -15,7 +15,7 @@ func (c *Config) validateFiles(errs *errorList) {
 	files := []struct {
 		path, file string
 		check      func(errs *errorList, path, file string)
-	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}}
+	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}, {"state_file", c.StateFile, checkReplaceable}}
 	for i, f := range files {
 		if f.file == "" || i == 0 && (f.file == "stdout" || f.file == "stderr") {
 			continue
@@ -29,7 +29,7 @@ func (c *Config) validateFiles(errs *errorList) {
 	}
 }
 
-// checkReplaceable adds an error if the snapshot cannot be replaced by a new file.
+// checkReplaceable adds an error if a file cannot be replaced by a new file.
 func checkReplaceable(errs *errorList, path, file string) {
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
 		errs.add(path, "%s is a directory, expected a file", file)

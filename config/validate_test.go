@@ -144,7 +144,7 @@ func TestValidationErrors(t *testing.T) {
 			"limits.body_bytes: 2GiB exceeds limits.body_bytes_total 1GiB, so such a body could never be accepted; raise the total or lower this"},
 		{"same file for two settings", backend + "record: {file: ./kept}\nindex: {snapshot: kept}",
 			"record.file: ./kept is also index.snapshot; use another file for one of the two"},
-		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file"},
+		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration"},
 		{"number for engine_priority", "backends: [{url: \"http://a\", engine_priority: 1}]", "backends[0].engine_priority: expected true or false, got a number"},
 		{"negative limit of a backend", "backends: [{url: \"http://a\", max_in_flight: -1}]", "backends[0].max_in_flight: -1 is too small; the minimum is 0"},
 		{"KV events without a port", "backends: [{url: \"http://a\", kv_events: \"tcp://a\"}]",

@@ -99,7 +99,7 @@ func readSourceSettings(b *backends.Backend) sourceSettings {
 // findSources returns where a replica publishes its events; nothing if it does not. It may return
 // some of the sources and an error about others.
 func findSources(ctx context.Context, b *backends.Backend, s sourceSettings) ([]wire.Source, error) {
-	host := b.URL.Hostname()
+	host := b.Host()
 	switch s.events {
 	case backends.KVEventsOff, "":
 		return nil, nil

@@ -177,7 +177,7 @@ func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.Re
 	b, allResponded := searchBackends(r.httpReq.Context(), id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
 	switch {
 	case b != nil:
-		p.responses.Add(id, responseindex.Entry{Backend: backends.NormalizeURL(b.URL)})
+		p.responses.Add(id, responseindex.Entry{Backend: b.Address()})
 		return b, metrics.ResponseFound
 	case allResponded:
 		p.responses.AddAbsent(id)
@@ -251,7 +251,7 @@ func (a *attempt) remember(in *storedInput, responseID string) {
 	if in.chosenIDAt > 0 && responseID == in.chosenID {
 		responseID = in.scope + responseID
 	}
-	e := responseindex.Entry{Backend: backends.NormalizeURL(a.decision.Backend.URL)}
+	e := responseindex.Entry{Backend: a.decision.Backend.Address()}
 	if a.account != nil {
 		e.Owner = a.account.Name
 	}

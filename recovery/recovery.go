@@ -26,11 +26,12 @@ const (
 	AccessLog    Place = "access_log"
 	Removal      Place = "removal" // of a backend
 	ConfigReload Place = "config_reload"
+	Discovery    Place = "discovery" // lookups of a name
 )
 
 // Places returns all places.
 func Places() []Place {
-	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload}
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery}
 }
 
 // Reporter receives each recovered panic. It is safe for concurrent use.

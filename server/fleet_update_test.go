@@ -68,7 +68,7 @@ func (c *changing) change(f func(*config.Config)) {
 // updateFleet makes the fleet that of a configuration.
 func (s *Server) updateFleet(t *testing.T, c *config.Config) {
 	t.Helper()
-	apply, err := s.fleet.prepareUpdate(c)
+	apply, err := s.fleet.PrepareConfig(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func (c *changing) setFleet(replicas ...int) {
 }
 
 func (c *changing) backend(replica int) *backends.Backend {
-	return c.server.fleet.registry.Find(fmt.Sprintf("r%d", replica))
+	return c.server.registry.Find(fmt.Sprintf("r%d", replica))
 }
 
 func (c *changing) isReady(replica int) bool {
@@ -106,7 +106,7 @@ func (c *changing) made(replica int) int64 { return c.replicas[replica].Stats().
 func (c *changing) settled(all ...*backends.Backend) {
 	c.t.Helper()
 	c.until("nothing is in flight", func() bool {
-		busy := slices.ContainsFunc(append(all, c.server.fleet.registry.All()...), func(b *backends.Backend) bool { return !b.Idle() })
+		busy := slices.ContainsFunc(append(all, c.server.registry.All()...), func(b *backends.Backend) bool { return !b.Idle() })
 		return !busy && c.server.router.CountWaiting() == 0
 	})
 }
@@ -120,7 +120,7 @@ func TestFleetUpdatesUnderLoad(t *testing.T) {
 	there := []int{0, 1, 2, 3, 4}
 	seen := map[*backends.Backend]bool{}
 	for round := range 240 {
-		for _, b := range c.server.fleet.registry.All() {
+		for _, b := range c.server.registry.All() {
 			seen[b] = true
 		}
 		some := there[rng.IntN(len(there))]
@@ -154,7 +154,7 @@ func TestFleetUpdatesUnderLoad(t *testing.T) {
 		clients.more(10)
 	}
 	c.setFleet(0, 1)
-	c.until("the others are gone", func() bool { return len(c.server.fleet.registry.All()) == 2 })
+	c.until("the others are gone", func() bool { return len(c.server.registry.All()) == 2 })
 	before := c.made(2) + c.made(3) + c.made(4)
 	clients.more(200)
 	if after := c.made(2) + c.made(3) + c.made(4); after != before {
@@ -172,7 +172,7 @@ func TestAddedBackendGetsRequests(t *testing.T) {
 	t.Parallel()
 	c := startChanging(t, 2)
 	c.setFleet(0)
-	c.until("one is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
+	c.until("one is gone", func() bool { return len(c.server.registry.All()) == 1 })
 	clients := c.crowd(8)
 	clients.more(50)
 	before := c.made(1)
@@ -229,7 +229,7 @@ func TestQueuedRequestGoesToAddedBackend(t *testing.T) {
 	t.Parallel()
 	c := startChanging(t, 2)
 	c.setFleet(0)
-	c.until("one is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
+	c.until("one is gone", func() bool { return len(c.server.registry.All()) == 1 })
 	c.backend(0).Drain()
 	served := c.ask("hello")
 	c.until("it is held", func() bool { return c.server.router.CountWaiting() == 1 })
@@ -251,7 +251,7 @@ func TestBackendURLChange(t *testing.T) {
 		clients.more(20)
 	}
 	clients.leave()
-	c.until("the others are gone", func() bool { return len(c.server.fleet.registry.All()) == 2 })
+	c.until("the others are gone", func() bool { return len(c.server.registry.All()) == 2 })
 	if b := c.backend(0); b.URL.Host != strings.TrimPrefix(c.replicas[2].URL(), "http://") {
 		t.Errorf("%s is at %s", b.Name, b.URL)
 	}
@@ -268,14 +268,14 @@ func TestAddAndRemoveManyBackends(t *testing.T) {
 		c.change(func(next *config.Config) {
 			next.Backends = append(next.Backends[:1], config.Backend{Name: name, URL: c.replicas[1].URL(), Weight: 1})
 		})
-		c.until("the guest is ready", func() bool { b := c.server.fleet.registry.Find(name); return b != nil && b.State() == backends.Ready })
+		c.until("the guest is ready", func() bool { b := c.server.registry.Find(name); return b != nil && b.State() == backends.Ready })
 		clients.more(2)
-		if b := c.server.fleet.registry.Find(name); b.Slot > 4 {
+		if b := c.server.registry.Find(name); b.Slot > 4 {
 			t.Fatalf("guest %d has slot %d", i, b.Slot)
 		}
 	}
 	measure := func() (goroutines int, heap uint64) {
-		c.until("guests before are gone", func() bool { return len(c.server.fleet.registry.All()) == 2 })
+		c.until("guests before are gone", func() bool { return len(c.server.registry.All()) == 2 })
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
@@ -313,11 +313,11 @@ func TestRemovedBackendFinishesRequests(t *testing.T) {
 	if n := metricSum(t, c.admin, "warmroute_backend_draining", b.Name); n != 1 {
 		t.Errorf("backend_draining is %v", n)
 	}
-	if to := c.goesTo("sim", "a short one"); c.server.fleet.registry.All()[to] == b {
+	if to := c.goesTo("sim", "a short one"); c.server.registry.All()[to] == b {
 		t.Error("a request went to a backend that leaves")
 	}
 	s.leave() // the last one
-	c.until("it is gone", func() bool { return c.server.fleet.registry.Find(b.Name) == nil })
+	c.until("it is gone", func() bool { return c.server.registry.Find(b.Name) == nil })
 	if n := metricSum(t, c.admin, "warmroute_requests_total", b.Name); n != 0 {
 		t.Errorf("its series are still there: %v requests", n)
 	}
@@ -331,7 +331,7 @@ func TestRemovedBackendAbortsRequestsAtTimeout(t *testing.T) {
 	b := c.backend(s.replica)
 	c.change(func(next *config.Config) { next.Timeouts.Shutdown = 100 * time.Millisecond })
 	c.setFleet(1 - s.replica)
-	c.until("it is gone", func() bool { return c.server.fleet.registry.Find(b.Name) == nil })
+	c.until("it is gone", func() bool { return c.server.registry.Find(b.Name) == nil })
 	if rest, err := io.ReadAll(s.in); err != nil || !strings.Contains(string(rest), `"error"`) {
 		t.Errorf("%v, and no error event in what followed", err)
 	}
@@ -418,9 +418,9 @@ func TestCAFileContentChange(t *testing.T) {
 	trust(t, &next.Backends[0], caFile)
 	f.server.updateFleet(t, &next)
 	f.ready(1)
-	carries := f.server.fleet.registry.All()[0].Options().Transport
+	carries := f.server.registry.All()[0].Options().Transport
 	f.server.updateFleet(t, &next)
-	if f.server.fleet.registry.All()[0].Options().Transport != carries {
+	if f.server.registry.All()[0].Options().Transport != carries {
 		t.Error("the same authority got another transport")
 	}
 	f.checkServed()
@@ -484,12 +484,12 @@ func TestReuseNameOrURLOfRemovedBackend(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := startChanging(t, 3)
 			c.setFleet(0, 1)
-			c.until("the third is gone", func() bool { return len(c.server.fleet.registry.All()) == 2 })
+			c.until("the third is gone", func() bool { return len(c.server.registry.All()) == 2 })
 			c.set(map[string]string{"new": dead, "r1": c.replicas[1].URL()})
 			fleet := second(c)
 			c.set(fleet)
 			for name, url := range fleet {
-				if b := c.server.fleet.registry.Find(name); b == nil || b.URL.String() != url || b.Retiring() {
+				if b := c.server.registry.Find(name); b == nil || b.URL.String() != url || b.Retiring() {
 					t.Errorf("%s is not at %s", name, url)
 				}
 			}
@@ -509,7 +509,7 @@ func TestRemovalWaitsForLaterAddedBackends(t *testing.T) {
 			c := startChanging(t, 2)
 			c.change(func(next *config.Config) { next.Routing.Queue.Requests = 0 })
 			c.setFleet(0)
-			c.until("the second is gone", func() bool { return len(c.server.fleet.registry.All()) == 1 })
+			c.until("the second is gone", func() bool { return len(c.server.registry.All()) == 1 })
 			urls := map[string]string{"r0": c.replicas[0].URL()}
 			clients := c.crowd(2)
 			for _, fleet := range changes {
@@ -560,12 +560,12 @@ func TestFleetUpdateAfterStart(t *testing.T) {
 	}
 	defer s.listeners.closeAndWait()
 	ctx, stop := context.WithCancel(t.Context())
-	ends := s.fleet.start(ctx)
+	ends := s.fleet.Start(ctx)
 	next := *c
 	next.Backends = c.Backends[:1]
 	s.updateFleet(t, &next)
-	for len(s.fleet.registry.All()) > 1 {
-		time.Sleep(pollInterval)
+	for len(s.registry.All()) > 1 {
+		time.Sleep(10 * time.Millisecond)
 	}
 	stop()
 	ends()
@@ -609,7 +609,7 @@ func TestBackendCAFile(t *testing.T) {
 		c.Backends[1].ServerName = "example.com"
 	}, url, named)
 	f.ready(2)
-	for _, b := range f.server.fleet.registry.All() {
+	for _, b := range f.server.registry.All() {
 		f.until("polled", func() bool { return b.Load() != nil })
 	}
 	for range 4 {

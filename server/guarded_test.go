@@ -45,7 +45,7 @@ func startGuarded(t *testing.T, n int, c sim.Config, change func(*config.Config)
 	g.server, _ = startServer(t, &g.log, change, urls...)
 	g.url, g.admin = g.server.publicURL(), g.server.adminURL()
 	g.until("every replica is ready and was polled", func() bool {
-		for _, b := range g.server.fleet.registry.All() {
+		for _, b := range g.server.registry.All() {
 			if b.State() != backends.Ready || b.Load() == nil {
 				return false
 			}
@@ -66,7 +66,7 @@ func (g *guarded) until(what string, reached func() bool) {
 
 // load is what the proxy's poll of a replica said last.
 func (g *guarded) load(replica int) *backends.Load {
-	if l := g.server.fleet.registry.All()[replica].Load(); l != nil {
+	if l := g.server.registry.All()[replica].Load(); l != nil {
 		return l
 	}
 	return new(backends.Load)
@@ -116,7 +116,7 @@ func (g *guarded) open(ctx context.Context, base, model, prompt string, tokens i
 	}
 	s := &stream{replica: -1, attempts: resp.Header.Get("X-Warmroute-Attempts"), in: bufio.NewReader(resp.Body)}
 	s.leave = func() { leave(); resp.Body.Close() }
-	for i, b := range g.server.fleet.registry.All() {
+	for i, b := range g.server.registry.All() {
 		if b.Name == resp.Header.Get("X-Warmroute-Backend") {
 			s.replica = i
 		}

@@ -231,7 +231,7 @@ func TestBackendClosingIdleConnections(t *testing.T) {
 			clients.Wait()
 		})
 	}
-	for _, b := range p.server.fleet.registry.All() {
+	for _, b := range p.server.registry.All() {
 		if s := b.State(); s != backends.Ready {
 			t.Errorf("%s is %v", b.Name, s)
 		}
@@ -251,7 +251,7 @@ func TestHungBackend(t *testing.T) {
 			for i := range 4 {
 				all = append(all, g.ask(fmt.Sprint(known, i)))
 			}
-			g.until("one was sent there", func() bool { return g.server.fleet.registry.All()[holder].InFlight.Load() > 0 })
+			g.until("one was sent there", func() bool { return g.server.registry.All()[holder].InFlight.Load() > 0 })
 			for i, done := range all {
 				if by := <-done; by != 1-holder {
 					t.Errorf("request %d was served by replica %d, which hangs", i, by)
@@ -289,7 +289,7 @@ func TestResponseTimeoutFollowsPolledProgress(t *testing.T) {
 		t.Errorf("a long response: %d after %v: %.200s", status, took, body)
 	}
 	g.fault(0, sim.Fault{Kind: sim.MetricsGone})
-	g.until("the metrics are known to be gone", func() bool { return g.server.fleet.registry.All()[0].Load() == nil })
+	g.until("the metrics are known to be gone", func() bool { return g.server.registry.All()[0].Load() == nil })
 	g.fault(0, sim.Fault{Kind: sim.Hang})
 	if status, body, _ := ask(1); status != http.StatusGatewayTimeout || !strings.Contains(body, "response_timeout") {
 		t.Errorf("a replica that hangs: %d: %.200s", status, body)

@@ -68,7 +68,7 @@ func (g *guarded) chatWith(model, base string, contents ...string) (r chatResult
 	}
 	r = chatResult{replica: -1, cached: response.Usage.Details.Cached, output: response.Choices[0].Message.Content}
 	fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%d/", &r.predicted)
-	for i, b := range g.server.fleet.registry.All() {
+	for i, b := range g.server.registry.All() {
 		if b.Name == resp.Header.Get("X-Warmroute-Backend") {
 			r.replica = i
 		}

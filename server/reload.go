@@ -105,7 +105,7 @@ func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	updateFleet, err := s.fleet.prepareUpdate(c)
+	updateFleet, err := s.fleet.PrepareConfig(context.Background(), c)
 	if err != nil {
 		return nil, err
 	}
@@ -129,8 +129,8 @@ func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 		s.keys.Replace(c.APIKeys())
 		s.responses.Configure(c.Responses)
 		s.admin.SetToken(c.AdminToken)
-		s.fleet.checker.SetSettings(c.Health)
-		s.fleet.poller.SetSettings(c.Poll)
+		s.checker.SetSettings(c.Health)
+		s.poller.SetSettings(c.Poll)
 		s.config = c
 	}, nil
 }

@@ -180,9 +180,9 @@ func settingsInUse(s *Server) map[string]string {
 		return fmt.Sprintf("%+v", v)
 	}
 	states := reflect.ValueOf(s.router).Elem().FieldByName("fleet").FieldByName("states")
-	backend := s.fleet.managed[0].backend
+	backend := s.registry.All()[0]
 	var names []string
-	for _, b := range s.fleet.registry.All() {
+	for _, b := range s.registry.All() {
 		names = append(names, b.Name)
 	}
 	return map[string]string{
@@ -198,11 +198,11 @@ func settingsInUse(s *Server) map[string]string {
 		"stored responses":  field(s.responses, "settings"),
 		"admin token":       field(s.admin, "token"),
 		"certificate":       fmt.Sprintf("%p", s.listeners.public.certificate.Load()),
-		"health checks":     field(s.fleet.checker, "settings", "value"),
-		"polls":             field(s.fleet.poller, "settings", "value"),
+		"health checks":     field(s.checker, "settings", "value"),
+		"polls":             field(s.poller, "settings", "value"),
 		"backends":          fmt.Sprint(names),
 		"backend options":   fmt.Sprintf("%p", backend.Options()),
 		"backend transport": fmt.Sprintf("%p", backend.Options().Transport),
-		"drain timeout":     s.fleet.drainTimeout.String(),
+		"drain timeout":     field(s.fleet, "drainTimeout"),
 	}
 }

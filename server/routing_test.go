@@ -90,7 +90,7 @@ func TestPollBackoff(t *testing.T) {
 	g.until("they are gone", func() bool { return g.load(0).Running <= 1 })
 	external(1)
 	for i, want := range []bool{true, false} {
-		b := g.server.fleet.registry.All()[i]
+		b := g.server.registry.All()[i]
 		g.until(fmt.Sprintf("load of replica %d as expected: %v", i, want), func() bool { return g.server.router.IsLoadExpected(b) == want })
 	}
 }
@@ -142,7 +142,7 @@ func TestAllBackendsKVFull(t *testing.T) {
 }
 
 func (g *guarded) inFlight() (sum int64) {
-	for _, b := range g.server.fleet.registry.All() {
+	for _, b := range g.server.registry.All() {
 		sum += b.InFlight.Load()
 	}
 	return sum
@@ -223,7 +223,7 @@ func TestLoRAAdapterRouting(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp.Body.Close()
-		all := g.server.fleet.registry
+		all := g.server.registry
 		all.All()[replica].RequestCheck()
 		g.until("it is listed", func() bool {
 			e, _ := all.Catalog().Find(name)
@@ -306,7 +306,7 @@ func TestStateOfDownBackend(t *testing.T) {
 		t.Errorf("got %+v", b)
 	}
 	m := s.Models
-	if m.All != 1 || m.Unready != 1 || m.Listed[0].Ready != 0 || m.Listed[0].Backends != 1 || m.Listed[0].Since == nil || !strings.Contains(m.Listed[0].Reason, g.server.fleet.registry.All()[0].Name+" is down") {
+	if m.All != 1 || m.Unready != 1 || m.Listed[0].Ready != 0 || m.Listed[0].Backends != 1 || m.Listed[0].Since == nil || !strings.Contains(m.Listed[0].Reason, g.server.registry.All()[0].Name+" is down") {
 		t.Errorf("models: %+v", m)
 	}
 	g.fault(0, sim.Fault{Kind: sim.Clear})
@@ -320,7 +320,7 @@ func TestStateOfDrainedBackend(t *testing.T) {
 	t.Parallel()
 	g := startGuarded(t, 2, sim.Config{}, nil)
 	s := g.long("a long output")
-	name := g.server.fleet.registry.All()[s.replica].Name
+	name := g.server.registry.All()[s.replica].Name
 	post := func(verb string) {
 		t.Helper()
 		resp, err := g.client.Post(g.admin+"/api/backends/"+name+"/"+verb, "application/json", nil)
@@ -368,7 +368,7 @@ func TestHealthChecksKeepInFlightCount(t *testing.T) {
 		},
 	}.start(t))
 	p.ready(1)
-	b := p.server.fleet.registry.All()[0]
+	b := p.server.registry.All()[0]
 	before := scrapes.Load()
 	p.until("several scrapes", func() bool { return scrapes.Load() > before+5 })
 	if n := b.InFlight.Load(); n != 0 {

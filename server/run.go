@@ -33,7 +33,7 @@ func (s *Server) Run(ctx context.Context) error {
 		s.cluster.LoadSnapshot(ctx) // after that of the file, which is older
 	}
 	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads, s.panics)
-	routing.Go(s.fleet.start(background))
+	routing.Go(s.fleet.Start(background))
 	routing.Go(func() { s.panics.RunLoop(background, recovery.Tick, s.router.Run) })
 	if s.cluster != nil {
 		routing.Go(func() { s.cluster.Run(background) })

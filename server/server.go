@@ -18,6 +18,7 @@ import (
 	"warmroute/backends"
 	"warmroute/cluster"
 	"warmroute/config"
+	"warmroute/fleet"
 	"warmroute/kvevents"
 	"warmroute/metrics"
 	"warmroute/proxy"
@@ -69,7 +70,10 @@ type Server struct {
 	accessLog *accesslog.Log
 	tracer    *tracing.Tracer // nil: requests are not traced
 
-	fleet         *fleet
+	registry      *backends.Registry
+	fleet         *fleet.Fleet
+	checker       *backends.Checker
+	poller        *backends.Poller
 	router        *router.Router
 	responses     *responseindex.Index
 	snapshots     *snapshot.Store  // nil: none are read or written
@@ -98,14 +102,12 @@ func New(o Options) (*Server, error) {
 	s.panics = s.reportPanic
 	peers := newPeerReporters(c)
 	s.responses = responseindex.New(c.Responses, time.Now, peers.responses)
-	managed, err := newManagedBackends(c)
+	initial, err := fleet.NewInitial(context.Background(), c, o.Log)
 	if err != nil {
 		return nil, err
 	}
-	registry, err := backends.NewRegistry(backendsOf(managed))
-	if err != nil {
-		return nil, err
-	}
+	registry := initial.Registry
+	s.registry = registry
 	if s.router, err = router.New(router.Options{
 		Settings:      c.RouterSettings(),
 		Policies:      o.Policies,
@@ -148,7 +150,7 @@ func New(o Options) (*Server, error) {
 		s.metrics.RegisterTraceSpans(s.tracer.SentSpans, s.tracer.FailedSpans, s.tracer.DroppedSpans)
 	}
 	s.startupChecks = newStartupChecks(registry.All())
-	s.fleet = s.newFleet(managed, registry)
+	s.fleet = s.newFleet(initial)
 	s.proxy = proxy.New(proxy.Options{
 		Registry: registry,
 		Router:   s.router,
@@ -172,7 +174,7 @@ func New(o Options) (*Server, error) {
 	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
-		Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+		Fleet: s.fleet, Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.warnIfMoreDescriptorsNeeded(c)
 	s.listeners, err = s.openListeners()
@@ -196,13 +198,13 @@ func (s *Server) AdminAddr() net.Addr {
 }
 
 // newFleet returns the fleet with the health checker and the poller that keep its state up to date.
-func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry) *fleet {
+func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 	stalls := newStallLog(s.router, s.log)
 	replaced := func(b *backends.Backend, _ string) {
 		b.ReportsCached.Store(false) // the next process may be another version
 		s.router.ForgetCache(b)
 	}
-	checker := &backends.Checker{
+	s.checker = &backends.Checker{
 		Logger:   s.log,
 		Instance: s.instance,
 		OnState: func(b *backends.Backend, _ backends.State, _ string) {
@@ -217,7 +219,7 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 	if s.snapshots != nil {
 		observe = s.snapshots.ObserveLoad
 	}
-	poller := &backends.Poller{
+	s.poller = &backends.Poller{
 		Logger: s.log,
 		OnLoad: func(b *backends.Backend, l *backends.Load) {
 			observe(b, l)
@@ -236,21 +238,21 @@ func (s *Server) newFleet(managed []*managedBackend, registry *backends.Registry
 		},
 		OnOutOfDescriptors: s.handleOutOfDescriptors,
 	}
-	checker.SetSettings(s.config.Health)
-	poller.SetSettings(s.config.Poll)
-	kvEvents := kvevents.NewReader(registry, s.router, s.log, s.panics)
+	s.checker.SetSettings(s.config.Health)
+	s.poller.SetSettings(s.config.Poll)
+	kvEvents := kvevents.NewReader(s.registry, s.router, s.log, s.panics)
 	s.metrics.Register(kvEvents)
-	return &fleet{
-		registry: registry, router: s.router, checker: checker, poller: poller, kvEvents: kvEvents, metrics: s.metrics, log: s.log, panics: s.panics,
-		managed: managed, drainTimeout: s.config.Timeouts.Shutdown,
-		onRemoved: func(b *backends.Backend) {
+	return fleet.New(fleet.Options{
+		Initial: initial, Router: s.router, Metrics: s.metrics, Log: s.log, Panics: s.panics,
+		Watches: fleet.Watches{recovery.HealthCheck: s.checker.Watch, recovery.Poll: s.poller.Watch, recovery.KVEvents: kvEvents.Watch},
+		OnRemoved: func(b *backends.Backend) {
 			stalls.forget(b)
 			s.startupChecks.removePending(b)
 			if s.snapshots != nil {
 				s.snapshots.ForgetBackend(b)
 			}
 		},
-	}
+	})
 }
 
 // handleOutOfDescriptors logs that a connection to a backend could not be made for lack of a file

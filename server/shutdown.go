@@ -8,6 +8,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 
+	"warmroute/clock"
 	"warmroute/proxy"
 )
 
@@ -90,7 +91,7 @@ func (s *Server) shutDownHandedOver(ctx context.Context) error {
 // awaitQuiet blocks until no client has a connection, or none was opened or carried a
 // request for quietTime, or ctx is done.
 func (s *Server) awaitQuiet(ctx context.Context, quietTime time.Duration) {
-	waitUntil(ctx, quietCheckInterval, func() bool {
+	clock.WaitUntil(ctx, quietCheckInterval, func() bool {
 		open, quiet := s.proxy.ConnectionActivity()
 		return open == 0 || quiet >= quietTime
 	})
@@ -112,17 +113,4 @@ func (s *Server) shutDownServers(deadline context.Context) error {
 		admin.server.Shutdown(timeout)
 	}
 	return err
-}
-
-// waitUntil calls reached at every interval until it returns true or ctx is done.
-func waitUntil(ctx context.Context, interval time.Duration, reached func() bool) {
-	ticks := time.NewTicker(interval)
-	defer ticks.Stop()
-	for !reached() {
-		select {
-		case <-ticks.C:
-		case <-ctx.Done():
-			return
-		}
-	}
 }

@@ -30,7 +30,7 @@ func (f *simFleet) startProxy(t *testing.T, change func(*config.Config)) *proxie
 	s, stop := startServer(t, &p.log, change, f.urls...)
 	p.url, p.stop = s.publicURL(), stop
 	known := func() bool {
-		for _, b := range s.fleet.registry.All() {
+		for _, b := range s.registry.All() {
 			if b.Load() == nil {
 				return false
 			}

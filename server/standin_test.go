@@ -93,7 +93,7 @@ func (f *fronted) ready(want int) {
 	f.t.Helper()
 	f.until(fmt.Sprint(want, " ready"), func() bool {
 		n := 0
-		for _, b := range f.server.fleet.registry.All() {
+		for _, b := range f.server.registry.All() {
 			if b.State() == backends.Ready {
 				n++
 			}

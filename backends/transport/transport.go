@@ -29,6 +29,9 @@ import (
 type Options struct {
 	URL *url.URL // scheme http or https, and host; the path is not used
 
+	Addr     string        // host:port to connect to; "": that of URL
+	Resolver *net.Resolver // looks up the host; nil: Go's default
+
 	// ConnectTimeout bounds name lookup, TCP and TLS handshakes together. 0: 2 s.
 	ConnectTimeout time.Duration
 
@@ -69,7 +72,7 @@ func New(o Options) *Transport {
 	o.MaxHeaderBytes = cmp.Or(o.MaxHeaderBytes, 128<<10)
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, 10*time.Second)
 	o.StaleTimeout = cmp.Or(o.StaleTimeout, 100*time.Millisecond)
-	t := &Transport{options: o, host: o.URL.Host}
+	t := &Transport{options: o, host: o.URL.Host, dialer: net.Dialer{Resolver: o.Resolver}}
 	port := "80"
 	if o.URL.Scheme == "https" {
 		port = "443"
@@ -83,7 +86,7 @@ func New(o Options) *Transport {
 	if zone, end := strings.IndexByte(t.host, '%'), strings.IndexByte(t.host, ']'); 0 < zone && zone < end {
 		t.host = t.host[:zone] + t.host[end:] // an IPv6 zone has no meaning to the replica
 	}
-	t.addr = net.JoinHostPort(o.URL.Hostname(), cmp.Or(o.URL.Port(), port))
+	t.addr = cmp.Or(o.Addr, net.JoinHostPort(o.URL.Hostname(), cmp.Or(o.URL.Port(), port)))
 	t.pool = &fasthttp.HostClient{
 		Addr:                t.addr,
 		MaxConns:            cmp.Or(o.MaxConns, math.MaxInt32), // fasthttp's 0 means 512

@@ -31,7 +31,7 @@ type Settings struct {
 
 // Entry says where a response is held and whose it is.
 type Entry struct {
-	Backend string // the backend's address, as of backends.NormalizeURL
+	Backend string // the backend's address, as of Backend.Address
 	Owner   string // name of the API key that made it; empty: no keys were configured
 }
 

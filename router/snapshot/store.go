@@ -79,7 +79,7 @@ func (s *Store) ReadPending(from io.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.router.Backends() {
-		if p := parts[backends.NormalizeURL(b.URL)]; p != nil {
+		if p := parts[b.Address()]; p != nil {
 			s.pending[b] = p
 		}
 	}
@@ -167,7 +167,7 @@ func (s *Store) Write(to io.Writer) error {
 			w.writePart(p.raw)
 			continue
 		}
-		p := part{address: backends.NormalizeURL(b.URL), takenAt: s.options.Now(), load: *loads[b]}
+		p := part{address: b.Address(), takenAt: s.options.Now(), load: *loads[b]}
 		p.estimates, blocks = s.router.Export(b, nil, blocks[:0])
 		buf = p.appendTo(buf[:0], blocks)
 		w.writePart(buf)

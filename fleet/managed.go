@@ -1,0 +1,120 @@
+package fleet
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/config"
+	"warmroute/fleet/discovery"
+)
+
+// managedBackend is a backend with its connections and what runs for it.
+type managedBackend struct {
+	backend    *backends.Backend
+	settings   transportSettings
+	tls        *tls.Config            // nil: the defaults
+	transports []*transport.Transport // the two in use, and before them others with requests in flight
+
+	added         time.Time          // zero: at the start
+	cancelRemoval context.CancelFunc // nil: it is not being removed
+	stopWatches   context.CancelFunc
+	watches       sync.WaitGroup
+}
+
+type transportSettings struct {
+	connectTimeout, idleTimeout time.Duration
+	maxConns                    int // to one backend, for requests
+}
+
+func transportSettingsOf(c *config.Config) transportSettings {
+	return transportSettings{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend}
+}
+
+// newManagedBackend returns a backend for which nothing runs, with connections of its own.
+func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver) (*managedBackend, error) {
+	u, err := backends.ParseURL(w.URL)
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: %w", w.Name, err)
+	}
+	tlsConfig, err := w.TLSConfig()
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: certificate: %w", w.Name, err)
+	}
+	s := transportSettingsOf(c)
+	options := transport.Options{URL: u, Addr: w.addr, Resolver: r.NetResolver(), TLS: tlsConfig, ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout}
+	probes := transport.New(options)
+	options.MaxConns = s.maxConns
+	requests := transport.New(options)
+	b := backends.New(w.Name, u, w.APIKey, requests)
+	b.Addr = w.addr
+	b.SetOptions(backends.Options{
+		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight,
+		KVEvents: w.KVEvents, KVReplay: w.KVReplay, Source: w.Source,
+		Transport: requests, ProbeTransport: probes,
+	})
+	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{requests, probes}}, nil
+}
+
+func (m *managedBackend) closeIdleConnections() {
+	for _, t := range m.transports {
+		t.CloseIdleConnections()
+	}
+}
+
+// closeTransports aborts the requests in flight.
+func (m *managedBackend) closeTransports() {
+	for _, t := range m.transports {
+		t.Close()
+	}
+}
+
+// isSame reports whether other is the same replica under the same name.
+func (m *managedBackend) isSame(other *managedBackend) bool {
+	return m.backend.Name == other.backend.Name && m.backend.Address() == other.backend.Address()
+}
+
+// conflictsWith reports whether the two cannot be there together.
+func (m *managedBackend) conflictsWith(other *managedBackend) bool {
+	return m.backend.Name == other.backend.Name || m.backend.Address() == other.backend.Address()
+}
+
+// cancelPendingRemoval keeps m if its removal is in progress.
+func (m *managedBackend) cancelPendingRemoval() {
+	if m.cancelRemoval != nil {
+		m.cancelRemoval()
+		m.cancelRemoval = nil
+		m.backend.Unretire()
+	}
+}
+
+// updateSettings gives m the settings of fresh, and its transports if they differ: requests in
+// flight go on over those that they began with.
+func (m *managedBackend) updateSettings(fresh *managedBackend) {
+	used := m.backend.Options()
+	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
+		return t.OpenConns() == 0 && t != used.Transport && t != used.ProbeTransport
+	})
+	o := *fresh.backend.Options()
+	if m.settings != fresh.settings || !equalTLS(m.tls, fresh.tls) {
+		m.closeIdleConnections()
+		m.transports = append(m.transports, fresh.transports...)
+	} else {
+		o.Transport, o.ProbeTransport = used.Transport, used.ProbeTransport
+	}
+	m.settings, m.tls = fresh.settings, fresh.tls
+	m.backend.SetOptions(o)
+}
+
+// equalTLS compares results of config.Backend.TLSConfig.
+func equalTLS(a, b *tls.Config) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.ServerName == b.ServerName && a.RootCAs.Equal(b.RootCAs)
+}

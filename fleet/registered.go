@@ -1,0 +1,155 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/config"
+)
+
+// maxRegistered bounds the replicas that callers and operators have added.
+const maxRegistered = 1024
+
+// Registration is a replica that a caller registered or an operator added.
+type Registration struct {
+	Backend  config.Backend
+	GivenURL string // as the caller wrote it
+	By       string // the caller's address
+	At       time.Time
+}
+
+// ID returns what names the registration in paths: the name of its backend.
+func (r *Registration) ID() string { return r.Backend.Name }
+
+// matches reports whether a caller means r by its name, its URL as given, or another way to write that.
+func (r *Registration) matches(nameOrURL string) bool {
+	if nameOrURL == r.Backend.Name || nameOrURL == r.GivenURL {
+		return true
+	}
+	u, err := backends.ParseURL(nameOrURL)
+	own, ownErr := r.Backend.ParseURL()
+	return err == nil && ownErr == nil && !r.Backend.IsSeveral() && backends.NormalizeURL(u) == backends.NormalizeURL(own)
+}
+
+// registered is a list of registrations, in the order of their names. Not safe for concurrent use.
+type registered struct {
+	list []Registration
+}
+
+func (r *registered) backends() []config.Backend {
+	list := make([]config.Backend, len(r.list))
+	for i := range r.list {
+		list[i] = r.list[i].Backend
+	}
+	return list
+}
+
+// put adds a registration, or replaces the one of that name.
+func (r *registered) put(n Registration) {
+	r.list = slices.DeleteFunc(r.list, func(o Registration) bool { return o.Backend.Name == n.Backend.Name })
+	r.list = append(r.list, n)
+	slices.SortFunc(r.list, func(a, b Registration) int { return cmp.Compare(a.Backend.Name, b.Backend.Name) })
+}
+
+// find returns the registration that a caller means, or nil.
+func (r *registered) find(nameOrURL string) *Registration {
+	if i := slices.IndexFunc(r.list, func(o Registration) bool { return o.matches(nameOrURL) }); i >= 0 {
+		return &r.list[i]
+	}
+	return nil
+}
+
+// ErrNotRegistered is the error of Remove for what the fleet does not have.
+var ErrNotRegistered = errors.New("not in the fleet")
+
+// Add adds a replica to the fleet, or changes the settings of one that was added before under its name.
+// A URL that the fleet has already is no error: then added is false, and name is that of its backend. Add
+// does not wait until the replica is ready.
+func (f *Fleet) Add(r Registration) (name string, added bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r.Backend.Source = backends.FromRegistration
+	u, err := r.Backend.ParseURL()
+	if err != nil {
+		return "", false, err
+	}
+	for _, m := range f.members() {
+		other, err := m.ParseURL()
+		sameURL := err == nil && backends.NormalizeURL(other) == backends.NormalizeURL(u)
+		switch {
+		case sameURL && (m.Source != backends.FromRegistration || m.Name != r.Backend.Name):
+			return m.Name, false, nil
+		case !sameURL && m.Name == r.Backend.Name:
+			return "", false, fmt.Errorf("the name %q is that of %s; give the replica another name", m.Name, m.URL)
+		}
+	}
+	if len(f.registered.list) >= maxRegistered && f.registered.find(r.Backend.Name) == nil {
+		return "", false, fmt.Errorf("%d replicas are registered, which is the maximum; remove some", maxRegistered)
+	}
+	added = f.registered.find(r.Backend.Name) == nil
+	f.registered.put(r)
+	f.reconcile()
+	return r.Backend.Name, added, nil
+}
+
+// Remove removes a replica that was added, by its name or URL: it gets no new requests, and is removed when its
+// last ones have ended. It returns the name. A backend of the configuration or the file is an error that says where
+// to remove it.
+func (f *Fleet) Remove(nameOrURL string) (name string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r := f.registered.find(nameOrURL); r != nil {
+		name = r.Backend.Name
+		f.registered.list = slices.DeleteFunc(f.registered.list, func(o Registration) bool { return o.Backend.Name == name })
+		f.reconcile()
+		return name, nil
+	}
+	for _, m := range f.config.Backends {
+		base, _, _ := strings.Cut(nameOrURL, "@")
+		if m.Name != nameOrURL && m.Name != base && m.URL != nameOrURL {
+			continue
+		}
+		where := "the configuration or the command line"
+		if m.Source == backends.FromFile {
+			where = f.config.BackendsFile
+		}
+		return "", fmt.Errorf("backend %s comes from %s; remove it there, or drain it", m.Name, where)
+	}
+	return "", ErrNotRegistered
+}
+
+// Registrations returns the replicas that were added.
+func (f *Fleet) Registrations() []Registration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.registered.list)
+}
+
+// WaitReady waits until a backend of the member with that name is ready, or ctx is done. It returns whether one
+// is, and if not, why: the reason of the last health check.
+func (f *Fleet) WaitReady(ctx context.Context, member string) (ready bool, reason string) {
+	for {
+		changed := f.registry.StateChanged() // before looking
+		reason = "it has no address yet"
+		for _, b := range f.registry.All() {
+			if b.Retiring() || b.Name != member && !strings.HasPrefix(b.Name, member+"@") {
+				continue
+			}
+			if b.State() == backends.Ready {
+				return true, ""
+			}
+			reason = b.Status().Reason
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false, reason
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/clock"
+	"warmroute/config"
+	"warmroute/fleet/discovery"
+	"warmroute/recovery"
+)
+
+const (
+	// joinTimeout bounds how long backends that are removed take requests until those
+	// that are added with them are ready.
+	joinTimeout = 5 * time.Second
+	// pollInterval is how often the condition that a change waits for is checked.
+	pollInterval = 10 * time.Millisecond
+)
+
+// PrepareConfig checks the backends of a configuration and looks up their new names, which takes
+// initialLookupTimeout at most. It changes nothing. apply, which cannot fail, makes the fleet theirs: new
+// backends are added, missing ones drained and removed, and the settings of the others change. A backend is the
+// same as long as its name and address are. apply does not wait for backends to become ready or to be drained.
+// It must not be called before Start.
+func (f *Fleet) PrepareConfig(ctx context.Context, c *config.Config) (apply func(), err error) {
+	if err := checkBackends(c.Backends); err != nil {
+		return nil, err
+	}
+	added := f.newNames(c)
+	lookUpInitial(ctx, added, f.resolver, f.Log)
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.config, f.drainTimeout = c, c.Timeouts.Shutdown
+		maps.Copy(f.names, added)
+		f.reconcile()
+	}, nil
+}
+
+// checkBackends returns an error if a backend is invalid, or conflicts with another one.
+func checkBackends(list []config.Backend) error {
+	var parsed []*backends.Backend
+	for _, b := range list {
+		u, err := b.ParseURL()
+		if err != nil {
+			return fmt.Errorf("backend %s: %w", b.Name, err)
+		}
+		if _, err := b.TLSConfig(); err != nil {
+			return fmt.Errorf("backend %s: certificate: %w", b.Name, err)
+		}
+		parsed = append(parsed, backends.New(b.Name, u, "", nil))
+	}
+	return backends.CheckConflicts(parsed)
+}
+
+// newNames returns the names of a configuration that the fleet does not look up yet.
+func (f *Fleet) newNames(c *config.Config) map[discovery.Name]*lookedUpName {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	names := updateNames(c.Backends, c.DNS.MaxAddresses, f.names)
+	maps.DeleteFunc(names, func(n discovery.Name, _ *lookedUpName) bool { return f.names[n] != nil })
+	return names
+}
+
+// reconcile makes the fleet the backends that its members stand for. f.mu is held.
+func (f *Fleet) reconcile() {
+	members := f.members()
+	names := updateNames(members, f.config.DNS.MaxAddresses, f.names)
+	for n, name := range f.names {
+		if names[n] == nil && name.stop != nil {
+			name.stop()
+		}
+	}
+	f.names = names
+	f.startLookups()
+	var fresh []*managedBackend
+	for _, w := range wantedBackends(members, statesOf(names), f.keepsAddress) {
+		m, err := newManagedBackend(w, f.config, f.resolver)
+		if err != nil { // members are checked before
+			f.Log.Error("backend not added", "backend", w.Name, "err", err)
+			continue
+		}
+		fresh = append(fresh, m)
+	}
+	f.update(fresh)
+}
+
+// members returns what names the fleet's backends. f.mu is held.
+func (f *Fleet) members() []config.Backend {
+	return slices.Concat(f.config.Backends, f.registered.backends())
+}
+
+// keepsAddress reports whether the backend at an address stays although its name has no address: it passes
+// its checks. f.mu is held.
+func (f *Fleet) keepsAddress(address string) bool {
+	return slices.ContainsFunc(f.managed, func(m *managedBackend) bool {
+		return m.cancelRemoval == nil && m.backend.Address() == address && m.backend.State() != backends.Down
+	})
+}
+
+// update makes the fleet the wanted backends, of which those that are there already are kept. f.mu is held.
+func (f *Fleet) update(wanted []*managedBackend) {
+	var kept, added []*managedBackend
+	changes := map[*managedBackend]*managedBackend{}
+	for _, fresh := range wanted {
+		if at := slices.IndexFunc(f.managed, fresh.isSame); at >= 0 {
+			kept = append(kept, f.managed[at])
+			changes[f.managed[at]] = fresh
+		} else {
+			added = append(added, fresh)
+		}
+	}
+	for m, fresh := range changes {
+		m.cancelPendingRemoval()
+		m.updateSettings(fresh)
+	}
+	var removed []*managedBackend
+	for _, m := range f.managed {
+		if slices.Contains(kept, m) {
+			continue
+		}
+		removed = append(removed, m)
+		// One whose name or address another gets takes no more requests from now on.
+		if slices.ContainsFunc(added, m.conflictsWith) || slices.ContainsFunc(kept, m.conflictsWith) {
+			m.backend.Retire()
+		}
+	}
+	f.addAndStartRemoval(added, removed)
+}
+
+// addAndStartRemoval adds backends and begins to remove others, unless that has begun. f.mu is held.
+func (f *Fleet) addAndStartRemoval(added, removed []*managedBackend) {
+	for _, m := range added {
+		f.registry.Add(m.backend)
+		f.Router.AddBackend(m.backend)
+		m.added = time.Now()
+		f.managed = append(f.managed, m)
+		f.startWatches(m)
+		f.Log.Info("backend added", "backend", m.backend.Name)
+	}
+	for _, m := range removed {
+		if f.running == nil || m.cancelRemoval != nil {
+			continue
+		}
+		var ctx context.Context
+		ctx, m.cancelRemoval = context.WithCancel(f.running)
+		f.work.Go(func() {
+			f.Panics.RunLoop(ctx, recovery.Removal, func(ctx context.Context) { f.drainAndRemove(ctx, m) })
+		})
+	}
+}
+
+// drainAndRemove waits for the requests of a backend and then removes it, unless ctx ends before:
+// the configuration has it again.
+func (f *Fleet) drainAndRemove(ctx context.Context, m *managedBackend) {
+	b := m.backend
+	waitAtMost(ctx, joinTimeout, f.addedReadyOrTimedOut)
+	end := f.retireUnlessDone(ctx, b)
+	waitAtMost(ctx, time.Until(end), b.Idle)
+	if f.removeManagedUnlessDone(ctx, m) {
+		f.removeBackend(m, end)
+	}
+}
+
+// retireUnlessDone retires a backend unless ctx is done. It returns when its last requests must have ended.
+func (f *Fleet) retireUnlessDone(ctx context.Context, b *backends.Backend) (end time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if ctx.Err() == nil {
+		b.Retire()
+		f.Log.Info("removing backend", "backend", b.Name, "in_flight", b.InFlight.Load(), "timeout", f.drainTimeout)
+	}
+	return time.Now().Add(f.drainTimeout)
+}
+
+// removeManagedUnlessDone removes m from the managed backends unless ctx is done, and reports whether it did.
+func (f *Fleet) removeManagedUnlessDone(ctx context.Context, m *managedBackend) (removed bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if ctx.Err() != nil {
+		return false
+	}
+	m.cancelRemoval()
+	f.managed = slices.DeleteFunc(f.managed, func(other *managedBackend) bool { return other == m })
+	return true
+}
+
+// addedReadyOrTimedOut reports whether every backend that was added is ready or had
+// joinTimeout for it, also those of a later update than the one that waits.
+func (f *Fleet) addedReadyOrTimedOut() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !slices.ContainsFunc(f.managed, func(m *managedBackend) bool {
+		return m.cancelRemoval == nil && m.backend.State() == backends.Down && time.Since(m.added) < joinTimeout
+	})
+}
+
+// removeBackend removes all that there is of a backend. It waits for its requests, and aborts
+// those in flight at the deadline.
+func (f *Fleet) removeBackend(m *managedBackend, deadline time.Time) {
+	b := m.backend
+	m.stopWatches()
+	m.watches.Wait()
+	f.Router.RemoveBackend(b)
+	// A request may have been sent to it at the moment in which it was retired; from now on none can be.
+	waitAtMost(context.Background(), time.Until(deadline), b.Idle)
+	aborted := b.InFlight.Load() + b.NoEngineInFlight.Load()
+	m.closeTransports()
+	f.registry.Remove(b)
+	if f.registry.Find(b.Name) == nil {
+		f.Metrics.DeleteBackend(b.Name)
+	}
+	f.OnRemoved(b)
+	f.Log.Info("backend removed", "backend", b.Name, "aborted_requests", aborted)
+}
+
+// waitAtMost blocks until reached returns true, ctx is done, or it took too long.
+func waitAtMost(ctx context.Context, timeout time.Duration, reached func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	clock.WaitUntil(ctx, pollInterval, reached)
+}
