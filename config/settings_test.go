@@ -46,6 +46,7 @@ func TestDiff(t *testing.T) {
 		{backends + "timeouts: {first_byte: 1s, read_header: 1s}", []string{"timeouts.first_byte"}, []string{"timeouts.read_header"}},
 		{backends + "limits: {body_bytes: 1MiB, header_bytes: 8KiB}", []string{"limits.body_bytes"}, []string{"limits.header_bytes"}},
 		{backends + "index: {block_bytes: 512}\nrecord: {keep: 9}\nlisten: :1", nil, []string{"listen", "index.block_bytes", "record.keep"}},
+		{backends + "dns: {interval: 1s, server: \"10.0.0.53:53\"}", []string{"dns.interval"}, []string{"dns.server"}},
 		{backends + "routing: {queue: {time: 1s}, attempts: 1}", []string{"routing.queue.time", "routing.attempts"}, nil},
 		{"backends: [{url: \"http://a:8000\", weight: 3}]", []string{"backends"}, nil},
 		{backends + "keys: [{name: a, sha256: " + aHash + "}]", []string{"keys"}, nil},

@@ -20,6 +20,7 @@ func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateListeners(errs)
 	c.validateTrustedProxies(errs)
 	c.validateBackends(errs)
+	c.validateDNS(errs)
 	c.validateRegistration(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
@@ -73,7 +74,7 @@ func (c *Config) validateTrustedProxies(errs *errorList) {
 // maxRegistrationRules bounds the networks and the patterns for registration.
 const maxRegistrationRules = 64
 
-// validateRegistration validates who may register which replicas, and the DNS server.
+// validateRegistration validates who may register which replicas.
 func (c *Config) validateRegistration(errs *errorList) {
 	r := c.Registration
 	if len(r.AllowFrom) > maxRegistrationRules || len(r.AllowURLs) > maxRegistrationRules {
@@ -87,10 +88,15 @@ func (c *Config) validateRegistration(errs *errorList) {
 			errs.add(fmt.Sprintf("registration.allow_urls[%d]", i), "%q is not a pattern of URLs; write one such as http://10.0.*:8000", pattern)
 		}
 	}
-	if c.DNS.Server != "" {
-		if err := CheckListenAddress(c.DNS.Server); err != nil {
-			errs.add("dns.server", "%q is not an address such as 127.0.0.1:53", c.DNS.Server)
-		}
+}
+
+func (c *Config) validateDNS(errs *errorList) {
+	if c.DNS.Server == "" || errs.hasAny("dns.server") {
+		return
+	}
+	host, port, err := net.SplitHostPort(c.DNS.Server)
+	if n, badPort := strconv.ParseUint(port, 10, 16); err != nil || host == "" || badPort != nil || n == 0 {
+		errs.add("dns.server", "%q is not an address such as 10.0.0.53:53", c.DNS.Server)
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 const (
 	// initialLookupTimeout bounds how long the lookups at the start take.
 	initialLookupTimeout = 2 * time.Second
-	lookupTimeout        = 5 * time.Second
 	lookupLogInterval    = time.Minute // between two lines about the same name
 )
 
@@ -104,9 +103,7 @@ func (f *Fleet) lookUpRepeatedly(ctx context.Context, n discovery.Name, name *lo
 		if !clock.Sleep(ctx, interval-time.Duration(rand.Int64N(int64(interval)/10+1))) {
 			return
 		}
-		timeout, cancel := context.WithTimeout(ctx, lookupTimeout)
-		answer, err := f.resolver.Lookup(timeout, n)
-		cancel()
+		answer, err := f.resolver.Lookup(ctx, n)
 		if ctx.Err() == nil {
 			f.recordLookup(n, name, answer, err)
 		}

@@ -76,6 +76,9 @@ func (f *Fleet) reconcile() {
 			name.stop()
 		}
 	}
+	for _, name := range names {
+		name.addresses.SetMaxAddresses(f.config.DNS.MaxAddresses)
+	}
 	f.names = names
 	f.startLookups()
 	var fresh []*managedBackend

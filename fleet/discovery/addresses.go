@@ -46,6 +46,9 @@ func NewAddresses(maxAddresses int, several bool) *Addresses {
 	return &Addresses{max: maxAddresses, state: State{Several: several}, absences: map[netip.AddrPort]int{}}
 }
 
+// SetMaxAddresses changes the bound, with effect from the next answer.
+func (a *Addresses) SetMaxAddresses(n int) { a.max = n }
+
 // State returns what is known after the last Record.
 func (a *Addresses) State() State { return a.state }
 
@@ -101,11 +104,11 @@ func (a *Addresses) selectCurrent() {
 			others = append(others, addr)
 		}
 	}
-	added := min(len(others), a.max-len(current))
-	for _, addr := range others[added:] {
+	candidates := append(current, others...)
+	n := min(len(candidates), a.max)
+	for _, addr := range candidates[n:] {
 		delete(a.absences, addr)
 	}
-	current = append(current, others[:added]...)
-	slices.SortFunc(current, netip.AddrPort.Compare)
-	a.state.Current, a.state.Omitted = current, len(others)-added
+	a.state.Current, a.state.Omitted = candidates[:n], len(candidates)-n
+	slices.SortFunc(a.state.Current, netip.AddrPort.Compare)
 }

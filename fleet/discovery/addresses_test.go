@@ -121,6 +121,17 @@ func stateText(s State) string {
 	return text
 }
 
+func TestSetMaxAddresses(t *testing.T) {
+	a := NewAddresses(4, true)
+	for i, limit := range []int{4, 2, 3} {
+		a.SetMaxAddresses(limit)
+		a.Record(addrs("a b c d"), nil, time.Unix(int64(i), 0))
+		if s := a.State(); len(s.Current) != limit || s.Omitted != 4-limit || s.Current[0] != addrs("a")[0] {
+			t.Errorf("bound %d: got %s", limit, stateText(s))
+		}
+	}
+}
+
 // FuzzRecord records random answers. Each byte of a lookup has one of eight addresses as a bit; 0 is ErrNotFound. A
 // byte before it is the time since the last one in seconds, and a failed lookup if it is above 200.
 func FuzzRecord(f *testing.F) {
