@@ -98,8 +98,9 @@ func checkPostTypeAndSize(w http.ResponseWriter, r *http.Request) (ok bool) {
 		writeError(w, http.StatusUnsupportedMediaType, "send POSTs with Content-Type: application/json; the body may be empty")
 		return false
 	}
-	if r.URL.Path == "/api/explain" || r.URL.Path == "/api/placed" {
-		return true // the proxy limits the body
+	switch r.URL.Path {
+	case "/api/explain", "/api/placed", "/api/backends":
+		return true // the handler reads and limits the body
 	}
 	_, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxPostBytes))
 	var tooLong *http.MaxBytesError

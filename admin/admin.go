@@ -71,6 +71,7 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/backends/{name}/drain", h.changeBackend("draining backend", (*backends.Backend).Drain))
 	mux.HandleFunc("POST /api/backends/{name}/undrain", h.changeBackend("backend undrained", (*backends.Backend).Undrain))
 	mux.HandleFunc("POST /api/backends/{name}/reset", h.resetBackend)
+	h.addBackendRoutes(mux)
 	mux.HandleFunc("POST /api/explain", h.explainDecision)
 	mux.HandleFunc("POST /api/placed", h.recordPlacement)
 	mux.HandleFunc("GET /api/state", h.serveState)
@@ -78,7 +79,7 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancelRequest)
 	h.addProfileRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.api = mux
 	return h

@@ -16,12 +16,19 @@ import (
 // changeBackend returns the handler that changes the backend in the path and writes its new state.
 func (h *Handler) changeBackend(logMessage string, change func(*backends.Backend)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		wait, ok := waitParameter(w, r)
+		if !ok {
+			return
+		}
 		b := h.findBackend(w, r)
 		if b == nil {
 			return
 		}
 		change(b)
 		h.cache.invalidate()
+		if wait > 0 && b.Drained() {
+			h.waitIdle(r.Context(), b, wait)
+		}
 		h.Log.Info(logMessage, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
 		writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
 	}

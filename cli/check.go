@@ -1,11 +1,15 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"warmroute/config"
+	"warmroute/fleet/discovery"
 )
 
 func newCheckCommand(configs config.Loader) *cobra.Command {
@@ -13,7 +17,7 @@ func newCheckCommand(configs config.Loader) *cobra.Command {
 		Use:   "check [URL ...]",
 		Short: "Validate a configuration and report all errors",
 		Long: `Read and validate the configuration as "warmroute serve" does, without contacting
-any backend. Print a summary, or one error per line and exit with status 2.`,
+any backend, and look up the names of backends. Print a summary, or one error per line and exit with status 2.`,
 		Example: `  warmroute check --config warmroute.yaml
   warmroute check --policy chwbl http://10.0.0.5:8000 http://10.0.0.6:8000`,
 		RunE: func(cmd *cobra.Command, urls []string) error {
@@ -29,11 +33,39 @@ any backend. Print a summary, or one error per line and exit with status 2.`,
 				summary += ", " + plural(len(keys), "key")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "ok: %s\n", summary)
-			return nil
+			return writeAddresses(cmd.Context(), cmd.OutOrStdout(), c)
 		},
 	}
 	configs.AddFlags(cmd.Flags())
 	return cmd
+}
+
+// checkLookupTimeout bounds the lookup of one name.
+const checkLookupTimeout = 2 * time.Second
+
+// writeAddresses looks up the names of the backends and writes of each that stands for several replicas how many it has.
+func writeAddresses(ctx context.Context, out io.Writer, c *config.Config) error {
+	resolver := discovery.NewResolver(c.DNS.Server)
+	for _, b := range c.Backends {
+		name, ok := b.DNSName()
+		if !ok {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(ctx, checkLookupTimeout)
+		addresses, err := resolver.Lookup(ctx, discovery.Name(name))
+		cancel()
+		if len(addresses) < 2 && !b.IsSeveral() {
+			continue // one replica, which may not have been started yet
+		}
+		line := fmt.Sprintf("%s: %s in DNS", b.Name, plural(len(addresses), "replica"))
+		if err != nil {
+			line = fmt.Sprintf("%s: no address in DNS now: %v", b.Name, err)
+		}
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // plural formats a number of things, such as "1 backend" or "2 backends".

@@ -77,6 +77,7 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 		setGroup(groupRun, newServeCommand(configs)),
 		setGroup(groupRun, newCheckCommand(configs)),
 		setGroup(groupRun, newExplainCommand(configs)),
+		setGroup(groupRun, newBackendsCommand(configs)),
 		setGroup(groupRun, newHealthCommand(configs)),
 	)
 	for _, cmd := range lab {

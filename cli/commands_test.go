@@ -60,7 +60,7 @@ func TestHelpExamplesAreValid(t *testing.T) {
 			of, args, err := root.Find(strings.Fields(typed))
 			if err != nil || of == root {
 				t.Errorf("%s: %v in %s", cmd.Name(), err, line)
-			} else if cmd.HasParent() && of.Name() != cmd.Name() {
+			} else if cmd.HasParent() && of.CommandPath() != cmd.CommandPath() && of.Parent().CommandPath() != cmd.CommandPath() {
 				t.Errorf("%s: an example of %s", cmd.Name(), of.Name())
 			} else if err := of.ParseFlags(args); err != nil {
 				t.Errorf("%s: %v in %s", cmd.Name(), err, line)

@@ -41,6 +41,7 @@ type Fleet struct {
 	work         sync.WaitGroup  // of the goroutines
 	config       *config.Config  // in use
 	registered   registered
+	reloadError  string // of the last reload; empty: it was applied
 	managed      []*managedBackend
 	names        map[discovery.Name]*lookedUpName
 	drainTimeout time.Duration // for the last requests of a backend that is removed

@@ -1,10 +1,12 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -134,4 +136,32 @@ func statesOf(names map[discovery.Name]*lookedUpName) map[discovery.Name]discove
 		states[n] = name.addresses.State()
 	}
 	return states
+}
+
+// Name is a name that is looked up.
+type Name struct {
+	Name      string   `json:"name"`
+	Addresses []string `json:"addresses"`
+	Omitted   int      `json:"omitted,omitempty"` // addresses beyond dns.max_addresses
+	Error     string   `json:"error,omitempty"`   // of the last lookup
+}
+
+// Names returns the names that are looked up, in their order.
+func (f *Fleet) Names() []Name {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	list := []Name{}
+	for n, name := range f.names {
+		s := name.addresses.State()
+		one := Name{Name: n.String(), Addresses: []string{}, Omitted: s.Omitted}
+		for _, a := range s.Current {
+			one.Addresses = append(one.Addresses, a.String())
+		}
+		if s.Err != nil {
+			one.Error = s.Err.Error()
+		}
+		list = append(list, one)
+	}
+	slices.SortFunc(list, func(a, b Name) int { return cmp.Compare(a.Name, b.Name) })
+	return list
 }

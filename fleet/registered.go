@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/clock"
 	"warmroute/config"
 )
 
@@ -138,7 +139,7 @@ func (f *Fleet) WaitReady(ctx context.Context, member string) (ready bool, reaso
 		changed := f.registry.StateChanged() // before looking
 		reason = "it has no address yet"
 		for _, b := range f.registry.All() {
-			if b.Retiring() || b.Name != member && !strings.HasPrefix(b.Name, member+"@") {
+			if b.Retiring() || !isOfMember(b, member) {
 				continue
 			}
 			if b.State() == backends.Ready {
@@ -152,4 +153,23 @@ func (f *Fleet) WaitReady(ctx context.Context, member string) (ready bool, reaso
 			return false, reason
 		}
 	}
+}
+
+// WaitRemoved waits until the fleet has no backend of a member, or ctx is done. It reports whether it has none.
+func (f *Fleet) WaitRemoved(ctx context.Context, member string) (removed bool) {
+	gone := func() bool {
+		return !slices.ContainsFunc(f.registry.All(), func(b *backends.Backend) bool { return isOfMember(b, member) })
+	}
+	clock.WaitUntil(ctx, pollInterval, gone)
+	return gone()
+}
+
+// WaitIdle waits until no request of this proxy is in flight on b, or ctx is done.
+func (f *Fleet) WaitIdle(ctx context.Context, b *backends.Backend) {
+	clock.WaitUntil(ctx, pollInterval, b.Idle)
+}
+
+// isOfMember reports whether a backend is that of a member, or one of its addresses.
+func isOfMember(b *backends.Backend, member string) bool {
+	return b.Name == member || strings.HasPrefix(b.Name, member+"@")
 }

@@ -228,3 +228,20 @@ func waitAtMost(ctx context.Context, timeout time.Duration, reached func() bool)
 	defer cancel()
 	clock.WaitUntil(ctx, pollInterval, reached)
 }
+
+// SetReloadError records why the last reload was not applied; nil: it was.
+func (f *Fleet) SetReloadError(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reloadError = ""
+	if err != nil {
+		f.reloadError = config.ErrorLines(err)[0]
+	}
+}
+
+// ReloadError returns why the last reload was not applied; "": it was.
+func (f *Fleet) ReloadError() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reloadError
+}

@@ -267,6 +267,7 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 	r.input.request.QueueTimeouts, r.input.request.Waited = h.queueTimeouts, h.waited
 	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excludedBackends()...)
 	if err == nil {
+		r.setAwaitedModel()
 		if d.QueueTime > 0 {
 			r.recordQueueTime(metrics.QueueSent, router.Waited{Outage: d.OutageTime, Busy: d.QueueTime - d.OutageTime})
 		}
@@ -290,6 +291,17 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{Outage: waited})
 	}
 	return d, err
+}
+
+// setAwaitedModel sets what was not known of a model that no replica listed when the request came.
+func (r *request) setAwaitedModel() {
+	req := &r.input.request
+	if len(req.Backends) > 0 || req.CatalogID == "" {
+		return
+	}
+	if entry, ok := r.proxy.registry.Catalog().Find(req.CatalogID); ok {
+		r.outcome.Model, req.Backends = entry.ID, entry.Backends
+	}
 }
 
 // recordQueueTime counts a time in the queue, and how it ended.
@@ -376,6 +388,8 @@ func (r *request) notPickedError(err error) *apiError {
 		e.message = fmt.Sprintf("no replica that serves this model was ready within %s; try again in %ds", h.queueLimit(true), wait)
 	}
 	switch {
+	case errors.Is(err, router.ErrUnknownModel):
+		return r.proxy.unknownModelError(r.input.request.CatalogID, r.account)
 	case errors.Is(err, router.ErrPanicked):
 		return newError(http.StatusInternalServerError, "internal_error",
 			"the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log")

@@ -16,6 +16,7 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/prompt"
+	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -383,6 +384,10 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 		}
 	}
 	entry, ok := findModel(catalog, model, r.account)
+	if !ok && mayAwaitModels(catalog, r.account, model) {
+		req.Backends, req.CatalogID, req.Model = nil, model, model
+		return model, nil
+	}
 	if !ok {
 		return "", r.proxy.unknownModelError(model, r.account)
 	}
@@ -394,6 +399,11 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 	req.Model = catalog.EngineModel(entry.ID)
 	req.MaxPromptTokens = catalog.MaxTokens(entry.ID)
 	return req.Model, nil
+}
+
+// mayAwaitModels reports whether a request waits although no replica lists its model: none has listed any.
+func mayAwaitModels(c *backends.Catalog, holder *apikey.Account, model string) bool {
+	return len(c.Models) == 0 && (holder == nil || holder.MayUse(model))
 }
 
 const (

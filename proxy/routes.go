@@ -245,8 +245,13 @@ func findIntendedPath(path string) string {
 	return ""
 }
 
-// serveModels serves GET /v1/models: the latest card of every model that a replica lists and the key may use.
+// serveModels serves GET /v1/models: the latest card of every model that a replica lists and the key may use. It is a 503
+// while none has listed any.
 func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
+	if len(p.registry.Catalog().Models) == 0 {
+		openAI.writeError(w, p.noModelsError()) // an empty list would tell clients that their model does not exist
+		return
+	}
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
 	for i, m := range visibleModels(p.registry.Catalog(), holder) {
@@ -306,9 +311,7 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	catalog := p.registry.Catalog()
 	known := visibleModels(catalog, holder)
 	if len(catalog.Models) == 0 {
-		e := unavailableError("no_replica", "no replica has listed its models yet; see the proxy's log for why")
-		e.retryAfter = p.unreadyRetryAfter(p.registry.All())
-		return e
+		return p.noModelsError()
 	}
 	if len(id) > 200 {
 		id = id[:200] + "…"
@@ -328,6 +331,18 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	}
 	e := newError(http.StatusNotFound, "model_not_found", message)
 	e.param = "model"
+	return e
+}
+
+// noModelsError returns the error where no replica has listed a model.
+func (p *Proxy) noModelsError() *apiError {
+	all := p.registry.All()
+	message := "no replica has listed its models yet; see the proxy's log for why"
+	if len(all) == 0 {
+		message = "there are no replicas yet: none has an address, or is registered"
+	}
+	e := unavailableError("no_replica", message)
+	e.retryAfter = p.unreadyRetryAfter(all)
 	return e
 }
 

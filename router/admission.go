@@ -113,9 +113,9 @@ func (a *admission) mustQueueBehindOthers(v *decide.Fleet, req *Request) bool {
 }
 
 // isQueueable reports whether a request is queued when no backend takes it now: an engine
-// works on it, some backend serves its model, and there is a queue.
+// works on it, some backend serves its model or none has listed any yet, and there is a queue.
 func (a *admission) isQueueable(f *fleet, req *Request) bool {
-	return !req.NoEngine && f.settings.Queue.Requests > 0 && len(req.Backends) > 0
+	return !req.NoEngine && f.settings.Queue.Requests > 0 && (len(req.Backends) > 0 || req.CatalogID != "")
 }
 
 // timeAhead returns about how long the backends that could take a request work on what they have

@@ -30,7 +30,7 @@ func (r *Router) dispatch(now time.Time) {
 	if r.onPanic != nil {
 		defer a.recoverRound(now, &r.callbacks)
 	}
-	a.followCatalog(r.catalog())
+	a.followCatalog(r.catalog(), now, &r.callbacks)
 	v := f.viewAll(&f.scratch, &r.callbacks, now)
 	a.expireAndPromote(v, &r.callbacks)
 	if a.draining {
@@ -96,12 +96,14 @@ func (a *admission) pause(until, now time.Time) {
 	}
 }
 
-// followCatalog updates the backends of the queued requests when the catalog has changed.
-func (a *admission) followCatalog(c *backends.Catalog) {
+// followCatalog updates the backends of the queued requests when the catalog has changed. Requests that came
+// before any model was listed end with ErrUnknownModel if theirs is not among the first.
+func (a *admission) followCatalog(c *backends.Catalog, now time.Time, due *callbacks) {
 	if c == a.lastCatalog {
 		return
 	}
 	a.lastCatalog = c
+	var unknown []*QueuedRequest
 	for it := range a.queue.Items() {
 		t := it.Value
 		if list := currentBackends(c, &t.req); !slices.Equal(list, t.req.Backends) {
@@ -109,6 +111,12 @@ func (a *admission) followCatalog(c *backends.Catalog) {
 			a.queue.SetBackends(it, list)
 			t.waitsFor = noSlot
 		}
+		if c != nil && len(c.Models) > 0 && len(t.req.Backends) == 0 && t.req.CatalogID != "" {
+			unknown = append(unknown, t)
+		}
+	}
+	for _, t := range unknown {
+		a.removeWithResult(t, nil, ErrUnknownModel, now, due)
 	}
 }
 

@@ -101,6 +101,8 @@ var (
 	// ErrNoneReady means that no backend that serves the model may take the request
 	// now, those already tried excluded.
 	ErrNoneReady = decide.ErrNoneReady
+	// ErrUnknownModel means that the replicas, which had listed no model yet, do not serve the request's.
+	ErrUnknownModel = errors.New("no replica lists the model")
 	// ErrMaxInFlight means that every candidate has reached its maximum number of requests in flight.
 	ErrMaxInFlight = decide.ErrMaxInFlight
 	// ErrEndpointMissing means that every backend that serves the model is known to lack the endpoint.

@@ -33,6 +33,7 @@ func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 	if err == nil {
 		apply, err = s.prepareReload(c)
 	}
+	s.fleet.SetReloadError(err)
 	if err != nil {
 		s.metrics.RecordReload(false)
 		for _, line := range config.ErrorLines(err) {

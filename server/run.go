@@ -139,6 +139,9 @@ func newStartupChecks(all []*backends.Backend) *startupChecks {
 	for _, b := range all {
 		c.pending[b] = true
 	}
+	if len(all) == 0 {
+		close(c.done)
+	}
 	return c
 }
 

@@ -50,6 +50,11 @@ func startServer(t *testing.T, log io.Writer, change func(*config.Config), urls 
 	if change != nil {
 		change(c)
 	}
+	return startConfigured(t, log, c)
+}
+
+func startConfigured(t *testing.T, log io.Writer, c *config.Config) (s *Server, stop func()) {
+	t.Helper()
 	s, err := New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)

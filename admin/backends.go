@@ -1,0 +1,185 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/config"
+	"warmroute/fleet"
+)
+
+const (
+	maxBackendBytes = 16 << 10 // of a backend's settings
+	maxWait         = 10 * time.Minute
+)
+
+// BackendRow is one backend in the responses about backends.
+type BackendRow struct {
+	Name     string     `json:"name"`
+	URL      string     `json:"url"`
+	Address  string     `json:"address,omitempty"` // host:port that connections go to, if it is not that of the URL
+	State    string     `json:"state"`
+	Reason   string     `json:"reason,omitempty"` // why it is not ready
+	Since    *time.Time `json:"since"`
+	Source   string     `json:"source"`
+	InFlight int64      `json:"in_flight"`
+	AddedBy  string     `json:"added_by,omitempty"`
+	AddedAt  *time.Time `json:"added_at,omitempty"`
+}
+
+// BackendList is the response of GET /api/backends.
+type BackendList struct {
+	Backends []BackendRow `json:"backends"`
+	Names    []fleet.Name `json:"names"`           // that are looked up
+	Error    string       `json:"error,omitempty"` // of the last reload; empty: it was applied
+}
+
+// AddedBackend is the response of POST /api/backends.
+type AddedBackend struct {
+	Name   string `json:"name"`
+	Added  bool   `json:"added"` // false: the fleet had it already
+	Ready  bool   `json:"ready"`
+	Reason string `json:"reason,omitempty"` // why it is not ready
+}
+
+func (h *Handler) addBackendRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /api/backends", h.listBackends)
+	mux.HandleFunc("POST /api/backends", h.addBackend)
+	mux.HandleFunc("GET /api/backends/{name}", h.showBackend)
+	mux.HandleFunc("DELETE /api/backends/{name}", h.removeBackend)
+}
+
+func (h *Handler) listBackends(w http.ResponseWriter, _ *http.Request) {
+	list := BackendList{Backends: h.backendRows(), Names: h.Fleet.Names(), Error: h.Fleet.ReloadError()}
+	writeJSON(w, http.StatusOK, list)
+}
+
+// backendRows returns the rows of all backends, without removed ones whose name was reused.
+func (h *Handler) backendRows() []BackendRow {
+	rows, added := []BackendRow{}, map[string]fleet.Registration{}
+	for _, r := range h.Fleet.Registrations() {
+		added[r.Backend.Name] = r
+	}
+	for _, b := range h.Registry.All() {
+		if h.Registry.Find(b.Name) != b {
+			continue
+		}
+		s := b.Status()
+		row := BackendRow{
+			Name: b.Name, URL: b.URL.String(), Address: b.Addr, State: s.State.String(), Reason: s.Reason, Since: timeOrNull(s.Since),
+			Source: b.Options().Source.String(), InFlight: b.InFlight.Load(),
+		}
+		member, _, _ := strings.Cut(b.Name, "@")
+		if r, ok := added[member]; ok {
+			row.AddedBy, row.AddedAt = r.By, timeOrNull(r.At)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func (h *Handler) showBackend(w http.ResponseWriter, r *http.Request) {
+	b := h.findBackend(w, r)
+	if b == nil {
+		return
+	}
+	for _, row := range h.backendRows() {
+		if row.Name == b.Name {
+			writeJSON(w, http.StatusOK, row)
+		}
+	}
+}
+
+// addBackend adds a replica, and waits for ?wait= until it is ready.
+func (h *Handler) addBackend(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBackendBytes))
+	if err != nil {
+		writeError(w, http.StatusBadRequest, "the body is incomplete, or longer than 16 KiB")
+		return
+	}
+	wait, ok := waitParameter(w, r)
+	if !ok {
+		return
+	}
+	b, err := config.ParseAddedBackend(body)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, strings.Join(config.ErrorLines(err), "; "))
+		return
+	}
+	name, added, err := h.Fleet.Add(fleet.Registration{Backend: b, GivenURL: b.URL, By: r.RemoteAddr, At: time.Now()})
+	if err != nil {
+		writeError(w, http.StatusConflict, err.Error())
+		return
+	}
+	h.cache.invalidate()
+	h.Log.Info("operator action", "action", "add", "backend", name, "url", b.URL, "by", r.RemoteAddr, "added", added)
+	ctx, cancel := context.WithTimeout(r.Context(), wait)
+	defer cancel()
+	out := AddedBackend{Name: name, Added: added}
+	out.Ready, out.Reason = h.Fleet.WaitReady(ctx, name)
+	status := http.StatusOK
+	switch {
+	case !out.Ready:
+		status = http.StatusAccepted
+	case added:
+		status = http.StatusCreated
+	}
+	h.cache.invalidate()
+	writeJSON(w, status, out)
+}
+
+// removeBackend removes a replica that was added. Its requests may finish; ?wait= waits until it is gone.
+func (h *Handler) removeBackend(w http.ResponseWriter, r *http.Request) {
+	wait, ok := waitParameter(w, r)
+	if !ok {
+		return
+	}
+	name, err := h.Fleet.Remove(r.PathValue("name"))
+	switch {
+	case errors.Is(err, fleet.ErrNotRegistered):
+		if h.findBackend(w, r) != nil {
+			writeError(w, http.StatusConflict, "this backend is an address of a name, or is being removed already")
+		}
+		return
+	case err != nil:
+		writeError(w, http.StatusConflict, err.Error())
+		return
+	}
+	h.cache.invalidate()
+	h.Log.Info("operator action", "action", "remove", "backend", name, "by", r.RemoteAddr)
+	ctx, cancel := context.WithTimeout(r.Context(), wait)
+	defer cancel()
+	gone := h.Fleet.WaitRemoved(ctx, name)
+	h.cache.invalidate()
+	writeJSON(w, http.StatusOK, map[string]any{"backend": name, "removed": gone})
+}
+
+// waitParameter returns the duration in ?wait=, 0 if there is none, and lets the response take as long. If it
+// is invalid, it writes the error and returns false.
+func waitParameter(w http.ResponseWriter, r *http.Request) (wait time.Duration, ok bool) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	text := query.Get("wait")
+	if err == nil && text != "" {
+		wait, err = time.ParseDuration(text)
+	}
+	if err != nil || wait < 0 || wait > maxWait {
+		writeError(w, http.StatusBadRequest, fmt.Sprintf("wait must be a duration from 0s to %v, such as 30s", maxWait))
+		return 0, false
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + requestTimeout))
+	return wait, true
+}
+
+// waitIdle waits until no request of this proxy is in flight on b, or for at most wait.
+func (h *Handler) waitIdle(ctx context.Context, b *backends.Backend, wait time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	h.Fleet.WaitIdle(ctx, b)
+}

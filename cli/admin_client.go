@@ -1,0 +1,171 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"warmroute/config"
+
+	"github.com/spf13/pflag"
+)
+
+const maxAdminResponseBytes = 16 << 20 // enough for thousands of backends
+
+// adminFlags are the flags that name the admin listener of a running proxy.
+type adminFlags struct {
+	admin, tokenFile, caFile, config string
+}
+
+func (o *adminFlags) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.admin, "admin", "", "`URL` of the admin listener (default: from the configuration)")
+	f.StringVar(&o.tokenFile, "token-file", "", "read the admin token from `FILE` (default: from the configuration)")
+	f.StringVar(&o.caFile, "ca-file", "", "trust the certificate authorities in `FILE` (default: the configured certificate; with --admin, the system's authorities)")
+	f.StringVar(&o.config, "config", "", "configuration `FILE` of the proxy (default: $WARMROUTE_CONFIG)")
+}
+
+// adminEndpoint is the URL and the credentials of an admin listener.
+type adminEndpoint struct {
+	url   string
+	token string      // empty: none
+	tls   *tls.Config // nil: the system's authorities verify the certificate
+}
+
+// resolveAdminEndpoint returns the admin listener that the flags or else the
+// configuration name. It reads the files with the token and the certificates.
+func (o *adminFlags) resolveAdminEndpoint(configs config.Loader) (a adminEndpoint, err error) {
+	if o.admin == "" || o.tokenFile == "" {
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		flags.String("config", o.config, "")
+		// Errors of single settings do not matter: the proxy may have been started before the file got them.
+		c, err := configs.Load(flags, nil)
+		if c == nil {
+			return a, err
+		}
+		if a.url, a.token = c.AdminURL(), c.AdminToken; a.url == "" && o.admin == "" {
+			return a, errors.New(`the configuration has no admin listener (admin: ""): name one with --admin`)
+		}
+		if o.admin == "" && o.caFile == "" && c.AdminTLS.CertFile != "" {
+			if a.tls, err = loadPinnedTLSConfig(c.AdminTLS.CertFile); err != nil {
+				return a, err
+			}
+		}
+	}
+	if o.tokenFile != "" {
+		text, err := config.ReadFileOrPipe(o.tokenFile)
+		if err != nil {
+			return a, UsageError{fmt.Errorf("--token-file: %w", err)}
+		}
+		if a.token = string(bytes.TrimSpace(text)); a.token == "" || !config.IsHeaderValue(a.token) {
+			return a, fmt.Errorf("--token-file: %s has no token: expected one line of text", o.tokenFile)
+		}
+	}
+	if o.caFile != "" {
+		if a.tls, err = loadCATLSConfig(o.caFile); err != nil {
+			return a, err
+		}
+	}
+	if o.admin != "" {
+		a.url = strings.TrimRight(o.admin, "/")
+		if !strings.Contains(a.url, "://") {
+			a.url = "http://" + a.url
+		}
+		if u, err := url.Parse(a.url); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return a, fmt.Errorf("--admin: %q is not a URL such as http://127.0.0.1:9090", o.admin)
+		}
+	}
+	return a, nil
+}
+
+// loadCATLSConfig reads certificate authorities from a file, and returns a TLS configuration that trusts them.
+func loadCATLSConfig(caFile string) (*tls.Config, error) {
+	text, err := config.ReadFileOrPipe(caFile)
+	if err != nil {
+		return nil, UsageError{fmt.Errorf("--ca-file: %w", err)}
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("--ca-file: %s has no certificate in PEM format", caFile)
+	}
+	return &tls.Config{RootCAs: pool}, nil
+}
+
+// loadPinnedTLSConfig reads a certificate from a file, and returns a TLS configuration that accepts this
+// one alone, whatever its name: a listener of the same machine is reached by its address.
+func loadPinnedTLSConfig(certFile string) (*tls.Config, error) {
+	text, err := config.ReadRegularFile(certFile)
+	if err != nil {
+		return nil, fmt.Errorf("admin_tls.cert_file: %w: use --ca-file instead", err)
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, fmt.Errorf("admin_tls.cert_file: %s has no certificate in PEM format", certFile)
+	}
+	verify := func(s tls.ConnectionState) error {
+		if !bytes.Equal(s.PeerCertificates[0].Raw, block.Bytes) {
+			return &tls.CertificateVerificationError{Err: fmt.Errorf("it is not the one in %s", certFile)}
+		}
+		return nil
+	}
+	return &tls.Config{InsecureSkipVerify: true, VerifyConnection: verify}, nil
+}
+
+// request sends a request with a JSON body, which may be empty, and returns the response's body.
+func (a *adminEndpoint) request(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, a.url+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return a.send(req)
+}
+
+// send sends a request with the token, and returns the body of a successful response.
+func (a *adminEndpoint) send(req *http.Request) ([]byte, error) {
+	if a.token != "" {
+		req.Header.Set("Authorization", "Bearer "+a.token)
+	}
+	resp, err := (&http.Transport{DisableKeepAlives: true, TLSClientConfig: a.tls}).RoundTrip(req)
+	var unverified *tls.CertificateVerificationError
+	if errors.As(err, &unverified) {
+		return nil, fmt.Errorf("verify the certificate of %s: %w: name its authority with --ca-file", a.url, unverified.Err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to the admin listener at %s: %w: check that the proxy runs, or name another address with --admin", a.url, err)
+	}
+	defer resp.Body.Close()
+	response, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminResponseBytes))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", a.url, err)
+	}
+	if resp.StatusCode/100 == 2 {
+		return response, nil
+	}
+	return nil, adminError(a.url, resp, response)
+}
+
+// adminError returns the error for a response with another status than 2xx.
+func adminError(base string, resp *http.Response, response []byte) error {
+	var body struct {
+		Error struct{ Message, Src, Code string }
+	}
+	_ = json.Unmarshal(response, &body) // the response of another server has no such fields
+	switch {
+	case resp.StatusCode == http.StatusBadRequest && strings.Contains(string(response), "HTTP request to an HTTPS server"):
+		return fmt.Errorf("%s requires https: use --admin https://…", base)
+	case body.Error.Src != "warmroute", body.Error.Code == "not_found": // not_found: the public listener
+		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with --admin", base, stripUnprintable(resp.Status))
+	case resp.StatusCode == http.StatusUnauthorized:
+		return fmt.Errorf("%s requires the admin token: use --token-file, or set WARMROUTE_ADMIN_TOKEN", base)
+	}
+	return errors.New(stripUnprintable(cmp.Or(body.Error.Message, resp.Status)))
+}
