@@ -58,8 +58,8 @@ func TestParseAddedBackend(t *testing.T) {
 		t.Errorf("got %+v, %v", b, err)
 	}
 	for body, want := range map[string]string{
-		``:   "url: is missing; set a URL such as http://10.0.0.5:8000",
-		`[]`: `the body is not a JSON object such as {"url": "http://10.0.0.5:8000"}`,
+		``:                                       "url: is missing; set a URL such as http://10.0.0.5:8000",
+		`[]`:                                     `the body is not a JSON object such as {"url": "http://10.0.0.5:8000"}`,
 		`{"url":"http://a:8000","api_key":"k"}`:  "api_key: is only for backends of the configuration and of backends_file; list the replica there",
 		`{"url":"http://a:8000","weight":"big"}`: `weight: "big" is not a number`,
 		`{"url":"http://a:8000/v1"}`:             `url: backend URL "http://a:8000/v1": remove the /v1; it is part of the request path`,
