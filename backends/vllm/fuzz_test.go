@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,6 +41,8 @@ func FuzzParseMetrics(f *testing.F) {
 		"# HELP vllm:prefix_cache_hits_total In blocks.\nvllm:prefix_cache_hits_total 2\nvllm:prefix_cache_queries 3\nvllm:cache_config_info{block_size=\"16\",engine=\"\\\\\"} 1\n",
 		"vllm:prefix_cache_hits 2\nvllm:prefix_cache_queries 9\nvllm:prompt_tokens_cached_by_source{source=\"host\"} 3\nvllm:external_prefix_cache_hits 4\n",
 		"vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_running 0\n",
+		"vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"12\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_waiting_by_reason{engine=\"4\",reason=\"x\"} 2\n" +
+			"vllm:cache_config_info{block_size=\"16\",engine=\"4\",num_gpu_blocks=\"9\"} 1\nvllm:engine_sleep_state{engine=\"12\",sleep_state=\"awake\"} 0\n",
 		"vllm:num_requests_running{\"a\"=\"b\"} 1\n", "{\"vllm:num_requests_running\"} 1\n", "\n \t\n#\n", "",
 	} {
 		f.Add(seed)
@@ -131,6 +134,63 @@ func (o oracle) sum(limit float64, names ...string) (sum, most float64, ok bool)
 }
 
 func (o oracle) load(comments string) (l Load) {
+	l = o.loadOfEngines(comments, 1)
+	ranks := map[string]int{}
+	for name, all := range o {
+		for _, s := range all {
+			label := s.labels["engine"]
+			if _, isRead := metrics[name]; !isRead || label == "" {
+				continue
+			}
+			rank, err := strconv.ParseUint(label, 10, 16)
+			if err != nil || strconv.FormatUint(rank, 10) != label {
+				return l
+			}
+			ranks[label] = int(rank)
+		}
+	}
+	if len(ranks) < 2 {
+		return l
+	}
+	for label, rank := range ranks {
+		l.PerEngine = append(l.PerEngine, EngineLoad{rank, o.ofEngine(label).loadOfEngines(comments, max(1, l.Engines))})
+	}
+	slices.SortFunc(l.PerEngine, func(a, b EngineLoad) int { return a.Engine - b.Engine })
+	return l
+}
+
+// ofEngine returns what an engine has of all samples: its own, and those without a label of families of which it
+// has no value.
+func (o oracle) ofEngine(label string) oracle {
+	engine := oracle{}
+	for name, all := range o {
+		own, shared := []series(nil), []series(nil)
+		hasValue := metrics[name].quantity > summed
+		for _, s := range all {
+			switch s.labels["engine"] {
+			case label:
+				own = append(own, s)
+				source := s.labels["source"]
+				hasValue = hasValue || (name != "vllm:num_requests_waiting_by_reason" || s.labels["reason"] == "capacity") &&
+					(!strings.Contains(name, "cached_by_source") && !strings.Contains(name, "external_prefix_cache_hits") || source != "device" && source != "p2p")
+			case "":
+				shared = append(shared, s)
+			}
+		}
+		switch {
+		case name == "vllm:lora_requests_info":
+			own = all
+		case !hasValue:
+			own = append(own, shared...)
+		}
+		if len(own) > 0 {
+			engine[name] = own
+		}
+	}
+	return engine
+}
+
+func (o oracle) loadOfEngines(comments string, sharers int) (l Load) {
 	run, _, runOK := o.sum(1e9, "vllm:num_requests_running")
 	wait, _, waitOK := o.sum(1e9, "vllm:num_requests_waiting")
 	if l.QueuesKnown = runOK && waitOK; l.QueuesKnown {
@@ -172,7 +232,7 @@ func (o oracle) load(comments string) (l Load) {
 			l.RunningAdapters = append(l.RunningAdapters, name)
 		}
 	}
-	o.cache(&l)
+	o.cache(&l, sharers)
 	o.prefix(&l, comments)
 	return l
 }
@@ -185,7 +245,7 @@ func labelNumber(s string) int {
 	return int(v)
 }
 
-func (o oracle) cache(l *Load) {
+func (o oracle) cache(l *Load, sharers int) {
 	type cache struct{ tokens, server int }
 	caches, best := map[string]cache{}, map[string]map[string]string{}
 	for _, s := range o["vllm:cache_config_info"] {
@@ -210,7 +270,7 @@ func (o oracle) cache(l *Load) {
 		l.PrefixCachingOff = l.PrefixCachingOff && labels["enable_prefix_caching"] == "False"
 	}
 	if unknown > 0 {
-		l.CacheTokens = server
+		l.CacheTokens = server / sharers
 	}
 	if l.HitAlignment == 0 {
 		l.HitAlignment = l.BlockSize

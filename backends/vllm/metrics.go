@@ -5,10 +5,13 @@ package vllm
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strconv"
 	"time"
 )
 
@@ -22,6 +25,8 @@ const (
 	maxCount = 1e9
 
 	maxEngines = 1024 // of a data-parallel server
+	// maxEngineLabel is above any rank, and small enough for every use of it.
+	maxEngineLabel = 1<<16 - 1
 )
 
 // ParseMetrics reads the /metrics of any version of vLLM, line by line and only the families that a
@@ -97,6 +102,16 @@ type Load struct {
 	// Set by the poller:
 	OwnInFlight int64     // sequences in flight before or after the poll, whichever was more: ours, and those that other proxies report
 	PolledAt    time.Time // when the poll was sent
+
+	// PerEngine are the loads of the engines of a data-parallel server, by label; nil unless there are
+	// two or more, each with a number as its label. What has no such label belongs to all of them.
+	PerEngine []EngineLoad
+}
+
+// EngineLoad is the part of a Load that one data-parallel engine has.
+type EngineLoad struct {
+	Engine int // label "engine": the engine's rank among those of all servers that share the model
+	Load
 }
 
 // quantity is what a metric measures.
@@ -166,19 +181,34 @@ var metrics = map[string]metric{
 
 // sampleSums collects the samples of one response. The lines may be in any order.
 type sampleSums struct {
-	totals [summed][maxNames]total
+	totals totals // of all engines, and of what has no label engine
+
+	// What is in totals of each engine, so that a replica with one engine costs no allocation; see engine.
+	unlabeled, first engineSums
+	further          []engineSums
+	indexes          map[string]int // of further, by label
+	engines          int            // with a label
+	latest           int            // index of the engine of the last sample
 
 	// Older V1 engines counted prefix queries and hits in blocks, which only the
 	// HELP line tells: "queried blocks" or "queried tokens".
 	unit, gpuUnit unit
 
-	engines []engineCache
-
 	adapters     []byte // running_lora_adapters of the newest series, escaped
 	adaptersTime float64
 	maxAdapters  int
+}
 
-	asleep bool
+// totals are the sums of the families that are read.
+type totals [summed][maxNames]total
+
+// engineSums are the samples of one engine.
+type engineSums struct {
+	label string // escaped
+	totals
+	cache    engineCache
+	hasCache bool // cache was reported
+	asleep   bool
 }
 
 type unit int
@@ -189,7 +219,7 @@ const (
 	unitBlocks
 )
 
-// total is the sum of one family over the engines of a data-parallel server.
+// total is the sum of one family, over engines or of one.
 type total struct {
 	sum, max float64
 	samples  int
@@ -213,7 +243,6 @@ func (t total) mean() float64 { return t.sum / float64(t.samples) }
 
 // engineCache is one engine's series of cache_config_info.
 type engineCache struct {
-	engine          string
 	tokens          int // of its own cache; 0: not reported
 	serverTokens    int // of all engines' caches together: num_gpu_blocks counts those of all; 0: not reported
 	block, hitAlign int // tokens; 0: not reported
@@ -240,11 +269,13 @@ func (p *sampleSums) parseLine(line []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
+	e := p.findOrAddEngine(l.get("engine"))
+	if e == nil {
+		return fmt.Errorf("%s: more than %d engines", name, maxEngines)
+	}
 	switch m.quantity {
 	case cacheConfig:
-		if !p.addCacheConfig(l) {
-			return fmt.Errorf("%s: more than %d engines", name, maxEngines)
-		}
+		e.setCache(l)
 	case loraInfo:
 		// Each combination of adapters is a series, whose value is the time when
 		// it was last current.
@@ -254,7 +285,7 @@ func (p *sampleSums) parseLine(line []byte) error {
 		}
 	case sleepState:
 		awake := string(l.get("sleep_state")) == "awake"
-		p.asleep = p.asleep || awake && value == 0 || !awake && value > 0
+		e.asleep = e.asleep || awake && value == 0 || !awake && value > 0
 	case waitingForCapacity:
 		if string(l.get("reason")) != "capacity" {
 			return nil
@@ -267,8 +298,50 @@ func (p *sampleSums) parseLine(line []byte) error {
 	}
 	if m.quantity < summed {
 		p.totals[m.quantity][m.name].addOrInvalidate(value, m.maxValue)
+		e.totals[m.quantity][m.name].addOrInvalidate(value, m.maxValue)
 	}
 	return nil
+}
+
+// engine returns the sums of an engine by its index: 0 is for samples without the label engine.
+func (p *sampleSums) engine(index int) *engineSums {
+	switch index {
+	case 0:
+		return &p.unlabeled
+	case 1:
+		return &p.first
+	}
+	return &p.further[index-2]
+}
+
+// findOrAddEngine returns the sums of the engine with a label, or nil if there would be more than maxEngines.
+func (p *sampleSums) findOrAddEngine(label []byte) *engineSums {
+	if latest := p.engine(p.latest); latest.label == string(label) {
+		return latest
+	}
+	known, ok := p.indexes[string(label)]
+	switch {
+	case len(label) == 0:
+		p.latest = 0
+	case p.engines > 0 && p.first.label == string(label):
+		p.latest = 1
+	case ok:
+		p.latest = known
+	case p.engines == maxEngines:
+		return nil
+	case p.engines == 0:
+		p.engines, p.latest = 1, 1
+		p.first.label = string(label)
+	default:
+		if p.indexes == nil {
+			p.indexes = map[string]int{}
+		}
+		p.engines++
+		p.latest = p.engines
+		p.further = append(p.further, engineSums{label: string(label)})
+		p.indexes[string(label)] = p.latest
+	}
+	return p.engine(p.latest)
 }
 
 // setPrefixUnit sets the unit of the prefix counters from their HELP line. It ignores other lines.
@@ -295,8 +368,8 @@ func (p *sampleSums) setPrefixUnit(helpLine []byte) {
 	}
 }
 
-// addCacheConfig returns false when there are more than maxEngines engines.
-func (p *sampleSums) addCacheConfig(l labels) (withinLimit bool) {
+// setCache sets the engine's cache from the labels of a series of cache_config_info.
+func (s *engineSums) setCache(l labels) {
 	var (
 		e      engineCache
 		blocks int
@@ -307,8 +380,6 @@ func (p *sampleSums) addCacheConfig(l labels) (withinLimit bool) {
 			break
 		}
 		switch string(name) {
-		case "engine":
-			e.engine = string(value)
 		case "block_size":
 			e.block = parsePositiveInt(value)
 		case "num_gpu_blocks":
@@ -327,16 +398,9 @@ func (p *sampleSums) addCacheConfig(l labels) (withinLimit bool) {
 	}
 	// Several API server processes can each report an engine, one of them from
 	// before the engine knew its size.
-	for i := range p.engines {
-		if p.engines[i].engine == e.engine {
-			if e.size() >= p.engines[i].size() {
-				p.engines[i] = e
-			}
-			return true
-		}
+	if !s.hasCache || e.size() >= s.cache.size() {
+		s.cache, s.hasCache = e, true
 	}
-	p.engines = append(p.engines, e)
-	return len(p.engines) <= maxEngines
 }
 
 // size orders the series of one engine: the larger one is from when the engine knew its cache.
@@ -345,6 +409,9 @@ func (e *engineCache) size() int { return max(e.tokens, e.serverTokens) }
 // parsePositiveInt returns the positive number in a label; 0 when it is "None", not a
 // number, or beyond maxCount.
 func parsePositiveInt(value []byte) int {
+	if string(value) == "None" { // without the cost of an error
+		return 0
+	}
 	v, err := parseNumber(value)
 	if err != nil || !(v >= 1 && v <= maxCount) {
 		return 0
@@ -354,74 +421,113 @@ func parsePositiveInt(value []byte) int {
 
 // toLoad returns the collected samples as a Load.
 func (p *sampleSums) toLoad() Load {
+	l := p.newLoad(&p.totals, 0, p.engines+1, 1)
+	if p.engines > 1 {
+		l.PerEngine = p.perEngine(l.Engines)
+	}
+	return l
+}
+
+// perEngine returns the load of each engine, sorted, or nil if a label is not the number of a rank. caches is
+// how many engines have reported one.
+func (p *sampleSums) perEngine(caches int) []EngineLoad {
+	loads := make([]EngineLoad, 0, p.engines)
+	for i := 1; i <= p.engines; i++ {
+		rank, err := strconv.Atoi(p.engine(i).label)
+		if err != nil || rank < 0 || rank > maxEngineLabel || strconv.Itoa(rank) != p.engine(i).label {
+			return nil
+		}
+		own := p.engine(i).totals
+		for q := range own {
+			for name := range own[q] {
+				if own[q][name].samples == 0 {
+					own[q][name] = p.unlabeled.totals[q][name]
+				}
+			}
+		}
+		loads = append(loads, EngineLoad{rank, p.newLoad(&own, i, i+1, max(1, caches))})
+	}
+	slices.SortFunc(loads, func(a, b EngineLoad) int { return cmp.Compare(a.Engine, b.Engine) })
+	return loads
+}
+
+// newLoad returns the Load of the engines with these indexes, whose sums are t. sharers is how many engines have
+// the cache that each of them reports as the server's.
+func (p *sampleSums) newLoad(t *totals, from, to, sharers int) Load {
 	var l Load
-	run, runOK := p.firstKnown(running)
-	wait, waitOK := p.firstKnown(waiting)
+	run, runOK := t.firstKnown(running)
+	wait, waitOK := t.firstKnown(waiting)
 	if runOK && waitOK {
 		l.Running, l.Waiting, l.QueuesKnown = int(run.sum), int(wait.sum), true
 		l.WaitingForCapacity = l.Waiting
-		if c, ok := p.firstKnown(waitingForCapacity); ok {
+		if c, ok := t.firstKnown(waitingForCapacity); ok {
 			l.WaitingForCapacity = int(c.sum)
 		}
 	}
-	if usage, ok := p.firstKnown(kvUsage); ok {
+	if usage, ok := t.firstKnown(kvUsage); ok {
 		l.KVCacheUsage, l.KVKnown = min(usage.mean(), 1), true
 	}
-	p.setCacheConfig(&l)
-	p.setPrefixCounters(&l)
-	prompt, promptOK := p.firstKnown(promptTokens)
-	generation, generationOK := p.firstKnown(generationTokens)
+	p.setEngines(&l, from, to, sharers)
+	p.setPrefixCounters(&l, t)
+	prompt, promptOK := t.firstKnown(promptTokens)
+	generation, generationOK := t.firstKnown(generationTokens)
 	if promptOK && generationOK {
 		l.PromptTokens, l.GenerationTokens, l.TokensKnown = prompt.sum, generation.sum, true
 	}
-	start, _ := p.firstKnown(startTime)
+	start, _ := t.firstKnown(startTime)
 	l.StartTime = start.max
 	for name := range bytes.SplitSeq(p.adapters, []byte(",")) {
 		if name = bytes.TrimSpace(name); len(name) > 0 {
 			l.RunningAdapters = append(l.RunningAdapters, unescape(name))
 		}
 	}
-	l.MaxAdapters, l.Asleep = p.maxAdapters, p.asleep
+	l.MaxAdapters = p.maxAdapters
 	return l
 }
 
 // firstKnown returns the total under the first name of a quantity under which it is known.
-func (p *sampleSums) firstKnown(q quantity) (t total, ok bool) {
-	for _, t := range p.totals[q] {
-		if t.isKnown() {
-			return t, true
+func (t *totals) firstKnown(q quantity) (first total, ok bool) {
+	for _, named := range t[q] {
+		if named.isKnown() {
+			return named, true
 		}
 	}
 	return total{}, false
 }
 
-func (p *sampleSums) setCacheConfig(l *Load) {
-	l.Engines = len(p.engines)
-	l.PrefixCachingOff = len(p.engines) > 0
-	ofServer, complete := 0, true
-	for _, e := range p.engines {
-		l.PrefixCachingOff = l.PrefixCachingOff && e.cachingOff
+// setEngines sets what engines report of their caches, and whether one is asleep; see newLoad.
+func (p *sampleSums) setEngines(l *Load, from, to, sharers int) {
+	ofServer, complete, cachingOff := 0, true, true
+	for i := from; i < to; i++ {
+		sums := p.engine(i)
+		l.Asleep = l.Asleep || sums.asleep
+		if !sums.hasCache {
+			continue
+		}
+		e := &sums.cache
+		l.Engines++
 		l.BlockSize = max(l.BlockSize, e.block)
 		l.HitAlignment = max(l.HitAlignment, e.hitAlign)
 		l.CacheTokens += e.tokens
 		ofServer = max(ofServer, e.serverTokens)
-		complete = complete && e.tokens > 0
+		complete, cachingOff = complete && e.tokens > 0, cachingOff && e.cachingOff
 	}
+	l.PrefixCachingOff = l.Engines > 0 && cachingOff
 	if !complete { // a sum without one engine would be too small
-		l.CacheTokens = ofServer
+		l.CacheTokens = ofServer / sharers
 	}
 	if l.HitAlignment == 0 {
 		l.HitAlignment = l.BlockSize
 	}
 }
 
-func (p *sampleSums) setPrefixCounters(l *Load) {
-	queries, queriesOK := p.firstKnown(prefixQueries)
-	hits, hitsOK := p.firstKnown(prefixHits)
+func (p *sampleSums) setPrefixCounters(l *Load, t *totals) {
+	queries, queriesOK := t.firstKnown(prefixQueries)
+	hits, hitsOK := t.firstKnown(prefixHits)
 	unit := p.unit
 	if !queriesOK || !hitsOK {
-		queries, queriesOK = p.firstKnown(gpuPrefixQueries)
-		hits, hitsOK = p.firstKnown(gpuPrefixHits)
+		queries, queriesOK = t.firstKnown(gpuPrefixQueries)
+		hits, hitsOK = t.firstKnown(gpuPrefixHits)
 		if unit = p.gpuUnit; unit == unitUnknown {
 			unit = unitBlocks // the first versions with this name
 		}
@@ -430,7 +536,7 @@ func (p *sampleSums) setPrefixCounters(l *Load) {
 	if unit == unitBlocks {
 		scale = float64(l.BlockSize)
 	}
-	host, hostOK := p.firstKnown(hostHits) // in tokens on all versions
+	host, hostOK := t.firstKnown(hostHits) // in tokens on all versions
 	l.HostHits, l.HostHitsKnown = host.sum, hostOK
 	allHits := hits.sum*scale + l.HostHits
 	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(queries.sum*scale, allHits), 0) {

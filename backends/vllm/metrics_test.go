@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -52,6 +55,30 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 			PrefixQueries: 450, PrefixHits: 352, PrefixKnown: true,
 			PromptTokens: 450, GenerationTokens: 45, TokensKnown: true,
 			StartTime: 1.79e9,
+			PerEngine: []EngineLoad{
+				{0, Load{
+					Running: 3, QueuesKnown: true, KVCacheUsage: 0.1, KVKnown: true,
+					Engines: 1, CacheTokens: 100000, BlockSize: 16, HitAlignment: 16,
+					PrefixQueries: 100, PrefixHits: 64, PrefixKnown: true,
+					PromptTokens: 100, GenerationTokens: 10, TokensKnown: true, StartTime: 1.79e9,
+				}},
+				{1, Load{
+					QueuesKnown: true, KVKnown: true, Engines: 1, CacheTokens: 100000, BlockSize: 16, HitAlignment: 16,
+					PrefixKnown: true, TokensKnown: true, StartTime: 1.79e9,
+				}},
+				{2, Load{
+					Running: 5, Waiting: 4, WaitingForCapacity: 1, QueuesKnown: true, KVCacheUsage: 0.97, KVKnown: true,
+					Engines: 1, CacheTokens: 100000, BlockSize: 16, HitAlignment: 16,
+					PrefixQueries: 300, PrefixHits: 256, PrefixKnown: true,
+					PromptTokens: 300, GenerationTokens: 30, TokensKnown: true, StartTime: 1.79e9,
+				}},
+				{3, Load{
+					Running: 2, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true, KVCacheUsage: 0.3, KVKnown: true,
+					Engines: 1, CacheTokens: 100000, BlockSize: 16, HitAlignment: 16,
+					PrefixQueries: 50, PrefixHits: 32, PrefixKnown: true,
+					PromptTokens: 50, GenerationTokens: 5, TokensKnown: true, StartTime: 1.79e9,
+				}},
+			},
 		},
 		"metrics-lora.txt": {
 			Running: 2, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true,
@@ -209,6 +236,73 @@ func TestCacheSize(t *testing.T) {
 	}
 	if l := parse(t, config(`block_size="16",cache_hit_alignment_tokens="768",enable_prefix_caching="None"`)); l.HitAlignment != 768 || l.PrefixCachingOff {
 		t.Errorf("%+v", l)
+	}
+}
+
+func TestEngineLabels(t *testing.T) {
+	running := func(labels ...string) (lines []string) {
+		for i, l := range labels {
+			lines = append(lines, `vllm:num_requests_running{engine="`+l+`"} `+strconv.Itoa(i+1), `vllm:num_requests_waiting{engine="`+l+`"} 0`)
+		}
+		return lines
+	}
+	for _, c := range []struct {
+		name  string
+		lines []string
+		want  []int // label and running requests of each engine
+	}{
+		{"one", running("0"), nil},
+		{"none", []string{"vllm:num_requests_running 1", "vllm:num_requests_waiting 1"}, nil},
+		{"two", running("0", "1"), []int{0, 1, 1, 2}},
+		{"not in order", running("5", "10", "4"), []int{4, 3, 5, 1, 10, 2}},
+		{"two API server processes", append(running("0", "1"), running("0", "1")...), []int{0, 2, 1, 4}},
+		{"not numbers", running("a", "b"), nil},
+		{"one is not a number", running("0", "x"), nil},
+		{"one is negative", running("0", "-1"), nil},
+		{"one number written twice", running("1", "01"), nil},
+		{"too large", running("0", "65536"), nil},
+	} {
+		l := parse(t, c.lines...)
+		var got []int
+		for _, e := range l.PerEngine {
+			got = append(got, e.Engine, e.Running)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestUnlabeledSeriesOfSeveralEngines(t *testing.T) {
+	l := parse(t, "process_start_time_seconds 17", `vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql"} 1`,
+		`vllm:num_requests_running{engine="4"} 1`, `vllm:num_requests_running{engine="5"} 2`, "vllm:num_requests_waiting 3",
+		`vllm:cache_config_info{engine="4",block_size="16",num_gpu_blocks="100"} 1`, `vllm:cache_config_info{engine="5",block_size="16",num_gpu_blocks="100"} 1`,
+		`vllm:engine_sleep_state{engine="5",sleep_state="awake"} 0`)
+	if len(l.PerEngine) != 2 || !l.Asleep || l.CacheTokens != 1600 {
+		t.Fatalf("%+v", l)
+	}
+	for i, e := range l.PerEngine {
+		want := Load{
+			Running: i + 1, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true, StartTime: 17, RunningAdapters: []string{"sql"}, MaxAdapters: 2,
+			Engines: 1, CacheTokens: 800, BlockSize: 16, HitAlignment: 16, Asleep: i == 1, // blocks are those of both
+		}
+		if e.Engine != 4+i || !reflect.DeepEqual(e.Load, want) {
+			t.Errorf("got  %+v\nwant %d %+v", e, 4+i, want)
+		}
+	}
+}
+
+func TestTooManyEngines(t *testing.T) {
+	var lines []string
+	for i := range maxEngines {
+		lines = append(lines, fmt.Sprintf(`vllm:num_requests_running{engine="%d"} 1`, i))
+	}
+	if l := parse(t, lines...); len(l.PerEngine) != maxEngines {
+		t.Errorf("%d engines, want %d", len(l.PerEngine), maxEngines)
+	}
+	text := strings.Join(append(lines, `vllm:num_requests_running{engine="x"} 1`), "\n") + "\n"
+	if _, err := ParseMetrics(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), "more than 1024 engines") {
+		t.Errorf("one more: %v", err)
 	}
 }
 
