@@ -34,6 +34,8 @@ type Backend struct {
 	condition
 	observed
 	options atomic.Pointer[Options]
+	rank    *rank                      // nil: the backend is a server, not a part of one
+	members atomic.Pointer[[]*Backend] // see Members
 
 	// Set by the registry before anything runs; nil on a backend without one.
 	registry       *Registry
@@ -140,15 +142,26 @@ func (b *Backend) Options() *Options {
 	return defaultOptions
 }
 
-// SetOptions replaces the options. Requests in flight keep those that they were sent with.
-func (b *Backend) SetOptions(o Options) { b.options.Store(&o) }
+// SetOptions replaces the options, also those of the backend's ranks. Requests in flight keep those that they
+// were sent with.
+func (b *Backend) SetOptions(o Options) {
+	b.options.Store(&o)
+	if members := b.separateMembers(); len(members) > 0 {
+		setSharedOptions(members, &o)
+	}
+}
 
-// Drain lets the backend finish its requests and get no new ones, until Undrain.
+// Drain lets the backend finish its requests and get no new ones, until Undrain. That of a server drains its ranks.
 func (b *Backend) Drain() { b.setFlagAndRequestCheck(drained, true) }
 
-// Undrain ends a Drain. The backend's state is that of its last check, and it is
-// checked again at once. It does not end a Retire.
-func (b *Backend) Undrain() { b.setFlagAndRequestCheck(drained, false) }
+// Undrain ends a Drain, also of each of a server's ranks. The backend's state is that of its last check, and it is
+// checked again at once. It does not end a Retire. A rank stays drained for as long as its server is.
+func (b *Backend) Undrain() {
+	for _, m := range b.separateMembers() {
+		m.setFlag(drained, false)
+	}
+	b.setFlagAndRequestCheck(drained, false)
+}
 
 // Retire drains a backend that is no longer in the configuration. Its name and
 // address are free for another.
@@ -166,7 +179,7 @@ func (b *Backend) setFlagAndRequestCheck(flag int32, on bool) {
 // SetModels is for the health checks, and for tests that have none. The
 // registry's catalog has the change when it returns.
 func (b *Backend) SetModels(m []Model) {
-	b.models.Store(&m)
+	b.ofServer().models.Store(&m)
 	if b.registry != nil {
 		b.registry.updateCatalog()
 	}
@@ -176,7 +189,7 @@ func (b *Backend) SetModels(m []Model) {
 // failed. It never blocks, and concurrent requests become one check.
 func (b *Backend) RequestCheck() {
 	select {
-	case b.checkRequested <- struct{}{}:
+	case b.Server().checkRequested <- struct{}{}:
 	default: // a check is already requested, or there is no checker
 	}
 }
@@ -186,7 +199,7 @@ func (b *Backend) RequestCheck() {
 // it would delay the request that has just been sent. RequestPoll never blocks.
 func (b *Backend) RequestPoll() {
 	select {
-	case b.pollRequested <- struct{}{}:
+	case b.Server().pollRequested <- struct{}{}:
 	default: // a poll is already pending, or there is no poller
 	}
 }
@@ -204,12 +217,17 @@ func (b *Backend) Get(ctx context.Context, path, accept, proxyInstances string) 
 		return nil, err
 	}
 	req.Header.Set("Accept", accept)
-	// Without this net/http's transport asks for gzip, which would cost the
-	// replica's event loop time.
-	req.Header.Set("Accept-Encoding", "identity")
 	if proxyInstances != "" {
 		req.Header[InstanceHeader] = []string{proxyInstances}
 	}
+	return b.sendProbe(req)
+}
+
+// sendProbe sends a request over the connections of polls and health checks.
+func (b *Backend) sendProbe(req *http.Request) (*http.Response, error) {
+	// Without this net/http's transport asks for gzip, which would cost the
+	// replica's event loop time.
+	req.Header.Set("Accept-Encoding", "identity")
 	options := b.Options()
 	if options.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+options.APIKey)
@@ -217,6 +235,9 @@ func (b *Backend) Get(ctx context.Context, path, accept, proxyInstances string) 
 	res, err := options.ProbeTransport.RoundTrip(req)
 	if _, stale := errors.AsType[*transport.StaleError](err); stale {
 		req.Close = true // use a new connection
+		if req.GetBody != nil {
+			req.Body, _ = req.GetBody() // of bytes in memory, which cannot fail
+		}
 		res, err = options.ProbeTransport.RoundTrip(req)
 	}
 	return res, err

@@ -22,7 +22,8 @@ func (s State) String() string { return [...]string{"down", "ready", "draining"}
 // condition is a backend's State and its causes. Safe for concurrent use.
 type condition struct {
 	flags   atomic.Int32
-	changed *Event // notified of a change of State; nil: none
+	server  *condition // of the server of which this is a rank, which is checked instead; its flags count as well; nil: none
+	changed *Event     // notified of a change of State; nil: none
 
 	mu         sync.Mutex // guards what follows, and changes of the flags
 	since      time.Time  // of the State
@@ -42,7 +43,7 @@ const (
 
 // State reports whether the backend may take traffic.
 func (c *condition) State() State {
-	switch s := c.flags.Load(); {
+	switch s := c.allFlags(); {
 	case s == healthy:
 		return Ready
 	case s&(drained|retired) != 0:
@@ -51,14 +52,30 @@ func (c *condition) State() State {
 	return Down
 }
 
+// allFlags returns the flags, those of the server included.
+func (c *condition) allFlags() int32 {
+	if c.server == nil {
+		return c.flags.Load()
+	}
+	return c.flags.Load() | c.server.flags.Load()
+}
+
+// checks returns the condition that has the outcome of the checks.
+func (c *condition) checks() *condition {
+	if c.server != nil {
+		return c.server
+	}
+	return c
+}
+
 // isHealthy reports whether the last check passed.
 func (c *condition) isHealthy() bool { return c.flags.Load()&healthy != 0 }
 
 // Drained reports whether the operator drained the backend.
-func (c *condition) Drained() bool { return c.flags.Load()&drained != 0 }
+func (c *condition) Drained() bool { return c.allFlags()&drained != 0 }
 
 // Retiring reports whether the backend is retired.
-func (c *condition) Retiring() bool { return c.flags.Load()&retired != 0 }
+func (c *condition) Retiring() bool { return c.allFlags()&retired != 0 }
 
 // SetState is for tests and simulations, which have no health checks.
 func (c *condition) SetState(s State) {
@@ -104,8 +121,15 @@ type Status struct {
 // Status returns the backend's state with its cause and age.
 func (c *condition) Status() Status {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := Status{State: c.State(), Checked: c.checked, Since: c.since, NextCheck: c.nextCheck}
+	since := c.since
+	c.mu.Unlock()
+	checks := c.checks()
+	checks.mu.Lock()
+	defer checks.mu.Unlock()
+	s := Status{State: c.State(), Checked: checks.checked, Since: checks.since, NextCheck: checks.nextCheck}
+	if since.After(s.Since) {
+		s.Since = since
+	}
 	switch {
 	case c.Retiring():
 		s.Reason = "no longer in the configuration"
@@ -113,15 +137,15 @@ func (c *condition) Status() Status {
 		s.Reason = "drained by an operator"
 	case s.State == Ready:
 		return s
-	case !c.checked:
+	case !s.Checked:
 		s.Reason = "not checked yet"
 		return s
 	}
-	if c.checkError != "" {
+	if checks.checkError != "" {
 		if s.Reason != "" {
 			s.Reason += "; its last check failed: "
 		}
-		s.Reason += c.checkError
+		s.Reason += checks.checkError
 	}
 	return s
 }
@@ -129,6 +153,7 @@ func (c *condition) Status() Status {
 // RefusesConnections reports whether the last health check found that nothing listens:
 // the replica's process is gone, with all that it had in memory.
 func (c *condition) RefusesConnections() bool {
+	c = c.checks()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.refused

@@ -45,7 +45,8 @@ type Checker struct {
 	Instance string
 
 	// OnState is called after a state changed, and once after the first check of
-	// each backend, in the goroutine that checks it.
+	// each backend, in the goroutine that checks it. As the other callbacks it is called for a
+	// server's Members as well, whose state follows from the same checks.
 	OnState func(b *Backend, s State, reason string)
 
 	// OnCacheLost is called when a check finds that nothing listens any more: the
@@ -77,7 +78,7 @@ func (c *Checker) SetSettings(s HealthSettings) { c.settings.set(s) }
 // goroutine: a hanging replica then delays no other, and never has two checks at a time.
 func (c *Checker) Watch(ctx context.Context, b *Backend) {
 	timeouts := 0 // in a row
-	w := checkState{Checker: c, backend: b, log: backendLogger(c.Logger, b), reported: unchecked}
+	w := checkState{Checker: c, backend: b, reported: map[*Backend]State{}}
 	for ctx.Err() == nil {
 		select {
 		case <-b.checkRequested: // served by the check that begins
@@ -102,8 +103,8 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		switch firstTimeout := timeouts == 1 && b.isHealthy(); {
 		case !outOfDescriptors && !firstTimeout:
 			w.applyCheckResult(models, err)
-		case w.reported != unchecked: // an operator may have changed the state
-			w.reportStateChange("last check inconclusive: it timed out or could not be made")
+		case len(w.reported) > 0: // an operator may have changed the state
+			w.reportStateChanges("last check inconclusive: it timed out or could not be made")
 		}
 		wait := cmp.Or(settings.Interval, defaultCheckInterval)
 		if err != nil {
@@ -122,11 +123,8 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 type checkState struct {
 	*Checker
 	backend  *Backend
-	log      *slog.Logger
-	reported State // the last one
+	reported map[*Backend]State // the last one of the backend and of each of its members
 }
-
-const unchecked State = -1
 
 // applyCheckResult sets the backend's state and models to the outcome of a check.
 func (w *checkState) applyCheckResult(models []Model, err error) {
@@ -142,24 +140,43 @@ func (w *checkState) applyCheckResult(models []Model, err error) {
 	if err == nil && !b.isHealthy() {
 		b.ForgetMissingEndpoints() // it may be another process; before Ready as well
 	}
-	changed := b.setFlag(healthy, err == nil) || w.reported == unchecked
+	changed := b.setFlag(healthy, err == nil) || len(w.reported) == 0
 	if changed && w.OnCacheLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
-		w.OnCacheLost(b, reason)
+		for _, m := range b.Members() {
+			w.OnCacheLost(m, reason)
+		}
 	}
-	w.reportStateChange(reason)
+	w.reportStateChanges(reason)
 	if changed && w.OnHung != nil && isTimeout(err) {
-		w.OnHung(b)
+		for _, m := range b.Members() {
+			w.OnHung(m)
+		}
 	}
 }
 
-// reportStateChange logs the backend's state and calls OnState, if the state is not the
-// one reported last.
-func (w *checkState) reportStateChange(reason string) {
-	b, state := w.backend, w.backend.State()
-	if state == w.reported {
-		return
+// reportStateChanges logs the state of the backend, and calls OnState for it and its members, where the state is not
+// the one reported last. That of a member is logged where it is not the server's.
+func (w *checkState) reportStateChanges(reason string) {
+	last := w.reported
+	w.reported = map[*Backend]State{}
+	for _, b := range append([]*Backend{w.backend}, w.backend.separateMembers()...) {
+		state := b.State()
+		w.reported[b] = state
+		before, known := last[b]
+		if known && state == before {
+			continue
+		}
+		if b == w.backend || state != w.reported[w.backend] || known && before != last[w.backend] {
+			w.logState(b, state, reason)
+		}
+		if w.OnState != nil {
+			w.OnState(b, state, reason)
+		}
 	}
-	w.reported = state
+}
+
+// logState logs the state of the backend or one of its members.
+func (w *checkState) logState(b *Backend, state State, reason string) {
 	switch {
 	case state == Draining && b.Retiring():
 		reason = "no longer in the configuration"
@@ -170,10 +187,7 @@ func (w *checkState) reportStateChange(reason string) {
 	if state == Down {
 		level = slog.LevelWarn
 	}
-	w.log.Log(context.Background(), level, "backend state", "state", state.String(), "reason", reason)
-	if w.OnState != nil {
-		w.OnState(b, state, reason)
-	}
+	backendLogger(w.Logger, b).Log(context.Background(), level, "backend state", "state", state.String(), "reason", reason)
 }
 
 // checkOnce requests a replica's /health and /v1/models once.

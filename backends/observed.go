@@ -16,6 +16,8 @@ type Load = vllm.Load
 // observed is what checks, polls and responses have shown of a replica. Safe for concurrent
 // use; the zero value is that of a replica of which nothing is known.
 type observed struct {
+	server *observed // of the server of which this is a rank, with its models and endpoints; nil: none
+
 	// ReportsCached is set once a response reported how much of its prompt was
 	// cached. From then on a response without that figure means none was.
 	ReportsCached atomic.Bool
@@ -28,6 +30,14 @@ type observed struct {
 	lastMissing atomic.Int64               // until when any does
 }
 
+// ofServer returns where the server's models and endpoints are recorded.
+func (o *observed) ofServer() *observed {
+	if o.server != nil {
+		return o.server
+	}
+	return o
+}
+
 // Load returns the last good poll, or nil while the load is unknown: before
 // the first poll, after maxMissedPolls in a row, and without a /metrics.
 func (o *observed) Load() *Load { return o.load.Load() }
@@ -38,7 +48,7 @@ func (o *observed) SetLoad(l *Load) { o.load.Store(l) }
 // Models returns the cards that the replica listed last; nil before the first
 // list. They stay when the backend goes down.
 func (o *observed) Models() []Model {
-	if m := o.models.Load(); m != nil {
+	if m := o.ofServer().models.Load(); m != nil {
 		return *m
 	}
 	return nil
@@ -47,7 +57,7 @@ func (o *observed) Models() []Model {
 // ProxyInstance returns the id of the proxy that responded to the last health check;
 // empty if it was not a proxy of this kind.
 func (o *observed) ProxyInstance() string {
-	if id := o.instance.Load(); id != nil {
+	if id := o.ofServer().instance.Load(); id != nil {
 		return *id
 	}
 	return ""
@@ -72,6 +82,7 @@ func (s EndpointSet) Has(e Endpoint) bool { return s&(1<<e) != 0 }
 // RecordMissingEndpoint records that the replica does not serve e, as it has responded. It
 // counts until missingEndpointLifetime is over, or the replica seems to be another process.
 func (o *observed) RecordMissingEndpoint(e Endpoint, now time.Time) {
+	o = o.ofServer()
 	expiry := now.Add(missingEndpointLifetime).UnixNano()
 	o.missing[e].Store(expiry)
 	o.lastMissing.Store(expiry)
@@ -79,6 +90,7 @@ func (o *observed) RecordMissingEndpoint(e Endpoint, now time.Time) {
 
 // MissingEndpoints returns the endpoints that the replica is known not to serve.
 func (o *observed) MissingEndpoints(now time.Time) (missing EndpointSet) {
+	o = o.ofServer()
 	at := now.UnixNano()
 	if o.lastMissing.Load() <= at {
 		return 0
@@ -99,6 +111,7 @@ func (o *observed) LacksEndpoint(e Endpoint, now time.Time) bool {
 // ForgetMissingEndpoints forgets which endpoints the replica lacks. The health checks and
 // the poller call it when the replica may be another process.
 func (o *observed) ForgetMissingEndpoints() {
+	o = o.ofServer()
 	for e := range o.missing {
 		o.missing[e].Store(0)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"sync"
 	"time"
@@ -37,6 +38,10 @@ type Poller struct {
 	MaxBytes int64 // of one response; 0: 16 MiB
 
 	Logger *slog.Logger // nil: silent
+
+	// OnPoll is called first after a poll, and may change the Members of b. The others are called for
+	// each of these. nil: none is.
+	OnPoll func(ctx context.Context, b *Backend, l *Load)
 
 	OnLoad  func(b *Backend, l *Load)
 	OnError func(b *Backend, err error) // one poll failed
@@ -79,7 +84,7 @@ func (p *Poller) Watch(ctx context.Context, b *Backend) {
 		if ctx.Err() != nil {
 			return
 		}
-		w.applyPollResult(load, err)
+		w.applyPollResult(ctx, load, err)
 		w.interval = w.nextInterval(settings)
 		requested := b.pollRequested
 		if w.noMetrics {
@@ -99,14 +104,14 @@ type pollState struct {
 	backend *Backend
 	log     *slog.Logger
 
-	last      *Load // the last good poll, even if outdated
-	misses    int   // since then
+	last      map[*Backend]*Load // the last good poll of each of its members, even if outdated
+	misses    int                // since then
 	noMetrics bool
 	interval  time.Duration // until the next poll, without jitter; 0: that of the settings
 }
 
 // applyPollResult records the outcome of a poll and calls the callbacks.
-func (w *pollState) applyPollResult(load *Load, err error) {
+func (w *pollState) applyPollResult(ctx context.Context, load *Load, err error) {
 	switch {
 	case err == nil:
 	case transport.IsOutOfDescriptors(err):
@@ -119,21 +124,44 @@ func (w *pollState) applyPollResult(load *Load, err error) {
 		w.recordMissedPoll(err)
 		return
 	}
-	if w.backend.Load() == nil && w.last != nil {
+	if w.backend.Load() == nil && len(w.last) > 0 {
 		w.log.Info("polls recovered")
 	}
-	reason := cacheLossReason(w.last, load)
-	w.last, w.misses, w.noMetrics = load, 0, false
+	if w.OnPoll != nil {
+		w.OnPoll(ctx, w.backend, load)
+	}
 	w.backend.SetLoad(load)
-	if reason != "" {
-		w.log.Info("prefix cache reset", "reason", reason)
-		w.backend.ForgetMissingEndpoints()
+	w.misses, w.noMetrics = 0, false
+	before := w.last
+	w.last = map[*Backend]*Load{}
+	for _, m := range w.backend.Members() {
+		if l := m.loadIn(load); l != nil {
+			w.applyLoad(m, before[m], l)
+		} else {
+			m.SetLoad(nil)
+		}
+	}
+}
+
+// applyLoad records the load of a member, where before is the one before it.
+func (w *pollState) applyLoad(b *Backend, before, load *Load) {
+	if load.Asleep {
+		load.AsleepSince = load.PolledAt
+		if before != nil && before.Asleep {
+			load.AsleepSince = before.AsleepSince
+		}
+	}
+	w.last[b] = load
+	b.SetLoad(load)
+	if reason := cacheLossReason(before, load); reason != "" {
+		backendLogger(w.Logger, b).Info("prefix cache reset", "reason", reason)
+		b.ForgetMissingEndpoints()
 		if w.OnCacheLost != nil {
-			w.OnCacheLost(w.backend, reason)
+			w.OnCacheLost(b, reason)
 		}
 	}
 	if w.OnLoad != nil {
-		w.OnLoad(w.backend, load)
+		w.OnLoad(b, load)
 	}
 }
 
@@ -143,31 +171,41 @@ func (w *pollState) recordMissedPoll(err error) {
 	w.misses++
 	hadNoMetrics := w.noMetrics
 	w.noMetrics = errors.Is(err, errNoMetrics)
+	members := w.backend.Members()
 	if w.misses == maxMissedPolls || w.noMetrics && !hadNoMetrics {
 		w.backend.SetLoad(nil)
+		for _, m := range members {
+			m.SetLoad(nil)
+		}
 		w.log.Warn("poll failed", "reason", err.Error())
 	}
 	if w.OnError != nil {
-		w.OnError(w.backend, err)
+		for _, m := range members {
+			w.OnError(m, err)
+		}
 	}
 }
 
-// nextInterval returns the time until the next poll.
+// nextInterval returns the time until the next poll: the shortest of those that the members need.
 func (w *pollState) nextInterval(s PollSettings) time.Duration {
 	switch {
 	case w.noMetrics:
 		return noMetricsInterval
-	case w.misses > 0 || w.last == nil:
+	case w.misses > 0 || len(w.last) == 0:
 		return s.NextInterval(w.interval, nil, false)
 	}
-	return s.NextInterval(w.interval, w.last, w.IsExpected != nil && w.IsExpected(w.backend))
+	shortest := time.Duration(math.MaxInt64)
+	for m, load := range w.last {
+		shortest = min(shortest, s.NextInterval(w.interval, load, w.IsExpected != nil && w.IsExpected(m)))
+	}
+	return shortest
 }
 
 // poll reads the replica's /metrics once.
 func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	before, sent := w.backend.KnownInFlight(), time.Now()
+	before, sent := inFlightOf(w.backend), time.Now()
 	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
 	if err != nil {
 		return nil, fmt.Errorf("/metrics: %w", err)
@@ -195,16 +233,34 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, err
 	if err != nil {
 		return nil, fmt.Errorf("/metrics: %w", err)
 	}
+	load.PolledAt = sent
+	for i := range load.PerEngine {
+		load.PerEngine[i].PolledAt = sent
+	}
 	// The replica may have counted requests that were sent or ended meanwhile;
 	// they must not be taken for other clients'.
-	load.OwnInFlight, load.PolledAt = max(before, w.backend.KnownInFlight()), sent
-	if load.Asleep {
-		load.AsleepSince = sent
-		if w.last != nil && w.last.Asleep {
-			load.AsleepSince = w.last.AsleepSince
+	load.OwnInFlight = max(before.all, w.backend.AllInFlight())
+	for i, m := range before.members {
+		if own := m.loadIn(&load); own != &load && own != nil {
+			own.OwnInFlight = max(before.ofMember[i], m.KnownInFlight())
 		}
 	}
 	return &load, nil
+}
+
+// inFlight is how many sequences are in flight on a server, and on each of its members.
+type inFlight struct {
+	all      int64
+	members  []*Backend
+	ofMember []int64
+}
+
+func inFlightOf(server *Backend) inFlight {
+	n := inFlight{all: server.AllInFlight(), members: server.separateMembers()}
+	for _, m := range n.members {
+		n.ofMember = append(n.ofMember, m.KnownInFlight())
+	}
+	return n
 }
 
 // cacheLossReason compares two polls of one replica and returns why the cache

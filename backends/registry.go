@@ -121,8 +121,10 @@ func (r *Registry) assignSlot(b *Backend) {
 	}
 	r.slots[i] = slot{backend: b}
 	b.Slot = i
-	b.checkRequested = make(chan struct{}, 1)
-	b.pollRequested = make(chan struct{}, 1)
+	if b.rank == nil { // else its server has them
+		b.checkRequested = make(chan struct{}, 1)
+		b.pollRequested = make(chan struct{}, 1)
+	}
 	b.registry, b.changed = r, &r.changed
 }
 

@@ -1,0 +1,209 @@
+package backends
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+
+	"warmroute/backends/vllm"
+)
+
+// rank is what a Backend is a part of: one data-parallel engine of a server, or all of them.
+type rank struct {
+	server *Backend
+	engine int    // label of the engine in /metrics; wholeServer: all of them
+	suffix string // of the name; "": that of the server
+
+	// header is the value of vllm.RankHeader; nil: none is sent, and the server chooses the engine.
+	header atomic.Pointer[[]string]
+}
+
+const wholeServer = -1
+
+// NewRank returns the backend of one data-parallel engine of a server, by its label in /metrics: it has its own
+// account, load, and place in the index, and gets its requests by number, the value of vllm.RankHeader. It shares the
+// server's health, models, settings and connections. See SetMembers.
+func NewRank(server *Backend, engine, number int) *Backend {
+	b := newMember(server, &rank{server: server, engine: engine, suffix: "-rank" + strconv.Itoa(engine)})
+	b.SetRankNumber(number)
+	return b
+}
+
+// NewUndivided returns a backend of all engines of a server, for one that had ranks before.
+func NewUndivided(server *Backend) *Backend {
+	return newMember(server, &rank{server: server, engine: wholeServer})
+}
+
+func newMember(server *Backend, r *rank) *Backend {
+	b := &Backend{Name: server.Name + r.suffix, URL: server.URL, rank: r}
+	b.condition.server, b.observed.server = &server.condition, &server.observed
+	b.options.Store(server.Options())
+	return b
+}
+
+// Server returns the backend of the server of which b is a part: that is checked and polled. Of any other
+// backend it is b.
+func (b *Backend) Server() *Backend {
+	if b.rank != nil {
+		return b.rank.server
+	}
+	return b
+}
+
+// Engine returns the label of the engine of which b is the rank, or false if it is none.
+func (b *Backend) Engine() (label int, ok bool) {
+	if b.rank == nil || b.rank.engine == wholeServer {
+		return 0, false
+	}
+	return b.rank.engine, true
+}
+
+// SetRankNumber changes the value of vllm.RankHeader for a rank.
+func (b *Backend) SetRankNumber(number int) {
+	b.rank.header.Store(&[]string{strconv.Itoa(number)})
+}
+
+// RankHeader returns the value of vllm.RankHeader for requests to b; nil: none is sent.
+func (b *Backend) RankHeader() []string {
+	if b.rank == nil {
+		return nil
+	}
+	if h := b.rank.header.Load(); h != nil {
+		return *h
+	}
+	return nil
+}
+
+// RejectRanks records that the server has refused a rank. Until SetRankNumber, its ranks get their requests without
+// vllm.RankHeader, so that none is refused, and the next poll is made soon.
+func (b *Backend) RejectRanks() {
+	for _, m := range b.Server().separateMembers() {
+		m.rank.header.Store(nil)
+	}
+	b.RequestPoll()
+}
+
+// HasRejectedRanks reports whether RejectRanks was called for a rank of b, and no SetRankNumber since.
+func (b *Backend) HasRejectedRanks() bool {
+	for _, m := range b.separateMembers() {
+		if _, isRank := m.Engine(); isRank && m.RankHeader() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Members returns the backends by which a server's requests are routed: its ranks, or itself.
+func (b *Backend) Members() []*Backend {
+	if members := b.separateMembers(); len(members) > 0 {
+		return members
+	}
+	return []*Backend{b}
+}
+
+// separateMembers returns the Members of a server that is not routed as one backend any more; nil: it is.
+func (b *Backend) separateMembers() []*Backend {
+	if members := b.members.Load(); members != nil {
+		return *members
+	}
+	return nil
+}
+
+// SetMembers makes backends that NewRank and NewUndivided have returned for b those by which its requests are routed.
+// From then on they are in the registry instead of b, which stays checked and polled. Not safe for concurrent use
+// with itself and SetOptions.
+func (b *Backend) SetMembers(members []*Backend) {
+	setSharedOptions(members, b.Options())
+	b.members.Store(&members)
+}
+
+// setSharedOptions gives members the options of their server. Each rank may have its share of MaxInFlight.
+func setSharedOptions(members []*Backend, o *Options) {
+	share := *o
+	share.MaxInFlight = (o.MaxInFlight + len(members) - 1) / len(members)
+	for _, m := range members {
+		m.options.Store(&share)
+	}
+}
+
+// loadIn returns the part of a server's load that b has: that of its engine, or all; nil: it is not there.
+func (b *Backend) loadIn(l *Load) *Load {
+	engine, isRank := b.Engine()
+	if !isRank {
+		return l
+	}
+	for i := range l.PerEngine {
+		if l.PerEngine[i].Engine == engine {
+			return &l.PerEngine[i].Load
+		}
+	}
+	return nil
+}
+
+// AllInFlight returns how many sequences of this proxy, and of others that report them, have not ended on a server,
+// on all of its ranks.
+func (b *Backend) AllInFlight() int64 {
+	n := b.KnownInFlight()
+	for _, m := range b.separateMembers() {
+		n += m.KnownInFlight()
+	}
+	return n
+}
+
+// AllIdle reports whether no request of this proxy is in flight on a server or one of its ranks.
+func (b *Backend) AllIdle() bool {
+	for _, m := range b.separateMembers() {
+		if !m.Idle() {
+			return false
+		}
+	}
+	return b.Idle()
+}
+
+const maxProbeResponseBytes = 64 << 10
+
+// ProbeRanks sends a server a request for a rank that it cannot have, and returns the error by which it refuses it. A nil
+// error of a rank means that it did not refuse it, since it ignores the header. It blocks until the server responds or
+// ctx ends.
+func (b *Backend) ProbeRanks(ctx context.Context) (*vllm.RankError, error) {
+	model, known := firstBaseModel(b.Models())
+	if !known {
+		return nil, fmt.Errorf("probe the ranks of %s: its models are not known yet", b.Name)
+	}
+	body := vllm.ProbeBody(model)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.URL.JoinPath(vllm.ProbePath).String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header[vllm.RankHeader] = []string{strconv.Itoa(vllm.ProbeRank)}
+	res, err := b.sendProbe(req)
+	if err != nil {
+		return nil, fmt.Errorf("probe the ranks of %s: %w", b.Name, err)
+	}
+	defer res.Body.Close()
+	response, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxProbeResponseBytes))
+	switch {
+	case err != nil && !isTooLong(err):
+		return nil, fmt.Errorf("probe the ranks of %s: %w", b.Name, err)
+	case res.StatusCode == http.StatusServiceUnavailable, res.StatusCode == http.StatusTooManyRequests:
+		return nil, fmt.Errorf("probe the ranks of %s: it responded with status %d", b.Name, res.StatusCode)
+	}
+	if e, ok := vllm.ParseRankError(res.StatusCode, response); ok && e.Rank == vllm.ProbeRank {
+		return &e, nil
+	}
+	return nil, nil
+}
+
+func firstBaseModel(models []Model) (id string, ok bool) {
+	for _, m := range models {
+		if m.Parent == "" {
+			return m.ID, true
+		}
+	}
+	return "", false
+}
