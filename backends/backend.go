@@ -35,7 +35,9 @@ type Backend struct {
 	observed
 	options atomic.Pointer[Options]
 	rank    *rank                      // nil: the backend is a server, not a part of one
-	members atomic.Pointer[[]*Backend] // see Members
+	parts   atomic.Pointer[[]*Backend] // see Parts
+
+	ranksRejected atomic.Pointer[time.Time] // see RejectRanks; nil: it was not called
 
 	// Set by the registry before anything runs; nil on a backend without one.
 	registry       *Registry
@@ -44,11 +46,13 @@ type Backend struct {
 }
 
 // Address returns what no two backends have in common: the normalized URL of the replica, with Addr
-// instead of the URL's host and port if that is set. It is "" for a backend without a URL, as in tests.
+// instead of the URL's host and port if that is set, and for a rank with "#" and its engine's label. It is "" for a backend without a URL, as in tests.
 func (b *Backend) Address() string {
 	switch {
 	case b.URL == nil:
 		return ""
+	case b.rank != nil && b.rank.addressSuffix != "":
+		return b.rank.server.Address() + b.rank.addressSuffix
 	case b.Addr == "":
 		return NormalizeURL(b.URL)
 	}
@@ -146,19 +150,20 @@ func (b *Backend) Options() *Options {
 // were sent with.
 func (b *Backend) SetOptions(o Options) {
 	b.options.Store(&o)
-	if members := b.separateMembers(); len(members) > 0 {
-		setSharedOptions(members, &o)
+	if parts := b.separateParts(); len(parts) > 0 {
+		setSharedOptions(parts, &o)
 	}
 }
 
 // Drain lets the backend finish its requests and get no new ones, until Undrain. That of a server drains its ranks.
-func (b *Backend) Drain() { b.setFlagAndRequestCheck(drained, true) }
+func (b *Backend) Drain() { b.whole().setFlagAndRequestCheck(drained, true) }
 
 // Undrain ends a Drain, also of each of a server's ranks. The backend's state is that of its last check, and it is
 // checked again at once. It does not end a Retire. A rank stays drained for as long as its server is.
 func (b *Backend) Undrain() {
-	for _, m := range b.separateMembers() {
-		m.setFlag(drained, false)
+	b = b.whole()
+	for _, part := range b.separateParts() {
+		part.setFlag(drained, false)
 	}
 	b.setFlagAndRequestCheck(drained, false)
 }

@@ -46,7 +46,7 @@ type Checker struct {
 
 	// OnState is called after a state changed, and once after the first check of
 	// each backend, in the goroutine that checks it. As the other callbacks it is called for a
-	// server's Members as well, whose state follows from the same checks.
+	// server's Parts as well, whose state follows from the same checks.
 	OnState func(b *Backend, s State, reason string)
 
 	// OnCacheLost is called when a check finds that nothing listens any more: the
@@ -123,7 +123,7 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 type checkState struct {
 	*Checker
 	backend  *Backend
-	reported map[*Backend]State // the last one of the backend and of each of its members
+	reported map[*Backend]State // the last one of the backend and of each of its parts
 }
 
 // applyCheckResult sets the backend's state and models to the outcome of a check.
@@ -142,24 +142,24 @@ func (w *checkState) applyCheckResult(models []Model, err error) {
 	}
 	changed := b.setFlag(healthy, err == nil) || len(w.reported) == 0
 	if changed && w.OnCacheLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
-		for _, m := range b.Members() {
+		for _, m := range b.Parts() {
 			w.OnCacheLost(m, reason)
 		}
 	}
 	w.reportStateChanges(reason)
 	if changed && w.OnHung != nil && isTimeout(err) {
-		for _, m := range b.Members() {
+		for _, m := range b.Parts() {
 			w.OnHung(m)
 		}
 	}
 }
 
-// reportStateChanges logs the state of the backend, and calls OnState for it and its members, where the state is not
-// the one reported last. That of a member is logged where it is not the server's.
+// reportStateChanges logs the state of the backend, and calls OnState for it and its parts, where the state is not
+// the one reported last. That of a part is logged where it is not the server's.
 func (w *checkState) reportStateChanges(reason string) {
 	last := w.reported
 	w.reported = map[*Backend]State{}
-	for _, b := range append([]*Backend{w.backend}, w.backend.separateMembers()...) {
+	for _, b := range w.backend.WithParts() {
 		state := b.State()
 		w.reported[b] = state
 		before, known := last[b]
@@ -175,7 +175,7 @@ func (w *checkState) reportStateChanges(reason string) {
 	}
 }
 
-// logState logs the state of the backend or one of its members.
+// logState logs the state of the backend or one of its parts.
 func (w *checkState) logState(b *Backend, state State, reason string) {
 	switch {
 	case state == Draining && b.Retiring():

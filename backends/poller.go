@@ -39,7 +39,7 @@ type Poller struct {
 
 	Logger *slog.Logger // nil: silent
 
-	// OnPoll is called first after a poll, and may change the Members of b. The others are called for
+	// OnPoll is called first after a poll, and may change the Parts of b. The others are called for
 	// each of these. nil: none is.
 	OnPoll func(ctx context.Context, b *Backend, l *Load)
 
@@ -104,7 +104,7 @@ type pollState struct {
 	backend *Backend
 	log     *slog.Logger
 
-	last      map[*Backend]*Load // the last good poll of each of its members, even if outdated
+	last      map[*Backend]*Load // the last good poll of each of its parts, even if outdated
 	misses    int                // since then
 	noMetrics bool
 	interval  time.Duration // until the next poll, without jitter; 0: that of the settings
@@ -134,7 +134,7 @@ func (w *pollState) applyPollResult(ctx context.Context, load *Load, err error) 
 	w.misses, w.noMetrics = 0, false
 	before := w.last
 	w.last = map[*Backend]*Load{}
-	for _, m := range w.backend.Members() {
+	for _, m := range w.backend.Parts() {
 		if l := m.loadIn(load); l != nil {
 			w.applyLoad(m, before[m], l)
 		} else {
@@ -143,7 +143,7 @@ func (w *pollState) applyPollResult(ctx context.Context, load *Load, err error) 
 	}
 }
 
-// applyLoad records the load of a member, where before is the one before it.
+// applyLoad records the load of a part, where before is the one before it.
 func (w *pollState) applyLoad(b *Backend, before, load *Load) {
 	if load.Asleep {
 		load.AsleepSince = load.PolledAt
@@ -171,22 +171,22 @@ func (w *pollState) recordMissedPoll(err error) {
 	w.misses++
 	hadNoMetrics := w.noMetrics
 	w.noMetrics = errors.Is(err, errNoMetrics)
-	members := w.backend.Members()
+	parts := w.backend.Parts()
 	if w.misses == maxMissedPolls || w.noMetrics && !hadNoMetrics {
 		w.backend.SetLoad(nil)
-		for _, m := range members {
+		for _, m := range parts {
 			m.SetLoad(nil)
 		}
 		w.log.Warn("poll failed", "reason", err.Error())
 	}
 	if w.OnError != nil {
-		for _, m := range members {
+		for _, m := range parts {
 			w.OnError(m, err)
 		}
 	}
 }
 
-// nextInterval returns the time until the next poll: the shortest of those that the members need.
+// nextInterval returns the time until the next poll: the shortest of those that the parts need.
 func (w *pollState) nextInterval(s PollSettings) time.Duration {
 	switch {
 	case w.noMetrics:
@@ -205,7 +205,7 @@ func (w *pollState) nextInterval(s PollSettings) time.Duration {
 func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	before, sent := inFlightOf(w.backend), time.Now()
+	before, sent := countInFlight(w.backend), time.Now()
 	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
 	if err != nil {
 		return nil, fmt.Errorf("/metrics: %w", err)
@@ -239,26 +239,28 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, err
 	}
 	// The replica may have counted requests that were sent or ended meanwhile;
 	// they must not be taken for other clients'.
-	load.OwnInFlight = max(before.all, w.backend.AllInFlight())
-	for i, m := range before.members {
-		if own := m.loadIn(&load); own != &load && own != nil {
-			own.OwnInFlight = max(before.ofMember[i], m.KnownInFlight())
+	now := countInFlight(w.backend)
+	load.OwnInFlight = max(before.all, now.all)
+	for i, part := range before.parts {
+		if own := part.loadIn(&load); own != nil && own != &load {
+			own.OwnInFlight = max(before.ofPart[i], part.KnownInFlight())
 		}
 	}
 	return &load, nil
 }
 
-// inFlight is how many sequences are in flight on a server, and on each of its members.
+// inFlight is how many sequences are in flight on a server, and on each of its parts.
 type inFlight struct {
-	all      int64
-	members  []*Backend
-	ofMember []int64
+	all    int64
+	parts  []*Backend
+	ofPart []int64
 }
 
-func inFlightOf(server *Backend) inFlight {
-	n := inFlight{all: server.AllInFlight(), members: server.separateMembers()}
-	for _, m := range n.members {
-		n.ofMember = append(n.ofMember, m.KnownInFlight())
+func countInFlight(server *Backend) inFlight {
+	n := inFlight{all: server.KnownInFlight(), parts: server.separateParts()}
+	for _, part := range n.parts {
+		n.ofPart = append(n.ofPart, part.KnownInFlight())
+		n.all += n.ofPart[len(n.ofPart)-1]
 	}
 	return n
 }

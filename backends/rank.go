@@ -6,17 +6,19 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"warmroute/backends/vllm"
 )
 
 // rank is what a Backend is a part of: one data-parallel engine of a server, or all of them.
 type rank struct {
-	server *Backend
-	engine int    // label of the engine in /metrics; wholeServer: all of them
-	suffix string // of the name; "": that of the server
+	server        *Backend
+	engine        int    // label of the engine in /metrics; wholeServer: all of them
+	addressSuffix string // of the server's Address; "" for all engines
 
 	// header is the value of vllm.RankHeader; nil: none is sent, and the server chooses the engine.
 	header atomic.Pointer[[]string]
@@ -26,20 +28,21 @@ const wholeServer = -1
 
 // NewRank returns the backend of one data-parallel engine of a server, by its label in /metrics: it has its own
 // account, load, and place in the index, and gets its requests by number, the value of vllm.RankHeader. It shares the
-// server's health, models, settings and connections. See SetMembers.
+// server's health, models, settings and connections. See SetParts.
 func NewRank(server *Backend, engine, number int) *Backend {
-	b := newMember(server, &rank{server: server, engine: engine, suffix: "-rank" + strconv.Itoa(engine)})
+	label := strconv.Itoa(engine)
+	b := newPart(server, server.Name+"-rank"+label, &rank{server: server, engine: engine, addressSuffix: "#" + label})
 	b.SetRankNumber(number)
 	return b
 }
 
 // NewUndivided returns a backend of all engines of a server, for one that had ranks before.
 func NewUndivided(server *Backend) *Backend {
-	return newMember(server, &rank{server: server, engine: wholeServer})
+	return newPart(server, server.Name, &rank{server: server, engine: wholeServer})
 }
 
-func newMember(server *Backend, r *rank) *Backend {
-	b := &Backend{Name: server.Name + r.suffix, URL: server.URL, rank: r}
+func newPart(server *Backend, name string, r *rank) *Backend {
+	b := &Backend{Name: name, URL: server.URL, Addr: server.Addr, rank: r}
 	b.condition.server, b.observed.server = &server.condition, &server.observed
 	b.options.Store(server.Options())
 	return b
@@ -62,6 +65,14 @@ func (b *Backend) Engine() (label int, ok bool) {
 	return b.rank.engine, true
 }
 
+// whole returns b, or the server of which b is all engines.
+func (b *Backend) whole() *Backend {
+	if b.rank != nil && b.rank.engine == wholeServer {
+		return b.rank.server
+	}
+	return b
+}
+
 // SetRankNumber changes the value of vllm.RankHeader for a rank.
 func (b *Backend) SetRankNumber(number int) {
 	b.rank.header.Store(&[]string{strconv.Itoa(number)})
@@ -69,7 +80,7 @@ func (b *Backend) SetRankNumber(number int) {
 
 // RankHeader returns the value of vllm.RankHeader for requests to b; nil: none is sent.
 func (b *Backend) RankHeader() []string {
-	if b.rank == nil {
+	if b.rank == nil || b.rank.server.ranksRejected.Load() != nil {
 		return nil
 	}
 	if h := b.rank.header.Load(); h != nil {
@@ -78,54 +89,59 @@ func (b *Backend) RankHeader() []string {
 	return nil
 }
 
-// RejectRanks records that the server has refused a rank. Until SetRankNumber, its ranks get their requests without
-// vllm.RankHeader, so that none is refused, and the next poll is made soon.
-func (b *Backend) RejectRanks() {
-	for _, m := range b.Server().separateMembers() {
-		m.rank.header.Store(nil)
-	}
+// RejectRanks records that the server of which b is a rank has refused it. Until SetParts its ranks get their requests
+// without vllm.RankHeader, so that it refuses none, and the next poll is made soon.
+func (b *Backend) RejectRanks(now time.Time) {
+	b.Server().ranksRejected.CompareAndSwap(nil, &now)
 	b.RequestPoll()
 }
 
-// HasRejectedRanks reports whether RejectRanks was called for a rank of b, and no SetRankNumber since.
-func (b *Backend) HasRejectedRanks() bool {
-	for _, m := range b.separateMembers() {
-		if _, isRank := m.Engine(); isRank && m.RankHeader() == nil {
-			return true
-		}
+// RanksRejectedAt returns when a server first refused a rank since SetParts, or false.
+func (b *Backend) RanksRejectedAt() (at time.Time, ok bool) {
+	if at := b.ranksRejected.Load(); at != nil {
+		return *at, true
 	}
-	return false
+	return time.Time{}, false
 }
 
-// Members returns the backends by which a server's requests are routed: its ranks, or itself.
-func (b *Backend) Members() []*Backend {
-	if members := b.separateMembers(); len(members) > 0 {
-		return members
+// Parts returns the backends by which a server's requests are routed: its ranks, or itself.
+func (b *Backend) Parts() []*Backend {
+	if parts := b.separateParts(); len(parts) > 0 {
+		return parts
 	}
 	return []*Backend{b}
 }
 
-// separateMembers returns the Members of a server that is not routed as one backend any more; nil: it is.
-func (b *Backend) separateMembers() []*Backend {
-	if members := b.members.Load(); members != nil {
-		return *members
+// separateParts returns the Parts of a server that is not routed as one backend any more; nil: it is.
+func (b *Backend) separateParts() []*Backend {
+	if parts := b.parts.Load(); parts != nil {
+		return *parts
 	}
 	return nil
 }
 
-// SetMembers makes backends that NewRank and NewUndivided have returned for b those by which its requests are routed.
-// From then on they are in the registry instead of b, which stays checked and polled. Not safe for concurrent use
-// with itself and SetOptions.
-func (b *Backend) SetMembers(members []*Backend) {
-	setSharedOptions(members, b.Options())
-	b.members.Store(&members)
+// SetParts makes backends that NewRank and NewUndivided have returned for b those by which its requests are routed.
+// From then on they are in the registry instead of b, which stays checked and polled. Requests to earlier ones
+// get no vllm.RankHeader any more. Not safe for concurrent use with itself and SetOptions.
+func (b *Backend) SetParts(parts []*Backend) {
+	for _, former := range b.separateParts() {
+		if !slices.Contains(parts, former) {
+			former.rank.header.Store(nil)
+		}
+	}
+	setSharedOptions(parts, b.Options())
+	b.parts.Store(&parts)
+	b.ranksRejected.Store(nil)
+	if b.changed != nil {
+		b.changed.Notify()
+	}
 }
 
-// setSharedOptions gives members the options of their server. Each rank may have its share of MaxInFlight.
-func setSharedOptions(members []*Backend, o *Options) {
+// setSharedOptions gives parts the options of their server. Each rank may have its share of MaxInFlight.
+func setSharedOptions(parts []*Backend, o *Options) {
 	share := *o
-	share.MaxInFlight = (o.MaxInFlight + len(members) - 1) / len(members)
-	for _, m := range members {
+	share.MaxInFlight = (o.MaxInFlight + len(parts) - 1) / len(parts)
+	for _, m := range parts {
 		m.options.Store(&share)
 	}
 }
@@ -144,25 +160,8 @@ func (b *Backend) loadIn(l *Load) *Load {
 	return nil
 }
 
-// AllInFlight returns how many sequences of this proxy, and of others that report them, have not ended on a server,
-// on all of its ranks.
-func (b *Backend) AllInFlight() int64 {
-	n := b.KnownInFlight()
-	for _, m := range b.separateMembers() {
-		n += m.KnownInFlight()
-	}
-	return n
-}
-
-// AllIdle reports whether no request of this proxy is in flight on a server or one of its ranks.
-func (b *Backend) AllIdle() bool {
-	for _, m := range b.separateMembers() {
-		if !m.Idle() {
-			return false
-		}
-	}
-	return b.Idle()
-}
+// WithParts returns a server and its Parts, itself once.
+func (b *Backend) WithParts() []*Backend { return append([]*Backend{b}, b.separateParts()...) }
 
 const maxProbeResponseBytes = 64 << 10
 

@@ -33,7 +33,7 @@ func addRanks(r *Registry, server *Backend, labels ...int) (ranks []*Backend) {
 	for _, l := range labels {
 		ranks = append(ranks, NewRank(server, l, l))
 	}
-	server.SetMembers(ranks)
+	server.SetParts(ranks)
 	for _, b := range ranks {
 		r.Add(b)
 	}
@@ -100,6 +100,31 @@ func TestRanksShareTheirServersHealthAndModels(t *testing.T) {
 	})
 }
 
+func TestFindRanks(t *testing.T) {
+	server := virtual(t, nil)
+	registry := newRegistry(t, server)
+	ranks := addRanks(registry, server, 4, 5)
+	for _, c := range []struct {
+		find func(string) *Backend
+		what string
+		want *Backend
+	}{
+		{registry.Find, "replica:8000", server},
+		{registry.Find, "replica:8000-rank5", ranks[1]},
+		{registry.Find, "replica:8000-rank6", nil},
+		{registry.FindAddress, "http://replica:8000#4", ranks[0]},
+		{registry.FindAddress, "http://replica:8000", nil},
+		{registry.FindAtServer, "http://replica:8000#5", ranks[1]},
+		{registry.FindAtServer, "http://replica:8000#6", ranks[0]},
+		{registry.FindAtServer, "http://replica:8000", ranks[0]},
+		{registry.FindAtServer, "http://replica:8001", nil},
+	} {
+		if got := c.find(c.what); got != c.want {
+			t.Errorf("%s: found %v", c.what, got)
+		}
+	}
+}
+
 func TestRankOptions(t *testing.T) {
 	server := virtual(t, nil)
 	server.SetOptions(Options{APIKey: "k", MaxInFlight: 10, Weight: 2})
@@ -117,17 +142,27 @@ func TestRankHeader(t *testing.T) {
 	server := virtual(t, nil)
 	ranks := addRanks(newRegistry(t, server), server, 4, 5)
 	ranks[1].SetRankNumber(1)
-	if server.RankHeader() != nil || ranks[0].RankHeader()[0] != "4" || ranks[1].RankHeader()[0] != "1" || server.HasRejectedRanks() {
+	if server.RankHeader() != nil || ranks[0].RankHeader()[0] != "4" || ranks[1].RankHeader()[0] != "1" {
 		t.Error(server.RankHeader(), ranks[0].RankHeader(), ranks[1].RankHeader())
 	}
-	ranks[0].RejectRanks()
-	if ranks[0].RankHeader() != nil || ranks[1].RankHeader() != nil || !server.HasRejectedRanks() || len(server.pollRequested) != 1 {
+	now := time.Now()
+	ranks[0].RejectRanks(now)
+	ranks[1].RejectRanks(now.Add(time.Second))
+	if at, rejected := server.RanksRejectedAt(); !rejected || !at.Equal(now) || ranks[0].RankHeader() != nil || ranks[1].RankHeader() != nil || len(server.pollRequested) != 1 {
 		t.Error("refused ranks are still sent, or no poll was asked for")
 	}
+	server.SetParts(ranks[:1])
+	if _, rejected := server.RanksRejectedAt(); rejected || ranks[0].RankHeader()[0] != "4" || ranks[1].RankHeader() != nil {
+		t.Error("the rank that is left has no number, or the one that is gone has one")
+	}
 	undivided := NewUndivided(server)
-	server.SetMembers([]*Backend{undivided})
-	if _, isRank := undivided.Engine(); isRank || undivided.RankHeader() != nil || undivided.Name != server.Name || server.HasRejectedRanks() {
-		t.Error("a server with one member has ranks")
+	server.SetParts([]*Backend{undivided})
+	if _, isRank := undivided.Engine(); isRank || undivided.RankHeader() != nil || undivided.Name != server.Name || undivided.Address() != server.Address() {
+		t.Error("a server with one part has ranks")
+	}
+	server.Drain()
+	if undivided.Undrain(); server.Drained() || undivided.Drained() {
+		t.Error("what is left of a server with ranks is not the server")
 	}
 }
 

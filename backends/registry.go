@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -90,14 +91,30 @@ func (r *Registry) All() []*Backend { return *r.backends.Load() }
 // State. To wait for a state, call it first, then look, then wait.
 func (r *Registry) StateChanged() <-chan struct{} { return r.changed.Next() }
 
-// Find returns the backend of that name, preferably one that is not retired, or nil.
+// Find returns the backend of that name, preferably one that is not retired, or the server of that name
+// whose ranks the registry has, or nil.
 func (r *Registry) Find(name string) *Backend {
-	return r.findBackend(func(b *Backend) bool { return b.Name == name })
+	if b := r.findBackend(func(b *Backend) bool { return b.Name == name }); b != nil {
+		return b
+	}
+	if rank := r.findBackend(func(b *Backend) bool { return b.Server().Name == name }); rank != nil {
+		return rank.Server()
+	}
+	return nil
 }
 
 // FindAddress returns the backend with an Address, preferably one that is not retired, or nil.
 func (r *Registry) FindAddress(address string) *Backend {
 	return r.findBackend(func(b *Backend) bool { return b.URL != nil && b.Address() == address })
+}
+
+// FindAtServer is FindAddress, or else returns another part of the same server: a rank, or all of it.
+func (r *Registry) FindAtServer(address string) *Backend {
+	if b := r.FindAddress(address); b != nil {
+		return b
+	}
+	server, _, _ := strings.Cut(address, "#")
+	return r.findBackend(func(b *Backend) bool { return b.URL != nil && b.Server().Address() == server })
 }
 
 func (r *Registry) findBackend(matches func(*Backend) bool) (found *Backend) {

@@ -490,7 +490,7 @@ func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Durat
 
 // addResponse adds a stored response of a known backend and a known key.
 func (c *Cluster) addResponse(r *storedResponse) {
-	if c.Registry.FindAddress(r.backend) == nil || r.owner != "" && c.Keys.FindName(r.owner) == nil {
+	if c.Registry.FindAtServer(r.backend) == nil || r.owner != "" && c.Keys.FindName(r.owner) == nil {
 		return
 	}
 	c.Responses.AddOfPeer(r.id, responseindex.Entry{Backend: r.backend, Owner: r.owner})

@@ -51,27 +51,31 @@ func NewReader(registry *backends.Registry, router *router.Router, log *slog.Log
 	return &Reader{registry: registry, fleet: NewFleet(router), log: log, panics: panics, readings: map[*backends.Backend]*reading{}}
 }
 
-// Watch reads the events of a backend until ctx is done. What it publishes is looked up whenever
-// it becomes ready, since it may be another process then, and when its settings change.
-func (r *Reader) Watch(ctx context.Context, b *backends.Backend) {
-	defer r.replaceSources(ctx, b, nil, 0)
+// Watch reads the events of a server until ctx is done, for each of its Parts those of its own engines. What it
+// publishes is looked up whenever it becomes ready, since it may be another process then, and when its settings change.
+func (r *Reader) Watch(ctx context.Context, server *backends.Backend) {
+	lookups := map[*backends.Backend]*sourceLookup{}
+	defer func() {
+		for b := range lookups {
+			r.replaceSources(ctx, b, nil, 0)
+		}
+	}()
 	ticks := time.NewTicker(settingsInterval)
 	defer ticks.Stop()
-	var found, failed sourceSettings // for which the sources were looked up last, and for which that failed
 	for {
 		changed := r.registry.StateChanged()
-		if b.State() != backends.Ready {
-			found = sourceSettings{}
-		} else if s := readSourceSettings(b); s != found {
-			sources, err := findSources(ctx, b, s)
-			if err != nil && ctx.Err() == nil && s != failed {
-				failed = s
-				r.log.Warn("KV event sources not found", "backend", b.Name, "err", err)
+		parts := server.Parts()
+		for b := range lookups {
+			if !slices.Contains(parts, b) {
+				r.replaceSources(ctx, b, nil, 0)
+				delete(lookups, b)
 			}
-			if err == nil || len(sources) > 0 {
-				found = s
-				r.replaceSources(ctx, b, sources, s.engines)
-			} // else it is tried again
+		}
+		for _, b := range parts {
+			if lookups[b] == nil {
+				lookups[b] = &sourceLookup{}
+			}
+			r.updateSources(ctx, b, lookups[b])
 		}
 		select {
 		case <-changed:
@@ -80,6 +84,33 @@ func (r *Reader) Watch(ctx context.Context, b *backends.Backend) {
 			return
 		}
 	}
+}
+
+// sourceLookup is with which settings the sources of a backend were found, and with which that failed last.
+type sourceLookup struct {
+	found, failed sourceSettings
+}
+
+// updateSources looks up the sources of a backend if its settings have changed, or it is ready again, and reads its
+// events from them.
+func (r *Reader) updateSources(ctx context.Context, b *backends.Backend, l *sourceLookup) {
+	if b.State() != backends.Ready {
+		l.found = sourceSettings{}
+		return
+	}
+	s := readSourceSettings(b)
+	if s == l.found {
+		return
+	}
+	sources, err := findSources(ctx, b, s)
+	if err != nil && ctx.Err() == nil && s != l.failed {
+		l.failed = s
+		r.log.Warn("KV event sources not found", "backend", b.Name, "err", err)
+	}
+	if err == nil || len(sources) > 0 {
+		l.found = s
+		r.replaceSources(ctx, b, sources, s.engines)
+	} // else it is tried again
 }
 
 // sourceSettings are what the sources of a backend depend on.
@@ -96,9 +127,28 @@ func readSourceSettings(b *backends.Backend) sourceSettings {
 	return sourceSettings{o.KVEvents, o.KVReplay, engines}
 }
 
-// findSources returns where a replica publishes its events; nothing if it does not. It may return
-// some of the sources and an error about others.
+// findSources returns where a replica publishes its events, or those of one of its ranks; nothing if it does not. It
+// may return some of the sources and an error about others.
 func findSources(ctx context.Context, b *backends.Backend, s sourceSettings) ([]wire.Source, error) {
+	rank, isRank := b.Engine()
+	if isRank {
+		s.engines = rank + 1
+	}
+	sources, err := findServerSources(ctx, b, s)
+	if !isRank {
+		return sources, err
+	}
+	for _, source := range sources {
+		if source.Rank == rank {
+			source.Rank = 0 // the only engine of this backend
+			return []wire.Source{source}, nil
+		}
+	}
+	return nil, err
+}
+
+// findServerSources is findSources for all engines of the replica.
+func findServerSources(ctx context.Context, b *backends.Backend, s sourceSettings) ([]wire.Source, error) {
 	host := b.Host()
 	switch s.events {
 	case backends.KVEventsOff, "":

@@ -55,7 +55,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 	initLabels(e.unauthorized, KeyMissing, KeyUnknown, KeyExpired)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryWrongResponse, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
+		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryWrongResponse, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
 
@@ -83,6 +83,7 @@ const (
 	RetryLoop        RetryReason = "loop"               // another proxy reported that the request had passed it before
 	RetryEncoded     RetryReason = "encoded"
 	RetryEndpoint    RetryReason = "endpoint_missing" // the replica does not serve the path
+	RetryRank        RetryReason = "rank"             // the replica does not have the data-parallel rank
 
 	RetryWrongResponse RetryReason = "wrong_response" // to another request, on a kept-alive connection
 )

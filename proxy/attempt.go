@@ -16,6 +16,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/prompt"
 	"warmroute/router"
@@ -125,7 +126,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.MaxConnsReached() && f.reason != metrics.RetryDescriptors
-	case f.isMissingEndpoint(), f.isOfConnection():
+	case f.isMissingEndpoint(), f.isOfConnection(), f.reason == metrics.RetryRank:
 	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
@@ -165,6 +166,10 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 	delete(header, "Authorization") // of the backend tried before
 	if o.APIKey != "" {
 		header["Authorization"] = []string{"Bearer " + o.APIKey}
+	}
+	delete(header, vllm.RankHeader)
+	if rank := b.RankHeader(); rank != nil {
+		header[vllm.RankHeader] = rank
 	}
 	delete(header, enginePriorityHeader)
 	if o.EnginePriority { // also 0, or the body's priority would count

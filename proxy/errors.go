@@ -193,6 +193,9 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
 		return a.classifyOrEndRequest(err)
 	}
+	if err == nil && a.isRankRefused(resp, body) {
+		return a.recordRefusedRank()
+	}
 	if err == nil && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, body) {
 		return a.recordMissingEndpoint(resp, body)
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"warmroute/backends/vllm"
 	"warmroute/router"
 )
 
@@ -43,7 +44,7 @@ func isStrippedRequestHeader(name string) bool {
 		"Api-Key", "X-Goog-Api-Key", // of other SDKs
 		"Cookie",                                                                    // of this host
 		"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // cross-origin requests are decided here
-		"X-Data-Parallel-Rank",         // would bypass the routing
+		vllm.RankHeader,                // would bypass the routing
 		enginePriorityHeader,           // would overtake others in the engine's queue
 		"Endpoint-Load-Metrics-Format", // asks for the load of the replica
 		"Content-Length",               // the transport frames the body

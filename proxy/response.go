@@ -39,6 +39,7 @@ const (
 var (
 	errTruncated        = errors.New("response ended early")
 	errAborted          = errors.New("replica aborted the request")
+	errRankRefused      = errors.New("replica does not have the data-parallel rank: its ranks are read again")
 	errErrorBodyTooLong = errors.New("error body is too long")
 	errErrorBodyTimeout = fmt.Errorf("error body did not end in %v: %w", errorBodyTimeout, os.ErrDeadlineExceeded)
 	errErrorBodyMemory  = errors.New("no memory is left for the error body")
@@ -128,6 +129,9 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	}
 	if !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, buf.Bytes()) {
 		return a.recordMissingEndpoint(resp, buf.Bytes())
+	}
+	if a.isRankRefused(resp, buf.Bytes()) {
+		return a.recordRefusedRank()
 	}
 	if a.isResponseLost(resp.StatusCode, buf.Bytes()) {
 		a.sendLostResponse()
@@ -312,6 +316,24 @@ func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failu
 	}
 	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))
 	return f
+}
+
+// isRankRefused reports whether a response says that the server does not have the data-parallel rank that it was
+// sent: it has other ranks than before.
+func (a *attempt) isRankRefused(resp *http.Response, body []byte) bool {
+	rank := firstHeaderValue(a.httpReq.Header, vllm.RankHeader)
+	if rank == "" || isEncoded(resp.Header) {
+		return false
+	}
+	e, refused := vllm.ParseRankError(resp.StatusCode, body)
+	return refused && strconv.Itoa(e.Rank) == rank
+}
+
+// recordRefusedRank records that the server has other ranks than before, and returns the failure: the request is sent
+// again, to the same backend or another one.
+func (a *attempt) recordRefusedRank() *failure {
+	a.decision.Backend.RejectRanks(time.Now())
+	return &failure{reason: metrics.RetryRank, isFree: true, err: errRankRefused}
 }
 
 // recordReplicaAbort counts and returns the failure of a response that the replica aborted: vLLM aborts all its

@@ -356,8 +356,8 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	h.last = stepAttempt
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
-		excluded:        !f.isOfConnection(), // else it may be the next one too, on a new connection
-		awaitsReconnect: f.isFree && !f.isMissingEndpoint(),
+		excluded:        !f.isOfConnection() && f.reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
+		awaitsReconnect: f.isFree && !f.isMissingEndpoint() && f.reason != metrics.RetryRank,
 		queueFull:       f.queueFull && !f.isFree,
 		upstreamError:   f.status != 0 && !f.shuttingDown && !f.isMissingEndpoint(),
 	})

@@ -81,7 +81,7 @@ func (r *request) findStoredResponse() (b *backends.Backend, result metrics.Resp
 		return nil, metrics.ResponseOfOtherKey
 	}
 	p.responses.RecordUse(s.replicaID)
-	if b = p.registry.FindAddress(e.Backend); b == nil {
+	if b = p.registry.FindAtServer(e.Backend); b == nil {
 		return nil, metrics.ResponseLost
 	}
 	return b, metrics.ResponseKnown

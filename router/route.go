@@ -68,6 +68,11 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 // currentBackends returns the backends that serve a request's model now; those that
 // did where the catalog does not list it any more: another may be about to serve it.
 func currentBackends(c *backends.Catalog, req *Request) []*backends.Backend {
+	if req.Stored && len(req.Backends) == 1 { // its server may have other ranks by now
+		if parts := req.Backends[0].Server().Parts(); !slices.Contains(parts, req.Backends[0]) {
+			return parts
+		}
+	}
 	if c == nil || req.CatalogID == "" || req.Stored {
 		return req.Backends
 	}
