@@ -95,6 +95,8 @@ type Options struct {
 	// ZeroMQ endpoint, with KVReplay as the endpoint of earlier events ("": none).
 	KVEvents, KVReplay string
 
+	RanksOff bool // the replica stays one backend whatever data-parallel ranks it has
+
 	Source Source // what names the replica
 
 	MaxInFlight int     // of our sequences; 0: no bound

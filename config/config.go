@@ -96,6 +96,8 @@ type Backend struct {
 
 	KVEvents string `mapstructure:"kv_events"` // auto, off, or an endpoint; auto unless given
 	KVReplay string `mapstructure:"kv_replay"` // of the endpoint; "": none
+
+	Ranks string `mapstructure:"ranks" oneof:"auto off"` // auto unless given
 }
 
 // DNS configures the lookups of backends' names.

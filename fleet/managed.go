@@ -21,6 +21,9 @@ type managedBackend struct {
 	tls        *tls.Config            // nil: the defaults
 	transports []*transport.Transport // the two in use, and before them others with requests in flight
 
+	ranks       rankDecision
+	formerParts []*backends.Backend // of backend, with requests in flight when they were replaced
+
 	added         time.Time          // zero: at the start
 	cancelRemoval context.CancelFunc // nil: it is not being removed
 	stopWatches   context.CancelFunc
@@ -55,10 +58,21 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 	b.Addr = w.addr
 	b.SetOptions(backends.Options{
 		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight,
-		KVEvents: w.KVEvents, KVReplay: w.KVReplay, Source: w.Source,
+		KVEvents: w.KVEvents, KVReplay: w.KVReplay, RanksOff: w.Ranks == "off", Source: w.Source,
 		Transport: requests, ProbeTransport: probes,
 	})
 	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{requests, probes}}, nil
+}
+
+// isIdle reports whether no request of this proxy is in flight on the replica.
+func (m *managedBackend) isIdle() bool { return m.countInFlight() == 0 }
+
+// countInFlight returns how many requests of this proxy are in flight on the replica, on all of its ranks.
+func (m *managedBackend) countInFlight() (n int64) {
+	for _, b := range slices.Concat(m.backend.WithParts(), m.formerParts) {
+		n += b.InFlight.Load() + b.NoEngineInFlight.Load()
+	}
+	return n
 }
 
 func (m *managedBackend) closeIdleConnections() {

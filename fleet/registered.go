@@ -169,7 +169,8 @@ func (f *Fleet) WaitIdle(ctx context.Context, b *backends.Backend) {
 	clock.WaitUntil(ctx, pollInterval, b.Idle)
 }
 
-// isOfMember reports whether a backend is that of a member, or one of its addresses.
+// isOfMember reports whether a backend is that of a member, or one of its addresses or ranks.
 func isOfMember(b *backends.Backend, member string) bool {
-	return b.Name == member || strings.HasPrefix(b.Name, member+"@")
+	name := b.Server().Name
+	return name == member || strings.HasPrefix(name, member+"@")
 }

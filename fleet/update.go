@@ -161,22 +161,28 @@ func (f *Fleet) addAndStartRemoval(added, removed []*managedBackend) {
 // drainAndRemove waits for the requests of a backend and then removes it, unless ctx ends before:
 // the configuration has it again.
 func (f *Fleet) drainAndRemove(ctx context.Context, m *managedBackend) {
-	b := m.backend
 	waitAtMost(ctx, joinTimeout, f.addedReadyOrTimedOut)
-	end := f.retireUnlessDone(ctx, b)
-	waitAtMost(ctx, time.Until(end), b.Idle)
+	end := f.retireUnlessDone(ctx, m)
+	waitAtMost(ctx, time.Until(end), func() bool { return f.isIdle(m) })
 	if f.removeManagedUnlessDone(ctx, m) {
 		f.removeBackend(m, end)
 	}
 }
 
+// isIdle is managedBackend.isIdle for one whose ranks may change.
+func (f *Fleet) isIdle(m *managedBackend) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return m.isIdle()
+}
+
 // retireUnlessDone retires a backend unless ctx is done. It returns when its last requests must have ended.
-func (f *Fleet) retireUnlessDone(ctx context.Context, b *backends.Backend) (end time.Time) {
+func (f *Fleet) retireUnlessDone(ctx context.Context, m *managedBackend) (end time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if ctx.Err() == nil {
-		b.Retire()
-		f.Log.Info("removing backend", "backend", b.Name, "in_flight", b.InFlight.Load(), "timeout", f.drainTimeout)
+		m.backend.Retire()
+		f.Log.Info("removing backend", "backend", m.backend.Name, "in_flight", m.countInFlight(), "timeout", f.drainTimeout)
 	}
 	return time.Now().Add(f.drainTimeout)
 }
@@ -209,16 +215,23 @@ func (f *Fleet) removeBackend(m *managedBackend, deadline time.Time) {
 	b := m.backend
 	m.stopWatches()
 	m.watches.Wait()
-	f.Router.RemoveBackend(b)
-	// A request may have been sent to it at the moment in which it was retired; from now on none can be.
-	waitAtMost(context.Background(), time.Until(deadline), b.Idle)
-	aborted := b.InFlight.Load() + b.NoEngineInFlight.Load()
-	m.closeTransports()
-	f.registry.Remove(b)
-	if f.registry.Find(b.Name) == nil {
-		f.Metrics.DeleteBackend(b.Name)
+	parts := b.WithParts() // which nothing changes any more
+	for _, part := range parts {
+		f.Router.RemoveBackend(part)
 	}
-	f.OnRemoved(b)
+	// A request may have been sent to it at the moment in which it was retired; from now on none can be.
+	waitAtMost(context.Background(), time.Until(deadline), m.isIdle)
+	aborted := m.countInFlight()
+	m.closeTransports()
+	for _, part := range parts {
+		f.registry.Remove(part)
+	}
+	for _, part := range parts {
+		if f.registry.Find(part.Name) == nil {
+			f.Metrics.DeleteBackend(part.Name)
+		}
+		f.OnRemoved(part)
+	}
 	f.Log.Info("backend removed", "backend", b.Name, "aborted_requests", aborted)
 }
 

@@ -221,6 +221,7 @@ func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 	}
 	s.poller = &backends.Poller{
 		Logger: s.log,
+		OnPoll: func(ctx context.Context, b *backends.Backend, l *backends.Load) { s.fleet.UpdateRanks(ctx, b, l) },
 		OnLoad: func(b *backends.Backend, l *backends.Load) {
 			observe(b, l)
 			stalls.logChange(b)
