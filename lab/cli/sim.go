@@ -92,6 +92,8 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.IntVar(drainSeconds, "shutdown-timeout", 0, "finish requests for up to `SECONDS` after SIGTERM, while /health stays 200 and new requests get a 500; 0 aborts them, like vLLM")
 
 	f.IntVar(&cfg.Ranks, "data-parallel-size", 1, "number `N` of engines behind the one port, each with its own KV cache and scheduler")
+	f.IntVar(&cfg.Rank.First, "data-parallel-start-rank", 0, "label `N` of the first of these engines, as on a later node of a hybrid deployment")
+	f.BoolVar(&cfg.Rank.Rust, "rust-frontend", false, "X-data-parallel-rank is the label of an engine, as in vLLM's Rust front end; else its place among the engines of this server")
 	f.StringVar(&cfg.KVEvents.Endpoint, "kv-events", "", "publish KV cache events like vLLM on `ENDPOINT`: a port, or tcp://HOST:PORT with * for all addresses; replays on the port 1000 above; 0 selects free ports, which /kv_event_sources lists")
 	f.StringVar(&cfg.KVEvents.Topic, "kv-events-topic", "", "`NAME` of the topic of KV cache events")
 

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -224,19 +223,6 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		panic(http.ErrAbortHandler)
 	}
 	writeJSON(w, http.StatusOK, f.fullResponse())
-}
-
-// pinnedRank returns the engine that a request names in its header, or anyRank. vLLM ignores
-// what is not a number, and refuses what is not one of its ranks.
-func (s *Server) pinnedRank(r *http.Request) (index int, err error) {
-	index, err = strconv.Atoi(r.Header.Get("X-Data-Parallel-Rank"))
-	if err != nil {
-		return anyRank, nil
-	}
-	if index < 0 || index >= len(s.ranks) {
-		return 0, badRequest("", fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", index, len(s.ranks)))
-	}
-	return index, nil
 }
 
 // sleepForHoldFault waits for the delay of the fault Hold, if it is active.

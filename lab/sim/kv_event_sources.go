@@ -65,14 +65,14 @@ func (e *KVEventsBindError) Unwrap() error { return e.Err }
 // kvEventSources handles GET /kv_event_sources: the configuration of each rank's publisher.
 func (s *Server) kvEventSources(w http.ResponseWriter, _ *http.Request) {
 	b := []byte{'{'}
-	for i, k := range s.ranks {
+	for i, k := range s.ranks[:s.CountRanks()] {
 		if k.publisher == nil {
 			break // no rank has one
 		}
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(b, `"`+strconv.Itoa(i)+`":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":`...)
+		b = append(b, `"`+strconv.Itoa(s.cfg.Rank.First+i)+`":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":`...)
 		b = appendQuoted(b, k.publisher.live.endpoint)
 		b = appendQuoted(append(b, `,"replay_endpoint":`...), k.publisher.replay.endpoint)
 		n := strconv.Itoa(maxBatches)

@@ -56,9 +56,9 @@ func (s *Server) formatMetrics() []byte {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	e := &exposition{created: unixSeconds(s.startedAt)}
-	for i, k := range s.ranks {
+	for i, k := range s.ranks[:s.serving] {
 		e.ranks = append(e.ranks, rankMetrics{
-			engine: `engine="` + strconv.Itoa(i) + `"`, model: `model_name="` + s.cfg.Model + `"`, stats: k.engine.Stats(), counters: k.counters,
+			engine: `engine="` + strconv.Itoa(s.cfg.Rank.First+i) + `"`, model: `model_name="` + s.cfg.Model + `"`, stats: k.engine.Stats(), counters: k.counters,
 		})
 	}
 	e.writeHelpAndType("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")

@@ -70,3 +70,48 @@ func TestDataParallelRanks(t *testing.T) {
 		t.Error("the caches of idle engines were not reset")
 	}
 }
+
+func TestRankNumbersOfBothFrontEnds(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		rank     RankConfig
+		accepted []string // for the engine labeled 4, if any
+		refusal  string   // of 65534
+	}{
+		{"Python", RankConfig{First: 2}, []string{"2"}, "data_parallel_rank 65534 is out of range [0, 4)."},
+		{"Rust", RankConfig{First: 2, Rust: true}, []string{"4"}, "data parallel rank 65534 is not connected to this frontend; connected ranks: [2, 3, 4, 5]"},
+		{"ignored", RankConfig{First: 2, Ignored: true}, nil, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := start(t, Config{Ranks: 4, Rank: c.rank, Engine: engine.Config{Speed: 1000, KVTokens: 1600}})
+			for _, rank := range c.accepted {
+				if status, body := postToRank(t, s, rank); status != http.StatusOK || !strings.Contains(string(s.formatMetrics()), `vllm:generation_tokens_total{engine="4",model_name="sim"} 2.0`) {
+					t.Errorf("rank %s: status %d, %s", rank, status, body)
+				}
+			}
+			status, body := postToRank(t, s, "65534")
+			if refused := status == http.StatusBadRequest; refused != (c.refusal != "") || !strings.Contains(body, c.refusal) {
+				t.Errorf("status %d, %s, want %q", status, body, c.refusal)
+			}
+		})
+	}
+}
+
+func TestScaleRanks(t *testing.T) {
+	s := start(t, Config{Ranks: 2, Rank: RankConfig{Spare: 1}, Engine: engine.Config{Speed: 1000, KVTokens: 1600}})
+	if status, _ := postToRank(t, s, "2"); status != http.StatusBadRequest {
+		t.Errorf("status %d of a spare rank", status)
+	}
+	if err := s.ScaleRanks(4); err == nil {
+		t.Error("scaled to more ranks than there are")
+	}
+	if err := s.ScaleRanks(3); err != nil {
+		t.Fatal(err)
+	}
+	if status, body := postToRank(t, s, "2"); status != http.StatusOK || s.RankStats()[2].GenerationTokens != 2 {
+		t.Errorf("status %d, %s", status, body)
+	}
+	if n := strings.Count(string(s.formatMetrics()), "vllm:num_requests_running{"); n != 3 || s.CountRanks() != 3 {
+		t.Errorf("%d ranks in the metrics", n)
+	}
+}

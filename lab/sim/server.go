@@ -24,6 +24,7 @@ import (
 type Config struct {
 	Engine engine.Config // of each rank
 	Ranks  int           // data-parallel engines behind the one port; default 1
+	Rank   RankConfig
 
 	Model         string   // name it serves; default "sim"
 	Adapters      []string // LoRA adapters loaded at the start
@@ -71,6 +72,7 @@ type Server struct {
 	// engineMu guards the engines and everything that must change with them.
 	engineMu  sync.Mutex
 	ranks     []*rank
+	serving   int // of ranks, the first ones; the others are spare
 	balancer  *engine.Balancer
 	startedAt time.Time // of the simulated process
 	epoch     int       // restarts so far
@@ -90,10 +92,11 @@ func NewServer(cfg Config) *Server {
 		cfg:       cfg,
 		startedAt: time.Now(),
 	}
-	for i := range max(1, cfg.Ranks) {
+	s.serving = max(1, cfg.Ranks)
+	for i := range s.serving + max(0, cfg.Rank.Spare) {
 		k := &rank{work: make(chan struct{}, 1), thawed: make(chan struct{}, 1)}
 		if cfg.Engine.KVEvents {
-			k.publisher = newKVEventPublisher(i, cfg.KVEvents.Topic, &s.faults)
+			k.publisher = newKVEventPublisher(cfg.Rank.First+i, cfg.KVEvents.Topic, &s.faults)
 		}
 		s.ranks = append(s.ranks, k)
 	}
@@ -116,13 +119,11 @@ func NewServer(cfg Config) *Server {
 // that nothing runs yet.
 func (s *Server) startEngines() {
 	s.hashSeed = rand.Uint64()
-	var engines []*engine.Engine
 	for _, k := range s.ranks {
 		k.engine = engine.New(s.cfg.Engine)
 		k.live, k.counters = nil, newCounters()
-		engines = append(engines, k.engine)
 	}
-	s.balancer = engine.NewBalancer(engines)
+	s.balanceServing()
 }
 
 // closeIdleOnFault closes idle connections while the fault CloseIdle is active.
@@ -290,6 +291,7 @@ func (c Config) Validate() error {
 		ok   bool
 	}{
 		{"number of ranks", c.Ranks > 0},
+		{"label of the first rank, plus 1,", c.Rank.First >= 0},
 		{"block size", e.BlockSize > 0},
 		{"KV tokens", e.KVTokens > 0},
 		{"step's token budget", e.StepTokens > 0},
@@ -313,7 +315,7 @@ func (c Config) Validate() error {
 	if e.KVTokens > 0 && e.KVTokens < e.BlockSize {
 		errs = append(errs, fmt.Errorf("KV tokens %d are fewer than a block of %d", e.KVTokens, e.BlockSize))
 	}
-	if err := c.KVEvents.validate(c.Ranks); err != nil {
+	if err := c.KVEvents.validate(c.Rank.First + c.Ranks + c.Rank.Spare); err != nil {
 		errs = append(errs, err)
 	}
 	if e.HostKVTokens < 0 {
