@@ -30,6 +30,8 @@ type BackendRow struct {
 	Since    *time.Time `json:"since"`
 	Source   string     `json:"source"`
 	InFlight int64      `json:"in_flight"`
+	Server   string     `json:"server,omitempty"` // of a data-parallel rank: the backend that it is part of
+	Rank     *int       `json:"rank,omitempty"`   // its number
 	AddedBy  string     `json:"added_by,omitempty"`
 	AddedAt  *time.Time `json:"added_at,omitempty"`
 }
@@ -63,26 +65,40 @@ func (h *Handler) listBackends(w http.ResponseWriter, _ *http.Request) {
 
 // backendRows returns the rows of all backends, without removed ones whose name was reused.
 func (h *Handler) backendRows() []BackendRow {
-	rows, added := []BackendRow{}, map[string]fleet.Registration{}
-	for _, r := range h.Fleet.Registrations() {
-		added[r.Backend.Name] = r
-	}
+	rows, added := []BackendRow{}, h.registrations()
 	for _, b := range h.Registry.All() {
 		if h.Registry.Find(b.Name) != b {
 			continue
 		}
-		s := b.Status()
-		row := BackendRow{
-			Name: b.Name, URL: b.URL.String(), Address: b.Addr, State: s.State.String(), Reason: s.Reason, Since: timeOrNull(s.Since),
-			Source: b.Options().Source.String(), InFlight: b.InFlight.Load(),
-		}
-		member, _, _ := strings.Cut(b.Name, "@")
-		if r, ok := added[member]; ok {
-			row.AddedBy, row.AddedAt = r.By, timeOrNull(r.At)
-		}
-		rows = append(rows, row)
+		rows = append(rows, newBackendRow(b, added))
 	}
 	return rows
+}
+
+// newBackendRow returns the row of a backend, or of a server whose ranks are backends.
+func newBackendRow(b *backends.Backend, added map[string]fleet.Registration) BackendRow {
+	s := b.Status()
+	row := BackendRow{
+		Name: b.Name, URL: b.URL.String(), Address: b.Addr, State: s.State.String(), Reason: s.Reason, Since: timeOrNull(s.Since),
+		Source: b.Options().Source.String(), InFlight: b.CountInFlight(),
+	}
+	if rank, ok := b.Engine(); ok {
+		row.Server, row.Rank = b.Server().Name, &rank
+	}
+	member, _, _ := strings.Cut(b.Server().Name, "@")
+	if r, ok := added[member]; ok {
+		row.AddedBy, row.AddedAt = r.By, timeOrNull(r.At)
+	}
+	return row
+}
+
+// registrations returns the replicas that were added, by name.
+func (h *Handler) registrations() map[string]fleet.Registration {
+	added := map[string]fleet.Registration{}
+	for _, r := range h.Fleet.Registrations() {
+		added[r.Backend.Name] = r
+	}
+	return added
 }
 
 func (h *Handler) showBackend(w http.ResponseWriter, r *http.Request) {
@@ -90,11 +106,7 @@ func (h *Handler) showBackend(w http.ResponseWriter, r *http.Request) {
 	if b == nil {
 		return
 	}
-	for _, row := range h.backendRows() {
-		if row.Name == b.Name {
-			writeJSON(w, http.StatusOK, row)
-		}
-	}
+	writeJSON(w, http.StatusOK, newBackendRow(b, h.registrations()))
 }
 
 // addBackend adds a replica, and waits for ?wait= until it is ready.

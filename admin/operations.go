@@ -29,8 +29,8 @@ func (h *Handler) changeBackend(logMessage string, change func(*backends.Backend
 		if wait > 0 && b.Drained() {
 			h.waitIdle(r.Context(), b, wait)
 		}
-		h.Log.Info(logMessage, "backend", b.Name, "in_flight", b.InFlight.Load(), "by", r.RemoteAddr)
-		writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.InFlight.Load()})
+		h.Log.Info(logMessage, "backend", b.Name, "in_flight", b.CountInFlight(), "by", r.RemoteAddr)
+		writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.CountInFlight()})
 	}
 }
 

@@ -163,6 +163,19 @@ func (b *Backend) loadIn(l *Load) *Load {
 // WithParts returns a server and its Parts, itself once.
 func (b *Backend) WithParts() []*Backend { return append([]*Backend{b}, b.separateParts()...) }
 
+// CountInFlight returns how many sequences of this proxy are in flight on a backend, or on a server and its ranks.
+func (b *Backend) CountInFlight() (n int64) {
+	for _, part := range b.WithParts() {
+		n += part.InFlight.Load()
+	}
+	return n
+}
+
+// AllIdle reports whether no request of this proxy is in flight on a backend, or on a server and its ranks.
+func (b *Backend) AllIdle() bool {
+	return !slices.ContainsFunc(b.WithParts(), func(part *Backend) bool { return !part.Idle() })
+}
+
 const maxProbeResponseBytes = 64 << 10
 
 // ProbeRanks sends a server a request for a rank that it cannot have, and returns the error by which it refuses it. A nil

@@ -166,7 +166,7 @@ func (f *Fleet) WaitRemoved(ctx context.Context, member string) (removed bool) {
 
 // WaitIdle waits until no request of this proxy is in flight on b, or ctx is done.
 func (f *Fleet) WaitIdle(ctx context.Context, b *backends.Backend) {
-	clock.WaitUntil(ctx, pollInterval, b.Idle)
+	clock.WaitUntil(ctx, pollInterval, b.AllIdle)
 }
 
 // isOfMember reports whether a backend is that of a member, or one of its addresses or ranks.

@@ -263,12 +263,21 @@ func (s *Server) handleOutOfDescriptors(err error) {
 	s.proxy.EvictIdleConnection()
 }
 
-// resetBackend forgets what is assumed of a backend, and what a snapshot would restore.
-func (s *Server) resetBackend(b *backends.Backend) router.ResetReport {
-	if s.snapshots != nil {
-		s.snapshots.ForgetBackend(b)
+// resetBackend forgets what is assumed of a backend, or of each of its ranks, and what a snapshot would restore. The
+// report has the blocks of all, and the rest of the first.
+func (s *Server) resetBackend(b *backends.Backend) (report router.ResetReport) {
+	for i, part := range b.Parts() {
+		if s.snapshots != nil {
+			s.snapshots.ForgetBackend(part)
+		}
+		was := s.router.ResetBackend(part)
+		if i > 0 {
+			was.Blocks += report.Blocks
+			was.Breaker, was.Estimates = report.Breaker, report.Estimates
+		}
+		report = was
 	}
-	return s.router.ResetBackend(b)
+	return report
 }
 
 func newRecorder(c *config.Config, m *metrics.Metrics, log *slog.Logger, hasPredecessor bool) (*recorder.Recorder, error) {
