@@ -68,7 +68,7 @@ func mustLoad(t *testing.T, yaml string, args ...string) *Config {
 func TestDefaults(t *testing.T) {
 	want := &Config{
 		Listeners:    Listeners{Listen: ":8080", Admin: "127.0.0.1:9090", TrustedProxies: []netip.Prefix{}},
-		Backends:     []Backend{{Name: "a:8000", URL: "http://a:8000", DNS: "auto", Weight: 1, KVEvents: "auto"}},
+		Backends:     []Backend{{Name: "a:8000", URL: "http://a:8000", DNS: "auto", Weight: 1, KVEvents: "auto", Ranks: "auto"}},
 		DNS:          DNS{Interval: 2 * time.Second, MaxAddresses: 256},
 		Registration: Registration{Listener: "off", AllowFrom: []netip.Prefix{}, AllowURLs: []string{}, Forget: time.Hour},
 		Tenants:      Tenants{Keys: []Key{}, Tenant: "share"},
@@ -333,7 +333,7 @@ func TestPartialSections(t *testing.T) {
 
 func TestBackendSources(t *testing.T) {
 	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
-	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true, KVEvents: "off"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, KVEvents: "auto"}
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true, KVEvents: "off", Ranks: "auto"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558", Ranks: "auto"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, KVEvents: "auto", Ranks: "auto"}
 	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {
