@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -33,10 +34,11 @@ type managedBackend struct {
 type transportSettings struct {
 	connectTimeout, idleTimeout time.Duration
 	maxConns                    int // to one backend, for requests
+	nameAddr                    netip.AddrPort
 }
 
-func transportSettingsOf(c *config.Config) transportSettings {
-	return transportSettings{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend}
+func transportSettingsOf(w *wantedBackend, c *config.Config) transportSettings {
+	return transportSettings{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend, w.nameAddr}
 }
 
 // newManagedBackend returns a backend for which nothing runs, with connections of its own.
@@ -49,7 +51,7 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 	if err != nil {
 		return nil, fmt.Errorf("backend %s: certificate: %w", w.Name, err)
 	}
-	s := transportSettingsOf(c)
+	s := transportSettingsOf(&w, c)
 	options := transport.Options{URL: u, Addr: w.addr, Resolver: r.NetResolver(), TLS: tlsConfig, ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout}
 	probes := transport.New(options)
 	options.MaxConns = s.maxConns
@@ -107,15 +109,16 @@ func (m *managedBackend) cancelPendingRemoval() {
 	}
 }
 
-// updateSettings gives m the settings of fresh, and its transports if they differ: requests in
-// flight go on over those that they began with.
+// updateSettings gives m the settings of fresh, and its transports if they differ or its name has another address:
+// requests in flight go on over those that they began with.
 func (m *managedBackend) updateSettings(fresh *managedBackend) {
 	used := m.backend.Options()
 	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
 		return t.OpenConns() == 0 && t != used.Transport && t != used.ProbeTransport
 	})
 	o := *fresh.backend.Options()
-	if m.settings != fresh.settings || !equalTLS(m.tls, fresh.tls) {
+	renewed := m.settings != fresh.settings || !equalTLS(m.tls, fresh.tls)
+	if renewed {
 		m.closeIdleConnections()
 		m.transports = append(m.transports, fresh.transports...)
 	} else {
@@ -123,6 +126,10 @@ func (m *managedBackend) updateSettings(fresh *managedBackend) {
 	}
 	m.settings, m.tls = fresh.settings, fresh.tls
 	m.backend.SetOptions(o)
+	if renewed { // the replica may be another one
+		m.backend.RequestCheck()
+		m.backend.RequestPoll()
+	}
 }
 
 // equalTLS compares results of config.Backend.TLSConfig.

@@ -13,6 +13,8 @@ import (
 type wantedBackend struct {
 	config.Backend        // URL begins with http
 	addr           string // where its connections go, host:port; "": the URL's host
+
+	nameAddr netip.AddrPort // where a connection to the URL's host goes now; zero: it was not looked up
 }
 
 // address returns what no two backends have in common, as Backend.Address does.
@@ -41,7 +43,11 @@ func wantedBackends(members []config.Backend, states map[discovery.Name]discover
 		state := states[discovery.Name(name)]
 		if !lookedUp || !state.Several {
 			if !m.IsSeveral() {
-				add(wantedBackend{Backend: m})
+				w := wantedBackend{Backend: m}
+				if len(state.Current) == 1 {
+					w.nameAddr = state.Current[0]
+				}
+				add(w)
 			}
 			continue
 		}

@@ -413,7 +413,28 @@ func TestDiscoveryOfRestartedReplica(t *testing.T) {
 	request("127.0.1.3")
 }
 
-// TestDiscoveryOfSRVTargets starts without a replica, since the name has no target yet.
+// TestDiscoveryOfMovedName changes the only address of a name while the replica at the address before still runs, and
+// clients keep the connections to it in use.
+func TestDiscoveryOfMovedName(t *testing.T) {
+	t.Parallel()
+	d := startDiscovered(t, 2, loopback(1, 1), nil)
+	b := d.server.registry.All()[0]
+	clients := startCrowd(t, d.url, 8, &http.Transport{})
+	clients.more(50)
+	d.dns.respond(withAddresses("127.0.1.2"))
+	d.until("requests at the new address", func() bool { return d.generated("127.0.1.2") > 0 })
+	d.until("none at the one before", func() bool {
+		before := d.generated("127.0.1.1")
+		clients.more(50)
+		return d.generated("127.0.1.1") == before
+	})
+	clients.leave()
+	if all := d.server.registry.All(); len(all) != 1 || all[0] != b {
+		t.Error("it is another backend")
+	}
+}
+
+// TestDiscoveryOfSRVTargets starts without a replica. A request waits until the name has targets.
 func TestDiscoveryOfSRVTargets(t *testing.T) {
 	t.Parallel()
 	server := startNameServer(t, withCodes(dns.RcodeNameError))
@@ -421,6 +442,9 @@ func TestDiscoveryOfSRVTargets(t *testing.T) {
 	f := startFronted(t, func(c *config.Config) {
 		c.DNS.Server, c.DNS.Interval = server.address, 10*time.Millisecond
 	}, "dns://_http._tcp."+discoveredName)
+	served := make(chan error, 1)
+	go func() { served <- askStream(f.client, f.url, "hello", 8, nil) }()
+	f.until("the request waits", func() bool { return f.server.router.CountWaiting() == 1 })
 	host := withAddresses("127.0.0.1")
 	var targets []dns.RR
 	for _, url := range replicas.urls {
@@ -440,10 +464,10 @@ func TestDiscoveryOfSRVTargets(t *testing.T) {
 		response.Answer = targets
 		_ = w.WriteMsg(response)
 	})
-	f.ready(2)
-	if err := askStream(f.client, f.url, "hello", 8, nil); err != nil {
+	if err := <-served; err != nil {
 		t.Error(err)
 	}
+	f.ready(2)
 	for _, url := range replicas.urls {
 		if name := "_http._tcp." + discoveredName + "@" + strings.TrimPrefix(url, "http://"); f.server.registry.Find(name) == nil {
 			t.Errorf("no backend is named %s", name)
