@@ -1,0 +1,40 @@
+package vllm
+
+import "bytes"
+
+// Process identifies the process that has written a /metrics, as far as it shows.
+type Process struct {
+	StartTime     float64 // process_start_time_seconds, in steps of 10 ms; 0: not reported
+	CPUSeconds    float64 // a counter that grows with each request, also one for /metrics
+	ResidentBytes float64
+}
+
+// ParseProcess reads the metrics about the process from a response to /metrics. It ignores lines that it cannot read.
+func ParseProcess(metrics []byte) (p Process) {
+	fields := map[string]*float64{
+		"process_start_time_seconds":    &p.StartTime,
+		"process_cpu_seconds_total":     &p.CPUSeconds,
+		"process_resident_memory_bytes": &p.ResidentBytes,
+	}
+	for line := range bytes.Lines(metrics) {
+		name, rest, err := cutMetricName(bytes.TrimSpace(line))
+		if err != nil {
+			continue
+		}
+		if field := fields[string(name)]; field != nil {
+			_, *field, _ = parseSample(rest)
+		}
+	}
+	return p
+}
+
+// IsSameProcess reports whether one process has written three responses in this order: before and after over one
+// address, between over another. Replicas that were started together have the same start time within its step,
+// but not the same CPU time.
+func IsSameProcess(before, between, after Process) bool {
+	return before.StartTime > 0 && before.StartTime == between.StartTime && before.StartTime == after.StartTime &&
+		before.CPUSeconds > 0 && before.CPUSeconds <= between.CPUSeconds && between.CPUSeconds <= after.CPUSeconds &&
+		isBetween(between.ResidentBytes, before.ResidentBytes, after.ResidentBytes)
+}
+
+func isBetween(x, a, b float64) bool { return min(a, b) <= x && x <= max(a, b) }
