@@ -49,8 +49,8 @@ type Checker struct {
 	// server's Parts as well, whose state follows from the same checks.
 	OnState func(b *Backend, s State, reason string)
 
-	// OnCacheLost is called when a check finds that nothing listens any more: the
-	// replica's process is gone, and its prefix cache with it.
+	// OnCacheLost is called when a check finds that nothing listens any more, or that other base models
+	// are served: the replica's process is gone, and its prefix cache with it.
 	OnCacheLost func(b *Backend, reason string)
 
 	// OnOutOfDescriptors is called when a check could not be made because this
@@ -130,11 +130,14 @@ type checkState struct {
 func (w *checkState) applyCheckResult(models []Model, err error) {
 	b := w.backend
 	reason := fmt.Sprintf("healthy, models: %d", len(models))
-	if err != nil {
+	if before := b.Models(); err != nil {
 		reason = err.Error()
-	} else if !vllm.EqualModels(b.Models(), models) {
+	} else if !vllm.EqualModels(before, models) {
 		b.SetModels(models) // before Ready, so that a ready backend has its models
 		b.ForgetMissingEndpoints()
+		if before != nil && !vllm.HaveSameBaseModels(before, models) && w.OnCacheLost != nil {
+			w.OnCacheLost(b, "the replica serves another model")
+		}
 	}
 	b.recordCheckResult(err)
 	if err == nil && !b.isHealthy() {

@@ -334,3 +334,21 @@ func TestUnchangedModelsKeepCatalog(t *testing.T) {
 		run.Wait()
 	})
 }
+
+func TestOtherBaseModel(t *testing.T) {
+	var model atomic.Value
+	model.Store(`"id":"m"`)
+	b := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		healthyReplica(model.Load().(string)).ServeHTTP(w, r)
+	}))
+	lost := make(chan string, 100)
+	c := &Checker{OnCacheLost: func(_ *Backend, reason string) { lost <- reason }}
+	c.SetSettings(HealthSettings{Interval: time.Millisecond, DownInterval: time.Millisecond})
+	if got := await(t, checked(t, c, b)); got.state != Ready {
+		t.Fatalf("%+v", got)
+	}
+	model.Store(`"id":"other"`)
+	if reason := await(t, lost); reason != "the replica serves another model" {
+		t.Errorf("the cache was lost because: %s", reason)
+	}
+}

@@ -29,6 +29,7 @@ type lookedUpName struct {
 	addresses *discovery.Addresses
 	stop      context.CancelFunc // of its goroutine; nil: none runs
 	warnings  *rate.Sometimes
+	aliases   aliases
 }
 
 // updateNames returns the names that members have. Those in old are kept.
@@ -108,6 +109,7 @@ func (f *Fleet) lookUpRepeatedly(ctx context.Context, n discovery.Name, name *lo
 		answer, err := f.resolver.Lookup(ctx, n)
 		if ctx.Err() == nil {
 			f.recordLookup(n, name, answer, err)
+			f.mergeAliases(ctx, name)
 		}
 	}
 }
@@ -133,7 +135,7 @@ func (f *Fleet) recordLookup(n discovery.Name, name *lookedUpName, answer []neti
 func statesOf(names map[discovery.Name]*lookedUpName) map[discovery.Name]discovery.State {
 	states := map[discovery.Name]discovery.State{}
 	for n, name := range names {
-		states[n] = name.addresses.State()
+		states[n] = name.state()
 	}
 	return states
 }

@@ -492,3 +492,42 @@ func TestDiscoveryWithTLS(t *testing.T) {
 	f.checkServed()
 	start("other.test").logs("certificate is valid for")
 }
+
+// TestAddressesOfOneReplica checks that a replica which listens at several addresses of a name is one backend, and
+// that the addresses are backends again when the replica is another process at each.
+func TestAddressesOfOneReplica(t *testing.T) {
+	t.Parallel()
+	start := func(address string) (s *sim.Server, stop func()) {
+		s = sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: 200_000, Speed: 20}})
+		if err := s.Bind(address); err != nil {
+			t.Fatal(err)
+		}
+		return s, runUntilStopped(t, s.Run)
+	}
+	everywhere, stop := start("0.0.0.0:0")
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(everywhere.URL(), "http://"))
+	names := startNameServer(t, withAddresses("127.0.1.1", "127.0.1.2", "127.0.1.3"))
+	d := &discovered{dns: names, port: port}
+	d.fronted = startFronted(t, func(c *config.Config) {
+		c.DNS = config.DNS{Server: names.address, Interval: 10 * time.Millisecond, MaxAddresses: c.DNS.MaxAddresses}
+		c.Health.DownInterval = 20 * time.Millisecond
+	}, "http://"+discoveredName+":"+port)
+	hasBackends := func(want ...string) func() bool {
+		return func() bool {
+			var got []string
+			for _, b := range d.server.registry.All() {
+				if b.State() == backends.Ready {
+					got = append(got, b.Addr)
+				}
+			}
+			slices.Sort(got)
+			return slices.Equal(got, want)
+		}
+	}
+	d.until("the replica is one backend", hasBackends("127.0.1.1:"+port))
+	stop()
+	for _, address := range []string{"127.0.1.1:", "127.0.1.2:", "127.0.1.3:"} {
+		start(address + port)
+	}
+	d.until("three replicas are three backends", hasBackends("127.0.1.1:"+port, "127.0.1.2:"+port, "127.0.1.3:"+port))
+}

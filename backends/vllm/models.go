@@ -86,3 +86,17 @@ func parseModelCard(card []byte) (Model, error) {
 func EqualModels(a, b []Model) bool {
 	return slices.EqualFunc(a, b, func(x, y Model) bool { return x.stable == y.stable })
 }
+
+// HaveSameBaseModels reports whether two lists have the same base models. Adapters come and go while a process runs.
+func HaveSameBaseModels(a, b []Model) bool { return slices.Equal(baseModels(a), baseModels(b)) }
+
+// baseModels returns the IDs of the base models, sorted.
+func baseModels(list []Model) (ids []string) {
+	for _, m := range list {
+		if m.Parent == "" {
+			ids = append(ids, m.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}

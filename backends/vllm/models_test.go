@@ -67,3 +67,21 @@ func TestModelMaxTokens(t *testing.T) {
 		}
 	}
 }
+
+func TestHaveSameBaseModels(t *testing.T) {
+	a, b, adapter := Model{ID: "a"}, Model{ID: "b"}, Model{ID: "lora", Parent: "a"}
+	for _, c := range []struct {
+		before, after []Model
+		want          bool
+	}{
+		{[]Model{a}, []Model{a}, true},
+		{[]Model{a}, []Model{a, adapter}, true},
+		{[]Model{a, b}, []Model{adapter, b, a}, true},
+		{[]Model{a}, []Model{b}, false},
+		{[]Model{a}, []Model{a, b}, false},
+	} {
+		if got := HaveSameBaseModels(c.before, c.after); got != c.want {
+			t.Errorf("%v, %v: %v", c.before, c.after, got)
+		}
+	}
+}

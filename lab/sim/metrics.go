@@ -63,10 +63,22 @@ func (s *Server) formatMetrics() []byte {
 	}
 	e.writeHelpAndType("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
 	e.writeSample("process_start_time_seconds", "", unixSeconds(s.startedAt))
+	e.writeHelpAndType("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.")
+	e.writeSample("process_cpu_seconds_total", "", s.cpuSeconds())
+	e.writeHelpAndType("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.")
+	e.writeSample("process_resident_memory_bytes", "", residentBytes)
 	s.writeEngineMetrics(e)
 	writeRequestMetrics(e)
 	s.writeCacheAndAdapterMetrics(e)
 	return e.b
+}
+
+const residentBytes = 1e9
+
+// cpuSeconds returns a CPU time that grows slowly and begins between 20 s and 30 s, since loading a model takes each
+// process another time.
+func (s *Server) cpuSeconds() float64 {
+	return 20 + float64(s.startedAt.Nanosecond())/1e8 + time.Since(s.startedAt).Seconds()/50
 }
 
 func (s *Server) writeEngineMetrics(e *exposition) {

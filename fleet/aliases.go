@@ -1,0 +1,144 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/backends/vllm"
+	"warmroute/fleet/discovery"
+)
+
+const (
+	// comparisonTimeout bounds the three requests that compare the processes at two addresses.
+	comparisonTimeout = 5 * time.Second
+	maxMetricsBytes   = 16 << 20
+)
+
+// aliases are the addresses of a name at which the same process listens as at another one: they get no backend.
+type aliases struct {
+	of       map[netip.AddrPort]alias
+	compared map[addressPair]float64 // start time of both processes when they turned out to be different ones
+}
+
+type alias struct {
+	address   netip.AddrPort // at which the process has its backend
+	startTime float64        // of the process
+}
+
+type addressPair struct{ first, second netip.AddrPort }
+
+// state returns what lookups have shown of a name, without aliases of addresses that it has.
+func (name *lookedUpName) state() discovery.State {
+	s := name.addresses.State()
+	if len(name.aliases.of) > 0 {
+		s.Current = slices.DeleteFunc(slices.Clone(s.Current), func(a netip.AddrPort) bool {
+			other, ok := name.aliases.of[a]
+			return ok && slices.Contains(s.Current, other.address)
+		})
+	}
+	return s
+}
+
+// mergeAliases compares the processes at addresses of a name that have the same start time, and has one backend
+// for those that are the same.
+func (f *Fleet) mergeAliases(ctx context.Context, name *lookedUpName) {
+	for _, c := range f.aliasCandidates(name) {
+		limited, cancel := context.WithTimeout(ctx, comparisonTimeout)
+		same, err := isSameProcess(limited, c.first, c.second)
+		cancel()
+		if err == nil && ctx.Err() == nil {
+			f.recordComparison(name, c, same)
+		}
+	}
+}
+
+// candidate is two backends of one name with the same start time.
+type candidate struct {
+	pair          addressPair
+	first, second *backends.Backend
+	startTime     float64
+}
+
+// aliasCandidates returns the pairs of backends to compare, and forgets the aliases of processes that have ended.
+func (f *Fleet) aliasCandidates(name *lookedUpName) (list []candidate) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	running := map[netip.AddrPort]*backends.Backend{}
+	for _, m := range f.managed {
+		if address, err := netip.ParseAddrPort(m.backend.Addr); err == nil && m.cancelRemoval == nil {
+			running[address] = m.backend
+		}
+	}
+	current := name.addresses.State().Current
+	startTime := func(a netip.AddrPort) float64 {
+		if b := running[a]; b != nil && b.Load() != nil {
+			return b.Load().StartTime
+		}
+		return 0
+	}
+	forgotten := false
+	for a, other := range name.aliases.of {
+		if now := startTime(other.address); now != other.startTime && now != 0 || !slices.Contains(current, a) {
+			delete(name.aliases.of, a)
+			forgotten = true
+		}
+	}
+	for pair := range name.aliases.compared {
+		if !slices.Contains(current, pair.first) || !slices.Contains(current, pair.second) {
+			delete(name.aliases.compared, pair)
+		}
+	}
+	for i, a := range current {
+		for _, b := range current[i+1:] {
+			pair, start := addressPair{a, b}, startTime(a)
+			if start != 0 && start == startTime(b) && name.aliases.compared[pair] != start {
+				list = append(list, candidate{pair, running[a], running[b], start})
+			}
+		}
+	}
+	if forgotten {
+		f.reconcile()
+	}
+	return list
+}
+
+// recordComparison records whether two backends are the same process; then the second one is removed.
+func (f *Fleet) recordComparison(name *lookedUpName, c candidate, same bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if name.aliases.of == nil {
+		name.aliases = aliases{map[netip.AddrPort]alias{}, map[addressPair]float64{}}
+	}
+	if !same {
+		name.aliases.compared[c.pair] = c.startTime
+		return
+	}
+	name.aliases.of[c.pair.second] = alias{c.pair.first, c.startTime}
+	f.Log.Info("two addresses are the same replica", "backend", c.first.Name, "removed", c.second.Name)
+	f.reconcile()
+}
+
+// isSameProcess requests /metrics from the first, the second and again the first backend, and reports whether one
+// process has responded.
+func isSameProcess(ctx context.Context, first, second *backends.Backend) (bool, error) {
+	var seen [3]vllm.Process
+	for i, b := range []*backends.Backend{first, second, first} {
+		res, err := b.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
+		if err != nil {
+			return false, err
+		}
+		body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxMetricsBytes))
+		res.Body.Close()
+		if err != nil || res.StatusCode != http.StatusOK {
+			return false, fmt.Errorf("/metrics returned %d: %w", res.StatusCode, err)
+		}
+		seen[i] = vllm.ParseProcess(body)
+	}
+	return vllm.IsSameProcess(seen[0], seen[1], seen[2]), nil
+}
