@@ -109,7 +109,7 @@ type DNS struct {
 
 // Registration lets callers add replicas over the public listener.
 type Registration struct {
-	Listener  string         `mapstructure:"listener" reload:"no" oneof:"off main"`
+	Listener  string         `mapstructure:"listener" oneof:"off main"`
 	Token     string         `mapstructure:"-"` // the content of TokenFile
 	TokenFile string         `mapstructure:"token_file"`
 	AllowFrom []netip.Prefix `mapstructure:"allow_from"`
@@ -238,6 +238,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",
 		CORSOrigins:    c.CORS.Origins,
+		ReadyIfEmpty:   c.Registration.Enabled(),
 		ExtraPaths:     c.ExtraPaths,
 
 		DescriptorConnections: c.MaxClientConnections(maxOpenFiles),

@@ -19,6 +19,7 @@ type eventMetrics struct {
 	queueExits        *prometheus.CounterVec
 	responseLookups   *prometheus.CounterVec
 	unauthorized      *prometheus.CounterVec
+	registrations     *prometheus.CounterVec
 	pollErrors        *prometheus.CounterVec
 	closedConnections prometheus.Counter
 	droppedRecords    prometheus.Counter
@@ -37,6 +38,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
 		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
 		unauthorized:    newCounterVec(register, "unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
+		registrations:   newCounterVec(register, "registration_calls_total", "Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),
 		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed polls of a backend's /metrics.", "backend"),
 		panics:          newCounterVec(register, "panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
 		closedConnections: register.NewCounter(prometheus.CounterOpts{
@@ -53,6 +55,8 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 	initLabels(e.queueExits, QueueSent, QueueFull, QueueTimeout, QueueNoneReady, QueueDisconnected)
 	initLabels(e.responseLookups, ResponseKnown, ResponseFound, ResponseUnknown, ResponseOfOtherKey, ResponseLost)
 	initLabels(e.unauthorized, KeyMissing, KeyUnknown, KeyExpired)
+	initLabels(e.registrations, RegistrationOK, RegistrationNotReady, RegistrationInvalid, RegistrationRefusedToken,
+		RegistrationRefusedAddress, RegistrationRefusedOrigin, RegistrationRefusedURL)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
 		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryWrongResponse, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
@@ -175,6 +179,25 @@ const (
 // CountUnauthorized counts a request without a valid API key.
 func (m *Metrics) CountUnauthorized(reason UnauthorizedReason) {
 	countLabel(m.events.unauthorized, reason)
+}
+
+// RegistrationResult is how a call ended that adds or removes a replica over the public listener.
+type RegistrationResult string
+
+// Results of registration calls.
+const (
+	RegistrationOK             RegistrationResult = "ok"
+	RegistrationNotReady       RegistrationResult = "not_ready" // added, but not ready in time
+	RegistrationInvalid        RegistrationResult = "invalid"
+	RegistrationRefusedToken   RegistrationResult = "refused_token"
+	RegistrationRefusedAddress RegistrationResult = "refused_address" // of the caller
+	RegistrationRefusedOrigin  RegistrationResult = "refused_origin"  // sent by a web page
+	RegistrationRefusedURL     RegistrationResult = "refused_url"     // of the replica
+)
+
+// CountRegistration counts a call that adds or removes a replica, and any that was refused.
+func (m *Metrics) CountRegistration(result RegistrationResult) {
+	countLabel(m.events.registrations, result)
 }
 
 // CountPollError counts a failed poll of the backend.

@@ -9,9 +9,9 @@ import (
 // maxForwardedHops bounds how many addresses of X-Forwarded-For are looked at.
 const maxForwardedHops = 32
 
-// clientAddress returns the address of the client: that of the connection or, where that is a trusted proxy's, the last one in
+// ClientAddress returns the address of the client: that of the connection or, where that is a trusted proxy's, the last one in
 // X-Forwarded-For that is not. It is invalid if peer is not an address and a port.
-func clientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) netip.Addr {
+func ClientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) netip.Addr {
 	connection, _ := netip.ParseAddrPort(peer)
 	address := normalizeAddress(connection.Addr())
 	isTrusted := func() bool {

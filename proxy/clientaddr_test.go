@@ -40,7 +40,7 @@ func TestClientAddress(t *testing.T) {
 		"more hops than are looked at":    {"10.0.0.1:5", []string{"198.51.100.1" + strings.Repeat(", 10.0.0.2", maxForwardedHops)}, "10.0.0.2"},
 		"not a peer's address":            {"@", []string{"198.51.100.1"}, "invalid IP"},
 	} {
-		if got := clientAddress(c.peer, c.forwarded, trusted).String(); got != c.want {
+		if got := ClientAddress(c.peer, c.forwarded, trusted).String(); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
@@ -65,14 +65,14 @@ func FuzzClientAddress(f *testing.F) {
 	}
 	trusted := prefixes("10.0.0.0/8", "fd00::/8")
 	f.Fuzz(func(t *testing.T, header string) {
-		if got := clientAddress("192.0.2.1:5", []string{header}, trusted); got.String() != "192.0.2.1" {
+		if got := ClientAddress("192.0.2.1:5", []string{header}, trusted); got.String() != "192.0.2.1" {
 			t.Errorf("without a proxy: %v", got)
 		}
-		got := clientAddress("10.0.0.1:5", []string{header}, trusted)
+		got := ClientAddress("10.0.0.1:5", []string{header}, trusted)
 		if !got.IsValid() || got.Zone() != "" || got.Is4In6() {
 			t.Errorf("%v", got)
 		}
-		if after := clientAddress("10.0.0.1:5", []string{header, "198.51.100.1, 10.0.0.2"}, trusted); after.String() != "198.51.100.1" {
+		if after := ClientAddress("10.0.0.1:5", []string{header, "198.51.100.1, 10.0.0.2"}, trusted); after.String() != "198.51.100.1" {
 			t.Errorf("behind another proxy: %v", after)
 		}
 	})

@@ -198,6 +198,12 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		allowed = http.MethodGet + ", " + http.MethodHead
+	} else if path == finishSessionPath {
+		if r.Method == http.MethodPost {
+			p.requireKey(serveFinishSession)(&c, r)
+			return
+		}
+		allowed = http.MethodPost
 	} else if e, _ := p.findPath(path); e != nil {
 		allowed = e.allowedMethod()
 	}

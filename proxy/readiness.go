@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"encoding/json"
+	"io"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -12,7 +13,7 @@ import (
 	"warmroute/router"
 )
 
-// serveReadyz serves GET /readyz: 200 if a replica is ready. With ?model=NAME it needs an API key where keys are configured, and
+// serveReadyz serves GET /readyz: 200 if a replica is ready, or replicas may be added. With ?model=NAME it needs an API key where keys are configured, and
 // is 200 only if a replica that lists the model is ready. A model that the key may not use is a 404.
 func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
@@ -31,6 +32,10 @@ func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusOK)
 			return
 		}
+	}
+	if p.settings.Load().ReadyIfEmpty { // an orchestrator would let nobody in who adds one
+		io.WriteString(w, "0 replicas\n")
+		return
 	}
 	openAI.writeError(w, p.notReadyError("no replica is ready", all))
 }

@@ -101,7 +101,7 @@ func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request
 	}
 	x.client.cancelled = &x.inFlight.cancelled
 	x.outcome.Endpoint = e.path
-	x.clientAddress = clientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
+	x.clientAddress = ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
 	x.spans = p.tracer.StartRequest(r, e.path, x.clientAddress, x.arrivedAt)
 	p.inFlight.Add(1)
 	p.activity.add(x)

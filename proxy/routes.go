@@ -351,6 +351,21 @@ func (p *Proxy) serveVersion(w http.ResponseWriter, _ *http.Request, _ *apikey.A
 	writeJSON(w, out)
 }
 
+// finishSessionPath is where SkyRL reports that a session has ended.
+const finishSessionPath = "/finish_session"
+
+// serveFinishSession serves POST /finish_session?session_id=ID as SkyRL's own router does. There is nothing to forget:
+// the proxy keeps no sessions.
+func serveFinishSession(w http.ResponseWriter, r *http.Request, _ *apikey.Account) {
+	id := r.URL.Query().Get("session_id")
+	if id == "" {
+		openAI.writeError(w, invalidRequestError("session_id", "session_id is missing: send POST /finish_session?session_id=ID"))
+		return
+	}
+	out, _ := json.Marshal(map[string]string{"status": "ok", "session_id": id})
+	writeJSON(w, out)
+}
+
 func writeJSON(w http.ResponseWriter, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Write(body)

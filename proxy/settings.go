@@ -22,6 +22,7 @@ type Settings struct {
 	RouteHeaders   bool                 // explain the routing to clients whose key allows it
 	IsolateTenants bool                 // prompts match only those of the same tenant
 	CORSOrigins    []string             // whose pages browsers let use the API, or "*" for all
+	ReadyIfEmpty   bool                 // GET /readyz is 200 without a ready replica, since others may yet be added
 	ExtraPaths     []string             // to which POSTs are relayed as well, as CheckExtraPath allows and at most MaxExtraPaths
 
 	// DescriptorConnections is for how many client connections there are file descriptors. Beyond it a new one closes all

@@ -79,7 +79,7 @@ func (l *listeners) all() []*listener {
 }
 
 func (s *Server) startServingPublic() {
-	server := s.newHTTPServer(s.proxy)
+	server := s.newHTTPServer(s.registration)
 	server.ConnState = s.proxy.TrackAndLimitConnections
 	s.listeners.startServing(s.listeners.public, server, acceptErrors{s.resources.logAcceptError, s.proxy.EvictIdleConnection})
 }

@@ -127,6 +127,7 @@ func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 			s.listeners.admin.replaceCertificate(c.AdminTLS)
 		}
 		s.proxy.Configure(c.ProxySettings(fileDescriptorLimit()))
+		s.registration.Configure(c)
 		s.keys.Replace(c.APIKeys())
 		s.responses.Configure(c.Responses)
 		s.admin.SetToken(c.AdminToken)

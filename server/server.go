@@ -27,6 +27,7 @@ import (
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/recovery"
+	"warmroute/registration"
 	"warmroute/router"
 	"warmroute/router/policy"
 	"warmroute/router/responseindex"
@@ -62,13 +63,14 @@ type Server struct {
 	config   *config.Config // in use; replaced by a reload, in the goroutine of Run
 	instance string         // random ID of this proxy; the same after a hand-over
 
-	listeners *listeners
-	proxy     *proxy.Proxy   // serves the public listener
-	admin     *admin.Handler // serves the admin listener
-	keys      *apikey.Set
-	panics    recovery.Reporter
-	accessLog *accesslog.Log
-	tracer    *tracing.Tracer // nil: requests are not traced
+	listeners    *listeners
+	proxy        *proxy.Proxy          // serves what registration does not
+	registration *registration.Handler // serves the public listener
+	admin        *admin.Handler        // serves the admin listener
+	keys         *apikey.Set
+	panics       recovery.Reporter
+	accessLog    *accesslog.Log
+	tracer       *tracing.Tracer // nil: requests are not traced
 
 	registry      *backends.Registry
 	fleet         *fleet.Fleet
@@ -171,6 +173,7 @@ func New(o Options) (*Server, error) {
 		Responses:        s.responses,
 		Settings:         c.ProxySettings(fileDescriptorLimit()),
 	})
+	s.registration = registration.New(registration.Options{Next: s.proxy, Fleet: s.fleet, Registry: registry, Metrics: s.metrics, Log: o.Log}, c)
 	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,

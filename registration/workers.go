@@ -1,0 +1,354 @@
+package registration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/config"
+	"warmroute/fleet"
+	"warmroute/metrics"
+)
+
+const (
+	// maxReadyWait is how long a caller waits until its replica is ready: vime gives up after 30 s.
+	maxReadyWait = 25 * time.Second
+	maxBodyBytes = 64 << 10
+	bodyTimeout  = 10 * time.Second
+
+	addFailed = "ADD_WORKER_FAILED"
+)
+
+// addWorker serves POST /workers.
+func (c *call) addWorker() {
+	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBodyBytes))
+	if err != nil {
+		c.writeInvalid(fmt.Sprintf("the body is incomplete, or longer than %d bytes", maxBodyBytes))
+		return
+	}
+	given, err := parseWorker(body)
+	if err != nil {
+		c.writeInvalid(err.Error())
+		return
+	}
+	added, err := c.register(given)
+	if added == nil {
+		c.writeUnlessRefused(err, func(message string) { writeError(c.w, http.StatusBadRequest, addFailed, message) })
+		return
+	}
+	status := http.StatusOK
+	if !added.Ready {
+		status = http.StatusAccepted
+	}
+	writeJSON(c.w, status, added)
+}
+
+func (c *call) writeInvalid(message string) {
+	c.Metrics.CountRegistration(metrics.RegistrationInvalid)
+	writeError(c.w, http.StatusBadRequest, addFailed, message)
+}
+
+// addWorkerByQuery serves POST /add_worker?url=URL.
+func (c *call) addWorkerByQuery() {
+	added, err := c.register(c.r.URL.Query().Get("url"))
+	switch {
+	case added == nil:
+		c.writeUnlessRefused(err, func(message string) { writeText(c.w, http.StatusBadRequest, message) })
+	case !added.Ready:
+		writeText(c.w, http.StatusAccepted, added.Message)
+	default:
+		writeText(c.w, http.StatusOK, added.Message)
+	}
+}
+
+// parseWorker returns the URL in the body of POST /workers. Fields that it does not know are for other routers.
+func parseWorker(body []byte) (given string, err error) {
+	var w struct {
+		URL    string `json:"url"`
+		Type   string `json:"worker_type"`
+		APIKey string `json:"api_key"`
+	}
+	if json.Unmarshal(body, &w) != nil {
+		return "", errors.New(`the body is not a JSON object such as {"url": "http://10.0.0.5:8000", "worker_type": "regular"}`)
+	}
+	switch {
+	case w.Type != "" && w.Type != workerType:
+		return "", errors.New("prefill and decode replicas are not supported yet: register replicas with worker_type regular, or without it")
+	case w.APIKey != "":
+		return "", errors.New("replicas with an api_key cannot be registered: list them in the configuration or in backends_file")
+	}
+	return w.URL, nil
+}
+
+// addedWorker is the response to a call that registers a replica. It has the fields of all routers.
+type addedWorker struct {
+	Success  bool    `json:"success"`
+	Status   string  `json:"status"`
+	Message  string  `json:"message"`
+	WorkerID string  `json:"worker_id"`
+	URL      string  `json:"url"`
+	Location string  `json:"location"`
+	Worker   *worker `json:"worker"`
+	Ready    bool    `json:"-"`
+}
+
+// register adds a replica to the fleet, and waits for maxReadyWait until it is ready. A refused call is an error that
+// is a *refusal.
+func (c *call) register(given string) (*addedWorker, error) {
+	if given == "" {
+		return nil, errors.New("url is missing; send one such as http://10.0.0.5:8000")
+	}
+	// A registered URL is one process, whatever addresses its name has.
+	settings, err := json.Marshal(map[string]string{"url": given, "dns": "off"})
+	if err != nil {
+		return nil, err
+	}
+	b, err := config.ParseAddedBackend(settings)
+	if err != nil {
+		return nil, errors.New(strings.Join(config.ErrorLines(err), "; "))
+	}
+	u, err := b.ParseURL()
+	if err != nil {
+		return nil, err
+	}
+	if refused := c.access.checkURL(u); refused != nil {
+		return nil, refused
+	}
+	name, added, err := c.Fleet.Add(fleet.Registration{Backend: b, GivenURL: given, By: c.from.String(), At: time.Now()})
+	if err != nil {
+		return nil, err
+	}
+	result := "registered"
+	if !added {
+		result = "known already"
+	}
+	c.logAction("register", name, result)
+	ready, reason := c.waitReady(name)
+	w := &addedWorker{
+		Success: true, Status: "accepted", Message: "Successfully added worker: " + given, Ready: ready,
+		WorkerID: name, URL: given, Location: "/workers/" + url.PathEscape(name), Worker: c.findWorker(name),
+	}
+	if ready {
+		c.Metrics.CountRegistration(metrics.RegistrationOK)
+	} else {
+		c.Metrics.CountRegistration(metrics.RegistrationNotReady)
+		w.Message = "Added worker, which is not ready yet: " + given + ": " + reason
+	}
+	return w, nil
+}
+
+// waitReady waits until a member of the fleet is ready, maxReadyWait at most. It does not wait if too many calls do.
+func (c *call) waitReady(name string) (ready bool, reason string) {
+	wait := maxReadyWait
+	select {
+	case c.waiting <- struct{}{}:
+		defer func() { <-c.waiting }()
+	default:
+		wait = 0
+	}
+	ctx, cancel := context.WithTimeout(c.r.Context(), wait)
+	defer cancel()
+	conn := http.NewResponseController(c.w)
+	_ = conn.SetReadDeadline(time.Time{}) // it would end the request
+	defer func() { _ = conn.SetReadDeadline(time.Now().Add(bodyTimeout)) }()
+	return c.Fleet.WaitReady(ctx, name)
+}
+
+// writeUnlessRefused writes why a replica was not registered, which write does unless the call is refused.
+func (c *call) writeUnlessRefused(err error, write func(message string)) {
+	if refused, ok := errors.AsType[*refusal](err); ok {
+		c.refuse(refused)
+		return
+	}
+	c.Metrics.CountRegistration(metrics.RegistrationInvalid)
+	write(err.Error())
+}
+
+// removeWorker serves DELETE /workers/{id or URL}.
+func (c *call) removeWorker() {
+	name, err := c.deregister(c.worker)
+	switch {
+	case errors.Is(err, fleet.ErrNotRegistered):
+		writeError(c.w, http.StatusNotFound, "WORKER_NOT_FOUND", "no such worker is registered")
+	case err != nil:
+		writeError(c.w, http.StatusConflict, "REMOVE_WORKER_FAILED", err.Error())
+	default:
+		writeJSON(c.w, http.StatusOK, map[string]any{"success": true, "status": "accepted", "worker_id": name, "message": "Successfully removed worker: " + c.worker})
+	}
+}
+
+// removeWorkerByQuery serves POST /remove_worker?url=URL.
+func (c *call) removeWorkerByQuery() {
+	given := c.r.URL.Query().Get("url")
+	_, err := c.deregister(given)
+	switch {
+	case errors.Is(err, fleet.ErrNotRegistered):
+		writeText(c.w, http.StatusNotFound, "no such worker is registered")
+	case err != nil:
+		writeText(c.w, http.StatusBadRequest, err.Error())
+	default:
+		writeText(c.w, http.StatusOK, "Successfully removed worker: "+given)
+	}
+}
+
+// deregister removes a registered replica from the fleet; its requests may finish. It returns the name of its backend.
+func (c *call) deregister(idOrURL string) (name string, err error) {
+	name, err = c.Fleet.Remove(idOrURL)
+	if err != nil {
+		c.Metrics.CountRegistration(metrics.RegistrationInvalid)
+		return "", err
+	}
+	c.Metrics.CountRegistration(metrics.RegistrationOK)
+	c.logAction("deregister", name, "removed")
+	return name, nil
+}
+
+// workerType is the only type of the workers here.
+const workerType = "regular"
+
+// worker describes a replica as other routers do.
+type worker struct {
+	ID             string  `json:"id"`
+	URL            string  `json:"url"` // as it was registered
+	ModelID        string  `json:"model_id"`
+	Priority       int     `json:"priority"`
+	Cost           float64 `json:"cost"`
+	WorkerType     string  `json:"worker_type"`
+	Healthy        bool    `json:"is_healthy"`
+	Load           int64   `json:"load"` // requests in flight
+	ConnectionMode string  `json:"connection_mode"`
+}
+
+func newWorker(id, url string) *worker {
+	return &worker{ID: id, URL: url, ModelID: "unknown", Priority: 50, Cost: 1, WorkerType: workerType, ConnectionMode: "http"}
+}
+
+// add adds what is known of a backend of the worker.
+func (w *worker) add(b *backends.Backend) {
+	w.Healthy = w.Healthy || b.State() == backends.Ready
+	w.Load += b.KnownInFlight()
+	if models := b.Models(); len(models) > 0 {
+		w.ModelID = models[0].ID
+	}
+}
+
+// workers returns the registered replicas, and then all others. One that was registered is there from its
+// registration on, ready or not.
+func (c *call) workers() []*worker {
+	list, registered := []*worker{}, map[string]*worker{}
+	for _, r := range c.Fleet.Registrations() {
+		w := newWorker(r.ID(), r.GivenURL)
+		list, registered[r.ID()] = append(list, w), w
+	}
+	for _, b := range c.Registry.All() {
+		if b.Retiring() {
+			continue
+		}
+		member, _, _ := strings.Cut(b.Name, "@") // without the address of one that has several
+		w := registered[member]
+		if w == nil {
+			w = newWorker(b.Name, b.URL.String())
+			list = append(list, w)
+		}
+		w.add(b)
+	}
+	return list
+}
+
+// findWorker returns the worker with an id or a URL, or nil.
+func (c *call) findWorker(idOrURL string) *worker {
+	for _, w := range c.workers() {
+		if w.ID == idOrURL || w.URL == idOrURL {
+			return w
+		}
+	}
+	return nil
+}
+
+// workerStats has the numbers of all routers about the listed workers.
+type workerStats struct {
+	Workers int            `json:"total_workers"`
+	Healthy int            `json:"healthy_workers"`
+	Models  int            `json:"total_models"`
+	Load    int64          `json:"total_load"`
+	ByType  map[string]int `json:"by_type"`
+	Regular int            `json:"regular_count"`
+	Prefill int            `json:"prefill_count"`
+	Decode  int            `json:"decode_count"`
+}
+
+func newWorkerStats(list []*worker) workerStats {
+	s := workerStats{Workers: len(list), Regular: len(list), ByType: map[string]int{workerType: len(list), "prefill": 0, "decode": 0}}
+	models := map[string]bool{}
+	for _, w := range list {
+		if w.Healthy {
+			s.Healthy++
+		}
+		s.Load += w.Load
+		models[w.ModelID] = true
+	}
+	s.Models = len(models)
+	return s
+}
+
+// listWorkers serves GET /workers.
+func (c *call) listWorkers() {
+	list := c.workers()
+	writeJSON(c.w, http.StatusOK, map[string]any{"workers": list, "total": len(list), "stats": newWorkerStats(list)})
+}
+
+// showWorker serves GET /workers/{id or URL}.
+func (c *call) showWorker() {
+	if w := c.findWorker(c.worker); w != nil {
+		writeJSON(c.w, http.StatusOK, w)
+		return
+	}
+	writeError(c.w, http.StatusNotFound, "WORKER_NOT_FOUND", "there is no such worker")
+}
+
+// listURLs serves GET /list_workers.
+func (c *call) listURLs() {
+	urls := []string{}
+	for _, w := range c.workers() {
+		urls = append(urls, w.URL)
+	}
+	writeJSON(c.w, http.StatusOK, map[string]any{"urls": urls})
+}
+
+// listLoads serves GET /get_loads.
+func (c *call) listLoads() {
+	type load struct {
+		Worker string `json:"worker"`
+		Load   int64  `json:"load"`
+	}
+	loads := []load{}
+	for _, w := range c.workers() {
+		loads = append(loads, load{w.URL, w.Load})
+	}
+	writeJSON(c.w, http.StatusOK, map[string]any{"workers": loads})
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	body, _ := json.Marshal(v) // strings and numbers always marshal
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(body)
+}
+
+func writeText(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	io.WriteString(w, text)
+}
+
+// writeError writes an error as the other routers do, with a code for programs.
+func writeError(w http.ResponseWriter, status int, code, message string) {
+	writeJSON(w, status, map[string]string{"error": message, "code": code, "src": "warmroute"})
+}
