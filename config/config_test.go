@@ -13,7 +13,7 @@ import (
 func TestSettingsReachComponents(t *testing.T) {
 	var c Config
 	fill(reflect.ValueOf(&c).Elem())
-	c.Tenant = "isolate"
+	c.Tenant, c.Registration.Listener = "isolate", "main"
 	c.Routing.Learn = false
 	proxySettings, routerSettings := c.ProxySettings(0), c.RouterSettings()
 	routerSettings.PolicySettings.SLO = routerSettings.SLO // as the router does
