@@ -1,9 +1,11 @@
 package admin
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"net"
@@ -16,7 +18,7 @@ import (
 )
 
 const (
-	maxPostBytes = 4 << 10
+	maxPostBytes = 64 << 10
 	// requestTimeout is how long a request may take to arrive, and its response to be read.
 	requestTimeout = 10 * time.Second
 	// lingerTimeout is how long the rest of an unread body is read, so that its sender
@@ -92,7 +94,7 @@ func (h *Handler) hasValidToken(r *http.Request) bool {
 }
 
 // checkPostTypeAndSize reports whether a POST is declared as JSON, which browsers do not allow to pages of
-// other origins, and whether its body is short. It reads the body, and writes the error if not.
+// other origins, and whether its body is short. It reads the body into memory, and writes the error if not.
 func checkPostTypeAndSize(w http.ResponseWriter, r *http.Request) (ok bool) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		writeError(w, http.StatusUnsupportedMediaType, "send POSTs with Content-Type: application/json; the body may be empty")
@@ -102,11 +104,12 @@ func checkPostTypeAndSize(w http.ResponseWriter, r *http.Request) (ok bool) {
 	case "/api/explain", "/api/placed", "/api/backends":
 		return true // the handler reads and limits the body
 	}
-	_, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxPostBytes))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPostBytes))
+	r.Body = io.NopCloser(bytes.NewReader(body))
 	var tooLong *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLong):
-		writeError(w, http.StatusRequestEntityTooLarge, "the body is too long; it may be empty")
+		writeError(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is longer than %d bytes", maxPostBytes))
 	case err != nil:
 		writeError(w, http.StatusBadRequest, "the body is incomplete")
 	}

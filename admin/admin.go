@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/control"
 	"warmroute/cluster"
 	"warmroute/fleet"
 	"warmroute/proxy"
@@ -21,6 +23,7 @@ type Options struct {
 	Registry *backends.Registry
 	Proxy    *proxy.Proxy
 	Reset    func(*backends.Backend) router.ResetReport // forgets what is known of a backend
+	Control  *control.Controller
 	Router   *router.Router
 	Fleet    *fleet.Fleet
 	Cluster  *cluster.Cluster // nil: this proxy is the only one
@@ -46,6 +49,7 @@ type Handler struct {
 	profiles chan struct{}
 	dryRuns  chan struct{}
 	streams  chan struct{}
+	actions  chan struct{}
 
 	streamsEnded   chan struct{} // closed by EndEventStreams
 	endStreamsOnce sync.Once
@@ -56,6 +60,7 @@ const (
 	maxProfiles = 2
 	maxDryRuns  = 4  // each has its body in memory, within the bounds of the proxy
 	maxStreams  = 16 // pages that are open
+	maxActions  = 8  // requests for actions on backends
 )
 
 // New returns a Handler. It starts no goroutine.
@@ -64,14 +69,19 @@ func New(o Options) *Handler {
 		Options: o, started: time.Now(), timeout: requestTimeout,
 		scrapes: make(chan struct{}, maxScrapes), profiles: make(chan struct{}, maxProfiles),
 		dryRuns: make(chan struct{}, maxDryRuns), streams: make(chan struct{}, maxStreams),
+		actions:      make(chan struct{}, maxActions),
 		streamsEnded: make(chan struct{}),
 	}
 	h.SetToken(o.Token)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /api/backends/{name}/drain", h.changeBackend("draining backend", (*backends.Backend).Drain))
-	mux.HandleFunc("POST /api/backends/{name}/undrain", h.changeBackend("backend undrained", (*backends.Backend).Undrain))
+	mux.HandleFunc("POST /api/backends/{name}/drain", h.changeBackend("drain", (*backends.Backend).Drain))
+	mux.HandleFunc("POST /api/backends/{name}/undrain", h.changeBackend("undrain", (*backends.Backend).Undrain))
 	mux.HandleFunc("POST /api/backends/{name}/reset", h.resetBackend)
 	h.addBackendRoutes(mux)
+	for _, action := range control.Names() {
+		mux.HandleFunc("POST /api/backends/"+action, h.controlBackends(action))
+		mux.HandleFunc("POST /api/backends/{name}/"+action, h.controlBackends(action))
+	}
 	mux.HandleFunc("POST /api/explain", h.explainDecision)
 	mux.HandleFunc("POST /api/placed", h.recordPlacement)
 	mux.HandleFunc("GET /api/state", h.serveState)
@@ -79,7 +89,7 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancelRequest)
 	h.addProfileRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.Names(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.api = mux
 	return h

@@ -131,7 +131,7 @@ func (h *Handler) addBackend(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.cache.invalidate()
-	h.Log.Info("operator action", "action", "add", "backend", name, "url", b.URL, "by", r.RemoteAddr, "added", added)
+	h.logOperatorAction(r, "add", nil, "backend", name, "url", b.URL, "added", added)
 	ctx, cancel := context.WithTimeout(r.Context(), wait)
 	defer cancel()
 	out := AddedBackend{Name: name, Added: added}
@@ -165,7 +165,7 @@ func (h *Handler) removeBackend(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.cache.invalidate()
-	h.Log.Info("operator action", "action", "remove", "backend", name, "by", r.RemoteAddr)
+	h.logOperatorAction(r, "remove", nil, "backend", name)
 	ctx, cancel := context.WithTimeout(r.Context(), wait)
 	defer cancel()
 	gone := h.Fleet.WaitRemoved(ctx, name)

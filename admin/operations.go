@@ -13,8 +13,19 @@ import (
 	"warmroute/proxy"
 )
 
+// logOperatorAction logs what an operator has changed. err: why that has failed.
+func (h *Handler) logOperatorAction(r *http.Request, action string, err error, attributes ...any) {
+	attributes = append([]any{"action", action}, attributes...)
+	attributes = append(attributes, "by", r.RemoteAddr)
+	if err != nil {
+		h.Log.Warn("operator action", append(attributes, "result", "failed", "err", err)...)
+		return
+	}
+	h.Log.Info("operator action", append(attributes, "result", "ok")...)
+}
+
 // changeBackend returns the handler that changes the backend in the path and writes its new state.
-func (h *Handler) changeBackend(logMessage string, change func(*backends.Backend)) http.HandlerFunc {
+func (h *Handler) changeBackend(action string, change func(*backends.Backend)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		wait, ok := waitParameter(w, r)
 		if !ok {
@@ -26,17 +37,22 @@ func (h *Handler) changeBackend(logMessage string, change func(*backends.Backend
 		}
 		change(b)
 		h.cache.invalidate()
+		h.logOperatorAction(r, action, nil, "backend", b.Name, "in_flight", b.InFlight.Load())
 		if wait > 0 && b.Drained() {
 			h.waitIdle(r.Context(), b, wait)
 		}
-		h.Log.Info(logMessage, "backend", b.Name, "in_flight", b.CountInFlight(), "by", r.RemoteAddr)
 		writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.CountInFlight()})
 	}
 }
 
 // findBackend returns the backend in the path. If there is none, it writes the error and returns nil.
 func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.Backend {
-	b := h.Registry.Find(r.PathValue("name"))
+	return h.findNamedBackend(w, r.PathValue("name"))
+}
+
+// findNamedBackend is findBackend for the backend of a name.
+func (h *Handler) findNamedBackend(w http.ResponseWriter, name string) *backends.Backend {
+	b := h.Registry.Find(name)
 	if b == nil {
 		var names []string
 		for _, b := range h.Registry.All() {
@@ -68,7 +84,7 @@ func (h *Handler) resetBackend(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	was := h.Reset(b)
-	h.Log.Info("backend reset", "backend", b.Name, "blocks", was.Blocks, "breaker", was.Breaker.String(), "by", r.RemoteAddr)
+	h.logOperatorAction(r, "reset", nil, "backend", b.Name, "blocks", was.Blocks, "breaker", was.Breaker.String())
 	writeJSON(w, http.StatusOK, resetReport{
 		Backend: b.Name, State: b.State().String(), Blocks: was.Blocks, Breaker: was.Breaker.String(),
 		Learned: estimates{was.Estimates.CapacityFactor, was.Estimates.PrefillRate, was.Estimates.OutputTokens, was.Estimates.BytesPerToken},
@@ -82,7 +98,7 @@ func (h *Handler) cancelRequest(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.cache.invalidate()
-	h.Log.Info("request cancelled", "handle", handle, "by", r.RemoteAddr)
+	h.logOperatorAction(r, "cancel", nil, "handle", handle)
 	writeJSON(w, http.StatusOK, map[string]any{"cancelled": handle})
 }
 

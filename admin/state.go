@@ -87,7 +87,8 @@ type backendState struct {
 	LastReadyFor []string `json:"last_ready_for,omitempty"`
 	// MissingEndpoints are the paths that its replica does not serve, by its responses.
 	MissingEndpoints []string `json:"missing_endpoints,omitempty"`
-	Drained          bool     `json:"drained"` // by an operator
+	Drained          bool     `json:"drained"`   // by an operator
+	Suspended        bool     `json:"suspended"` // while an operator's pause, sleep or reset is in effect
 	Breaker          string   `json:"breaker"`
 	Aborted          int64    `json:"aborted_responses"` // by its engine
 	InFlight         int64    `json:"in_flight"`
@@ -291,7 +292,7 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]p
 	for _, b := range f.backends {
 		c := f.conditions[b]
 		s := backendState{
-			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
+			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), Suspended: b.Suspension() != backends.NotSuspended, LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
 			Breaker: breakerNames[h.Router.Status(b).Breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
 		}
 		if r, ok := recent[b]; ok {

@@ -4,6 +4,7 @@
 package backends
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"warmroute/backends/transport"
+	"warmroute/backends/vllm"
 )
 
 // Backend is our record of one vLLM server. Its counters are our own and always current;
@@ -177,6 +179,13 @@ func (b *Backend) Retire() { b.setFlagAndRequestCheck(retired, true) }
 // Unretire ends a Retire: the backend is in the configuration again.
 func (b *Backend) Unretire() { b.setFlagAndRequestCheck(retired, false) }
 
+// SetSuspension keeps new requests from the backend, and all parts of its server, while an operator's action on
+// the replica is in effect, until it is set to NotSuspended. It does not affect Drain and Retire.
+func (b *Backend) SetSuspension(s Suspension) {
+	b.Server().setSuspension(s)
+	b.RequestCheck() // which reports the change
+}
+
 // setFlagAndRequestCheck sets or clears a flag and asks for a health check.
 func (b *Backend) setFlagAndRequestCheck(flag int32, on bool) {
 	b.setFlag(flag, on)
@@ -198,6 +207,48 @@ func (b *Backend) RequestCheck() {
 	select {
 	case b.Server().checkRequested <- struct{}{}:
 	default: // a check is already requested, or there is no checker
+	}
+}
+
+// AwaitCheck has the backend checked, and blocks until a check that began after the call has finished.
+// It returns the error of that check, or that of ctx.
+func (b *Backend) AwaitCheck(ctx context.Context) error {
+	b.mu.Lock()
+	begun := b.begunChecks
+	b.mu.Unlock()
+	for {
+		finished := b.finished.Next()
+		b.mu.Lock()
+		done, checkError := b.finishedLast > begun, b.checkError
+		b.mu.Unlock()
+		switch {
+		case done && checkError != "":
+			return errors.New(checkError)
+		case done:
+			return nil
+		}
+		b.RequestCheck()
+		select {
+		case <-finished:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// AwaitLoad blocks until a Load that was polled after a time fulfils a condition, or ctx is done.
+func (b *Backend) AwaitLoad(ctx context.Context, after time.Time, fulfils func(*Load) bool) error {
+	for {
+		changed := b.loadChanged.Next()
+		if l := b.Load(); l != nil && l.PolledAt.After(after) && fulfils(l) {
+			return nil
+		}
+		b.RequestPoll()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -248,4 +299,17 @@ func (b *Backend) sendProbe(req *http.Request) (*http.Response, error) {
 		res, err = options.ProbeTransport.RoundTrip(req)
 	}
 	return res, err
+}
+
+// Post sends a call of vLLM's control API to the replica, once, over a new connection. The caller
+// closes the body; ctx bounds reading it too.
+func (b *Backend) Post(ctx context.Context, c vllm.Call) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.URL.JoinPath(c.Path).String(), bytes.NewReader(c.Body))
+	if err != nil {
+		return nil, err
+	}
+	req.URL.RawQuery = c.Query.Encode()
+	req.Header.Set("Content-Type", "application/json")
+	req.Close = true
+	return b.sendProbe(req)
 }

@@ -19,26 +19,50 @@ const (
 
 func (s State) String() string { return [...]string{"down", "ready", "draining"}[s] }
 
+// Suspension is an action of an operator because of which a backend gets no new requests.
+type Suspension int
+
+const (
+	NotSuspended   Suspension = iota
+	Pausing                   // its requests in flight end before its engine is paused
+	Paused                    // its engine is paused
+	FallingAsleep             // its requests in flight end before its engine goes to sleep
+	Asleep                    // its engine is asleep
+	ResettingCache            // its requests in flight end before its prefix cache is reset
+)
+
+func (s Suspension) String() string {
+	return [...]string{
+		"not suspended", "being paused by an operator", "paused by an operator", "being put to sleep by an operator",
+		"put to sleep by an operator", "its cache is being reset by an operator",
+	}[s]
+}
+
 // condition is a backend's State and its causes. Safe for concurrent use.
 type condition struct {
 	flags   atomic.Int32
 	server  *condition // of the server of which this is a rank, which is checked instead; its flags count as well; nil: none
 	changed *Event     // notified of a change of State; nil: none
 
-	mu         sync.Mutex // guards what follows, and changes of the flags
-	since      time.Time  // of the State
-	checked    bool
-	checkError string // of the last check; empty: it passed
-	refused    bool   // the last check: nothing listens there
-	nextCheck  time.Time
+	mu           sync.Mutex // guards what follows, and changes of the flags
+	since        time.Time  // of the State
+	suspension   Suspension
+	checked      bool
+	checkError   string // of the last check; empty: it passed
+	refused      bool   // the last check: nothing listens there
+	nextCheck    time.Time
+	begunChecks  int
+	finishedLast int // number of the last check that has finished, among begunChecks
+	finished     Event
 }
 
 // The flags that a State is made of. The checks, the operator and the
 // configuration each have one, so that none can undo another's in any order.
 const (
-	healthy = 1 << iota // passed its last check
-	drained             // by an operator
-	retired             // no longer in the configuration
+	healthy   = 1 << iota // passed its last check
+	drained               // by an operator
+	retired               // no longer in the configuration
+	suspended             // suspension is not NotSuspended
 )
 
 // State reports whether the backend may take traffic.
@@ -46,7 +70,7 @@ func (c *condition) State() State {
 	switch s := c.allFlags(); {
 	case s == healthy:
 		return Ready
-	case s&(drained|retired) != 0:
+	case s&(drained|retired|suspended) != 0:
 		return Draining
 	}
 	return Down
@@ -77,6 +101,14 @@ func (c *condition) Drained() bool { return c.allFlags()&drained != 0 }
 // Retiring reports whether the backend is retired.
 func (c *condition) Retiring() bool { return c.allFlags()&retired != 0 }
 
+// Suspension returns what SetSuspension has set last.
+func (c *condition) Suspension() Suspension {
+	c = c.checks()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.suspension
+}
+
 // SetState is for tests and simulations, which have no health checks.
 func (c *condition) SetState(s State) {
 	c.setFlags([...]int32{Down: 0, Ready: healthy, Draining: healthy | drained}[s], healthy|drained|retired)
@@ -98,6 +130,23 @@ func (c *condition) setFlag(flag int32, on bool) (changed bool) {
 func (c *condition) setFlags(flags, mask int32) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.setFlagsLocked(flags, mask)
+}
+
+// setSuspension sets the suspension and the flag for it.
+func (c *condition) setSuspension(s Suspension) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.suspension = s
+	var flags int32
+	if s != NotSuspended {
+		flags = suspended
+	}
+	c.setFlagsLocked(flags, suspended)
+}
+
+// setFlagsLocked is setFlags while mu is held.
+func (c *condition) setFlagsLocked(flags, mask int32) (changed bool) {
 	before, state := c.flags.Load(), c.State()
 	c.flags.Store(before&^mask | flags)
 	if c.State() != state {
@@ -111,11 +160,12 @@ func (c *condition) setFlags(flags, mask int32) (changed bool) {
 
 // Status is a backend's State with its cause and age.
 type Status struct {
-	State     State
-	Checked   bool      // a health check has finished
-	Since     time.Time // of State; zero on a backend that New did not make
-	Reason    string    // why it is not Ready; empty when it is
-	NextCheck time.Time // unless something requests one sooner; zero: unknown
+	State      State
+	Suspension Suspension
+	Checked    bool      // a health check has finished
+	Since      time.Time // of State; zero on a backend that New did not make
+	Reason     string    // why it is not Ready; empty when it is
+	NextCheck  time.Time // unless something requests one sooner; zero: unknown
 }
 
 // Status returns the backend's state with its cause and age.
@@ -126,7 +176,7 @@ func (c *condition) Status() Status {
 	checks := c.checks()
 	checks.mu.Lock()
 	defer checks.mu.Unlock()
-	s := Status{State: c.State(), Checked: checks.checked, Since: checks.since, NextCheck: checks.nextCheck}
+	s := Status{State: c.State(), Suspension: checks.suspension, Checked: checks.checked, Since: checks.since, NextCheck: checks.nextCheck}
 	if since.After(s.Since) {
 		s.Since = since
 	}
@@ -135,6 +185,8 @@ func (c *condition) Status() Status {
 		s.Reason = "no longer in the configuration"
 	case c.Drained():
 		s.Reason = "drained by an operator"
+	case s.Suspension != NotSuspended:
+		s.Reason = s.Suspension.String()
 	case s.State == Ready:
 		return s
 	case !s.Checked:
@@ -167,10 +219,19 @@ func (c *condition) RecordNextCheck(at time.Time) {
 	c.nextCheck = at
 }
 
-// recordCheckResult records the outcome of a health check.
+// recordCheckBegun records that a health check begins. None is in progress.
+func (c *condition) recordCheckBegun() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begunChecks++
+}
+
+// recordCheckResult records the outcome of the health check that was begun last.
 func (c *condition) recordCheckResult(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer c.finished.Notify()
+	c.finishedLast = c.begunChecks
 	c.checked, c.checkError, c.refused = true, "", errors.Is(err, syscall.ECONNREFUSED)
 	if err != nil {
 		c.checkError = err.Error()

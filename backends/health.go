@@ -85,6 +85,7 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		default:
 		}
 		settings, changed := c.settings.get()
+		b.recordCheckBegun()
 		models, err := c.checkOnce(ctx, b, cmp.Or(settings.Timeout, defaultCheckTimeout))
 		if ctx.Err() != nil {
 			return
@@ -144,9 +145,12 @@ func (w *checkState) applyCheckResult(models []Model, err error) {
 		b.ForgetMissingEndpoints() // it may be another process; before Ready as well
 	}
 	changed := b.setFlag(healthy, err == nil) || len(w.reported) == 0
-	if changed && w.OnCacheLost != nil && errors.Is(err, syscall.ECONNREFUSED) {
+	if changed && errors.Is(err, syscall.ECONNREFUSED) {
+		b.setSuspension(NotSuspended) // it was that of a process that has ended
 		for _, m := range b.Parts() {
-			w.OnCacheLost(m, reason)
+			if w.OnCacheLost != nil {
+				w.OnCacheLost(m, reason)
+			}
 		}
 	}
 	w.reportStateChanges(reason)
@@ -183,6 +187,8 @@ func (w *checkState) logState(b *Backend, state State, reason string) {
 	switch {
 	case state == Draining && b.Retiring():
 		reason = "no longer in the configuration"
+	case state == Draining && b.Suspension() != NotSuspended && !b.Drained():
+		reason = b.Suspension().String()
 	case state == Draining:
 		reason = "by operator"
 	}

@@ -22,9 +22,10 @@ type observed struct {
 	// cached. From then on a response without that figure means none was.
 	ReportsCached atomic.Bool
 
-	load     atomic.Pointer[Load]
-	models   atomic.Pointer[[]Model]
-	instance atomic.Pointer[string]
+	load        atomic.Pointer[Load]
+	loadChanged Event
+	models      atomic.Pointer[[]Model]
+	instance    atomic.Pointer[string]
 
 	missing     [MaxEndpoints]atomic.Int64 // until when each Endpoint counts as missing, Unix time in nanoseconds; 0: it does not
 	lastMissing atomic.Int64               // until when any does
@@ -43,7 +44,10 @@ func (o *observed) ofServer() *observed {
 func (o *observed) Load() *Load { return o.load.Load() }
 
 // SetLoad is for the poller, and for tests that have none.
-func (o *observed) SetLoad(l *Load) { o.load.Store(l) }
+func (o *observed) SetLoad(l *Load) {
+	o.load.Store(l)
+	o.loadChanged.Notify()
+}
 
 // Models returns the cards that the replica listed last; nil before the first
 // list. They stay when the backend goes down.

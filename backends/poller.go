@@ -152,6 +152,9 @@ func (w *pollState) applyLoad(b *Backend, before, load *Load) {
 		}
 	}
 	w.last[b] = load
+	if before != nil && (processEndReason(before, load) != "" || before.Asleep && !load.Asleep) {
+		b.SetSuspension(NotSuspended) // another process or operator has ended it
+	}
 	b.SetLoad(load)
 	if reason := cacheLossReason(before, load); reason != "" {
 		backendLogger(w.Logger, b).Info("prefix cache reset", "reason", reason)
@@ -274,6 +277,17 @@ func cacheLossReason(before, now *Load) (reason string) {
 	if before == nil {
 		return ""
 	}
+	if reason := processEndReason(before, now); reason != "" {
+		return reason
+	}
+	if before.CacheTokens != 0 && now.CacheTokens != 0 && before.CacheTokens != now.CacheTokens {
+		return fmt.Sprintf("cache size changed from %d to %d tokens", before.CacheTokens, now.CacheTokens)
+	}
+	return ""
+}
+
+// processEndReason compares two polls of one backend and returns why the second is of another process, or "".
+func processEndReason(before, now *Load) (reason string) {
 	switch {
 	case before.StartTime != 0 && now.StartTime != 0 && before.StartTime != now.StartTime:
 		return "replica restarted"
@@ -282,8 +296,6 @@ func cacheLossReason(before, now *Load) (reason string) {
 		before.PrefixKnown && now.PrefixKnown && now.PrefixQueries < before.PrefixQueries:
 		// In multiprocess mode, without a start time, only this indicates a restart.
 		return "a counter decreased"
-	case before.CacheTokens != 0 && now.CacheTokens != 0 && before.CacheTokens != now.CacheTokens:
-		return fmt.Sprintf("cache size changed from %d to %d tokens", before.CacheTokens, now.CacheTokens)
 	}
 	return ""
 }

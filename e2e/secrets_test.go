@@ -140,7 +140,7 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 		}
 	}
 	// What would have shown it was there.
-	for _, want := range []string{"attempt failed", "upstream closed the response early", "level=INFO msg=request", "config reload failed", "draining backend"} {
+	for _, want := range []string{"attempt failed", "upstream closed the response early", "level=INFO msg=request", "config reload failed", `msg="operator action" action=drain`} {
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("nothing in the log says %q: the test has missed it", want)
 		}

@@ -147,6 +147,20 @@ func (f *Follower) RestoreIndex() {
 	}
 }
 
+// RecordCacheReset implements router.KVFollower. vLLM sends its event with the next step only. What other
+// media than the GPU hold stays.
+func (f *Follower) RecordCacheReset() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return
+	}
+	for rank := range f.tracker.engines {
+		f.applyChanges(f.tracker.apply(rank, []wire.Event{{Kind: wire.Cleared}}))
+	}
+	f.applyChanges(f.tracker.heldAsStored())
+}
+
 // Status implements router.KVFollower.
 func (f *Follower) Status() (kvBlocks int, complete bool) {
 	return int(f.blocks.Load()), f.complete.Load()

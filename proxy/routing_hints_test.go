@@ -218,6 +218,7 @@ func (f *sessionFollower) NewSessionName() string {
 
 func (f *sessionFollower) RecordEnd(router.KVRequest, time.Time) {}
 func (f *sessionFollower) RestoreIndex()                         {}
+func (f *sessionFollower) RecordCacheReset()                     {}
 func (f *sessionFollower) Status() (int, bool)                   { return 0, false }
 func (f *sessionFollower) Close()                                {}
 

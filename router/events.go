@@ -98,6 +98,22 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 	r.dispatch(r.now())
 }
 
+// RecordCacheReset forgets what a backend held, also what KV events say it holds: its replica has emptied its
+// cache, and continues.
+func (r *Router) RecordCacheReset(b *backends.Backend) {
+	defer func() {
+		if f := r.kvFollower(b); f != nil {
+			f.RecordCacheReset()
+		}
+	}()
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	if r.fleet.has(b) {
+		r.fleet.index.DropCache(b.Slot)
+		r.dispatch(r.now())
+	}
+}
+
 // IndexPlacement records that another client or proxy sent a request to b: its prompt's blocks are indexed for
 // b as if they had been used now. It returns how many of them b is thought to hold: none of a prompt too long
 // for it or of a backend that caches nothing. Load that is not ours is seen by polls, so it is not counted.

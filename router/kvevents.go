@@ -20,6 +20,9 @@ type KVFollower interface {
 	RecordEnd(q KVRequest, now time.Time)
 	// RestoreIndex restores what the events say, after the backend's part of the index was dropped.
 	RestoreIndex()
+	// RecordCacheReset records that the replica has emptied its cache, before its events say so. The
+	// backend's part of the index was dropped.
+	RecordCacheReset()
 	// Status returns how many KV blocks the replica has reported that it holds, and whether it has
 	// reported all of them.
 	Status() (kvBlocks int, complete bool)

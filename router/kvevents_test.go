@@ -33,6 +33,7 @@ func (f *testFollower) NewSessionName() string {
 
 func (f *testFollower) RecordEnd(q KVRequest, _ time.Time) { f.ended = append(f.ended, q) }
 func (f *testFollower) RestoreIndex()                      {}
+func (f *testFollower) RecordCacheReset()                  {}
 func (f *testFollower) Status() (int, bool)                { return 0, true }
 func (f *testFollower) Close()                             { f.router.SetKVFollower(f.backend, nil) }
 

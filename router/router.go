@@ -92,6 +92,7 @@ const (
 	Down     = health.Down
 	Draining = health.Draining
 	Stopping = health.Stopping
+	Paused   = health.Paused
 	Asleep   = health.Asleep
 	Stalled  = health.Stalled
 )

@@ -16,6 +16,7 @@ import (
 
 	"warmroute/admin"
 	"warmroute/backends"
+	"warmroute/backends/control"
 	"warmroute/cluster"
 	"warmroute/config"
 	"warmroute/fleet"
@@ -177,7 +178,8 @@ func New(o Options) (*Server, error) {
 	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
-		Fleet: s.fleet, Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+		Control: &control.Controller{StateChanged: s.router.BackendStateChanged, CacheReset: s.recordCacheReset},
+		Fleet:   s.fleet, Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.warnIfMoreDescriptorsNeeded(c)
 	s.listeners, err = s.openListeners()
@@ -281,6 +283,14 @@ func (s *Server) resetBackend(b *backends.Backend) (report router.ResetReport) {
 		report = was
 	}
 	return report
+}
+
+// recordCacheReset forgets what a backend held, and what a snapshot would restore of it.
+func (s *Server) recordCacheReset(b *backends.Backend) {
+	if s.snapshots != nil {
+		s.snapshots.ForgetBackend(b)
+	}
+	s.router.RecordCacheReset(b)
 }
 
 func newRecorder(c *config.Config, m *metrics.Metrics, log *slog.Logger, hasPredecessor bool) (*recorder.Recorder, error) {

@@ -279,6 +279,7 @@ const states = {
   down: ['bad', 'down'],
   stalled: ['bad', 'stalled'],
   asleep: ['warn', 'asleep'],
+  paused: ['warn', 'paused'],
   stopping: ['warn', 'shutting down'],
   draining: ['warn', 'draining'],
   drained: ['calm', 'drained'],
@@ -288,7 +289,7 @@ const states = {
 function backendState(b) {
   const [tone, word] = states[b.state] || ['', b.state];
   if (b.state !== 'ready') {
-    return [tone, b.state === 'draining' && !b.drained ? 'removing' : word, cause(b)];
+    return [tone, b.state === 'draining' && !b.drained && !b.suspended ? 'removing' : word, cause(b)];
   }
   if (b.breaker === 'open') return ['bad', 'failing', 'its last requests failed; other backends are preferred'];
   if (b.breaker === 'half-open') return ['warn', 'recovering', 'its last requests failed; one request at a time probes it'];

@@ -16,7 +16,8 @@ const (
 	Down     ConditionState = "down"     // its checks fail
 	Draining ConditionState = "draining" // it finishes what it has
 	Stopping ConditionState = "stopping" // its replica refuses new requests because it shuts down
-	Asleep   ConditionState = "asleep"   // its replica reports so
+	Paused   ConditionState = "paused"   // by an operator: its engine takes no steps
+	Asleep   ConditionState = "asleep"   // its replica reports so, or an operator has put it to sleep
 	Stalled  ConditionState = "stalled"  // it has requests and makes no progress
 )
 
@@ -36,6 +37,10 @@ func (r *Record) Condition(s *backends.Status, l *backends.Load, now time.Time) 
 		c.State = Starting
 	case s.State == backends.Down:
 		c.State = Down
+	case s.State == backends.Draining && s.Suspension == backends.Paused:
+		c.State = Paused
+	case s.State == backends.Draining && s.Suspension == backends.Asleep:
+		c.State = Asleep
 	case s.State == backends.Draining:
 		c.State = Draining
 	case r.IsStopping(now):
