@@ -51,7 +51,7 @@ type Handler struct {
 	streams  chan struct{}
 	actions  chan struct{}
 
-	streamsEnded   chan struct{} // closed by EndEventStreams
+	streamsEnded   chan struct{} // closed by EndEventStreams; actions on backends end too
 	endStreamsOnce sync.Once
 }
 

@@ -140,18 +140,21 @@ func TestPauseAllAndResume(t *testing.T) {
 			defer clients.leave()
 			clients.more(30)
 			g.mustControl("pause", fmt.Sprintf(`{"mode":%q}`, mode), 2)
-			g.until("requests wait", func() bool { return g.server.router.CountWaiting() > 0 })
-			served := clients.served.Load()
+			waiting := g.ask("one that comes now")
+			g.until("it waits", func() bool { return g.server.router.CountWaiting() > 0 })
+			generated := func() int64 { return g.replicas[0].Stats().GenerationTokens + g.replicas[1].Stats().GenerationTokens }
+			before := generated()
 			for i := range 2 {
 				if b := g.state().Backends[i]; b.State != "paused" || !g.isStopped(i) {
 					t.Errorf("paused, it is %+v", b)
 				}
 			}
 			time.Sleep(100 * time.Millisecond)
-			if n := clients.served.Load(); n != served {
-				t.Errorf("%d requests were served while all replicas were paused", n-served)
+			if n := generated(); n != before {
+				t.Errorf("%d tokens were generated while all replicas were paused", n-before)
 			}
 			g.mustControl("resume", "", 2)
+			<-waiting
 			clients.more(30)
 		})
 	}

@@ -94,7 +94,7 @@ type target struct {
 
 // runExclusively carries out an action. It fails if another one is in progress on the replica.
 func (t *target) runExclusively(ctx context.Context, a Action) error {
-	address := backends.NormalizeURL(t.URL)
+	address := t.Address()
 	if !t.setBusy(address) {
 		return errBusy
 	}

@@ -237,7 +237,7 @@ func TestPublishedEvents(t *testing.T) {
 
 	// A reset is announced with the next step.
 	from = p.currentLog().nextSeq()
-	if !s.ResetPrefixCache() {
+	if !s.ResetPrefixCache(false) {
 		t.Fatal("the cache was not reset")
 	}
 	ask(t, s, `{"messages":[`+question+`],"max_tokens":1}`)
@@ -511,7 +511,7 @@ func TestSessionID(t *testing.T) {
 		{"/inference/v1/generate", tokens + all, "", nil},
 	} {
 		from := p.currentLog().nextSeq()
-		s.ResetPrefixCache()
+		s.ResetPrefixCache(false)
 		header := "X-Session-ID"
 		if c.header == "" {
 			header = ""

@@ -40,13 +40,13 @@ func TestPauseAndSleep(t *testing.T) {
 		aborts     bool
 		keepsCache bool
 		sleepState string // of the metric, that is 1; empty: none
-		isSleeping bool
 	}{
-		{"/pause?mode=keep", []string{"/resume"}, false, true, "awake", false},
-		{"/pause", []string{"/resume"}, true, false, "awake", false},
-		{"/sleep?level=0&mode=keep", []string{"/wake_up"}, false, true, "", true},
-		{"/sleep?mode=keep", []string{"/wake_up?tags=weights", "/wake_up?tags=kv_cache"}, false, false, "weights_offloaded", true},
-		{"/sleep?level=2", []string{"/wake_up"}, true, false, "discard_all", true},
+		{"/pause?mode=keep&clear_cache=False", []string{"/resume"}, false, true, "awake"},
+		{"/pause?mode=keep", []string{"/resume"}, false, false, "awake"},
+		{"/pause", []string{"/wake_up"}, true, false, "awake"},
+		{"/sleep?level=0&mode=keep", []string{"/wake_up"}, false, true, ""},
+		{"/sleep?mode=keep", []string{"/wake_up?tags=weights", "/wake_up?tags=kv_cache"}, false, false, "weights_offloaded"},
+		{"/sleep?level=2", []string{"/wake_up"}, true, false, "discard_all"},
 	} {
 		t.Run(c.stop, func(t *testing.T) {
 			s := start(t, Config{Ranks: 2, Engine: engine.Config{Speed: 5}})
@@ -74,7 +74,7 @@ func TestPauseAndSleep(t *testing.T) {
 				}
 			}
 			for _, path := range c.start {
-				if got := getBody(t, s, "/is_sleeping"); strings.Contains(got, "true") != c.isSleeping {
+				if got := getBody(t, s, "/is_sleeping"); !strings.Contains(got, "true") {
 					t.Errorf("before %s: %s", path, got)
 				}
 				if got := getBody(t, s, "/is_paused"); !strings.Contains(got, "true") {
@@ -102,18 +102,44 @@ func TestPauseAndSleep(t *testing.T) {
 	}
 }
 
+// The request in flight ends, and one that comes meanwhile waits for the end of the sleep.
 func TestSleepWaitsForRequests(t *testing.T) {
-	s := start(t, Config{Engine: engine.Config{Speed: 50}})
+	s := start(t, Config{Engine: engine.Config{Speed: 5}})
+	done := make(chan response, 2)
+	send := func() {
+		done <- ask(t, s, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"ignore_eos":true}`)
+	}
+	go send()
+	until(t, "the request runs", func() bool { return s.Stats().Running == 1 })
+	go func() {
+		until(t, "it is about to sleep", func() bool { return strings.Contains(getBody(t, s, "/is_paused"), "true") })
+		send()
+	}()
+	postOK(t, s, "/sleep?mode=wait", `"level":1`)
+	if a := <-done; a.Usage.CompletionTokens != 100 {
+		t.Errorf("the request got %d tokens, want 100", a.Usage.CompletionTokens)
+	}
+	until(t, "the other request waits", func() bool { return s.Stats().Waiting == 1 })
+	if st := s.Stats(); st.Running != 0 || st.GenerationTokens != 100 {
+		t.Errorf("it sleeps with %+v", st)
+	}
+	postOK(t, s, "/wake_up?tags=weights", `{"status":"sleeping","tags":["weights"]}`)
+	postOK(t, s, "/wake_up", `{"status":"awake","tags":null}`)
+	if a := <-done; a.Usage.CompletionTokens != 100 {
+		t.Errorf("the request got %d tokens, want 100", a.Usage.CompletionTokens)
+	}
+}
+
+func TestCacheResetOfRunningRequest(t *testing.T) {
+	s := start(t, Config{Engine: engine.Config{Speed: 5}})
 	done := make(chan response, 1)
 	go func() {
 		done <- ask(t, s, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"ignore_eos":true}`)
 	}()
 	until(t, "the request runs", func() bool { return s.Stats().Running == 1 })
-	postOK(t, s, "/sleep?mode=wait", `"level":1`)
-	if st := s.Stats(); st.Running != 0 || st.GenerationTokens != 100 {
-		t.Errorf("it sleeps with %+v", st)
-	}
-	if a := <-done; a.Usage.CompletionTokens != 100 {
+	postOK(t, s, "/reset_prefix_cache", `{"success":false}`)
+	postOK(t, s, "/reset_prefix_cache?reset_running_requests=true", `{"success":true}`)
+	if a := <-done; a.Usage.CompletionTokens != 100 || s.Stats().Preemptions != 1 {
 		t.Errorf("the request got %d tokens, want 100", a.Usage.CompletionTokens)
 	}
 }

@@ -66,7 +66,7 @@ func TestDataParallelRanks(t *testing.T) {
 	if n := strings.Count(metrics, "# TYPE vllm:num_requests_running "); n != 1 {
 		t.Errorf("num_requests_running is declared %d times, want once for all engines", n)
 	}
-	if !s.ResetPrefixCache() {
+	if !s.ResetPrefixCache(false) {
 		t.Error("the caches of idle engines were not reset")
 	}
 }

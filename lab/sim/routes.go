@@ -189,8 +189,9 @@ func (s *Server) postFault(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func (s *Server) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, `{"success":`+strconv.FormatBool(s.ResetPrefixCache())+`}`)
+func (s *Server) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
+	preempt := strings.EqualFold(r.URL.Query().Get("reset_running_requests"), "true")
+	writeJSON(w, http.StatusOK, `{"success":`+strconv.FormatBool(s.ResetPrefixCache(preempt))+`}`)
 }
 
 func respondOK(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }

@@ -227,12 +227,15 @@ func (s *Server) Stats() engine.Stats {
 	return st
 }
 
-// ResetPrefixCache clears the caches of the engines on which no request is running. It
-// reports whether it cleared that of the first one, as vLLM does.
-func (s *Server) ResetPrefixCache() (cleared bool) {
+// ResetPrefixCache clears the caches of the engines on which no request is running, after it has preempted
+// those that are, if preempt is set. It reports whether it cleared that of the first one, as vLLM does.
+func (s *Server) ResetPrefixCache(preempt bool) (cleared bool) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
 	for i, k := range s.ranks {
+		if preempt {
+			k.engine.DiscardCache(time.Since(s.startedAt))
+		}
 		ok := k.engine.ResetPrefixCache()
 		cleared = cleared || i == 0 && ok
 	}

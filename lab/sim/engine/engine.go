@@ -112,6 +112,8 @@ type Engine struct {
 
 	loadEnd time.Duration // of the last load from the host tier
 
+	admissionPaused bool
+
 	hits    []int32    // reused by lookups
 	scratch []*Request // reused by allocateForDecodes and allocateForPrefills
 	stats   Stats
@@ -244,6 +246,9 @@ func (e *Engine) ResetPrefixCache() (cleared bool) {
 	return true
 }
 
+// PauseAdmission keeps waiting requests waiting while those that run continue, until it is called with false.
+func (e *Engine) PauseAdmission(paused bool) { e.admissionPaused = paused }
+
 // DiscardCache clears the KV cache after it has preempted all running requests. The engine
 // must not share the cache.
 func (e *Engine) DiscardCache(now time.Duration) {
@@ -281,7 +286,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 		}
 	}
 	clear(partial)
-	if e.pool.preemptions == preemptions {
+	if e.pool.preemptions == preemptions && !e.admissionPaused {
 		cost += e.admitWaiting(budget, now, &done)
 	}
 	done.Decoded = decodes + len(done.Resumed)
