@@ -317,3 +317,31 @@ func TestSuspensionEndedElsewhere(t *testing.T) {
 		return s.Backends[0].State == "ready" && s.Backends[1].State == "ready" && !s.Backends[0].Suspended && !s.Backends[1].Suspended
 	})
 }
+
+// An action on the ranks of a server is one call.
+func TestActionOnRanks(t *testing.T) {
+	t.Parallel()
+	g := startGuarded(t, 1, sim.Config{Ranks: 4, Engine: engine.Config{Speed: 20}}, nil)
+	server := g.server.registry.All()[0].Server()
+	g.until("the ranks are backends", func() bool { return len(g.server.registry.All()) == 4 })
+	for range 8 {
+		<-g.ask(strings.Repeat("words to be cached ", 200))
+	}
+	g.mustControl("reset-cache", "", 1)
+	for _, b := range g.state().Backends {
+		if b.IndexBlocks != 0 {
+			t.Errorf("after the reset: %+v", b)
+		}
+	}
+	g.mustControl(g.name(2)+"/sleep", "", 1)
+	for _, b := range g.state().Backends {
+		if b.State != "asleep" {
+			t.Errorf("asleep, it is %+v", b)
+		}
+	}
+	_, results := g.control("wake", "")
+	if r := results[server.Name]; !r.OK {
+		t.Errorf("got %v", results)
+	}
+	<-g.ask("a request")
+}

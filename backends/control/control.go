@@ -87,9 +87,9 @@ func (c *Controller) runOnReplica(ctx context.Context, r *Request, b *backends.B
 // target is one replica on which an action is in progress.
 type target struct {
 	*Controller
-	*backends.Backend // that of the server, not of a rank
-	timeout time.Duration // of a call
-	status  int           // of the last response
+	*backends.Backend               // that of the server, not of a rank
+	timeout           time.Duration // of a call
+	status            int           // of the last response
 }
 
 // runExclusively carries out an action. It fails if another one is in progress on the replica.
