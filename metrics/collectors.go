@@ -86,6 +86,8 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return float64(b.index.Capacity) }),
 		newBackendMetric(prometheus.CounterValue, "index_evictions_total", "Blocks evicted from the backend's part of the index.",
 			func(b *backendState) float64 { return float64(b.index.Evictions) }),
+		newBackendMetric(prometheus.CounterValue, "index_resets_total", "Number of times that the cached tokens which the replica reported showed that it had lost its prefix cache.",
+			func(b *backendState) float64 { return float64(b.index.Resets) }),
 	}},
 	{func(b *backendState) bool { return b.index != nil && b.index.KV != nil }, []backendMetric{
 		newBackendMetric(prometheus.GaugeValue, "kv_blocks", "KV blocks that the replica holds, according to its KV events.",

@@ -34,6 +34,9 @@ type Options struct {
 	Catalog func() *backends.Catalog
 	// OnPanic is told of each panic in a round of the admission queue, which is recovered. nil: none is.
 	OnPanic func(cause any, stack []byte)
+	// OnCacheReset is told of each backend whose replica was found to have lost its prefix cache, by the tokens that
+	// it had cached: it has not said so. nil: nothing is told.
+	OnCacheReset func(*backends.Backend)
 }
 
 // New makes a Router for a fleet.
@@ -41,11 +44,14 @@ func New(o Options) (*Router, error) {
 	now := o.Now()
 	x := index.New(0, o.IndexMaxBytes)
 	estimates := estimate.New(o.BlockBytes, cmp.Or(o.IndexMargin, defaultIndexMargin))
+	if o.OnCacheReset == nil {
+		o.OnCacheReset = func(*backends.Backend) {}
+	}
 	if o.Catalog == nil {
 		o.Catalog = func() *backends.Catalog { return nil }
 	}
 	r := &Router{
-		policies: o.Policies, now: o.Now, catalog: o.Catalog, onPanic: o.OnPanic,
+		policies: o.Policies, now: o.Now, catalog: o.Catalog, onPanic: o.OnPanic, onCacheReset: o.OnCacheReset,
 		fleet: fleet{
 			blockBytes: o.BlockBytes, start: now, rand: o.Rand, index: x, estimates: estimates,
 			ledger: ledger.New(o.BlockBytes, x, estimates, now),

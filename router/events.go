@@ -18,6 +18,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	}
 	now, h := r.now(), f.states[b.Slot].health
 	f.ledger.ObserveLoad(b.Slot, l, now)
+	r.reportCacheReset(b)
 	own := f.ledger.CountOwn(b.Slot)
 	h.RecordPoll(l, f.ledger.UnstartedTokens(b.Slot), own, &f.settings.Breaker, now)
 	_, external := f.ledger.External(l, now)
@@ -111,6 +112,15 @@ func (r *Router) RecordCacheReset(b *backends.Backend) {
 	if r.fleet.has(b) {
 		r.fleet.index.DropCache(b.Slot)
 		r.dispatch(r.now())
+	}
+}
+
+// reportCacheReset notes the call of Options.OnCacheReset if the ledger has just found that the replica of b lost its
+// cache.
+func (r *Router) reportCacheReset(b *backends.Backend) {
+	if n := r.fleet.ledger.CacheResets(b.Slot); n > r.fleet.states[b.Slot].cacheResets {
+		r.fleet.states[b.Slot].cacheResets = n
+		r.callbacks.cacheResets = append(r.callbacks.cacheResets, b)
 	}
 }
 
@@ -227,6 +237,7 @@ type BackendIndexStats struct {
 	Backend          *backends.Backend // nil: the slot is free
 	Blocks, Capacity int
 	Evictions        uint64
+	Resets           uint64    // times that the replica was found to have lost its cache without saying so
 	KV               *KVStatus // nil: its KV events are not read
 }
 
@@ -236,7 +247,7 @@ func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	defer r.unlockAndRunCallbacks()
 	f := &r.fleet
 	for slot := range f.states {
-		s := BackendIndexStats{f.states[slot].backend, f.index.Len(slot), f.index.Capacity(slot), f.index.Evictions(slot), nil}
+		s := BackendIndexStats{f.states[slot].backend, f.index.Len(slot), f.index.Capacity(slot), f.index.Evictions(slot), f.states[slot].cacheResets, nil}
 		if follower := f.states[slot].follower; follower != nil {
 			kvBlocks, complete := follower.Status()
 			s.KV = &KVStatus{kvBlocks, f.index.CountConfirmed(slot), complete}

@@ -44,6 +44,8 @@ type backendState struct {
 	nameHash uint64
 	health   *health.Record // a Reservation may outlive the backend's membership, and keeps it
 	follower KVFollower     // of its KV events; nil: there is none
+
+	cacheResets uint64 // that were reported, of those that the ledger has found
 }
 
 // scratch is the memory of one decision, or of one round of the queue, for the next one.

@@ -94,7 +94,11 @@ func (d *Reservation) Release(o Outcome) {
 		}, &f.settings.Breaker, now)
 		r.slotWaits.grant(d.Backend, d.health)
 	}
-	if f.ledger.End(&d.entry, &o, f.nextTurnTracker(), now) {
+	layoutChanged := f.ledger.End(&d.entry, &o, f.nextTurnTracker(), now)
+	if inFleet {
+		r.reportCacheReset(d.Backend)
+	}
+	if layoutChanged {
 		layouts := f.estimates.Layouts()
 		r.layouts.Store(&layouts)
 	}

@@ -118,11 +118,12 @@ var (
 
 // Router picks backends. Safe for concurrent use.
 type Router struct {
-	policies policy.Registry
-	now      func() time.Time
-	catalog  func() *backends.Catalog
-	onPanic  func(cause any, stack []byte)            // nil: panics are not recovered
-	layouts  atomic.Pointer[map[string]prompt.Layout] // by model; those that are not the default
+	policies     policy.Registry
+	now          func() time.Time
+	catalog      func() *backends.Catalog
+	onPanic      func(cause any, stack []byte) // nil: panics are not recovered
+	onCacheReset func(*backends.Backend)
+	layouts      atomic.Pointer[map[string]prompt.Layout] // by model; those that are not the default
 
 	// mu guards all below: matching, choosing and reserving are one step, so that two requests arriving
 	// together cannot both see the same backend idle. It is released by unlockAndRunCallbacks.
@@ -174,6 +175,7 @@ type callbacks struct {
 	first, last *QueuedRequest // whose requests were decided, linked by next
 	stalls      []stallNotice
 	panics      []recoveredPanic
+	cacheResets []*backends.Backend
 }
 
 // stallNotice is a call of a StallListener.
@@ -212,6 +214,9 @@ func (r *Router) unlockAndRunCallbacks() {
 	}
 	for _, p := range due.panics {
 		r.onPanic(p.cause, p.stack)
+	}
+	for _, b := range due.cacheResets {
+		r.onCacheReset(b)
 	}
 }
 

@@ -55,6 +55,19 @@ func (c *capacity) factor() float64 {
 	return maxCapacityFactor * math.Exp2(float64(c.lastKept-bucketCount+1)/bucketsPerDouble)
 }
 
+// minKeptEvidence is how many predictions were present, beside keptPerAbsent for each that was absent, where a
+// cache keeps all blocks.
+const (
+	minKeptEvidence = 8
+	keptPerAbsent   = 4
+)
+
+// keeps reports whether a cache has kept almost all blocks of a reuse distance, in reported capacities.
+func (c *capacity) keeps(reuseDistance float64) bool {
+	bucket := capacityBucket(reuseDistance)
+	return bucket >= 0 && bucket < c.count && c.present[bucket] >= minKeptEvidence+keptPerAbsent*c.absent[bucket]
+}
+
 // addUnexpectedHit counts a hit on blocks that the index had evicted.
 func (c *capacity) addUnexpectedHit() {
 	if c.lastKept+1 < c.count {
@@ -107,6 +120,11 @@ func (p *predictions) addPrediction(bucket int, hitTokens, promptTokens float64)
 	p.tokens += hitTokens
 	deviation := unevenText * hitTokens * max(0, 1-hitTokens/promptTokens)
 	p.variance += deviation * deviation
+}
+
+// margin returns by how many tokens the hits may differ from those predicted.
+func (p *predictions) margin(c CacheInfo) float64 {
+	return max(c.Alignment, math.Sqrt(p.variance)+predictionTolerance*p.tokens)
 }
 
 // addEvidence counts which of the predicted tokens were present, and which were absent:

@@ -6,6 +6,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/prompt"
+	"warmroute/router/index"
 )
 
 const (
@@ -24,6 +25,7 @@ type counterWindow struct {
 	since         time.Time
 	queries, hits float64 // the counters at its start
 	uncertain     float64 // tokens that may have been counted on either side of its start
+	begin         uint64  // uses of the cache before its start
 
 	prompt      float64 // tokens of the requests that started in it
 	bytes       int
@@ -31,6 +33,7 @@ type counterWindow struct {
 	textClass   prompt.TextClass
 	mixed       bool // they are of several models or classes
 	predictions predictions
+	reused      reused
 	unknown     bool // nothing could be predicted for one of them
 
 	pending []startedRequest // since the last poll was sent
@@ -47,6 +50,10 @@ type startedRequest struct {
 	predicted float64 // tokens
 	bucket    int
 	unknown   bool // nothing could be predicted
+
+	use         uint64                                 // of the cache
+	reused      [index.MaxReusedSpans]index.ReusedSpan // of its blocks, those that cannot have been evicted
+	blockTokens float64                                // tokens of one block
 }
 
 // addStarted adds a request to the pending ones.
@@ -66,14 +73,15 @@ func (w *counterWindow) movePendingToTotals(n int) {
 		w.bytes += s.bytes
 		w.predictions.addPrediction(s.bucket, s.predicted, s.prompt)
 		w.unknown = w.unknown || s.unknown
+		w.reused.addRequest(&s, w.begin)
 	}
 	w.pending = append(w.pending[:0], w.pending[n:]...)
 }
 
 // restart begins a new window at a poll. Pending requests stay.
-func (w *counterWindow) restart(l *backends.Load, uncertainTokens float64) {
+func (w *counterWindow) restart(l *backends.Load, uncertainTokens float64, uses uint64) {
 	*w = counterWindow{
-		open: true, since: l.PolledAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertainTokens, pending: w.pending,
+		open: true, since: l.PolledAt, queries: l.PrefixQueries, hits: l.PrefixHits, uncertain: uncertainTokens, begin: uses, pending: w.pending,
 		alone: l.QueuesKnown && int64(l.Running+l.Waiting) <= l.OwnInFlight,
 	}
 }
@@ -100,22 +108,23 @@ func (f *Estimates) advanceCounterWindow(slot int, load *backends.Load, unseenTo
 	switch {
 	case !w.open || load.PrefixQueries < w.queries || load.PrefixHits < w.hits || load.PolledAt.Sub(w.since) > maxWindowAge,
 		w.prompt == 0 && uncertain <= w.uncertain:
-		w.restart(load, uncertain)
+		w.restart(load, uncertain, c.Uses)
 	case w.prompt > 0 && w.uncertain+uncertain <= maxUncertainShare*w.prompt:
-		f.learnFromCounterWindow(slot, load, w.uncertain+uncertain < 1, c)
-		w.restart(load, uncertain)
+		f.learnFromCounterWindow(slot, load, w.uncertain+uncertain, c)
+		w.restart(load, uncertain, c.Uses)
 	}
 }
 
-// learnFromCounterWindow learns from a window that has ended.
-func (f *Estimates) learnFromCounterWindow(slot int, l *backends.Load, exact bool, c CacheInfo) {
+// learnFromCounterWindow learns from a window that has ended, in or outside of which uncertain tokens may have been
+// counted.
+func (f *Estimates) learnFromCounterWindow(slot int, l *backends.Load, uncertain float64, c CacheInfo) {
 	b := &f.backends[slot]
 	w := &b.window
 	queries, hits := l.PrefixQueries-w.queries, l.PrefixHits-w.hits
 	if b.withoutUsage < minUsageGap || w.unknown || hits > queries {
 		return
 	}
-	if exact && w.alone && !f.disabled && queries > minTextBytes && queries < 2*w.prompt && w.prompt < 2*queries {
+	if uncertain < 1 && w.alone && !f.disabled && queries > minTextBytes && queries < 2*w.prompt && w.prompt < 2*queries {
 		// No other client: the counted tokens are those of our prompts.
 		b.ratio.addPrompt(w.bytes, int(queries))
 		if !w.mixed {
@@ -125,5 +134,6 @@ func (f *Estimates) learnFromCounterWindow(slot int, l *backends.Load, exact boo
 	if math.Abs(queries-w.prompt) > maxExternalShare*w.prompt {
 		return
 	}
+	f.recordWindowReuse(slot, w, hits, uncertain+w.predictions.margin(c))
 	f.learnFromHits(slot, &w.predictions, hits, w.prompt, c)
 }

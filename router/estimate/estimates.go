@@ -11,6 +11,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/prompt"
+	"warmroute/router/index"
 )
 
 const (
@@ -47,6 +48,8 @@ type backend struct {
 	cachingOff   bool    // the replica reports that prefix caching is off
 	capacity     capacity
 	missing      missingHits
+	reset        cacheReset
+	engines      int        // that the replica reports; 0: unknown
 	ratio        tokenRatio // of its prompts
 	output       Average    // tokens of a sequence
 	rate         prefillRate
@@ -96,14 +99,16 @@ func (f *Estimates) ResetSlot(slot int) { f.backends[slot] = newBackend() }
 func (f *Estimates) ForgetLearned(slot int) {
 	b := &f.backends[slot]
 	fresh := newBackend()
-	fresh.group, fresh.cacheTokens, fresh.cachingOff, fresh.totals = b.group, b.cacheTokens, b.cachingOff, b.totals
+	fresh.group, fresh.cacheTokens, fresh.cachingOff, fresh.engines, fresh.totals = b.group, b.cacheTokens, b.cachingOff, b.engines, b.totals
 	*b = fresh
 	f.UpdateMedianPrefillRate()
 }
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
 func (f *Estimates) ForgetReplicaProcess(slot int) {
-	f.backends[slot].window, f.backends[slot].missing = counterWindow{}, missingHits{}
+	b := &f.backends[slot]
+	b.window, b.missing = counterWindow{}, missingHits{}
+	b.reset = cacheReset{missShare: b.reset.missShare}
 }
 
 func newBackend() backend {
@@ -301,8 +306,10 @@ type Prediction struct {
 	Bytes         int     // of canonical prompt
 	PromptTokens  float64 // about
 	MatchedBlocks int
-	MatchedTokens int           // about
-	Distance      int           // blocks used since the last use of the deepest matched one; see index.Pin
+	MatchedTokens int    // about
+	Distance      int    // blocks used since the last use of the deepest matched one; see index.Pin
+	Use           uint64 // likewise
+	Reused        [index.MaxReusedSpans]index.ReusedSpan
 	Uncached      float64       // tokens to compute
 	QueuedAhead   float64       // uncached tokens sent to the backend before, and not yet computed
 	TTFT          time.Duration // 0: not measured
@@ -324,6 +331,7 @@ type Usage struct {
 type CacheInfo struct {
 	Alignment float64 // tokens that a hit is a multiple of
 	Evicting  bool    // the index has evicted blocks
+	Uses      uint64  // of it so far, as index.Pin counts them
 }
 
 // RecordOutputLength records the length of an output, all sequences together.
@@ -373,6 +381,7 @@ func (f *Estimates) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now 
 		at: now, model: p.Model, prompt: p.PromptTokens, bytes: p.Bytes, textClass: p.TextClass, bucket: f.distanceBucket(slot, p),
 		predicted: usableHitTokens(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
 		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes,
+		use:       p.Use, reused: f.nearSpans(slot, p), blockTokens: float64(f.blockBytes) / float64(max(1, p.Bytes)) * p.PromptTokens,
 	})
 }
 
@@ -386,7 +395,7 @@ func (f *Estimates) ObserveLoad(slot int, l *backends.Load, unseenTokens float64
 	if tokens != b.cacheTokens {
 		b.cacheTokens, b.capacity = tokens, newCapacity()
 	}
-	b.cachingOff = l.PrefixCachingOff
+	b.cachingOff, b.engines = l.PrefixCachingOff, l.Engines
 	b.capacity.setHostTier(!l.HostHitsKnown || l.HostHits > 0)
 	f.advanceCounterWindow(slot, l, unseenTokens, c)
 }
@@ -402,6 +411,7 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
 	if !f.disabled {
 		f.backends[slot].missing.addResponse(all.tokens, float64(u.CachedTokens), prompt)
+		f.recordReuse(slot, p, float64(u.CachedTokens), prompt, all.margin(c))
 	}
 	f.learnFromHits(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true
@@ -432,7 +442,7 @@ func (f *Estimates) learnFromHits(slot int, p *predictions, hitTokens, promptTok
 		return
 	}
 	deviation := math.Sqrt(p.variance)
-	b.capacity.addEvidence(p, max(0, p.tokens-hitTokens-max(c.Alignment, deviation+predictionTolerance*p.tokens)))
+	b.capacity.addEvidence(p, max(0, p.tokens-hitTokens-p.margin(c)))
 	// Our blocks may end a block before the engine's.
 	block := float64(f.blockBytes) / b.ratio.bytesPerToken()
 	if hitTokens-p.tokens > block+max(c.Alignment, deviation+predictionTolerance*promptTokens) && c.Evicting {

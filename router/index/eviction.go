@@ -57,7 +57,7 @@ func (x *Index) maxBackendBlocks() int {
 func (x *Index) DropCache(slot int) {
 	c := x.caches[slot]
 	fresh := newCache()
-	fresh.capacity, fresh.evictions = c.capacity, c.evictions
+	fresh.capacity, fresh.evictions, fresh.uses = c.capacity, c.evictions, c.uses
 	x.caches[slot] = fresh
 	x.version++
 	if c.size == 0 {
@@ -66,6 +66,15 @@ func (x *Index) DropCache(slot int) {
 	x.dropped = append(x.dropped, droppedCache{slot, c.entries[1:]})
 	x.stale[slot/maxMembers] |= 1 << (slot % maxMembers)
 	*c = cache{} // a Pin may still point here
+}
+
+// DropUnusedSince removes the blocks that a backend holds and whose last use was before a Pin.Use, because its
+// replica lost its cache by then. Those of requests in flight stay, and those that the replica has reported.
+func (x *Index) DropUnusedSince(slot int, use uint64) {
+	c := x.caches[slot]
+	for at := c.oldest(); at != 0 && c.entries[at].stamp < use; at = c.oldest() {
+		x.removeEntry(slot, at)
+	}
 }
 
 // ResetSlot resets a slot whose backend was removed, for another to use.

@@ -88,6 +88,9 @@ func (x *Index) RequestedCapacity(slot int) int { return x.requested[slot] }
 // Evictions returns how many blocks of a backend were evicted to make room.
 func (x *Index) Evictions(slot int) uint64 { return x.caches[slot].evictions }
 
+// Uses returns how often requests have used a backend's cache, the last Pin.Use.
+func (x *Index) Uses(slot int) uint64 { return x.caches[slot].uses }
+
 // Bytes returns about how much memory the held blocks, KV blocks and links take.
 func (x *Index) Bytes() int64 {
 	return int64(x.entries+x.kv.heldLen+max(0, len(x.kv.links)-1)) * entryBytes

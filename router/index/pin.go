@@ -14,11 +14,15 @@ type Pin struct {
 	ReuseDistance int
 	// Omitted is how many blocks are beyond the backend's capacity.
 	Omitted int
+	// Use is the number of the Add among the uses of the backend's cache.
+	Use uint64
+	// Reused are the matched blocks that no other request used, deepest first, grouped by their last use. A
+	// span without blocks ends it. Those of more spans than it has room for are left out.
+	Reused [MaxReusedSpans]ReusedSpan
 
 	cache    *cache
 	slot     int
-	matched  int // blocks that were held before
-	stamp    uint64
+	matched  int  // blocks that were held before
 	unpinned int  // blocks that the early end of its pin made evictable
 	pinned   bool // false once the pin was ended early, because all blocks were pinned and room was needed
 
@@ -26,6 +30,16 @@ type Pin struct {
 	tailBlock prompt.Block
 
 	prev, next *Pin // on the same backend, in the order of their Adds
+}
+
+// MaxReusedSpans is how many spans of a prompt Pin.Reused has room for.
+const MaxReusedSpans = 4
+
+// ReusedSpan is consecutive blocks of a prompt that were last used together.
+type ReusedSpan struct {
+	Blocks   int
+	LastUse  uint64 // as Pin.Use
+	Distance int    // about how many blocks the backend has used since
 }
 
 // Add records in p that a backend was sent a prompt, of which it held the first
@@ -39,15 +53,32 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 	tail := x.tailEntry(slot, fitting[:matched])
 	*p = Pin{
 		ReuseDistance: c.reuseDistance(tail), Omitted: len(blocks) - len(fitting),
-		cache: c, slot: slot, matched: matched, stamp: c.uses, pinned: true,
+		cache: c, slot: slot, matched: matched, Use: c.uses, pinned: true,
 	}
-	c.pin(tail, p.stamp)
+	c.setReused(p, tail)
+	c.pin(tail, p.Use)
 	x.makeRoom(slot, len(fitting)-matched)
-	p.tail = x.insertPinned(slot, fitting[matched:], tail, p.stamp)
+	p.tail = x.insertPinned(slot, fitting[matched:], tail, p.Use)
 	if len(fitting) > 0 {
 		p.tailBlock = fitting[len(fitting)-1]
 	}
 	c.linkPin(p)
+}
+
+// setReused sets p.Reused for the matched blocks up to tail, before they are pinned.
+func (c *cache) setReused(p *Pin, tail int32) {
+	spans := 0
+	for at := tail; at != 0 && c.entries[at].pins == 0; at = c.entries[at].parent {
+		stamp := c.entries[at].stamp
+		if spans == 0 || p.Reused[spans-1].LastUse != stamp {
+			if spans == len(p.Reused) {
+				return
+			}
+			p.Reused[spans] = ReusedSpan{LastUse: stamp, Distance: c.reuseDistance(at)}
+			spans++
+		}
+		p.Reused[spans-1].Blocks++
+	}
 }
 
 // Release unpins the blocks of an Add, after an output that the next turn will send back as the blocks of
@@ -108,7 +139,7 @@ func (x *Index) Rollback(p *Pin, blocks []prompt.Block, keep int) {
 		if at == 0 {
 			continue // evicted meanwhile, or beyond the capacity
 		}
-		if e := &c.entries[at]; e.stamp != p.stamp || !e.isListed() {
+		if e := &c.entries[at]; e.stamp != p.Use || !e.isListed() {
 			return
 		}
 		x.removeEntry(p.slot, at)

@@ -42,6 +42,8 @@ type account struct {
 	prefill prefillAccount
 	kv      kvAccount
 	classes queue.ClassLoad
+
+	cacheResets uint64 // that were found
 }
 
 // New returns a ledger without backends. What requests use and show is recorded in the index and the estimates.
@@ -119,7 +121,7 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	delete(l.nextTurns, e.Conversation)
 	if !e.Prediction.IsTooLong {
 		l.index.Add(&e.pin, slot, p.Blocks, e.Prediction.MatchedBlocks)
-		e.Prediction.Distance = e.pin.ReuseDistance
+		e.Prediction.Distance, e.Prediction.Use, e.Prediction.Reused = e.pin.ReuseDistance, e.pin.Use, e.pin.Reused
 		e.kv.unindexed = p.UnindexedMediaTokens
 	}
 	a.prefill.add(e, now)
@@ -208,8 +210,22 @@ func (l *Ledger) learnFromCompletion(e *Entry, o *Outcome, now time.Time) (layou
 	l.estimates.LearnFromCompletion(e.Slot, &e.Prediction, usage, l.cacheInfo(e.Slot))
 	layoutChanged = l.estimates.LearnLayout(&e.Prediction, usage, l.cacheInfo(e.Slot))
 	l.ResizeIndex(e.Slot)
+	l.dropLostCache(e.Slot)
 	return layoutChanged
 }
+
+// dropLostCache removes from the index what a backend's replica held before it lost its cache, if its responses or
+// its counters have shown that it did.
+func (l *Ledger) dropLostCache(slot int) {
+	if before, found := l.estimates.TakeCacheReset(slot); found {
+		l.index.DropUnusedSince(slot, before)
+		l.estimates.ForgetReplicaProcess(slot)
+		l.accounts[slot].cacheResets++
+	}
+}
+
+// CacheResets returns how often responses or counters have shown that a backend's replica lost its cache.
+func (l *Ledger) CacheResets(slot int) uint64 { return l.accounts[slot].cacheResets }
 
 // reserveForNextTurn reserves the tokens of a request, if another turn may follow.
 func (l *Ledger) reserveForNextTurn(e *Entry, outputTokens int, tracker policy.ConversationTracker, now time.Time) {
@@ -223,7 +239,7 @@ func (l *Ledger) reserveForNextTurn(e *Entry, outputTokens int, tracker policy.C
 
 // cacheInfo returns the facts about a backend's cache that the estimates need.
 func (l *Ledger) cacheInfo(slot int) estimate.CacheInfo {
-	c := estimate.CacheInfo{Alignment: 1, Evicting: l.index.Evictions(slot) > 0}
+	c := estimate.CacheInfo{Alignment: 1, Evicting: l.index.Evictions(slot) > 0, Uses: l.index.Uses(slot)}
 	if load := l.accounts[slot].backend.Load(); load != nil && load.HitAlignment > 0 {
 		c.Alignment = float64(load.HitAlignment)
 	}
@@ -251,6 +267,7 @@ func (l *Ledger) ObserveLoad(slot int, load *backends.Load, now time.Time) {
 		l.estimates.SetModel(slot, cmp.Or(models[0].Root, models[0].ID))
 	}
 	l.estimates.ObserveLoad(slot, load, a.prefill.unseen, l.cacheInfo(slot))
+	l.dropLostCache(slot)
 	l.ResizeIndex(slot)
 	l.index.SweepAndEvict(upkeepBlocks)
 	a.kv.observe(load, l.ownKVTokens(slot, now), a.prefill.unseen)

@@ -502,7 +502,7 @@ func FuzzParse(f *testing.F) {
 func TestRestoredEstimates(t *testing.T) {
 	before := warm(t)
 	for key := range 200 { // dense text, long outputs, and a cache that holds less than it says
-		d := mustPick(t, before.Router, ask(before.fleet[:1], key%100, 60))
+		d := mustPick(t, before.Router, ask(before.fleet[:1], key%10, 60))
 		d.Release(router.Outcome{End: router.Completed, OutputTokens: 700, PromptTokens: 60 * 256 / 3, CachedKnown: true})
 	}
 	want, fresh := before.Estimates(), newKept(t, 2).Estimates()
