@@ -238,6 +238,8 @@ func (c *Checker) getBodyAndRecordProxyInstance(ctx context.Context, b *Backend,
 		return nil, fmt.Errorf("%s returned %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
 	case res.StatusCode == http.StatusLoopDetected:
 		return nil, c.newLoopError(path, instance)
+	case vllm.IsScalingError(res.StatusCode, body):
+		return nil, fmt.Errorf("%s: the replica is changing the number of its engines, or is not used any more (elastic expert parallelism)", path)
 	case res.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("%s returned %d%s", path, res.StatusCode, statusAdvice(res.StatusCode, b.URL.Scheme))
 	case isTooLong(err):

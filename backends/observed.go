@@ -18,10 +18,6 @@ type Load = vllm.Load
 type observed struct {
 	server *observed // of the server of which this is a rank, with its models and endpoints; nil: none
 
-	// ReportsCached is set once a response reported how much of its prompt was
-	// cached. From then on a response without that figure means none was.
-	ReportsCached atomic.Bool
-
 	load        atomic.Pointer[Load]
 	loadChanged Event
 	models      atomic.Pointer[[]Model]
@@ -29,6 +25,8 @@ type observed struct {
 
 	missing     [MaxEndpoints]atomic.Int64 // until when each Endpoint counts as missing, Unix time in nanoseconds; 0: it does not
 	lastMissing atomic.Int64               // until when any does
+
+	reportsCached atomic.Uint64 // an EndpointSet; see ReportsCached
 }
 
 // ofServer returns where the server's models and endpoints are recorded.
@@ -82,6 +80,20 @@ type EndpointSet uint64
 
 // Has reports whether e is in the set.
 func (s EndpointSet) Has(e Endpoint) bool { return s&(1<<e) != 0 }
+
+// ReportsCached reports whether a response of e has said how much of its prompt was cached. One
+// without that figure means then that none was.
+func (o *observed) ReportsCached(e Endpoint) bool { return EndpointSet(o.reportsCached.Load()).Has(e) }
+
+// RecordReportsCached records that a response of e has said how much of its prompt was cached.
+func (o *observed) RecordReportsCached(e Endpoint) {
+	if !o.ReportsCached(e) {
+		o.reportsCached.Or(1 << e)
+	}
+}
+
+// ForgetReportsCached forgets which endpoints do: the replica may be another version.
+func (o *observed) ForgetReportsCached() { o.reportsCached.Store(0) }
 
 // RecordMissingEndpoint records that the replica does not serve e, as it has responded. It
 // counts until missingEndpointLifetime is over, or the replica seems to be another process.

@@ -59,7 +59,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		RegistrationRefusedAddress, RegistrationRefusedOrigin, RegistrationRefusedURL)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryWrongResponse, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
+		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryScaling, RetryWrongResponse, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
 
@@ -89,6 +89,7 @@ const (
 	RetryEndpoint    RetryReason = "endpoint_missing" // the replica does not serve the path
 	RetryRank        RetryReason = "rank"             // the replica does not have the data-parallel rank
 
+	RetryScaling       RetryReason = "scaling"        // the replica is changing the number of its engines
 	RetryWrongResponse RetryReason = "wrong_response" // to another request, on a kept-alive connection
 )
 

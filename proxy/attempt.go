@@ -31,7 +31,7 @@ type failure struct {
 	noRetry       bool // no other backend may be asked
 	queueFull     bool // the replica refused the request with a 503
 	suspectsCrash bool // the replica may have crashed by the request
-	shuttingDown  bool // the replica shuts down in good order, and has dropped the request
+	shuttingDown  bool // the replica shuts down or scales in good order, and has dropped the request
 	done          bool // the client has disconnected, or has an error: nothing is left to do
 
 	// The response, if there was one, and the decision.
@@ -126,7 +126,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.MaxConnsReached() && f.reason != metrics.RetryDescriptors
-	case f.isMissingEndpoint(), f.isOfConnection(), f.reason == metrics.RetryRank:
+	case f.isMissingEndpoint(), f.isOfConnection(), f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
 	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()

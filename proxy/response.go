@@ -40,6 +40,7 @@ var (
 	errTruncated        = errors.New("response ended early")
 	errAborted          = errors.New("replica aborted the request")
 	errRankRefused      = errors.New("replica does not have the data-parallel rank: its ranks are read again")
+	errScaling          = errors.New("replica is changing the number of its engines")
 	errErrorBodyTooLong = errors.New("error body is too long")
 	errErrorBodyTimeout = fmt.Errorf("error body did not end in %v: %w", errorBodyTimeout, os.ErrDeadlineExceeded)
 	errErrorBodyMemory  = errors.New("no memory is left for the error body")
@@ -272,6 +273,10 @@ func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	default:
 		return a.classifyOrEndRequest(err)
 	}
+	if vllm.IsScalingError(f.status, f.body) {
+		f.reason, f.err, f.queueFull = metrics.RetryScaling, errScaling, false
+		f.shuttingDown, f.isFree = true, true // like one that finishes what it has
+	}
 	if resp.StatusCode == http.StatusInternalServerError {
 		f.shuttingDown = vllm.IsShutdownError(f.body)
 		f.isFree, f.suspectsCrash = f.shuttingDown, !f.shuttingDown
@@ -455,13 +460,13 @@ func (a *attempt) estimateTokensByLength(length int) {
 func (a *attempt) recordUsage(u *usage) {
 	b := a.decision.Backend
 	if u.hasCached {
-		b.ReportsCached.Store(true)
+		b.RecordReportsCached(a.endpoint.number)
 	}
 	a.result.OutputTokens = u.completionTokens
 	a.result.PromptTokens = u.promptTokens
 	a.result.CachedTokens = u.cachedTokens
 	// Some versions leave the figure out when it is 0.
-	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached.Load())
+	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached(a.endpoint.number))
 	a.outcome.ObservedTokens = u.cachedTokens
 	a.outcome.PromptTokens = a.decision.PromptTokens
 	if u.promptTokens > 0 {

@@ -735,6 +735,9 @@ func TestLastAttemptAwaitsOutageVerdict(t *testing.T) {
 	}
 }
 
+// scalingError is the response of a replica whose number of engines is changing.
+const scalingError = `{"error":"The model is currently scaling. Please try again later."}`
+
 // An only replica that is stopped in good order, and comes back: in between its
 // requests wait.
 func TestGracefulRestartOfOnlyReplica(t *testing.T) {
@@ -743,6 +746,7 @@ func TestGracefulRestartOfOnlyReplica(t *testing.T) {
 	for name, says := range map[string]string{
 		"abort":   answered("200 OK", wholeAbort),
 		"drains":  answered("500 Internal Server Error", `{"error":{"message":"cannot schedule new futures after shutdown","code":500}}`),
+		"scales":  answered("503 Service Unavailable", scalingError),
 		"dies":    answered("500 Internal Server Error", `{"error":{"message":"EngineCore encountered an issue","code":500}}`),
 		"refuses": answered("503 Service Unavailable", `{"error":{"message":"shutting down","code":503}}`),
 	} {
@@ -768,7 +772,13 @@ func TestGracefulRestartOfOnlyReplica(t *testing.T) {
 					t.Errorf("request %d got %+v", i, got)
 				}
 			}
-			if name == "drains" && len(a.requests()) > len(all)+int(failsafe/time.Second) {
+			if name == "scales" {
+				if status := f.router.Status(f.backends[0]); status.Opens > 0 {
+					t.Error("a replica that scales opened its breaker")
+				}
+				f.awaitMetric(`warmroute_retries_total{reason="status_503"} 0`)
+			}
+			if (name == "drains" || name == "scales") && len(a.requests()) > len(all)+int(failsafe/time.Second) {
 				t.Errorf("a replica that drains was asked %d times", len(a.requests()))
 			}
 		})

@@ -170,7 +170,7 @@ func (r *Router) ResetBackend(b *backends.Backend) ResetReport {
 	f.index.DropCache(b.Slot)
 	f.ledger.ResizeIndex(b.Slot)
 	f.forgetInPolicy(b.Slot)
-	b.ReportsCached.Store(false)
+	b.ForgetReportsCached()
 	b.ForgetMissingEndpoints()
 	h.ForgetFailures(now)
 	h.ForgetQueueFull()

@@ -122,6 +122,9 @@ func New(o Options) (*Server, error) {
 		Now:           time.Now,
 		Rand:          mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64()),
 		OnPanic:       func(cause any, stack []byte) { s.reportPanic(recovery.Dispatch, cause, stack) },
+		OnCacheReset: func(b *backends.Backend) {
+			s.log.Info("prefix cache reset", "backend", b.Name, "reason", "tokens that were cached are not any more")
+		},
 	}); err != nil {
 		return nil, err
 	}
@@ -206,7 +209,7 @@ func (s *Server) AdminAddr() net.Addr {
 func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 	stalls := newStallLog(s.router, s.log)
 	replaced := func(b *backends.Backend, _ string) {
-		b.ReportsCached.Store(false) // the next process may be another version
+		b.ForgetReportsCached() // the next process may be another version
 		s.router.ForgetCache(b)
 	}
 	s.checker = &backends.Checker{

@@ -27,6 +27,25 @@ func IsShutdownError(body []byte) bool {
 	})
 }
 
+// scalingMessages are parts of the errors with which a server with elastic expert parallelism refuses all requests but
+// health checks: while its engines change their number, and when it is not one of them any more.
+var scalingMessages = [...]string{"The model is currently scaling", "has been retired and is awaiting shutdown"}
+
+// maxScalingErrorBytes bounds the errors that IsScalingError reads.
+const maxScalingErrorBytes = 1 << 10
+
+// IsScalingError reports whether a response says that the number of the server's engines is changing: no engine has
+// seen the request. The error is a string, unlike any that may quote a request.
+func IsScalingError(status int, body []byte) bool {
+	if status != http.StatusServiceUnavailable || len(body) > maxScalingErrorBytes || !gjson.ValidBytes(body) {
+		return false
+	}
+	message := gjson.GetBytes(body, "error")
+	return message.Type == gjson.String && slices.ContainsFunc(scalingMessages[:], func(part string) bool {
+		return strings.Contains(message.Str, part)
+	})
+}
+
 const (
 	// missingPathDetail is the body of FastAPI's 404 of a path. The Rust front end has an
 	// empty body.

@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,6 +27,26 @@ func TestIsShutdownError(t *testing.T) {
 	} {
 		if got := IsShutdownError([]byte(c.body)); got != c.want {
 			t.Errorf("%s: %v, want %v", c.body, got, c.want)
+		}
+	}
+}
+
+func TestIsScalingError(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{"error":"The model is currently scaling. Please try again later."}`:             true,
+		`{"error": "This engine (rank 3) has been retired and is awaiting shutdown."}`:    true,
+		`{"error":{"message":"The model is currently scaling. Please try again later."}}`: false,
+		`{"error":"overloaded"}`: false,
+		`{"detail":"The model is currently scaling. Please try again later."}`:         false,
+		`x {"error":"The model is currently scaling. Please try again later."}`:        false,
+		`{"error":"The model is currently scaling` + strings.Repeat(" ", 1<<10) + `"}`: false,
+		``: false,
+	} {
+		if got := IsScalingError(http.StatusServiceUnavailable, []byte(body)); got != want {
+			t.Errorf("%s: %v", body, got)
+		}
+		if IsScalingError(http.StatusInternalServerError, []byte(body)) {
+			t.Errorf("%s with another status", body)
 		}
 	}
 }

@@ -15,7 +15,7 @@ const (
 	Starting ConditionState = "starting" // no check has finished yet
 	Down     ConditionState = "down"     // its checks fail
 	Draining ConditionState = "draining" // it finishes what it has
-	Stopping ConditionState = "stopping" // its replica refuses new requests because it shuts down
+	Stopping ConditionState = "stopping" // its replica refuses new requests because it shuts down or scales
 	Paused   ConditionState = "paused"   // by an operator: its engine takes no steps
 	Asleep   ConditionState = "asleep"   // its replica reports so, or an operator has put it to sleep
 	Stalled  ConditionState = "stalled"  // it has requests and makes no progress
@@ -44,7 +44,7 @@ func (r *Record) Condition(s *backends.Status, l *backends.Load, now time.Time) 
 	case s.State == backends.Draining:
 		c.State = Draining
 	case r.IsStopping(now):
-		return Condition{Stopping, r.refusals.stoppingAt, "the replica reports that it is shutting down"}
+		return Condition{Stopping, r.refusals.stoppingAt, "the replica reports that it is shutting down, or changing the number of its engines"}
 	case l != nil && l.Asleep:
 		return Condition{Asleep, l.AsleepSince, "the replica reports that its engine is asleep"}
 	case r.stalled:

@@ -398,3 +398,48 @@ func TestGrow(t *testing.T) {
 	}
 	x.Release(open, nil)
 }
+
+// Blocks that were used since stay, with those before them, and so do those of requests in flight.
+func TestDropUnusedSince(t *testing.T) {
+	x := fleet(2, 100)
+	use(x, 0, "abcdef")
+	use(x, 0, "xyz")
+	use(x, 1, "abcdef")
+	inFlight := add(x, 0, "mnop")
+	since := add(x, 0, "abcq")
+	x.Release(since, nil)
+	x.DropUnusedSince(0, since.Use)
+	for text, want := range map[string][]int{"abcdef": {3, 6}, "abcq": {4, 3}, "xyz": {0, 0}, "mnop": {4, 0}} {
+		if got := depths(x, text); !slices.Equal(got, want) {
+			t.Errorf("%s: %v blocks are held, want %v", text, got, want)
+		}
+	}
+	if n := x.Len(0); n != 8 || x.Evictions(0) != 0 {
+		t.Errorf("%d blocks are held and %d evicted", n, x.Evictions(0))
+	}
+	x.Release(inFlight, nil)
+	x.DropUnusedSince(0, x.Uses(0)+1)
+	if n := x.Len(0); n != 0 {
+		t.Errorf("%d blocks are left", n)
+	}
+}
+
+func TestReusedSpans(t *testing.T) {
+	x := fleet(1, 100)
+	use(x, 0, "system+conversation")
+	use(x, 0, "system+other")
+	first, second := x.Uses(0)-2, x.Uses(0) // the last uses, which are the ends
+	p := add(x, 0, "system+conversation, later")
+	want := [MaxReusedSpans]ReusedSpan{{Blocks: len("conversation"), LastUse: first}, {Blocks: len("system+"), LastUse: second}}
+	for i := range want {
+		if got := p.Reused[i]; got.Blocks != want[i].Blocks || got.LastUse != want[i].LastUse {
+			t.Errorf("span %d: %+v, want %+v", i, got, want[i])
+		}
+	}
+	if p.Use <= second {
+		t.Errorf("use %d after %d", p.Use, second)
+	}
+	if again := add(x, 0, "system+conversation"); again.Reused[0] != (ReusedSpan{}) {
+		t.Errorf("blocks of a request in flight: %+v", again.Reused)
+	}
+}
