@@ -72,7 +72,7 @@ func TestCacheResetFound(t *testing.T) {
 			if held := blocks(); held < all*9/10 {
 				t.Errorf("%d of %d blocks are held before the reset", held, all)
 			}
-			g.until("the reset", g.replicas[0].ResetPrefixCache)
+			g.replicas[0].ResetPrefixCache(true)
 			reset.Store(true)
 			load.Wait()
 			g.until("the reset is found", func() bool { return strings.Contains(g.log.String(), "prefix cache reset") })
