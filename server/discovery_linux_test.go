@@ -143,6 +143,15 @@ func (d *discovered) awaitLookups(n int64) {
 	d.until(fmt.Sprint(n, " lookups"), func() bool { return d.dns.queries.Load() >= from+n })
 }
 
+// awaitBackends waits until there are as many backends, and all are ready.
+func (d *discovered) awaitBackends(n int) {
+	d.t.Helper()
+	d.until(fmt.Sprint(n, " backends, all ready"), func() bool {
+		all := d.server.registry.All()
+		return len(all) == n && !slices.ContainsFunc(all, func(b *backends.Backend) bool { return b.State() != backends.Ready })
+	})
+}
+
 // backend returns the backend at one of several addresses, or nil.
 func (d *discovered) backend(address string) *backends.Backend {
 	return d.server.registry.Find(discoveredName + ":" + d.port + "@" + address)
@@ -233,11 +242,14 @@ func (d *discovered) checkGone(addresses []string, all []*backends.Backend) {
 }
 
 func TestDiscoveryUnderLoad(t *testing.T) {
-	first, all, last := loopback(1, 2), loopback(1, 8), []string{"127.0.1.2", "127.0.1.5", "127.0.1.8"}
+	all, last := loopback(1, 8), []string{"127.0.1.2", "127.0.1.5", "127.0.1.8"}
 	removed := slices.DeleteFunc(slices.Clone(all), func(a string) bool { return slices.Contains(last, a) })
-	d := startDiscovered(t, len(all), first, nil)
+	d := startDiscovered(t, len(all), loopback(1, 1), nil)
 	goroutines := runtime.NumGoroutine()
 	load := d.startLoad(48) // 1,000 requests a second
+	load.awaitRequests(d, 200)
+	d.dns.respond(withAddresses(loopback(1, 2)...))
+	d.awaitBackends(2)
 	load.awaitRequests(d, 500)
 
 	d.dns.respond(withAddresses(all...))
@@ -248,18 +260,18 @@ func TestDiscoveryUnderLoad(t *testing.T) {
 		d.until("requests at "+address, func() bool { return d.generated(address) > 0 })
 	}
 	t.Logf("each has requests %v after the answer", time.Since(answered).Round(time.Millisecond))
-	load.awaitRequests(d, 1000)
+	load.awaitRequests(d, 500)
 	backendsBefore := d.server.registry.All()
 
 	d.dns.respond(withAddresses(last...))
 	answered = time.Now()
-	d.until("three are left", func() bool { return len(d.server.registry.All()) == len(last) })
+	d.awaitBackends(len(last))
 	t.Logf("5 replicas are gone %v after the answer", time.Since(answered).Round(time.Millisecond))
 	var before int64
 	for _, address := range removed {
 		before += d.generated(address)
 	}
-	load.awaitRequests(d, 1000)
+	load.awaitRequests(d, 500)
 	load.stop()
 	for _, address := range removed {
 		before -= d.generated(address)
@@ -342,7 +354,7 @@ func TestDiscoveryWithManyAddresses(t *testing.T) {
 	}
 	load.awaitRequests(d, 200)
 	d.dns.respond(withAddresses(replicas...))
-	d.until("the others are gone", func() bool { return len(d.server.registry.All()) == len(replicas) })
+	d.awaitBackends(len(replicas))
 	load.stop()
 	d.checkGone(many[len(replicas):], nil)
 }
@@ -397,16 +409,16 @@ func TestDiscoveryOfRestartedReplica(t *testing.T) {
 		t.Error("it is another backend")
 	}
 	d.dns.respond(withAddresses(loopback(2, 3)...))
-	d.until("both are ready and the one by name is gone", func() bool {
-		all := d.server.registry.All()
-		return len(all) == 2 && d.backend("127.0.1.2") != nil && d.backend("127.0.1.3") != nil && all[0].State() == backends.Ready && all[1].State() == backends.Ready
-	})
+	d.awaitBackends(2)
+	if d.backend("127.0.1.2") == nil || d.backend("127.0.1.3") == nil {
+		t.Error("they are not the backends of their addresses")
+	}
 	if err := askStream(d.client, d.url, "hello", 8, nil); err != nil {
 		t.Error(err)
 	}
 	// Each remains a backend of its own.
 	d.dns.respond(withAddresses("127.0.1.3"))
-	d.until("one is left", func() bool { return len(d.server.registry.All()) == 1 })
+	d.awaitBackends(1)
 	if d.backend("127.0.1.3") == nil {
 		t.Error("it is not the backend of its address")
 	}
@@ -432,6 +444,39 @@ func TestDiscoveryOfMovedName(t *testing.T) {
 	if all := d.server.registry.All(); len(all) != 1 || all[0] != b {
 		t.Error("it is another backend")
 	}
+}
+
+// TestDiscoveryReload changes how many addresses are used, and whether the name is looked up at all.
+func TestDiscoveryReload(t *testing.T) {
+	t.Parallel()
+	addresses := loopback(1, 3)
+	d := startDiscovered(t, len(addresses), addresses, nil)
+	clients := startCrowd(t, d.url, 4, &http.Transport{})
+	reload := func(dns string, maxAddresses int) {
+		t.Helper()
+		next := *d.server.config
+		next.Backends = slices.Clone(next.Backends)
+		next.Backends[0].DNS, next.DNS.MaxAddresses = dns, maxAddresses
+		d.server.updateFleet(t, &next)
+	}
+	reload("auto", 2)
+	d.awaitBackends(2)
+	if d.backend("127.0.1.1") == nil || d.backend("127.0.1.2") == nil {
+		t.Error("others than the lowest addresses are used")
+	}
+	clients.more(20)
+
+	reload("off", 2)
+	d.awaitBackends(1)
+	if d.server.registry.Find(discoveredName+":"+d.port) == nil {
+		t.Error("there is no backend by the name")
+	}
+	clients.more(20)
+
+	reload("auto", 256)
+	d.awaitBackends(3)
+	clients.more(20)
+	clients.leave()
 }
 
 // TestDiscoveryOfSRVTargets starts without a replica. A request waits until the name has targets.
