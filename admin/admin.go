@@ -146,6 +146,12 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Write(append(body, '\n'))
 }
 
+// errorDetail is the error in a response.
+type errorDetail struct {
+	Message string `json:"message"`
+	Source  string `json:"src"`
+}
+
 func writeError(w http.ResponseWriter, status int, message string) {
-	writeJSON(w, status, map[string]any{"error": map[string]string{"message": message, "src": "warmroute"}})
+	writeJSON(w, status, map[string]any{"error": errorDetail{message, "warmroute"}})
 }

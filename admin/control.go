@@ -13,16 +13,11 @@ import (
 	"warmroute/backends/control"
 )
 
-// controlReport is the response to a request for an action on backends.
-type controlReport struct {
+// ControlReport is the response to a request for an action on backends.
+type ControlReport struct {
 	Action  string           `json:"action"`
 	Results []control.Result `json:"results"`
-	Error   *reportedError   `json:"error,omitempty"` // some have failed
-}
-
-type reportedError struct {
-	Message string `json:"message"`
-	Source  string `json:"src"`
+	Error   *errorDetail     `json:"error,omitempty"` // some have failed
 }
 
 // controlBackends returns the handler that carries out an action on the backend in the path, or on those
@@ -90,7 +85,7 @@ func (h *Handler) runAction(w http.ResponseWriter, r *http.Request, action strin
 		case <-ctx.Done():
 		}
 	}()
-	report := controlReport{Action: action, Results: h.Control.Run(ctx, request, list)}
+	report := ControlReport{Action: action, Results: h.Control.Run(ctx, request, list)}
 	cancel()
 	<-done
 	h.cache.invalidate()
@@ -106,7 +101,7 @@ func (h *Handler) runAction(w http.ResponseWriter, r *http.Request, action strin
 	status := http.StatusOK
 	if failed > 0 {
 		status = http.StatusBadGateway
-		report.Error = &reportedError{fmt.Sprintf("%s failed on %d of %d backends", action, failed, len(report.Results)), "warmroute"}
+		report.Error = &errorDetail{fmt.Sprintf("%s failed on %d of %d backends", action, failed, len(report.Results)), "warmroute"}
 	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.timeout))
 	writeJSON(w, status, report)

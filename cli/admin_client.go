@@ -129,7 +129,8 @@ func (a *adminEndpoint) request(ctx context.Context, method, path string, body [
 	return a.send(req)
 }
 
-// send sends a request with the token, and returns the body of a successful response.
+// send sends a request with the token, and returns the body of the response. The error is that of a response
+// with another status than 2xx.
 func (a *adminEndpoint) send(req *http.Request) ([]byte, error) {
 	if a.token != "" {
 		req.Header.Set("Authorization", "Bearer "+a.token)
@@ -150,7 +151,7 @@ func (a *adminEndpoint) send(req *http.Request) ([]byte, error) {
 	if resp.StatusCode/100 == 2 {
 		return response, nil
 	}
-	return nil, adminError(a.url, resp, response)
+	return response, adminError(a.url, resp, response)
 }
 
 // adminError returns the error for a response with another status than 2xx.

@@ -31,19 +31,26 @@ type backendsOptions struct {
 func newBackendsCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backends",
-		Short: "List, add, remove and drain the backends of a running proxy",
+		Short: "List, add, remove and drain the backends of a running proxy; act on their replicas",
 		Long: `List, add, remove and drain the backends of a running proxy. Replicas that are added
 are kept over a restart if state_file is set, and known to the other proxies if redis.url is.
+
+The other commands act on the replicas themselves, over vLLM's control API: start vLLM with
+VLLM_SERVER_DEV_MODE=1, and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 for adapters.
 
 The address and the token of the admin listener come from the configuration of the proxy, or
 from --admin, --token-file and --ca-file, as with explain.`,
 		Example: `  warmroute backends list
   warmroute backends add http://10.0.0.7:8000 --wait 5m
-  warmroute backends drain 10.0.0.5:8000 --wait 10m`,
+  warmroute backends drain 10.0.0.5:8000 --wait 10m
+  warmroute backends sleep --all`,
 	}
 	cmd.AddCommand(newBackendsListCommand(configs), newBackendsAddCommand(configs), newBackendsRemoveCommand(configs),
 		newDrainCommand(configs, "drain", "Let backends finish their requests and get no new ones"),
 		newDrainCommand(configs, "undrain", "End a drain"))
+	for _, c := range controlCommands {
+		cmd.AddCommand(newControlCommand(configs, c))
+	}
 	return cmd
 }
 

@@ -104,3 +104,37 @@ func TestExitStatusAfterInterrupt(t *testing.T) {
 	f("listening", "serve", "--listen", "127.0.0.1:0", "--admin", "", "http://127.0.0.1:1")
 	f("Live page", "demo", "--backends", "1")
 }
+
+func TestControlRunningProxy(t *testing.T) {
+	fleet := startSimFleet(t, 2, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, "").path)
+	t.Setenv("WARMROUTE_ADMIN", strings.TrimPrefix(p.admin, "http://"))
+	ready := func(n float64) {
+		t.Helper()
+		p.eventually("as many are ready", func() bool { return metricSum(t, p.admin, "warmroute_backend_ready") == n })
+	}
+	ready(2)
+	name := strings.TrimPrefix(fleet.urls[0], "http://")
+	for _, c := range []struct {
+		args  string
+		exit  int
+		says  string
+		ready float64
+	}{
+		{"sleep " + name, 0, name, 1},
+		{"resume " + name, 1, "the engine is asleep", 1},
+		{"wake --all", 0, name, 2},
+		{"pause --all --mode keep", 0, name, 0},
+		{"resume --all", 0, name, 2},
+		{"reset-cache --all", 0, name, 2},
+		{"load-adapter --all --adapter sql --path /adapters/sql", 0, name, 2},
+		{"unload-adapter " + name + " --adapter none", 1, "cannot be found", 2},
+		{"unload-adapter --all --adapter sql", 0, name, 2},
+		{"sleep nowhere", 1, "unknown backend", 2},
+	} {
+		if exit, stdout, stderr := runCommand(t, append([]string{"backends"}, strings.Fields(c.args)...)...); exit != c.exit || !strings.Contains(stdout+stderr, c.says) {
+			t.Errorf("%s: exit status %d, %s%s", c.args, exit, stdout, stderr)
+		}
+		ready(c.ready)
+	}
+}
