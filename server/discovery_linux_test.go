@@ -446,6 +446,24 @@ func TestDiscoveryOfMovedName(t *testing.T) {
 	}
 }
 
+// TestDiscoveryOfOneProcess has a replica that listens at two addresses of the name.
+func TestDiscoveryOfOneProcess(t *testing.T) {
+	t.Parallel()
+	server := startNameServer(t, withAddresses(loopback(1, 2)...))
+	url, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000, Speed: 20}}, "0.0.0.0:0")
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(url, "http://"))
+	f := startFronted(t, func(c *config.Config) {
+		c.DNS.Server, c.DNS.Interval = server.address, 10*time.Millisecond
+	}, "http://"+discoveredName+":"+port)
+	clients := startCrowd(t, f.url, 4, &http.Transport{})
+	f.until("it is one backend", func() bool { return len(f.server.registry.All()) == 1 })
+	clients.more(20)
+	if all := f.server.registry.All(); len(all) != 1 || all[0].Name != discoveredName+":"+port+"@127.0.1.1" {
+		t.Errorf("got %d backends, the first is %s", len(all), all[0].Name)
+	}
+	clients.leave()
+}
+
 // TestDiscoveryReload changes how many addresses are used, and whether the name is looked up at all.
 func TestDiscoveryReload(t *testing.T) {
 	t.Parallel()
