@@ -155,6 +155,10 @@ func TestRankHeader(t *testing.T) {
 	if _, rejected := server.RanksRejectedAt(); rejected || ranks[0].RankHeader()[0] != "4" || ranks[1].RankHeader() != nil {
 		t.Error("the rank that is left has no number, or the one that is gone has one")
 	}
+	ranks[1].RejectRanks(now) // the response to a request from before
+	if _, rejected := server.RanksRejectedAt(); rejected {
+		t.Error("a refusal of a rank that is gone counts")
+	}
 	undivided := NewUndivided(server)
 	server.SetParts([]*Backend{undivided})
 	if _, isRank := undivided.Engine(); isRank || undivided.RankHeader() != nil || undivided.Name != server.Name || undivided.Address() != server.Address() {
