@@ -50,9 +50,9 @@ func (name *lookedUpName) state() discovery.State {
 func (f *Fleet) mergeAliases(ctx context.Context, name *lookedUpName) {
 	for _, c := range f.aliasCandidates(name) {
 		limited, cancel := context.WithTimeout(ctx, comparisonTimeout)
-		same, err := isSameProcess(limited, c.first, c.second)
+		same, certain, err := isSameProcess(limited, c.first, c.second)
 		cancel()
-		if err == nil && ctx.Err() == nil {
+		if err == nil && certain && ctx.Err() == nil { // else they are compared again after the next lookup
 			f.recordComparison(name, c, same)
 		}
 	}
@@ -125,20 +125,21 @@ func (f *Fleet) recordComparison(name *lookedUpName, c candidate, same bool) {
 }
 
 // isSameProcess requests /metrics from the first, the second and again the first backend, and reports whether one
-// process has responded.
-func isSameProcess(ctx context.Context, first, second *backends.Backend) (bool, error) {
+// process has responded, and whether that is certain.
+func isSameProcess(ctx context.Context, first, second *backends.Backend) (same, certain bool, err error) {
 	var seen [3]vllm.Process
 	for i, b := range []*backends.Backend{first, second, first} {
 		res, err := b.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
 		if err != nil {
-			return false, err
+			return false, false, err
 		}
 		body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxMetricsBytes))
 		res.Body.Close()
 		if err != nil || res.StatusCode != http.StatusOK {
-			return false, fmt.Errorf("/metrics returned %d: %w", res.StatusCode, err)
+			return false, false, fmt.Errorf("/metrics returned %d: %w", res.StatusCode, err)
 		}
 		seen[i] = vllm.ParseProcess(body)
 	}
-	return vllm.IsSameProcess(seen[0], seen[1], seen[2]), nil
+	same, certain = vllm.IsSameProcess(seen[0], seen[1], seen[2])
+	return same, certain, nil
 }

@@ -30,11 +30,15 @@ func ParseProcess(metrics []byte) (p Process) {
 
 // IsSameProcess reports whether one process has written three responses in this order: before and after over one
 // address, between over another. Replicas that were started together have the same start time within its step,
-// but not the same CPU time.
-func IsSameProcess(before, between, after Process) bool {
-	return before.StartTime > 0 && before.StartTime == between.StartTime && before.StartTime == after.StartTime &&
-		before.CPUSeconds > 0 && before.CPUSeconds <= between.CPUSeconds && between.CPUSeconds <= after.CPUSeconds &&
-		isBetween(between.ResidentBytes, before.ResidentBytes, after.ResidentBytes)
+// but not the same CPU time. It is not certain that they are different processes if only the memory differs, which
+// changes while a process works.
+func IsSameProcess(before, between, after Process) (same, certain bool) {
+	if before.StartTime <= 0 || before.StartTime != between.StartTime || before.StartTime != after.StartTime ||
+		before.CPUSeconds <= 0 || before.CPUSeconds > between.CPUSeconds || between.CPUSeconds > after.CPUSeconds {
+		return false, true
+	}
+	same = isBetween(between.ResidentBytes, before.ResidentBytes, after.ResidentBytes)
+	return same, same
 }
 
 func isBetween(x, a, b float64) bool { return min(a, b) <= x && x <= max(a, b) }

@@ -24,19 +24,19 @@ func TestIsSameProcess(t *testing.T) {
 	for _, c := range []struct {
 		name                   string
 		before, between, after Process
-		want                   bool
+		want, certain          bool
 	}{
-		{"idle", p, p, p, true},
-		{"working", p, Process{100, 20.01, 1100}, later, true},
-		{"another start", p, Process{100.01, 20.01, 1100}, later, false},
-		{"started together", p, Process{100, 19.5, 1100}, later, false},
-		{"other memory", p, Process{100, 20.01, 1300}, later, false},
-		{"restarted meanwhile", p, p, Process{200, 1, 1000}, false},
-		{"nothing reported", Process{}, Process{}, Process{}, false},
-		{"CPU time not reported", Process{StartTime: 100}, Process{StartTime: 100}, Process{StartTime: 100}, false},
+		{"idle", p, p, p, true, true},
+		{"working", p, Process{100, 20.01, 1100}, later, true, true},
+		{"another start", p, Process{100.01, 20.01, 1100}, later, false, true},
+		{"started together", p, Process{100, 19.5, 1100}, later, false, true},
+		{"other memory", p, Process{100, 20.01, 1300}, later, false, false},
+		{"restarted meanwhile", p, p, Process{200, 1, 1000}, false, true},
+		{"nothing reported", Process{}, Process{}, Process{}, false, true},
+		{"CPU time not reported", Process{StartTime: 100}, Process{StartTime: 100}, Process{StartTime: 100}, false, true},
 	} {
-		if got := IsSameProcess(c.before, c.between, c.after); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
+		if got, certain := IsSameProcess(c.before, c.between, c.after); got != c.want || certain != c.certain {
+			t.Errorf("%s: %v, certain %v", c.name, got, certain)
 		}
 	}
 }
