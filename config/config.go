@@ -52,6 +52,8 @@ type Config struct {
 	SSE             SSE                     `mapstructure:"sse"`
 	Connections     Connections             `mapstructure:"connections"`
 	CORS            CORS                    `mapstructure:"cors"`
+	Models          Models                  `mapstructure:"models"`
+	Wake            []Wake                  `mapstructure:"wake"`
 	ExtraPaths      []string                `mapstructure:"extra_paths"` // of replicas, to which requests are relayed as well
 	ResponseHeaders bool                    `mapstructure:"response_headers"`
 	Log             Log                     `mapstructure:"log"`
@@ -216,6 +218,18 @@ type CORS struct {
 	Origins []string `mapstructure:"origins"` // or "*" alone: all
 }
 
+// Models configures models that replicas do not list.
+type Models struct {
+	Patterns map[string]string `mapstructure:"patterns"` // of adapters' names, with one *, to the base model
+}
+
+// Wake is a URL that is called when requests wait for a model that no replica serves.
+type Wake struct {
+	Model   string        `mapstructure:"model"`
+	URL     string        `mapstructure:"url"`
+	Timeout time.Duration `mapstructure:"timeout" range:"1s.."` // 10 minutes unless given
+}
+
 // Log configures the log.
 type Log struct {
 	Level  string `mapstructure:"level" oneof:"debug info warn error"`
@@ -240,6 +254,9 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		CORSOrigins:    c.CORS.Origins,
 		ReadyIfEmpty:   c.Registration.Enabled(),
 		ExtraPaths:     c.ExtraPaths,
+
+		AdapterPatterns: c.Models.adapterPatterns(),
+		WakeTimeouts:    c.wakeTimeouts(),
 
 		DescriptorConnections: c.MaxClientConnections(maxOpenFiles),
 	}

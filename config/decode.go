@@ -54,6 +54,12 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		return decodeList(value, "", "; begin each backend with \"- url:\"")
 	case Backend:
 		return normalizeBackend(value)
+	case map[string]string:
+		return decodeStringMap(value)
+	case []Wake:
+		return decodeList(value, "", "; begin each model with \"- model:\"")
+	case Wake:
+		return normalizeWake(value)
 	case []Key:
 		return checkKeyList(value)
 	case Key:
@@ -183,6 +189,43 @@ func normalizeBackend(value any) (any, error) {
 		return complete, nil
 	}
 	return nil, fmt.Errorf("expected a mapping with url, name and so on, or just a URL, got %s", describeType(value))
+}
+
+// defaultWakeTimeout is that of a Wake without one: a large model takes minutes to load.
+const defaultWakeTimeout = 10 * time.Minute
+
+// normalizeWake returns a mapping with the settings whose default is not zero.
+func normalizeWake(value any) (any, error) {
+	given, ok := value.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("expected a mapping with model and url, got %s", describeType(value))
+	}
+	if key, advice := findUnknownKey[Wake](given, "a wake"); key != "" {
+		return nil, fmt.Errorf("unknown key %q; %s", key, advice)
+	}
+	complete := map[string]any{"timeout": defaultWakeTimeout.String()}
+	maps.Copy(complete, given)
+	return complete, nil
+}
+
+// decodeStringMap returns a mapping of strings as it is, and reads the text of an environment variable, as in a=b,c=d.
+func decodeStringMap(value any) (any, error) {
+	text, ok := value.(string)
+	if !ok {
+		if _, ok := value.(map[string]any); !ok {
+			return nil, fmt.Errorf("expected a mapping, got %s", describeType(value))
+		}
+		return value, nil
+	}
+	entries := map[string]any{}
+	for _, entry := range splitAtCommas(text) {
+		key, value, ok := strings.Cut(entry, "=")
+		if !ok {
+			return nil, fmt.Errorf("%q has no =; write entries as in a=b,c=d", entry)
+		}
+		entries[strings.TrimSpace(key)] = strings.TrimSpace(value)
+	}
+	return entries, nil
 }
 
 // checkKeyList returns value if it is a list. Keys are kept out of the environment,

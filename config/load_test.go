@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -89,6 +90,8 @@ func TestDefaults(t *testing.T) {
 		SSE:             SSE{Keepalive: 15 * time.Second, QueueKeepalive: 45 * time.Second},
 		Connections:     Connections{MaxPerBackend: 8192},
 		CORS:            CORS{Origins: []string{}},
+		Models:          Models{Patterns: map[string]string{}},
+		Wake:            []Wake{},
 		ExtraPaths:      []string{},
 		ResponseHeaders: true,
 		Log:             Log{Level: "info", Format: "text"},
@@ -112,7 +115,7 @@ func TestDefaultsCoverAllSettings(t *testing.T) {
 	var walk func(m map[string]any, prefix string)
 	walk = func(m map[string]any, prefix string) {
 		for key, value := range m {
-			if section, ok := value.(map[string]any); ok {
+			if section, ok := value.(map[string]any); ok && len(section) > 0 { // else a setting that is a mapping
 				walk(section, prefix+key+".")
 			} else {
 				lines = append(lines, prefix+key)
@@ -255,7 +258,7 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 	values := otherValues()
 	for _, s := range settingsOf(reflect.ValueOf(Config{}), "", false) {
 		path := s.path
-		if s.value.Kind() == reflect.Slice || strings.HasPrefix(path, "tls.") || strings.HasPrefix(path, "admin_tls.") { // a pair, and of files that are there
+		if s.value.Kind() == reflect.Slice || s.value.Kind() == reflect.Map || strings.HasPrefix(path, "tls.") || strings.HasPrefix(path, "admin_tls.") { // a pair, and of files that are there
 			continue
 		}
 		other, ok := values[path]
@@ -278,6 +281,24 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 				t.Errorf("from %s: got %v, want %v", envName(path), got, other.value)
 			}
 		})
+	}
+}
+
+func TestModelPatterns(t *testing.T) {
+	want := []proxy.AdapterPattern{{Prefix: "sql-", Suffix: "-v2", Base: "org/new"}, {Prefix: "sql-", Base: "org/base.1"}, {Suffix: "-x", Base: "other"}}
+	if got := mustLoad(t, "models:\n  patterns: {\"*-x\": other, \"sql-*\": org/base.1, \"sql-*-v2\": org/new}", "http://a:8000").ProxySettings(0).AdapterPatterns; !slices.Equal(got, want) {
+		t.Errorf("from the file: %+v", got)
+	}
+	t.Setenv("WARMROUTE_MODELS_PATTERNS", "*-x=other, sql-*=org/base.1,sql-*-v2=org/new")
+	if got := mustLoad(t, "", "http://a:8000").ProxySettings(0).AdapterPatterns; !slices.Equal(got, want) {
+		t.Errorf("from the environment: %+v", got)
+	}
+}
+
+func TestWake(t *testing.T) {
+	want := map[string]time.Duration{"a": 10 * time.Minute, "org/b": time.Hour}
+	if got := mustLoad(t, "wake: [{model: a, url: http://scaler/a}, {model: org/b, url: https://x:1/b?c, timeout: 1h}]", "http://a:8000").ProxySettings(0).WakeTimeouts; !maps.Equal(got, want) {
+		t.Errorf("got %v", got)
 	}
 }
 

@@ -124,6 +124,10 @@ func settingSchema(s *setting) schema {
 		return schema{"anyOf": []schema{{"type": "array", "items": schema{"type": "string"}}, {"type": "string"}}}
 	case []Backend:
 		return schema{"type": "array", "items": schema{"anyOf": []schema{{"type": "string"}, elementSchema[Backend]("backends", "url")}}}
+	case map[string]string:
+		return schema{"anyOf": []schema{{"type": "object", "additionalProperties": schema{"type": "string"}}, {"type": "string"}}}
+	case []Wake:
+		return schema{"type": "array", "items": elementSchema[Wake]("wake", "model")}
 	case []Key:
 		return schema{"type": "array", "items": elementSchema[Key]("keys", "name")}
 	}

@@ -30,6 +30,7 @@ func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateRouting(errs)
 	c.validateCORS(errs)
 	c.validateExtraPaths(errs)
+	c.validateModels(errs)
 	c.validateRedis(errs)
 	c.validateRelations(errs)
 }

@@ -70,6 +70,9 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 	if r.StepTokens > 0 && (!chosen.UsesQueue || r.Queue.Requests == 0) {
 		warn("routing.step_tokens: %d has no effect: only the admission queue of policy prefix uses it (routing.queue.requests); remove it", r.StepTokens)
 	}
+	if len(c.Wake) > 0 && r.Queue.Requests == 0 {
+		warn("wake: has no effect: the admission queue is off (routing.queue.requests), so that no request waits; remove it or turn the queue on")
+	}
 	if at := slices.IndexFunc(c.Keys, func(k Key) bool { return k.QueueTime > 0 }); at >= 0 && r.Queue.Requests == 0 {
 		warn("keys[%d].queue_time: %v has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on", at, c.Keys[at].QueueTime)
 	}

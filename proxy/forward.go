@@ -23,7 +23,8 @@ func (r *request) forward() {
 	r.input.sessionHeader = r.httpReq.Header[sessionHeader]
 	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()
-	h.receivedAt, h.queueTimeouts = r.bodyReceivedAt, r.queueTimeoutsOr(r.settings.QueueTimeouts)
+	h.receivedAt = r.bodyReceivedAt
+	h.queueTimeouts, h.outageSetting = r.modelQueueTimeouts()
 	defer r.replaceBestFailure(nil)
 	stopWaiting := func() {
 		r.stopQueueKeepalive()

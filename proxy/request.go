@@ -13,10 +13,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/prompt"
-	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
 
@@ -328,7 +326,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	if apiErr != nil {
 		return apiErr
 	}
-	pr.ApplyLayout(r.proxy.router.PromptLayout(engine))
+	pr.ApplyLayout(r.proxy.router.PromptLayout(in.request.Model))
 	in.request.Forks = pr.Forks()
 	engine = r.blockSeed(engine, r.settings.IsolateTenants, in.request.Tenant)
 	if pr.Cacheable && r.endpoint.promptKind != prompt.Other {
@@ -359,51 +357,6 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 		in.request.PromptKey = nonzero(xxh3.HashStringSeed(engine, pr.FirstMessageHash))
 	}
 	return nil
-}
-
-// mayUseAnyModel reports whether the request, which names no model, may go to any backend: extra paths need none, and
-// there is no default one.
-func (r *request) mayUseAnyModel(c *backends.Catalog) bool {
-	_, hasDefault := c.OnlyBaseModel()
-	return r.endpoint.isExtra && !hasDefault && len(c.Models) > 0 && (r.account == nil || r.account.Models == nil)
-}
-
-// setModelBackends has the request routed to the backends that serve the model; empty: the default one. It
-// returns the engine's name of it, which seeds the hashes of its prompts.
-func (r *request) setModelBackends(model string) (engineModel string, apiErr *apiError) {
-	catalog, req := r.proxy.registry.Catalog(), &r.input.request
-	req.Endpoint = r.endpoint.number
-	req.NonGenerative = r.endpoint.format == plainFormat
-	if model == "" {
-		if r.mayUseAnyModel(catalog) {
-			req.Backends = r.proxy.registry.All()
-			return "", nil
-		}
-		if model, apiErr = r.defaultModel(catalog); apiErr != nil {
-			return "", apiErr
-		}
-	}
-	entry, ok := findModel(catalog, model, r.account)
-	if !ok && mayAwaitModels(catalog, r.account, model) {
-		req.Backends, req.CatalogID, req.Model = nil, model, model
-		return model, nil
-	}
-	if !ok {
-		return "", r.proxy.unknownModelError(model, r.account)
-	}
-	r.outcome.Model = entry.ID
-	req.Backends, req.CatalogID = entry.Backends, entry.ID
-	if entry.Adapter {
-		req.Adapter = entry.ID
-	}
-	req.Model = catalog.EngineModel(entry.ID)
-	req.MaxPromptTokens = catalog.MaxTokens(entry.ID)
-	return req.Model, nil
-}
-
-// mayAwaitModels reports whether a request waits although no replica lists its model: none has listed any.
-func mayAwaitModels(c *backends.Catalog, holder *apikey.Account, model string) bool {
-	return len(c.Models) == 0 && (holder == nil || holder.MayUse(model))
 }
 
 const (

@@ -53,6 +53,7 @@ func (a *attemptRecord) suspectsReplicaDown() bool {
 type history struct {
 	receivedAt    time.Time            // when its body was there
 	queueTimeouts router.QueueTimeouts // of all its waits together; none: it never waits
+	outageSetting string               // that sets the Outage of these
 	attempts      []attemptRecord
 	sent          int      // attempts begun
 	best          *failure // the latest with a response of a replica, else the latest
@@ -537,7 +538,7 @@ func (h *history) queueLimit(isOutage bool) string {
 	case t.Total > 0:
 		return t.Total.String() + " (the key's queue_time)"
 	case isOutage:
-		return t.Outage.String() + " (routing.queue.time)"
+		return t.Outage.String() + " (" + h.outageSetting + ")"
 	default:
 		return t.Busy.String() + " (routing.queue.busy_time)"
 	}

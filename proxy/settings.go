@@ -23,7 +23,12 @@ type Settings struct {
 	IsolateTenants bool                 // prompts match only those of the same tenant
 	CORSOrigins    []string             // whose pages browsers let use the API, or "*" for all
 	ReadyIfEmpty   bool                 // GET /readyz is 200 without a ready replica, since others may yet be added
-	ExtraPaths     []string             // to which POSTs are relayed as well, as CheckExtraPath allows and at most MaxExtraPaths
+	// AdapterPatterns are those of adapters that replicas load when they are asked for; the first that matches counts.
+	AdapterPatterns []AdapterPattern
+	// WakeTimeouts are of the models that are started when requests wait for them: for how long these wait.
+	WakeTimeouts map[string]time.Duration
+
+	ExtraPaths []string // to which POSTs are relayed as well, as CheckExtraPath allows and at most MaxExtraPaths
 
 	// DescriptorConnections is for how many client connections there are file descriptors. Beyond it a new one closes all
 	// that have been idle for a second. 0: unknown.

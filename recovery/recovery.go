@@ -27,11 +27,12 @@ const (
 	Removal      Place = "removal" // of a backend
 	ConfigReload Place = "config_reload"
 	Discovery    Place = "discovery" // lookups of a name
+	Wake         Place = "wake"      // of a model
 )
 
 // Places returns all places.
 func Places() []Place {
-	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery}
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake}
 }
 
 // Reporter receives each recovered panic. It is safe for concurrent use.

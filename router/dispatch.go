@@ -111,7 +111,7 @@ func (a *admission) followCatalog(c *backends.Catalog, now time.Time, due *callb
 			a.queue.SetBackends(it, list)
 			t.waitsFor = noSlot
 		}
-		if c != nil && len(c.Models) > 0 && len(t.req.Backends) == 0 && t.req.CatalogID != "" {
+		if c != nil && len(c.Models) > 0 && len(t.req.Backends) == 0 && t.req.CatalogID != "" && !t.req.AwaitsModel {
 			unknown = append(unknown, t)
 		}
 	}

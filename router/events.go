@@ -215,6 +215,16 @@ func (r *Router) CountReady(list []*backends.Backend) (n int) {
 	return n
 }
 
+// AwaitsModel reports whether a queued request is for a model, by its ID in the catalog.
+func (r *Router) AwaitsModel(id string) (awaited bool) {
+	r.withLock(func() {
+		for it := range r.admission.queue.Items() {
+			awaited = awaited || it.Value.req.CatalogID == id
+		}
+	})
+	return awaited
+}
+
 // BackendEstimates is what was learned of one backend.
 type BackendEstimates struct {
 	Backend *backends.Backend // nil: the slot is free

@@ -35,6 +35,7 @@ func (s *Server) Run(ctx context.Context) error {
 	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads, s.panics)
 	routing.Go(s.fleet.Start(background))
 	routing.Go(func() { s.panics.RunLoop(background, recovery.Tick, s.router.Run) })
+	routing.Go(func() { s.panics.RunLoop(background, recovery.Wake, s.waker.run) })
 	if s.cluster != nil {
 		routing.Go(func() { s.cluster.Run(background) })
 	}

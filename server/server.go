@@ -83,6 +83,7 @@ type Server struct {
 	cluster       *cluster.Cluster // nil: this proxy is the only one
 	metrics       *metrics.Metrics
 	startupChecks *startupChecks
+	waker         *waker
 	resources     *resourceLog
 
 	warnedDescriptors uint64 // that the last warning about their number named; 0: none
@@ -157,6 +158,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.startupChecks = newStartupChecks(registry.All())
 	s.fleet = s.newFleet(initial)
+	s.waker = newWaker(s.router, registry, o.Log, c.Wake)
 	s.proxy = proxy.New(proxy.Options{
 		Registry: registry,
 		Router:   s.router,

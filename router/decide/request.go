@@ -14,9 +14,11 @@ import (
 type Request struct {
 	Backends  []*backends.Backend // those that serve its model
 	CatalogID string              // its model's ID in the catalog; "": Backends stay as they are
-	Model     string              // as the engine knows it; token ratios are learned by it
-	Adapter   string              // LoRA adapter that it is for; "": none
-	Endpoint  backends.Endpoint
+	// AwaitsModel: it waits for a backend that lists its model, although backends list others.
+	AwaitsModel bool
+	Model       string // as the engine knows it; token ratios are learned by it
+	Adapter     string // LoRA adapter that it is for; "": none
+	Endpoint    backends.Endpoint
 
 	Blocks    []prompt.Block // unchanged until the Reservation's Release
 	Forks     []prompt.Fork  // where Blocks part from those of other layouts

@@ -1,0 +1,75 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"warmroute/proxy"
+)
+
+const (
+	maxPatterns = 64 // each unknown model is compared with them
+	maxWakes    = 64
+)
+
+func (c *Config) validateModels(errs *errorList) {
+	if n := len(c.Models.Patterns); n > maxPatterns {
+		errs.add("models.patterns", "%d patterns are too many; the maximum is %d", n, maxPatterns)
+	}
+	for _, pattern := range slices.Sorted(maps.Keys(c.Models.Patterns)) {
+		switch base := c.Models.Patterns[pattern]; {
+		case strings.Count(pattern, "*") != 1:
+			errs.add("models.patterns", "%q needs exactly one *, as in sql-*", pattern)
+		case pattern == "*":
+			errs.add("models.patterns", `"*" would match every unknown model; name a part that all adapters share`)
+		case base == "":
+			errs.add("models.patterns", "%q has no base model; name the one whose replicas load such adapters", pattern)
+		}
+	}
+	if len(c.Wake) > maxWakes {
+		errs.add("wake", "%d models are too many; the maximum is %d", len(c.Wake), maxWakes)
+	}
+	for i, w := range c.Wake {
+		at := fmt.Sprintf("wake[%d]", i)
+		if errs.hasAny(at) {
+			continue // it could not be read
+		}
+		if w.Model == "" {
+			errs.add(at+".model", "is missing; name the model")
+		} else if first := slices.IndexFunc(c.Wake, func(o Wake) bool { return o.Model == w.Model }); first < i {
+			errs.add(at+".model", "%s is already wake[%d]; remove one of the two", w.Model, first)
+		}
+		// The URL may hold a secret.
+		if u, err := url.Parse(w.URL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.Fragment != "" {
+			errs.add(at+".url", "is not a URL such as http://scaler:8000/start")
+		}
+		if w.Timeout < time.Second {
+			errs.add(at+".timeout", "%v is too short; the minimum is 1s", w.Timeout)
+		}
+	}
+}
+
+// adapterPatterns returns the patterns, the longest first.
+func (m *Models) adapterPatterns() (patterns []proxy.AdapterPattern) {
+	for _, pattern := range slices.SortedFunc(maps.Keys(m.Patterns), func(a, b string) int {
+		return cmp.Or(len(b)-len(a), strings.Compare(a, b))
+	}) {
+		prefix, suffix, _ := strings.Cut(pattern, "*")
+		patterns = append(patterns, proxy.AdapterPattern{Prefix: prefix, Suffix: suffix, Base: m.Patterns[pattern]})
+	}
+	return patterns
+}
+
+// wakeTimeouts returns for how long requests wait for each model that can be woken.
+func (c *Config) wakeTimeouts() map[string]time.Duration {
+	timeouts := map[string]time.Duration{}
+	for _, w := range c.Wake {
+		timeouts[w.Model] = w.Timeout
+	}
+	return timeouts
+}

@@ -1,0 +1,188 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/config"
+	"warmroute/router"
+)
+
+const (
+	wakeCheckInterval = time.Second
+	wakeCallTimeout   = 10 * time.Second
+	wakeRetryDelay    = 5 * time.Second // after a call that failed
+	wakeLogInterval   = time.Minute     // between two logs of failures
+	maxWakeResponse   = 64 << 10
+)
+
+// waker calls the URLs of models that requests wait for and no ready backend serves.
+type waker struct {
+	router   *router.Router
+	registry *backends.Registry
+	log      *slog.Logger
+	client   http.Client
+	settings atomic.Pointer[[]config.Wake]
+}
+
+func newWaker(r *router.Router, registry *backends.Registry, log *slog.Logger, settings []config.Wake) *waker {
+	w := &waker{router: r, registry: registry, log: log, client: http.Client{
+		Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
+		Timeout:       wakeCallTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+	w.settings.Store(&settings)
+	return w
+}
+
+// configure replaces the settings.
+func (w *waker) configure(settings []config.Wake) { w.settings.Store(&settings) }
+
+// wakeState is what was done to wake one model. The zero value is that of a model which was ready.
+type wakeState struct {
+	calling  bool
+	calledAt time.Time // of the last call; zero: none since the model was ready
+	failed   bool      // that call
+	loggedAt time.Time // when a failure was logged last
+}
+
+// isDue reports whether the URL is to be called for requests that wait while the model is not ready.
+func (s *wakeState) isDue(timeout time.Duration, now time.Time) bool {
+	switch {
+	case s.calling:
+		return false
+	case s.calledAt.IsZero():
+		return true
+	case s.failed:
+		return now.Sub(s.calledAt) >= wakeRetryDelay
+	}
+	return now.Sub(s.calledAt) >= timeout
+}
+
+// shouldLogFailure reports whether a failure at a time is to be logged.
+func (s *wakeState) shouldLogFailure(now time.Time) bool {
+	return s.loggedAt.IsZero() || now.Sub(s.loggedAt) >= wakeLogInterval
+}
+
+// wakeResult is the end of a call.
+type wakeResult struct {
+	model string
+	err   error
+}
+
+// run calls URLs until ctx is done. It waits for the calls that are in progress.
+func (w *waker) run(ctx context.Context) {
+	states, results := map[string]*wakeState{}, make(chan wakeResult)
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // also if this panics
+	ticks := time.NewTicker(wakeCheckInterval)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-results:
+			w.recordResult(states[r.model], r, time.Now())
+			continue
+		case <-ticks.C:
+		}
+		settings := *w.settings.Load()
+		for _, s := range settings {
+			state := states[s.Model]
+			if state == nil {
+				state = new(wakeState)
+				states[s.Model] = state
+			}
+			if w.isReady(s.Model) {
+				state.calledAt, state.failed = time.Time{}, false
+				continue
+			}
+			if !state.isDue(s.Timeout, time.Now()) || !w.router.AwaitsModel(s.Model) {
+				continue
+			}
+			state.calling, state.calledAt = true, time.Now()
+			calls.Go(func() {
+				r := wakeResult{s.Model, w.call(ctx, s)}
+				select {
+				case results <- r:
+				case <-ctx.Done():
+				}
+			})
+		}
+		w.forgetRemoved(states, settings)
+	}
+}
+
+// recordResult records the end of a call, and logs it.
+func (w *waker) recordResult(state *wakeState, r wakeResult, now time.Time) {
+	state.calling, state.failed = false, r.err != nil
+	switch {
+	case r.err == nil:
+		state.loggedAt = time.Time{}
+		w.log.Info("model woken", "model", r.model)
+	case state.shouldLogFailure(now):
+		state.loggedAt = now
+		w.log.Warn("waking a model failed", "model", r.model, "err", r.err)
+	}
+}
+
+// forgetRemoved removes the states of models that are not configured any more.
+func (w *waker) forgetRemoved(states map[string]*wakeState, settings []config.Wake) {
+	if len(states) == len(settings) {
+		return
+	}
+	configured := map[string]bool{}
+	for _, s := range settings {
+		configured[s.Model] = true
+	}
+	for model, state := range states {
+		if !configured[model] && !state.calling {
+			delete(states, model)
+		}
+	}
+}
+
+// isReady reports whether a ready backend serves a model.
+func (w *waker) isReady(model string) bool {
+	entry, listed := w.registry.Catalog().Find(model)
+	return listed && w.router.CountReady(entry.Backends) > 0
+}
+
+// call calls the URL of a model. The error does not show the URL, which may hold a secret.
+func (w *waker) call(ctx context.Context, s config.Wake) error {
+	body, err := json.Marshal(map[string]string{"model": s.Model})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL, bytes.NewReader(body))
+	if err != nil {
+		return errors.New("wake[].url is invalid")
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := w.client.Do(req)
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		return failed.Err
+	}
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxWakeResponse))
+	if resp.StatusCode >= http.StatusMultipleChoices {
+		return fmt.Errorf("wake[].url returned %d", resp.StatusCode)
+	}
+	return nil
+}

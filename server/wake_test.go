@@ -1,0 +1,127 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"warmroute/config"
+	"warmroute/lab/sim"
+)
+
+func TestWakeIsDue(t *testing.T) {
+	const timeout = time.Minute
+	now := time.Unix(1000, 0)
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	for name, c := range map[string]struct {
+		state wakeState
+		want  bool
+	}{
+		"never called":                {wakeState{}, true},
+		"being called":                {wakeState{calling: true}, false},
+		"called a while ago":          {wakeState{calledAt: ago(timeout - 1)}, false},
+		"called a timeout ago":        {wakeState{calledAt: ago(timeout)}, true},
+		"a call has just failed":      {wakeState{calledAt: ago(wakeRetryDelay - 1), failed: true}, false},
+		"a call failed":               {wakeState{calledAt: ago(wakeRetryDelay), failed: true}, true},
+		"being called after failures": {wakeState{calling: true, calledAt: ago(timeout), failed: true}, false},
+	} {
+		if got := c.state.isDue(timeout, now); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+func TestWakeFailuresAreLoggedOnceAMinute(t *testing.T) {
+	var log syncBuffer
+	logger, _ := NewLogger(config.Log{Level: "info", Format: "text"}, &log)
+	w := newWaker(nil, nil, logger, nil)
+	state, now := new(wakeState), time.Unix(1000, 0)
+	for range 25 { // two minutes
+		w.recordResult(state, wakeResult{"m", errors.New("refused")}, now)
+		now = now.Add(wakeRetryDelay)
+	}
+	if n := strings.Count(log.String(), "waking a model failed"); n != 3 || !state.failed {
+		t.Errorf("%d failures are logged:\n%s", n, log.String())
+	}
+	w.recordResult(state, wakeResult{"m", nil}, now)
+	w.recordResult(state, wakeResult{"m", errors.New("refused")}, now)
+	if n := strings.Count(log.String(), "waking a model failed"); n != 4 {
+		t.Errorf("%d failures are logged, one after a success", n)
+	}
+}
+
+// Requests wait for a model whose replica is not there. The URL is called once for all of them, starts it, and is not
+// called again; the queue's own time is shorter than that takes.
+func TestWake(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	var calls atomic.Int64
+	bodies := make(chan string, 10)
+	scaler := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		bodies <- r.Method + " " + r.URL.RequestURI() + " " + string(body)
+		if calls.Add(1) == 1 { // the first call fails, and is repeated
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		time.AfterFunc(3*time.Second, func() { startSimReplica(t, sim.Config{Model: "big"}, address) })
+	}))
+	t.Cleanup(scaler.Close)
+	other, _ := startSimReplica(t, sim.Config{Model: "small"}, "127.0.0.1:0")
+	f := startFronted(t, func(c *config.Config) {
+		c.Wake = []config.Wake{{Model: "big", URL: scaler.URL + "/start?token=hidden", Timeout: time.Minute}}
+		c.Routing.Queue.OutageTimeout = time.Second
+		c.Health.DownInterval = 100 * time.Millisecond
+		c.SSE.QueueKeepalive = time.Second
+	}, other, "http://"+address)
+	f.ready(1)
+	time.Sleep(2 * wakeCheckInterval) // nothing waits
+	if n := calls.Load(); n != 0 {
+		t.Errorf("called %d times while nothing waits", n)
+	}
+	const requests = 20
+	done := make(chan error, requests)
+	for i := range requests {
+		go func() {
+			body := fmt.Sprintf(`{"model":"big","stream":%v,"max_tokens":2,"messages":[{"role":"user","content":"request %d"}]}`, i%2 == 0, i)
+			resp, text, err := f.chat(body)
+			switch streams := i%2 == 0; {
+			case err != nil:
+			case resp.StatusCode != http.StatusOK, streams && (!strings.HasPrefix(text, ": keep-alive\n") || !strings.HasSuffix(text, "data: [DONE]\n\n")):
+				err = fmt.Errorf("status %d, %s", resp.StatusCode, text)
+			}
+			done <- err
+		}()
+	}
+	for range requests {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if resp, text, err := f.chat(strings.Replace(plainChat, `"m"`, `"unknown"`, 1)); err != nil || resp.StatusCode != http.StatusNotFound {
+		t.Errorf("a model that cannot be woken: %v %s", err, text)
+	}
+	if n := calls.Load(); n != 2 {
+		t.Errorf("called %d times", n)
+	}
+	if got, want := <-bodies, `POST /start?token=hidden {"model":"big"}`; got != want {
+		t.Errorf("called with %s, want %s", got, want)
+	}
+	f.logs(`msg="waking a model failed" model=big err="wake[].url returned 502"`)
+	f.logs(`msg="model woken" model=big`)
+	if strings.Contains(f.log.String(), "hidden") {
+		t.Error("the URL's query is logged")
+	}
+}
