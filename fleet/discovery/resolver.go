@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -109,6 +110,7 @@ func (r *Resolver) lookupSRV(ctx context.Context, n Name) ([]netip.AddrPort, err
 		return nil, err
 	}
 	addrs := make([][]netip.Addr, len(targets))
+	var total atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxTargetLookups)
 	for i, target := range targets {
@@ -116,8 +118,12 @@ func (r *Resolver) lookupSRV(ctx context.Context, n Name) ([]netip.AddrPort, err
 			continue
 		}
 		g.Go(func() (err error) {
-			if addrs[i], err = r.lookupAddrs(ctx, target.Target); isNotFound(err) {
+			addrs[i], err = r.lookupAddrs(ctx, target.Target)
+			switch {
+			case isNotFound(err):
 				return nil
+			case total.Add(int64(len(addrs[i]))) > maxAnswer:
+				return fmt.Errorf("its targets have more than %d addresses", maxAnswer)
 			}
 			return err
 		})
@@ -127,9 +133,7 @@ func (r *Resolver) lookupSRV(ctx context.Context, n Name) ([]netip.AddrPort, err
 	}
 	var found []netip.AddrPort
 	for i, target := range targets {
-		if found = append(found, withPort(addrs[i], target.Port)...); len(found) > maxAnswer {
-			return nil, fmt.Errorf("its targets have more than %d addresses", maxAnswer)
-		}
+		found = append(found, withPort(addrs[i], target.Port)...)
 	}
 	if len(found) == 0 {
 		return nil, ErrNotFound

@@ -109,6 +109,9 @@ func TestLookup(t *testing.T) {
 		"broken.test.":    {"SRV 0 0 1 one.test.", "SRV 0 0 1 failing.test."},
 		"refused.test.":   {"SRV REFUSED"},
 	}
+	for i := range 20 { // targets that have 500 addresses each
+		z["too-many.test."] = append(z["too-many.test."], fmt.Sprintf("SRV 0 0 %d many.test.", i+1))
+	}
 	var many []string
 	for i := range 500 {
 		address := fmt.Sprintf("10.1.%d.%d", i/250, i%250)
@@ -140,6 +143,7 @@ func TestLookup(t *testing.T) {
 		"absent.srv.test": "not found",
 		"broken.test":     "server misbehaving",
 		"refused.test":    "server misbehaving",
+		"too-many.test":   "more than 8192 addresses",
 	} {
 		n := Name{Host: host, Port: "8000"}
 		if records := z[host+"."]; strings.Contains(host, ".srv.") || records != nil && strings.HasPrefix(records[0], "SRV") {
