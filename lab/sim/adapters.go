@@ -42,6 +42,9 @@ func (a *adapters) find(name string) adapter {
 // VLLM_ALLOW_RUNTIME_LORA_UPDATING.
 func (s *Server) loadAdapter(w http.ResponseWriter, r *http.Request) {
 	in, err := readBody(r)
+	if err == nil && in["lora_name"].Str == s.cfg.Model {
+		err = badAdapter(fmt.Sprintf("The lora adapter '%s' conflicts with a served base model.", s.cfg.Model))
+	}
 	if err == nil {
 		err = s.adapters.load(in["lora_name"].Str, in["lora_path"].Str, in["load_inplace"].Bool())
 	}
