@@ -78,7 +78,7 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/backends/{name}/undrain", h.changeBackend("undrain", (*backends.Backend).Undrain))
 	mux.HandleFunc("POST /api/backends/{name}/reset", h.resetBackend)
 	h.addBackendRoutes(mux)
-	for _, action := range control.Names() {
+	for _, action := range control.ActionNames() {
 		mux.HandleFunc("POST /api/backends/"+action, h.controlBackends(action))
 		mux.HandleFunc("POST /api/backends/{name}/"+action, h.controlBackends(action))
 	}
@@ -89,7 +89,7 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancelRequest)
 	h.addProfileRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.Names(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.ActionNames(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.api = mux
 	return h

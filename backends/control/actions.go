@@ -19,8 +19,8 @@ type Action interface {
 	run(ctx context.Context, t *target) error
 }
 
-// Names returns the names of all actions.
-func Names() []string {
+// ActionNames returns the names of all actions.
+func ActionNames() []string {
 	return []string{"sleep", "wake", "pause", "resume", "reset-cache", "load-adapter", "unload-adapter"}
 }
 
@@ -155,7 +155,7 @@ func (a *pause) run(ctx context.Context, t *target) error {
 }
 
 // errAsleep is the error of actions that vLLM would carry out on an engine whose memory is gone.
-var errAsleep = errors.New("the engine is asleep: wake it instead")
+var errAsleep = errors.New("the engine is asleep: wake it first")
 
 // isAsleep reports whether the engine is asleep as far as is known.
 func (t *target) isAsleep() bool {
@@ -247,6 +247,9 @@ func validateAdapter(name string) error {
 }
 
 func (a *loadAdapter) run(ctx context.Context, t *target) error {
+	if t.isAsleep() {
+		return errAsleep
+	}
 	if err := t.call(ctx, vllm.LoadAdapter(a.Adapter, a.Path, a.InPlace)); err != nil {
 		return err
 	}

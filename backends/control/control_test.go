@@ -84,6 +84,7 @@ func TestSuspensionAfterAction(t *testing.T) {
 		{backends.NotSuspended, "pause", `{"mode":"keep"}`, refuse, backends.NotSuspended, "/pause?clear_cache=false&mode=keep", 0},
 		{backends.Asleep, "pause", "", ok, backends.Asleep, "", 0},
 		{backends.Asleep, "resume", "", ok, backends.Asleep, "", 0},
+		{backends.Asleep, "load-adapter", `{"adapter":"a","path":"/a"}`, ok, backends.Asleep, "", 0},
 		{backends.Paused, "resume", "", ok, backends.NotSuspended, "/resume", 0},
 		{backends.Paused, "resume", "", hangUp, backends.Paused, "/resume", 0},
 		{backends.Paused, "reset-cache", "", ok, backends.Paused, "/reset_prefix_cache?reset_running_requests=false", 1},
@@ -156,8 +157,8 @@ func TestCacheResetIsRepeated(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
-	for _, name := range Names() {
+func TestActionNames(t *testing.T) {
+	for _, name := range ActionNames() {
 		if newAction(name) == nil {
 			t.Errorf("there is no action %q", name)
 		}
