@@ -26,11 +26,12 @@ type replica struct {
 	down     bool               // not joined yet, removed or restarting
 	removed  bool               // has left and not joined again: a restart does not bring it back
 
-	frozenUntil   time.Duration // no step ends before
-	lastStartTime float64       // of the last poll
-	misses        int           // failed polls in a row
-	pollAt        time.Duration // the next poll; another event of one is void
-	pollInterval  time.Duration // until it, without jitter; 0: that of the settings
+	frozenUntil   time.Duration  // no step ends before
+	lastStartTime float64        // of the last poll
+	misses        int            // failed polls in a row
+	polled        *backends.Load // by the last poll that was completed
+	pollAt        time.Duration  // the next poll; another event of one is void
+	pollInterval  time.Duration  // until it, without jitter; 0: that of the settings
 }
 
 // rank is one of the engines of a replica.
@@ -178,21 +179,26 @@ func (r *run) setReady(index int) {
 	r.router.BackendStateChanged(p.backend)
 }
 
-// pollReplica polls a replica as backends.Poller does, and schedules the next
-// poll.
+// firstRank returns the index of the first backend of the server that a backend is a part of: it is polled for all.
+func (r *run) firstRank(index int) int { return index - index%r.routedRanks }
+
+// pollReplica polls a server by its first backend, as backends.Poller does, and schedules the next poll.
 func (r *run) pollReplica(index int) {
 	p := r.fleet[index]
 	if !p.down {
-		p.misses = 0
-		l := p.reportedLoad(wallTime(r.now), r.reportedFactor)
-		r.events.push(event{at: r.now + r.PollLag, kind: eventLoad, index: index, epoch: p.epoch, load: l})
+		for i := index; i < index+r.routedRanks; i++ {
+			p = r.fleet[i]
+			p.misses = 0
+			l := p.reportedLoad(wallTime(r.now), r.reportedFactor)
+			r.events.push(event{at: r.now + r.PollLag, kind: eventLoad, index: i, epoch: p.epoch, load: l})
+		}
 		return
 	}
 	const maxMissedPolls = 3
 	if p.misses++; p.misses == maxMissedPolls {
 		p.backend.SetLoad(nil)
 	}
-	r.scheduleNextPoll(index, nil)
+	r.scheduleNextPoll(index, false)
 }
 
 // deliverPolledLoad passes the result of a poll to the router, which forgets the cache of a
@@ -207,12 +213,20 @@ func (r *run) deliverPolledLoad(index int, l *backends.Load) {
 	r.router.ObserveLoad(p.backend, l)
 }
 
-// scheduleNextPoll schedules the poll after one that was completed with l, or failed.
-func (r *run) scheduleNextPoll(index int, l *backends.Load) {
-	p := r.fleet[index]
+// scheduleNextPoll schedules the poll after one of a server by its first backend that was completed, or failed.
+func (r *run) scheduleNextPoll(index int, completed bool) {
 	settings := backends.PollSettings{Interval: r.pollEvery, FastInterval: min(r.pollEvery, fastPoll)}
-	p.pollInterval = settings.NextInterval(p.pollInterval, l, l != nil && r.router.IsLoadExpected(p.backend))
-	r.schedulePoll(index, r.now+r.jitter(p.pollInterval))
+	p := r.fleet[index]
+	interval := settings.NextInterval(p.pollInterval, nil, false)
+	for i := index; completed && i < index+r.routedRanks; i++ {
+		part := r.fleet[i]
+		needed := settings.NextInterval(p.pollInterval, part.polled, r.router.IsLoadExpected(part.backend))
+		if i == index || needed < interval {
+			interval = needed
+		}
+	}
+	p.pollInterval = interval
+	r.schedulePoll(index, r.now+r.jitter(interval))
 }
 
 // schedulePoll schedules a replica's next poll, instead of one that was scheduled.
@@ -225,6 +239,7 @@ func (r *run) schedulePoll(index int, at time.Duration) {
 // requestPoll does what backends.Backend.RequestPoll does. It is for a replica that has just
 // been sent its only request in flight.
 func (r *run) requestPoll(index int) {
+	index = r.firstRank(index)
 	p := r.fleet[index]
 	p.pollInterval = 0
 	if at := r.now + r.jitter(r.pollEvery); at < p.pollAt {

@@ -30,6 +30,7 @@ type run struct {
 	reportedFactor float64 // IndexFactor
 	sendsSessions  bool    // requests name their sessions
 	pollEvery      time.Duration
+	routedRanks    int // Scenario.routedRanks
 	requests       *Requests
 	router         *router.Router // nil under Pooled
 	fleet          []*replica
@@ -39,8 +40,9 @@ type run struct {
 
 	now    time.Duration
 	events eventQueue
-	opened int  // of requests.Open that have arrived or are scheduled
-	ticked bool // a tick is scheduled
+	groups []stepGroup // of engines that step together; nil: each steps by itself
+	opened int         // of requests.Open that have arrived or are scheduled
+	ticked bool        // a tick is scheduled
 
 	deliveries []delivery // by the router, not applied yet
 	arrivals   int        // requests so far
@@ -71,12 +73,16 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 	r := &run{
 		Scenario:       s,
 		reportedFactor: cmp.Or(s.IndexFactor, 1),
+		routedRanks:    cmp.Or(s.routedRanks, 1),
 		sendsSessions:  s.sendsSessions(),
 		pollEvery:      s.pollInterval(),
 		requests:       requests,
 		fleet:          newFleet(s, requests),
 		random:         rand.New(rand.NewPCG(s.Seed, 1)),
 		measured:       measures{timeline: newTimeline(s.Backends)},
+	}
+	if s.Lockstep {
+		r.groups = newStepGroups(r.fleet, max(1, s.Ranks)*r.routedRanks)
 	}
 	for _, p := range r.fleet {
 		r.all = append(r.all, p.backend)
@@ -128,7 +134,9 @@ func (r *run) scheduleInitialEvents() {
 			// The first poll ends before the first request, as in a proxy, which is
 			// ready only then.
 			r.deliverPolledLoad(i, p.reportedLoad(wallTime(0), r.reportedFactor))
-			r.schedulePoll(i, r.jitter(r.pollEvery))
+			if i == r.firstRank(i) {
+				r.schedulePoll(i, r.jitter(r.pollEvery))
+			}
 		}
 	}
 	for i, f := range r.External {
@@ -195,7 +203,10 @@ func (r *run) handleEvent(e *event) {
 		if e.epoch == r.fleet[e.index].epoch {
 			r.deliverPolledLoad(e.index, e.load)
 		}
-		r.scheduleNextPoll(e.index, e.load)
+		r.fleet[e.index].polled = e.load
+		if first := r.firstRank(e.index); e.index == first+r.routedRanks-1 {
+			r.scheduleNextPoll(first, e.load != nil)
+		}
 	case eventTick:
 		r.ticked = false
 		r.router.Tick()
@@ -207,6 +218,8 @@ func (r *run) handleEvent(e *event) {
 		}
 	case eventExternal:
 		r.sendExternalRequest(e.index)
+	case eventGroupStepEnd:
+		r.endGroupStep(&r.groups[e.index])
 	}
 }
 
@@ -218,6 +231,21 @@ func (r *run) endStep(index, rank int) {
 		r.pushStepEnd(p.frozenUntil, index, rank)
 		return
 	}
+	r.applyStep(index, rank)
+	// Requests that the router sends now can still be in this replica's next step.
+	r.applyDecisions()
+	e := &p.ranks[rank]
+	if e.engine.Idle() {
+		e.stepping = false
+		return
+	}
+	e.step = e.engine.Step(r.now)
+	r.pushStepEnd(e.step.End, index, rank)
+}
+
+// applyStep applies the outputs of the current step of an engine.
+func (r *run) applyStep(index, rank int) {
+	p := r.fleet[index]
 	e := &p.ranks[rank]
 	step := e.step
 	e.step = engine.StepResult{}
@@ -236,19 +264,66 @@ func (r *run) endStep(index, rank int) {
 			r.completeRequest(f)
 		}
 	}
-	// Requests that the router sends now can still be in this replica's next step.
-	r.applyDecisions()
-	if e.engine.Idle() {
-		e.stepping = false
-		return
+}
+
+// stepGroup is the engines of one server, if they step together.
+type stepGroup struct {
+	engines  []engineIndex
+	stepping bool // a step is scheduled
+}
+
+// engineIndex names an engine by its replica and its rank there.
+type engineIndex struct{ replica, rank int }
+
+// newStepGroups returns the groups of a fleet in which so many engines, one after another, are one server's.
+func newStepGroups(fleet []*replica, size int) (groups []stepGroup) {
+	for i, p := range fleet {
+		for rank := range p.ranks {
+			if n := len(groups); n == 0 || len(groups[n-1].engines) == size {
+				groups = append(groups, stepGroup{})
+			}
+			last := &groups[len(groups)-1]
+			last.engines = append(last.engines, engineIndex{i, rank})
+		}
 	}
-	e.step = e.engine.Step(r.now)
-	r.pushStepEnd(e.step.End, index, rank)
+	return groups
+}
+
+// endGroupStep applies the outputs of a step of all engines of a group, and begins the next one, which ends with the
+// longest of them.
+func (r *run) endGroupStep(g *stepGroup) {
+	for _, e := range g.engines {
+		r.applyStep(e.replica, e.rank)
+	}
+	r.applyDecisions()
+	var end time.Duration
+	for _, at := range g.engines {
+		if e := &r.fleet[at.replica].ranks[at.rank]; !e.engine.Idle() {
+			e.step = e.engine.Step(r.now)
+			end = max(end, e.step.End)
+		}
+	}
+	if g.stepping = end > 0; g.stepping {
+		r.events.push(event{at: end, kind: eventGroupStepEnd, index: r.groupOf(g.engines[0])})
+	}
+}
+
+// groupOf returns the index of an engine's group.
+func (r *run) groupOf(e engineIndex) int {
+	return slices.IndexFunc(r.groups, func(g stepGroup) bool { return slices.Contains(g.engines, e) })
 }
 
 // startSteppingIfIdle schedules the first step of an idle engine, after all other events
 // of this instant.
 func (r *run) startSteppingIfIdle(index, rank int) {
+	if r.groups != nil {
+		at := r.groupOf(engineIndex{index, rank})
+		if g := &r.groups[at]; !g.stepping {
+			g.stepping = true
+			r.events.push(event{at: r.now, kind: eventGroupStepEnd, index: at})
+		}
+		return
+	}
 	if e := &r.fleet[index].ranks[rank]; !e.stepping {
 		e.stepping = true
 		r.pushStepEnd(r.now, index, rank)
@@ -264,7 +339,7 @@ type event struct {
 	at    time.Duration
 	order uint64 // among events of one instant: the order in which they were scheduled
 	kind  kind
-	index int            // of the replica, change or external client
+	index int            // of the replica, change, external client or group of engines
 	rank  int            // of the engine in the replica
 	epoch int            // of the replica; events from before its restart are ignored
 	job   *Job           // that arrives
@@ -274,14 +349,15 @@ type event struct {
 type kind uint8
 
 const (
-	eventArrival   kind = iota // a client sends a request
-	eventStepEnd               // a step of an engine ends, or an idle engine begins
-	eventPoll                  // a replica is polled
-	eventLoad                  // a poll's result reaches the router
-	eventTick                  // router.Tick
-	eventChange                // a backend joins, leaves or restarts
-	eventRestarted             // a restarted replica serves again
-	eventExternal              // an external client sends a request
+	eventArrival      kind = iota // a client sends a request
+	eventStepEnd                  // a step of an engine ends, or an idle engine begins
+	eventPoll                     // a replica is polled
+	eventLoad                     // a poll's result reaches the router
+	eventTick                     // router.Tick
+	eventChange                   // a backend joins, leaves or restarts
+	eventRestarted                // a restarted replica serves again
+	eventExternal                 // an external client sends a request
+	eventGroupStepEnd             // a step of engines that step together ends, or they begin
 )
 
 // eventQueue holds the scheduled events in a binary heap. Unlike container/heap it

@@ -24,8 +24,13 @@ const Pooled = "pooled"
 // the last digit.
 type Scenario struct {
 	Backends int
-	KVTokens int           // of each rank; 0: the workload's, else 1,536,000
-	Ranks    int           // data-parallel engines of each replica, behind one port, each with a cache of KVTokens; 0 is 1
+	KVTokens int // of each rank; 0: the workload's, else 1,536,000
+	Ranks    int // data-parallel engines of each replica, behind one port, each with a cache of KVTokens; 0 is 1
+	// RankRouting makes each rank a backend of the router; else the replica chooses the rank.
+	RankRouting bool
+	// Lockstep makes the ranks of a replica begin and end their steps together, as those of a mixture of experts do: one
+	// without work waits for the others.
+	Lockstep bool
 	Engine   engine.Config // of each rank; KVTokens, the block size and Speed are set otherwise
 	Speeds   []float64     // of the replicas; further ones have 1
 	ModelOf  []int         // the model that each replica serves; nil: each serves all
@@ -53,6 +58,8 @@ type Scenario struct {
 	External []ExternalLoad
 	Workload Workload
 	Seed     uint64
+
+	routedRanks int // of each server, that are Backends: one after another; 0 is 1
 
 	// Progress, which may be nil, is called now and then with the number of requests
 	// that have ended and of all.
@@ -118,6 +125,9 @@ func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, fmt.Errorf("workload: %w", err)
 	}
+	if s.RankRouting {
+		s = s.divideByRanks()
+	}
 	r, err := newRun(s, requests)
 	if err != nil {
 		return Summary{}, err
@@ -126,6 +136,22 @@ func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 		return Summary{}, err
 	}
 	return r.summary(), nil
+}
+
+// divideByRanks returns the scenario with a backend for each rank of each replica.
+func (s *Scenario) divideByRanks() *Scenario {
+	divided := *s
+	divided.Backends, divided.Ranks, divided.routedRanks, divided.Speeds, divided.ModelOf = s.Backends*max(1, s.Ranks), 1, max(1, s.Ranks), nil, nil
+	for i := range divided.Backends {
+		replica := i / max(1, s.Ranks)
+		if replica < len(s.Speeds) {
+			divided.Speeds = append(divided.Speeds, s.Speeds[replica])
+		}
+		if s.ModelOf != nil {
+			divided.ModelOf = append(divided.ModelOf, s.ModelOf[replica])
+		}
+	}
+	return &divided
 }
 
 func (s *Scenario) validate() error {
@@ -140,6 +166,8 @@ func (s *Scenario) validate() error {
 		return fmt.Errorf("%d speeds for %d backends; name one for each at most", len(s.Speeds), s.Backends)
 	case s.Workload == nil:
 		return errors.New("scenario without a workload")
+	case (s.RankRouting || s.Lockstep) && (s.Policy == Pooled || len(s.Changes)+len(s.External) > 0):
+		return errors.New("ranks that are routed or step together allow neither changes, external clients nor policy pooled")
 	case s.Policy == Pooled && len(s.Changes)+len(s.External) > 0:
 		return errors.New("policy pooled allows neither changes nor external clients")
 	}
