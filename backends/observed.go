@@ -13,6 +13,9 @@ type Model = vllm.Model
 // Load is one poll of a replica's /metrics.
 type Load = vllm.Load
 
+// EngineLoad is the part of a Load that one data-parallel engine has.
+type EngineLoad = vllm.EngineLoad
+
 // observed is what checks, polls and responses have shown of a replica. Safe for concurrent
 // use; the zero value is that of a replica of which nothing is known.
 type observed struct {

@@ -194,7 +194,12 @@ func searchBackends(ctx context.Context, id string, list []*backends.Backend, pr
 	var found atomic.Pointer[backends.Backend]
 	var searches errgroup.Group
 	searches.SetLimit(maxSearched)
+	asked := map[*backends.Backend]bool{} // servers: the ranks of one have the same responses
 	for _, b := range list {
+		if asked[b.Server()] {
+			continue
+		}
+		asked[b.Server()] = true
 		searches.Go(func() error {
 			switch has, err := hasResponse(ctx, b, id, proxyInstances); {
 			case err != nil:

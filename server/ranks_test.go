@@ -259,6 +259,42 @@ func TestRanksChangeUnderLoad(t *testing.T) {
 	}
 }
 
+// Each rank follows the events of its own engine.
+func TestKVEventsOfRanks(t *testing.T) {
+	t.Parallel()
+	g := startRankServer(t, sim.Config{Ranks: 3, Rank: sim.RankConfig{First: 2}, KVEvents: sim.KVEventsConfig{Endpoint: "0"}}, nil)
+	g.awaitNames(rankNames(2, 3)...)
+	confirmed := func() (blocks map[string]int) {
+		parts, _ := g.server.router.IndexStats()
+		blocks = map[string]int{}
+		for _, p := range parts {
+			if p.Backend != nil && p.KV != nil && p.KV.Complete {
+				blocks[p.Backend.Name] = p.KV.Confirmed
+			}
+		}
+		return blocks
+	}
+	await := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("never: %s; %v\n%s", what, confirmed(), g.log)
+			}
+		}
+	}
+	await("the events of all ranks are read", func() bool { return len(confirmed()) == 3 })
+	backend, _, err := g.chat(strings.Repeat("A prompt of many blocks. ", 100))
+	if err != nil {
+		t.Fatal(err)
+	}
+	await("the blocks of the prompt are confirmed", func() bool { return confirmed()[backend] > 5 })
+	for name, blocks := range confirmed() {
+		if name != backend && blocks > 0 {
+			t.Errorf("%s holds %d blocks of a prompt that %s has processed", name, blocks, backend)
+		}
+	}
+}
+
 // Ranks are drained by the name of their server or their own, and removed with their server.
 func TestDrainRanks(t *testing.T) {
 	t.Parallel()

@@ -171,6 +171,7 @@ func rows(trace *replay.Trace) []row {
 	all := mooncakeRows(trace)
 	all = append(all, generatedRows()...)
 	all = append(all, fleetRows(trace)...)
+	all = append(all, rankRows(trace)...)
 	all = append(all, learningRows(trace)...)
 	return append(all, otherSizes(trace)...)
 }
@@ -249,6 +250,40 @@ func fleetRows(trace *replay.Trace) []row {
 			gates: []gate{toBest(ttft(), 1.03)},
 		},
 	}
+}
+
+// The variants of a row about data-parallel ranks, besides prefix itself, by which each rank is a backend.
+const (
+	balanced = "balanced by the server" // that has the same ranks
+	separate = "separate replicas"      // as many as there are ranks
+)
+
+// toVariant is prefix over another variant.
+func toVariant(m measure, name string, must float64, atLeast bool) gate {
+	return gate{what: m.name + " / " + name, must: must, atLeast: atLeast, figure: func(r replay.Report) (float64, string, bool) {
+		us, _ := r.Find(highlight)
+		other, ok := r.Find(name)
+		return m.of(us) / m.of(other), "", ok
+	}}
+}
+
+// rankRows play the trace on one server of eight data-parallel ranks.
+func rankRows(trace *replay.Trace) []row {
+	f := func(load float64) row {
+		server := scenario(replay.Traced{Trace: trace, Load: fleet * load}, 1_536_000)
+		server.Policy, server.Backends, server.Ranks = highlight, 1, fleet
+		routed := server
+		routed.RankRouting = true
+		return row{
+			name: fmt.Sprintf("ranks-%g", load),
+			variants: []variant{
+				{highlight, routed}, {balanced, server},
+				{separate, withPolicy(scenario(replay.Traced{Trace: trace, Load: load}, 1_536_000), highlight)},
+			},
+			gates: []gate{toVariant(ttft(), balanced, 0.7, false), toVariant(hits(), separate, 0.97, true), toVariant(ttft(), separate, 0, false), noneLost()},
+		}
+	}
+	return []row{f(0.5), f(0.7), f(0.9)}
 }
 
 func withPolicy(s replay.Scenario, name string) replay.Scenario {

@@ -172,6 +172,53 @@ func TestRanks(t *testing.T) {
 	}
 }
 
+// One server of eight ranks: routed to as eight backends, it is worth about as much as eight replicas.
+func TestRankRouting(t *testing.T) {
+	play := func(change func(*Scenario)) Summary {
+		s := &Scenario{
+			Backends: 1, Ranks: 8, Engine: engine.Config{QuadraticDepth: engine.LinearPrefill}, KVTokens: 400_000, Policy: "prefix",
+			Workload: Agentic{Concurrency: 32, Sessions: 64}, Seed: 1,
+		}
+		change(s)
+		sum, err := s.Run(t.Context())
+		if err != nil || sum.Lost > 0 {
+			t.Fatal(err, sum.Errors)
+		}
+		return sum
+	}
+	routed := play(func(s *Scenario) { s.RankRouting = true })
+	balanced := play(func(*Scenario) {})
+	separate := play(func(s *Scenario) { s.Backends, s.Ranks = 8, 1 })
+	if ratio := routed.TTFTMean / balanced.TTFTMean; ratio > 0.7 {
+		t.Errorf("mean TTFT %.3f of that of the server that chooses the ranks", ratio)
+	}
+	if ratio := routed.HitRatio / separate.HitRatio; ratio < 0.97 {
+		t.Errorf("hit ratio %.3f of that of separate replicas", ratio)
+	}
+}
+
+// The ranks of a mixture of experts wait for the longest step of each.
+func TestLockstep(t *testing.T) {
+	work := jobs{asks(0, 8000, 3, 1), asks(500*time.Millisecond, 80, 3, 2)}
+	for _, lockstep := range []bool{false, true} {
+		for _, routed := range []bool{false, true} {
+			s := &Scenario{
+				Backends: 1, Ranks: 2, Engine: engine.Config{QuadraticDepth: engine.LinearPrefill, StepTokens: 16_384}, KVTokens: 20_480,
+				Policy: "round-robin", Workload: work, Lockstep: lockstep, RankRouting: routed,
+			}
+			sum, err := s.Run(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := (1.008 + 0.018) / 2 // the short prompt is prefilled beside the long one
+			if lockstep {
+				want = (1.008 + 0.526) / 2 // after its step
+			}
+			seconds(t, fmt.Sprintf("mean TTFT, lockstep %v, routed %v", lockstep, routed), sum.TTFTMean, want)
+		}
+	}
+}
+
 func TestSameSeedSameRun(t *testing.T) {
 	for _, name := range []string{"prefix", "random", Pooled} {
 		play := func(seed uint64) Summary {
@@ -207,6 +254,7 @@ func TestInvalidScenarios(t *testing.T) {
 		"fewer than no ranks":     func(s *Scenario) { s.Ranks = -1 },
 		"more speeds than places": func(s *Scenario) { s.Speeds = make([]float64, 9) },
 		"a speed of 0":            func(s *Scenario) { s.Speeds = []float64{0} },
+		"changes of ranks":        func(s *Scenario) { s.RankRouting, s.Changes = true, []Change{{}} },
 		"no workload":             func(s *Scenario) { s.Workload = nil },
 		"an empty trace":          func(s *Scenario) { s.Workload = Traced{Trace: &Trace{}} },
 		"an unknown policy":       func(s *Scenario) { s.Policy = "guess" },

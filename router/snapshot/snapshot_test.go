@@ -178,11 +178,11 @@ func TestPendingPartsAreCompacted(t *testing.T) {
 	if err := after.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
-	whole := after.pending[after.fleet[n-1]]
+	whole := after.pending[after.fleet[n-1].Address()]
 	for i := range n - 1 {
 		after.Store.ObserveLoad(after.fleet[i], &l)
 	}
-	p := after.pending[after.fleet[n-1]]
+	p := after.pending[after.fleet[n-1].Address()]
 	if after.keptBytes != len(p.raw) || cap(p.raw) > len(data)/2 || &p.raw[0] == &whole.raw[0] {
 		t.Errorf("%d bytes are kept of %d, for a part of %d", after.keptBytes, len(data), len(p.raw))
 	}
@@ -206,7 +206,7 @@ func TestPendingPartsAreCompacted(t *testing.T) {
 	if err := fewer.ReadPending(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
-	if p := fewer.pending[fewer.fleet[0]]; fewer.keptBytes != len(p.raw) {
+	if p := fewer.pending[fewer.fleet[0].Address()]; fewer.keptBytes != len(p.raw) {
 		t.Errorf("%d bytes are kept for a part of %d", fewer.keptBytes, len(p.raw))
 	}
 }
@@ -334,6 +334,43 @@ func TestWriteFollowsTheFleet(t *testing.T) {
 	}
 	if got := after.matched(1, 20); got[1] != 0 {
 		t.Errorf("%v blocks are held of what the slot's first owner had", got)
+	}
+}
+
+// The ranks of a server are known after its first poll only.
+func TestRanksAreRestored(t *testing.T) {
+	addRank := func(k *kept) *backends.Backend {
+		rank := backends.NewRank(k.fleet[0], 3, 3)
+		rank.Slot = 1
+		k.AddBackend(rank)
+		return rank
+	}
+	k := newKept(t, 1)
+	l := began()
+	rank := addRank(k)
+	k.Store.ObserveLoad(rank, &l)
+	mustPick(t, k.Router, ask([]*backends.Backend{rank}, 7, 20)).Release(router.Outcome{End: router.Completed})
+	data := k.write(t)
+	for _, isPolled := range []bool{false, true} {
+		k = newKept(t, 1)
+		if err := k.ReadPending(bytes.NewReader(data)); err != nil {
+			t.Fatal(err)
+		}
+		if isPolled {
+			rank = addRank(k)
+			k.Store.ObserveLoad(rank, &l)
+		}
+		data = k.write(t)
+	}
+	if got := k.matched(7, 20); !slices.Equal(got, []int{0, 20}) {
+		t.Errorf("server and rank hold %v blocks, want 0 and 20", got)
+	}
+	k = newKept(t, 1)
+	if err := k.ReadPending(bytes.NewReader(data)); err != nil {
+		t.Fatal(err)
+	}
+	if k.ForgetBackend(k.fleet[0]); len(k.pending) != 0 {
+		t.Errorf("%d parts of a removed server are kept", len(k.pending))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,8 +31,8 @@ type Store struct {
 
 	mu        sync.Mutex // guards what follows, not what the pointers point to
 	lastLoads map[*backends.Backend]*backends.Load
-	pending   map[*backends.Backend]*part // read, until the first poll
-	keptBytes int                         // of memory, by pending
+	pending   map[string]*part // read, until the first poll, by address; ranks are known by that poll only
+	keptBytes int              // of memory, by pending
 }
 
 // Options configure a Store.
@@ -50,7 +51,7 @@ func NewStore(r *router.Router, o Options) *Store {
 		options:     o,
 		fingerprint: HashingFingerprint(o.BlockBytes),
 		lastLoads:   map[*backends.Backend]*backends.Load{},
-		pending:     map[*backends.Backend]*part{},
+		pending:     map[string]*part{},
 	}
 }
 
@@ -78,9 +79,13 @@ func (s *Store) ReadPending(from io.Reader) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	servers := map[string]bool{}
 	for _, b := range s.router.Backends() {
-		if p := parts[b.Address()]; p != nil {
-			s.pending[b] = p
+		servers[b.Server().Address()] = true
+	}
+	for address, p := range parts {
+		if server, _, _ := strings.Cut(address, "#"); servers[server] {
+			s.pending[address] = p
 		}
 	}
 	s.keptBytes = len(data)
@@ -100,8 +105,8 @@ func (s *Store) compactPending() {
 		return
 	}
 	s.keptBytes = size
-	for b, p := range s.pending {
-		s.pending[b] = p.clone()
+	for address, p := range s.pending {
+		s.pending[address] = p.clone()
 	}
 }
 
@@ -127,21 +132,22 @@ func (s *Store) recordLoad(b *backends.Backend, l *backends.Load) (pending *part
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastLoads[b] = l
-	return s.pending[b]
+	return s.pending[b.Address()]
 }
 
 func (s *Store) removePending(b *backends.Backend) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.pending, b)
+	delete(s.pending, b.Address())
 	s.compactPending()
 }
 
-// ForgetBackend forgets a backend that was removed, of which no ObserveLoad follows.
+// ForgetBackend forgets a backend that was removed, and what was read of its ranks; no ObserveLoad follows.
 func (s *Store) ForgetBackend(b *backends.Backend) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.pending, b)
+	own := b.Address()
+	maps.DeleteFunc(s.pending, func(address string, _ *part) bool { return address == own || strings.HasPrefix(address, own+"#") })
 	delete(s.lastLoads, b)
 	s.compactPending()
 }
@@ -154,19 +160,18 @@ func (s *Store) Write(to io.Writer) error {
 	pending, loads := maps.Clone(s.pending), maps.Clone(s.lastLoads)
 	s.mu.Unlock()
 	// Of a backend never polled nothing could show, one day, that its cache is still the same.
-	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return pending[b] == nil && loads[b] == nil })
+	list = slices.DeleteFunc(list, func(b *backends.Backend) bool { return pending[b.Address()] != nil || loads[b] == nil })
 	var responses []byte
 	if s.options.Responses != nil {
 		responses = s.options.Responses.AppendTo(nil)
 	}
-	w := startSnapshot(to, s.fingerprint, len(list), responses)
+	w := startSnapshot(to, s.fingerprint, len(list)+len(pending), responses)
+	for _, p := range pending {
+		w.writePart(p.raw)
+	}
 	var blocks []index.ExportedBlock
 	var buf []byte
 	for _, b := range list {
-		if p := pending[b]; p != nil {
-			w.writePart(p.raw)
-			continue
-		}
 		p := part{address: b.Address(), takenAt: s.options.Now(), load: *loads[b]}
 		p.estimates, blocks = s.router.Export(b, nil, blocks[:0])
 		buf = p.appendTo(buf[:0], blocks)
