@@ -85,8 +85,7 @@ func newBackendRow(b *backends.Backend, added map[string]fleet.Registration) Bac
 	if rank, ok := b.Engine(); ok {
 		row.Server, row.Rank = b.Server().Name, &rank
 	}
-	member, _, _ := strings.Cut(b.Server().Name, "@")
-	if r, ok := added[member]; ok {
+	if r, ok := findRegistration(b, added); ok {
 		row.AddedBy, row.AddedAt = r.By, timeOrNull(r.At)
 	}
 	return row
@@ -99,6 +98,16 @@ func (h *Handler) registrations() map[string]fleet.Registration {
 		added[r.Backend.Name] = r
 	}
 	return added
+}
+
+// findRegistration returns the one by which a backend is in the fleet, if it was added.
+func findRegistration(b *backends.Backend, added map[string]fleet.Registration) (r fleet.Registration, ok bool) {
+	if b.Options().Source != backends.FromRegistration {
+		return r, false
+	}
+	member, _, _ := strings.Cut(b.Server().Name, "@")
+	r, ok = added[member]
+	return r, ok
 }
 
 func (h *Handler) showBackend(w http.ResponseWriter, r *http.Request) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/fleet"
 	"warmroute/proxy"
 	"warmroute/router"
 )
@@ -22,6 +23,7 @@ const (
 	maxQueuedRequests = 10
 	maxModels         = 100 // that are listed
 	maxLastReady      = 3   // models that are named for a backend
+	maxFailingNames   = 10  // names in DNS that are listed
 
 	// minStateInterval bounds how often the state is computed.
 	minStateInterval = 250 * time.Millisecond
@@ -39,6 +41,7 @@ type State struct {
 	Uptime    number          `json:"uptime_seconds"`
 	Recent    recentState     `json:"recent"`
 	Series    seriesState     `json:"series"`
+	Fleet     fleetState      `json:"fleet"`
 	Backends  []backendState  `json:"backends"`
 	Models    modelsState     `json:"models"`
 	Queue     queueState      `json:"queue"`
@@ -77,18 +80,48 @@ type seriesState struct {
 	HitRatio []number `json:"hit_ratio"`
 }
 
+// fleetState is what the list of backends lacks.
+type fleetState struct {
+	ReloadError  string      `json:"reload_error,omitempty"` // why the last reload was not applied
+	FailingNames []nameState `json:"failing_names"`          // up to maxFailingNames
+}
+
+// nameState is a name in DNS whose last lookup failed, or that has more addresses than are used.
+type nameState struct {
+	Name      string `json:"name"`
+	Addresses int    `json:"addresses"` // that are used
+	Omitted   int    `json:"omitted"`   // addresses beyond dns.max_addresses
+	Error     string `json:"error,omitempty"`
+}
+
+func newFleetState(reloadError string, names []fleet.Name) fleetState {
+	s := fleetState{ReloadError: reloadError, FailingNames: []nameState{}}
+	for _, n := range names {
+		if (n.Error != "" || n.Omitted > 0) && len(s.FailingNames) < maxFailingNames {
+			s.FailingNames = append(s.FailingNames, nameState{n.Name, len(n.Addresses), n.Omitted, n.Error})
+		}
+	}
+	return s
+}
+
 type backendState struct {
-	Name   string     `json:"name"`
-	URL    string     `json:"url"`
-	State  string     `json:"state"`            // of router.Condition, or stateDrained
-	Reason string     `json:"reason,omitempty"` // why it is not ready
-	Since  *time.Time `json:"since"`            // of the state; null: unknown
-	// LastReadyFor has up to maxLastReady models for which no other backend is ready.
+	Name         string             `json:"name"`
+	URL          string             `json:"url"`
+	Address      string             `json:"address,omitempty"` // host:port, of a backend that is one address of a name
+	Source       string             `json:"source"`            // of backends.Source
+	Registration *registrationState `json:"registration,omitempty"`
+	Server       string             `json:"server,omitempty"` // of a data-parallel rank: the name of the server
+	Rank         *int               `json:"rank,omitempty"`   // its number
+	State        string             `json:"state"`            // of router.Condition, or stateDrained
+	Reason       string             `json:"reason,omitempty"` // why it is not ready
+	Since        *time.Time         `json:"since"`            // of the state; null: unknown
+	// LastReadyFor has up to maxLastReady models for which no backend of another server is ready.
 	LastReadyFor []string `json:"last_ready_for,omitempty"`
 	// MissingEndpoints are the paths that its replica does not serve, by its responses.
 	MissingEndpoints []string `json:"missing_endpoints,omitempty"`
-	Drained          bool     `json:"drained"`   // by an operator
-	Suspended        bool     `json:"suspended"` // while an operator's pause, sleep or reset is in effect
+	Drained          bool     `json:"drained"`                  // by an operator
+	ServerDrained    bool     `json:"server_drained,omitempty"` // with all of its ranks
+	Suspended        bool     `json:"suspended"`                // while an operator's pause, sleep or reset is in effect
 	Breaker          string   `json:"breaker"`
 	Aborted          int64    `json:"aborted_responses"` // by its engine
 	InFlight         int64    `json:"in_flight"`
@@ -100,6 +133,14 @@ type backendState struct {
 	KVEvents         *kvState `json:"kv_events,omitempty"` // absent: they are not read
 	PerSecond        number   `json:"requests_per_second"`
 	HitRatio         number   `json:"hit_ratio"`
+}
+
+// registrationState is who added a replica. DELETE /api/backends/{name} with its name removes it, and with it
+// all addresses of a name in DNS.
+type registrationState struct {
+	Name string     `json:"name"`
+	By   string     `json:"by"`
+	At   *time.Time `json:"at"`
 }
 
 // kvState is what a replica has reported by KV events.
@@ -260,6 +301,7 @@ func (h *Handler) computeState(now time.Time) *State {
 		Version: h.Version, Policy: h.Router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
 		Recent:    recentState{number(stats.PerSecond), number(stats.Failed), number(stats.Recent.HitRatio), number(stats.Recent.TTFT)},
 		Series:    seriesState{seconds(proxy.StatsInterval), numbers(stats.TTFT), numbers(stats.HitRatio)},
+		Fleet:     newFleetState(h.Fleet.ReloadError(), h.Fleet.Names()),
 		Models:    modelStates(f),
 		Backends:  h.backendStates(f, stats.Backends, now),
 		Queue:     newQueueState(h.Router.CountWaiting(), requestStates(listed.Queued, f, now)),
@@ -288,12 +330,18 @@ func newQueueState(queued int, first []requestState) queueState {
 
 func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent, now time.Time) []backendState {
 	parts, _ := h.Router.IndexStats()
-	out := []backendState{}
+	out, registrations := []backendState{}, h.registrations()
 	for _, b := range f.backends {
 		c := f.conditions[b]
 		s := backendState{
-			Name: b.Name, URL: b.URL.Redacted(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), Suspended: b.Suspension() != backends.NotSuspended, LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
+			Name: b.Name, URL: b.URL.Redacted(), Address: b.Addr, Source: b.Options().Source.String(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), Suspended: b.Suspension() != backends.NotSuspended, LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
 			Breaker: breakerNames[h.Router.Status(b).Breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
+		}
+		if rank, ok := b.Engine(); ok {
+			s.Server, s.Rank, s.ServerDrained = b.Server().Name, &rank, b.Server().Drained()
+		}
+		if r, ok := findRegistration(b, registrations); ok {
+			s.Registration = &registrationState{r.Backend.Name, r.By, timeOrNull(r.At)}
 		}
 		if r, ok := recent[b]; ok {
 			s.PerSecond, s.HitRatio = number(r.PerSecond), number(r.HitRatio)
@@ -369,8 +417,14 @@ func (h *Handler) newFleetSnapshot() *fleetSnapshot {
 	}
 	for _, m := range f.catalog.Models {
 		entry, _ := f.catalog.Find(m.ID)
-		if ready := f.filterReady(entry.Backends); len(ready) == 1 && len(f.lastReadyFor[ready[0]]) < maxLastReady {
-			f.lastReadyFor[ready[0]] = append(f.lastReadyFor[ready[0]], m.ID)
+		ready := f.filterReady(entry.Backends)
+		if len(ready) == 0 || slices.ContainsFunc(ready, func(b *backends.Backend) bool { return b.Server() != ready[0].Server() }) {
+			continue
+		}
+		for _, b := range ready {
+			if len(f.lastReadyFor[b]) < maxLastReady {
+				f.lastReadyFor[b] = append(f.lastReadyFor[b], m.ID)
+			}
 		}
 	}
 	return f

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/fleet"
 	"warmroute/proxy"
 )
 
@@ -312,7 +313,7 @@ func TestPageAccess(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := askable(t)
-			far := listen(t, c.afar, Options{Token: c.token, Proxy: a.handler.Proxy, Router: a.router})
+			far := listen(t, c.afar, Options{Token: c.token, Proxy: a.handler.Proxy, Router: a.router, Fleet: a.handler.Fleet})
 			if status, _ := far.ask("GET", "/", c.headers...); status != c.page {
 				t.Errorf("page: got %d, want %d", status, c.page)
 			}
@@ -374,6 +375,54 @@ func TestStateOfStartingBackend(t *testing.T) {
 	s, text := a.state()
 	if got := s.Backends[3]; got.Name != "gpu-9" || got.State != "starting" || got.Reason != "not checked yet" || got.Since == nil {
 		t.Errorf("got %+v in %s", got, text)
+	}
+}
+
+// TestStateOfRanks: they name their server, and are the last ready backends for a model together.
+func TestStateOfRanks(t *testing.T) {
+	a := askable(t)
+	u, err := backends.ParseURL("http://192.0.2.9:8000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := backends.New("eight", u, "", deaf{t})
+	server.Addr = "192.0.2.10:8000"
+	server.SetOptions(backends.Options{Source: backends.FromFile})
+	ranks := []*backends.Backend{backends.NewRank(server, 0, 0), backends.NewRank(server, 1, 1)}
+	server.SetParts(ranks)
+	server.SetState(backends.Ready)
+	for _, b := range ranks {
+		a.handler.Registry.Add(b)
+		a.router.AddBackend(b)
+	}
+	ranks[0].SetModels([]backends.Model{{ID: "ours", Root: "ours", Card: []byte(`{"id":"ours"}`)}})
+	s, text := a.state()
+	for i, got := range s.Backends[3:] {
+		if got.Server != "eight" || got.Rank == nil || *got.Rank != i || got.Source != "file" || got.Address != "192.0.2.10:8000" || got.ServerDrained || strings.Join(got.LastReadyFor, ",") != "ours" {
+			t.Errorf("rank %d: %+v in %s", i, got, text)
+		}
+	}
+	if got := s.Backends[2]; got.Server != "" || got.Rank != nil || strings.Join(got.LastReadyFor, ",") != "other" {
+		t.Errorf("no rank: %+v", got)
+	}
+	server.Drain()
+	a.handler.cache.invalidate()
+	if s, text := a.state(); !s.Backends[3].ServerDrained || !s.Backends[4].Drained {
+		t.Errorf("drained: %s", text)
+	}
+}
+
+func TestFleetState(t *testing.T) {
+	names := []fleet.Name{{Name: "good:80", Addresses: []string{"10.0.0.1:80"}}, {Name: "large:80", Addresses: []string{"10.0.0.1:80"}, Omitted: 2}}
+	for i := range 2 * maxFailingNames {
+		names = append(names, fleet.Name{Name: fmt.Sprint("failing-", i), Error: "timeout"})
+	}
+	s := newFleetState("config.yaml: line 3", names)
+	if s.ReloadError != "config.yaml: line 3" || len(s.FailingNames) != maxFailingNames {
+		t.Fatalf("got %+v", s)
+	}
+	if s.FailingNames[0] != (nameState{"large:80", 1, 2, ""}) || s.FailingNames[1] != (nameState{"failing-0", 0, 0, "timeout"}) {
+		t.Errorf("got %+v", s.FailingNames[:2])
 	}
 }
 

@@ -201,7 +201,7 @@ func TestPageConfirmsDrainOfLastBackend(t *testing.T) {
 	page.focus(second + " button")
 	page.press("\r")
 	page.until(`document.querySelector('#confirm').open && document.activeElement.id === 'confirm-no'`)
-	page.until(`document.querySelector('#confirm-text').innerText.startsWith('It is the last ready backend. New requests will wait')`)
+	page.until(`document.querySelector('#confirm-text').innerText.includes('No other backend is ready. New requests will wait')`)
 	page.press("\r")
 	page.until(`!document.querySelector('#confirm').open`)
 	page.shows(second+" .state", "ready")

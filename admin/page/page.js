@@ -8,6 +8,7 @@ const tokenKey = 'warmroute-admin-token';
 const eventTimeout = 5000; // ms without an event until the connection is considered broken
 const minReconnectDelay = 500; // ms
 const maxReconnectDelay = 5000; // ms
+const progressTimeout = 6000; // ms for which the result of an action is shown
 
 // --- formatting ---
 
@@ -146,56 +147,160 @@ function notice(text) {
   setText(byId('notice'), text);
 }
 
+// problem returns why a request has failed, or with which result for each backend.
 async function problem(response) {
   try {
-    return (await response.json()).error.message;
+    const body = await response.json();
+    const failed = (body.results || []).filter((r) => !r.ok).map((r) => `${r.backend}: ${r.error}`);
+    return failed.length > 0 ? failed.join('\n') : body.error.message;
   } catch {
     return `the proxy responded with status ${response.status}`;
   }
 }
 
-async function post(path) {
+const ongoing = new Set(); // descriptions of the requests that have no response yet
+let progressTimer = 0;
+
+// showProgress shows what is ongoing, or else for some seconds what has been done.
+function showProgress(done) {
+  clearTimeout(progressTimer);
+  setText(byId('progress'), [...ongoing].map((what) => `${what} …`).join(', ') || done);
+  progressTimer = setTimeout(() => { if (ongoing.size === 0) setText(byId('progress'), ''); }, progressTimeout);
+}
+
+// send has the proxy do something, and shows the result.
+async function send(what, method, path, body) {
   notice('');
+  ongoing.add(what);
+  showProgress('');
+  let done = '';
   try {
     const response = await fetch(path, {
-      method: 'POST', headers: { ...headers(), 'Content-Type': 'application/json' }, cache: 'no-store',
+      method, headers: { ...headers(), 'Content-Type': 'application/json' }, cache: 'no-store', body: body && JSON.stringify(body),
     });
-    if (!response.ok) notice(`Failed: ${await problem(response)}`);
+    if (response.ok) done = `${what}: done`;
+    else notice(`${what} failed: ${await problem(response)}`);
     const state = await fetch('/api/state', { headers: headers(), cache: 'no-store' });
     if (state.ok) {
       show(await state.json());
       if (latest) render(latest); // show the result even if paused
     }
   } catch {
-    notice('Failed: the proxy cannot be reached.');
+    notice(`${what} failed: the proxy cannot be reached.`);
   }
+  ongoing.delete(what);
+  showProgress(done);
 }
 
-// confirmed asks the operator and resolves to whether the operator agreed.
-function confirmed(title, text) {
+// confirmed asks the operator, for the values of the fields as well. It resolves to the values, or null
+// if the operator disagrees.
+function confirmed(title, text, yes, fields = {}) {
   const dialog = byId('confirm');
   setText(byId('confirm-title'), title);
   setText(byId('confirm-text'), text);
+  setText(byId('confirm-yes'), yes);
+  const inputs = Object.entries(fields).map(([name, label]) => {
+    const input = make('input');
+    Object.assign(input, { name, required: true, autocomplete: 'off', spellcheck: false });
+    return [input, make('label', '', label, input)];
+  });
+  byId('confirm-fields').replaceChildren(...inputs.map(([, label]) => label));
   dialog.returnValue = '';
   dialog.showModal();
-  byId('confirm-no').focus();
+  (inputs.length > 0 ? inputs[0][0] : byId('confirm-no')).focus();
   return new Promise((done) => {
-    dialog.addEventListener('close', () => done(dialog.returnValue === 'yes'), { once: true });
+    dialog.addEventListener('close', () => {
+      done(dialog.returnValue === 'yes' ? Object.fromEntries(inputs.map(([input]) => [input.name, input.value.trim()])) : null);
+    }, { once: true });
   });
 }
-byId('confirm-yes').addEventListener('click', () => byId('confirm').close('yes'));
+byId('confirm-form').addEventListener('submit', (event) => {
+  event.preventDefault();
+  byId('confirm').close('yes');
+});
 byId('confirm-no').addEventListener('click', () => byId('confirm').close('no'));
 
-// mayDrain asks for confirmation if the backend is the last ready one of the fleet or of a model.
-async function mayDrain(name) {
-  const b = latest.backends.find((other) => other.name === name);
-  if (!b || b.state !== 'ready') return true;
-  const last = latest.backends.filter((other) => other.state === 'ready').length === 1;
-  const models = b.last_ready_for || [];
-  if (!last && models.length === 0) return true;
-  const what = last ? 'It is the last ready backend' : `It is the last ready backend for ${models.join(', ')}`;
-  return confirmed(`Drain ${name}?`, `${what}. New requests will wait, and fail if no other is ready within routing.queue.time.`);
+// --- actions on backends ---
+
+// Those that stop a backend ask for confirmation if no other is ready.
+const actions = {
+  'drain': { label: 'Drain', text: 'Requests in flight finish, and no new ones are sent, until undrain.', stops: true },
+  'undrain': { label: 'Undrain', text: 'New requests are sent again.' },
+  'sleep': { label: 'Sleep', text: 'Requests in flight finish, within a minute. Then the engine frees the memory of its GPU and loses the cached prefixes, until wake.', stops: true, asks: true },
+  'wake': { label: 'Wake', text: 'The engine loads its memory again, and new requests are sent.' },
+  'pause': { label: 'Pause', text: 'Requests in flight finish, within a minute. Then the engine stops, until resume.', stops: true },
+  'resume': { label: 'Resume', text: 'The engine goes on, and new requests are sent.' },
+  'reset-cache': { label: 'Reset prefix cache', text: 'The replica and this proxy forget the cached prefixes.', asksForAll: true },
+  'load-adapter': { label: 'Load adapter', text: 'The replica loads a LoRA adapter from a path on its machine.', fields: { adapter: 'Name', path: 'Path' } },
+  'unload-adapter': { label: 'Unload adapter', text: 'The replica unloads a LoRA adapter.', fields: { adapter: 'Name' } },
+  'remove': { label: 'Remove', text: 'Requests in flight finish. Then the backend is removed, until it is added again.', stops: true, asks: true },
+};
+
+// chosenBackends returns those of a name: a backend, a server with its ranks, or all for ''.
+const chosenBackends = (name) => latest.backends.filter((b) => !name || b.name === name || b.server === name);
+
+// availableActions returns the names of the actions on some backends, the most likely one first.
+function availableActions(name, list) {
+  const states = new Set(list.map((b) => b.state));
+  const state = states.size === 1 ? list[0].state : '';
+  const drain = list.every((b) => b.drained) ? 'undrain' : 'drain';
+  const engine = { asleep: ['wake'], paused: ['resume'], ready: ['sleep', 'pause'] }[state] || ['sleep', 'wake', 'pause', 'resume'];
+  const first = engine.length === 1 && drain === 'drain' ? [...engine, drain] : [drain, ...engine];
+  const all = [...first, 'reset-cache', 'load-adapter', 'unload-adapter'];
+  if (!name) return all.filter((action) => action !== drain);
+  return list.some((b) => b.registration) ? [...all, 'remove'] : all;
 }
+
+// lastReadyWarning warns if no other backend than those in list is ready, or none for a model.
+function lastReadyWarning(list) {
+  const ready = latest.backends.filter((b) => b.state === 'ready');
+  const others = ready.filter((b) => !list.includes(b));
+  if (others.length === ready.length) return '';
+  const remains = (b) => others.some((other) => b.server && other.server === b.server);
+  const models = new Set(list.filter((b) => !remains(b)).flatMap((b) => b.last_ready_for || []));
+  if (others.length > 0 && models.size === 0) return '';
+  const which = others.length > 0 ? ` for ${[...models].join(', ')}` : '';
+  return `No other backend is ready${which}. New requests will wait, and fail if none is ready within routing.queue.time.`;
+}
+
+// perform carries out an action, for which it asks if that is necessary.
+async function perform(action, name) {
+  const { label, text, stops, asks, asksForAll, fields } = actions[action];
+  const list = chosenBackends(name);
+  const what = `${label} ${name || 'all backends'}`;
+  const warning = stops ? lastReadyWarning(list) : '';
+  let body;
+  if (warning || asks || fields || asksForAll && !name) {
+    body = await confirmed(`${what}?`, warning ? `${text} ${warning}` : text, label, fields);
+    if (!body) return;
+  }
+  if (action === 'remove') {
+    const { registration } = list.find((b) => b.registration);
+    send(what, 'DELETE', `/api/backends/${encodeURIComponent(registration.name)}`);
+    return;
+  }
+  send(what, 'POST', `/api/backends/${name ? `${encodeURIComponent(name)}/` : ''}${action}`, fields && body);
+}
+
+// openMenu shows all actions on a backend, on a server with its ranks, or on all.
+function openMenu(name) {
+  const list = chosenBackends(name);
+  if (list.length === 0) return;
+  setText(byId('menu-title'), name || 'All backends');
+  setText(byId('menu-text'), name ? origin(list[0]) : 'An action that fails for one is carried out on the others.');
+  byId('menu-actions').replaceChildren(...availableActions(name, list).map((action) => {
+    const button = make('button', '', actions[action].label);
+    button.type = 'button';
+    button.addEventListener('click', () => {
+      byId('menu').close();
+      perform(action, name);
+    });
+    return make('li', '', button, make('span', '', actions[action].text));
+  }));
+  byId('menu').showModal();
+}
+byId('menu-close').addEventListener('click', () => byId('menu').close());
+byId('all-actions').addEventListener('click', () => openMenu(''));
 
 // cancelButton returns a button that has to be pressed twice, because rows move.
 function cancelButton(request) {
@@ -222,43 +327,112 @@ function cancelButton(request) {
       return;
     }
     disarm();
-    post(`/api/requests/${encodeURIComponent(request.handle)}/cancel`);
+    send(`Cancel ${name}`, 'POST', `/api/requests/${encodeURIComponent(request.handle)}/cancel`);
   });
   return button;
 }
 
 // --- tables ---
 
-const showBackends = rows('backends', (row, first) => {
+const sources = { configuration: 'the configuration', file: 'backends_file' };
+
+// origin describes where a backend is and what names it.
+function origin(b) {
+  const at = b.address ? `${b.url} at ${b.address}` : b.url;
+  const from = b.registration ? `added by ${b.registration.by}` : sources[b.source] ? `from ${sources[b.source]}` : b.source;
+  return `${at}, ${from}`;
+}
+
+// backendItems returns the rows of the table: backends, and servers, each before its ranks.
+function backendItems(list) {
+  const servers = new Map();
+  const items = [];
+  for (const b of list) {
+    if (!b.server) {
+      items.push({ key: b.name, name: b.name, b });
+      continue;
+    }
+    if (!servers.has(b.server)) {
+      servers.set(b.server, { key: `${b.server}/ranks`, name: b.server, ranks: [] });
+      items.push(servers.get(b.server));
+    }
+    servers.get(b.server).ranks.push(b);
+  }
+  return items.flatMap((item) => [item, ...(item.ranks || []).map((b) => ({ key: b.name, name: b.name, b }))]);
+}
+
+// actionButtons adds a button for the most likely action and, unless of a rank, one that opens the menu.
+function actionButtons(td, name, isRank) {
+  const button = make('button');
+  button.type = 'button';
+  const box = make('span', 'buttons', button);
+  if (!isRank) {
+    const more = make('button', 'more', '⋯');
+    more.type = 'button';
+    more.setAttribute('aria-haspopup', 'dialog');
+    more.setAttribute('aria-label', `All actions on ${name}`);
+    more.addEventListener('click', () => openMenu(name));
+    box.append(more);
+  }
+  td.append(box);
+  let action = '';
+  button.addEventListener('click', () => perform(action, name));
+  return (list) => {
+    action = isRank ? (list[0].drained ? 'undrain' : 'drain') : availableActions(name, list)[0];
+    button.hidden = isRank && Boolean(list[0].server_drained);
+    setText(button, actions[action].label);
+    button.setAttribute('aria-label', `${actions[action].label} ${name}`);
+  };
+}
+
+// sumOf adds up what backends report; it is unknown if none does.
+function sumOf(list, value) {
+  const known = list.map(value).filter((n) => n !== null);
+  return known.length === 0 ? none : whole.format(known.reduce((a, b) => a + b, 0));
+}
+
+const showBackends = rows('backends', (row, { name, b: first, ranks }) => {
+  const isRank = Boolean(first && first.server);
   const aborted = make('span', 'sub');
-  cell(row, '', 'main', first.name, aborted);
+  const title = isRank ? [make('span', 'unseen', `${first.server}-`), `rank${first.rank}`] : [name];
+  cell(row, '', 'main', ...title, aborted);
+  row.className = isRank ? 'rank' : '';
+  const source = cell(row, 'Source', 'source');
   const state = stateIn(cell(row, 'State', 'why'));
   const inFlight = cell(row, 'In flight', 'right');
   const running = cell(row, 'Running', 'right');
   const waiting = cell(row, 'Waiting', 'right');
-  const kv = gaugeIn(cell(row, 'KV cache', ''));
-  const confirmed = make('span', 'sub');
+  const kvCell = cell(row, 'KV cache', '');
   const indexCell = cell(row, 'Index', '');
-  const index = gaugeIn(indexCell);
-  indexCell.append(confirmed);
   const hit = cell(row, 'Hit ratio', 'right');
   const perSecond = cell(row, 'Rate', 'right');
-  const button = make('button');
-  button.type = 'button';
-  cell(row, '', 'action', button);
-  let verb = '';
-  button.addEventListener('click', async () => {
-    const what = verb;
-    if (what === 'drain' && !(await mayDrain(first.name))) return;
-    post(`/api/backends/${encodeURIComponent(first.name)}/${what}`);
-  });
-  return (b) => {
-    row.title = b.url;
-    state(...backendState(b));
+  const showActions = actionButtons(cell(row, '', 'action'), name, isRank);
+  const showCounts = (list) => {
+    if (row.title !== origin(list[0])) row.title = origin(list[0]);
+    if (!isRank) setText(source, list[0].address ? 'DNS name' : list[0].source);
+    setText(inFlight, sumOf(list, (b) => b.in_flight));
+    setText(running, sumOf(list, (b) => b.running));
+    setText(waiting, sumOf(list, (b) => b.waiting));
+    setText(perSecond, rate(list.reduce((sum, b) => sum + b.requests_per_second, 0)));
+    showActions(list);
+  };
+  if (ranks) {
+    setText(aborted, '');
+    return (item) => {
+      state(...serverState(item.ranks));
+      setText(aborted, `${item.ranks.length} ranks`);
+      showCounts(item.ranks);
+    };
+  }
+  const kv = gaugeIn(kvCell);
+  const index = gaugeIn(indexCell);
+  const confirmed = make('span', 'sub');
+  indexCell.append(confirmed);
+  return ({ b }) => {
+    const [tone, word, why] = backendState(b);
+    state(tone, word, isRank && haveSameState(chosenBackends(b.server)) ? '' : why);
+    showCounts([b]);
     setText(aborted, b.aborted_responses ? `${whole.format(b.aborted_responses)} aborted` : '');
-    setText(inFlight, whole.format(b.in_flight));
-    setText(running, b.running === null ? none : whole.format(b.running));
-    setText(waiting, b.waiting === null ? none : whole.format(b.waiting));
     const usage = b.kv_usage;
     kv(usage, percent(usage), usage > 0.95 ? 'bad' : usage > 0.85 ? 'warn' : '');
     const fill = b.index_capacity_blocks ? b.index_blocks / b.index_capacity_blocks : null;
@@ -266,12 +440,18 @@ const showBackends = rows('backends', (row, first) => {
     setText(confirmed, b.kv_events ? `${whole.format(b.kv_events.confirmed_blocks)} confirmed` : '');
     confirmed.title = b.kv_events && !b.kv_events.complete ? 'the KV events do not cover everything that the replica holds' : '';
     setText(hit, percent(b.hit_ratio));
-    setText(perSecond, rate(b.requests_per_second));
-    verb = b.drained ? 'undrain' : 'drain';
-    setText(button, b.drained ? 'Undrain' : 'Drain');
-    button.setAttribute('aria-label', `${button.textContent} ${b.name}`);
   };
 });
+
+// haveSameState reports whether backends have one state for one reason.
+const haveSameState = (list) => list.every((b) => b.state === list[0].state && b.reason === list[0].reason && b.breaker === list[0].breaker);
+
+// serverState returns the tone, the word and the cause of the state of a server with ranks.
+function serverState(ranks) {
+  if (haveSameState(ranks)) return backendState(ranks[0]);
+  const ready = ranks.filter((b) => b.state === 'ready').length;
+  return [ready === 0 ? 'bad' : 'warn', `${ready} of ${ranks.length} ready`];
+}
 
 const states = {
   ready: ['good', 'ready'],
@@ -318,6 +498,17 @@ const showModels = rows('models', (row, first) => {
     setText(ready, `${m.ready} of ${m.backends}`);
   };
 });
+
+// showProblems shows what the list of backends lacks.
+function showProblems({ reload_error: reloadError, failing_names: names }) {
+  const lines = names.map((n) => {
+    if (!n.error) return `${n.name} has ${n.addresses + n.omitted} addresses, of which ${n.addresses} are used: raise dns.max_addresses.`;
+    return `The last lookup of ${n.name} failed${n.addresses > 0 ? `; its ${n.addresses} known addresses stay in use` : ''}: ${n.error}`;
+  });
+  if (reloadError) lines.unshift(`The last reload failed, and the configuration before stays in use: ${reloadError}`);
+  byId('problems').hidden = lines.length === 0;
+  setText(byId('problems'), lines.join('\n'));
+}
 
 // showAlarm shows why requests cannot be served, and returns that text.
 function showAlarm(state) {
@@ -469,7 +660,8 @@ function show(state) {
 
 function render(state) {
   const alarm = showAlarm(state);
-  document.title = `${alarm ? 'Not ready' : `${state.requests.all} in flight`} · warmroute`;
+  showProblems(state.fleet);
+  document.title = `${alarm || state.backends.length === 0 ? 'Not ready' : `${state.requests.all} in flight`} · warmroute`;
   setText(byId('version'), state.version);
   setText(byId('policy'), `policy ${state.policy}`);
   setText(byId('uptime'), `up ${span(state.uptime_seconds)}`);
@@ -485,9 +677,10 @@ function render(state) {
   showSeries(state);
   const ready = state.backends.filter((b) => b.state === 'ready').length;
   const failing = state.backends.filter((b) => b.state === 'ready' && b.breaker === 'open').length;
-  setText(byId('backends-count'), `${ready} of ${state.backends.length} ready${failing ? `, ${failing} failing` : ''}`);
+  byId('all-actions').hidden = state.backends.length === 0;
+  setText(byId('backends-count'), state.backends.length === 0 ? 'none' : `${ready} of ${state.backends.length} ready${failing ? `, ${failing} failing` : ''}`);
   setData(byId('backends-count'), 'tone', ready === 0 ? 'bad' : failing || ready < state.backends.length ? 'warn' : 'good');
-  showBackends(state.backends, (b) => b.name);
+  showBackends(backendItems(state.backends), (item) => item.key);
   const models = state.models;
   setText(byId('models-count'), `${models.all - models.unready} of ${models.all} ready${models.listed.length < models.all ? `, ${models.listed.length} listed` : ''}`);
   setData(byId('models-count'), 'tone', models.unready > 0 ? 'bad' : 'good');
