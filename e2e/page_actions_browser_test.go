@@ -65,7 +65,7 @@ func TestPageSleepPauseAndReset(t *testing.T) {
 	page.shows(row+" .state", "ready")
 
 	page.choose(row+" .more", "Reset prefix cache")
-	page.shows("#progress", "Reset prefix cache gpu-one: done")
+	page.shows("#progress", "Reset prefix cache on gpu-one: done")
 	page.shows("#notice", "")
 }
 
@@ -82,12 +82,12 @@ func TestPageAdapters(t *testing.T) {
 	page.until(`[...document.querySelectorAll('#models tbody tr')].some((row) => row.innerText.includes('sql') && row.innerText.includes('1 of 1'))`)
 	page.choose(row+" .more", "Unload adapter")
 	page.press("sql")
-	page.confirm("Unload adapter gpu-one?", "LoRA adapter")
+	page.confirm("Unload adapter on gpu-one", "LoRA adapter")
 	page.shows("#models-count", "1 of 1 ready")
 	page.choose(row+" .more", "Unload adapter")
 	page.press("sql")
 	page.press("\r")
-	page.until(`document.querySelector('#notice').innerText.startsWith('Unload adapter gpu-one failed: gpu-one: ')`)
+	page.until(`document.querySelector('#notice').innerText.startsWith('Unload adapter on gpu-one failed: ')`)
 }
 
 func TestPageActionsOnAllBackends(t *testing.T) {
@@ -105,8 +105,8 @@ func TestPageActionsOnAllBackends(t *testing.T) {
 	page.choose("#all-actions", "Wake")
 	page.shows("#backends-count", "2 of 2 ready")
 	page.choose("#all-actions", "Reset prefix cache")
-	page.confirm("Reset prefix cache all backends?", "forget the cached prefixes")
-	page.shows("#progress", "Reset prefix cache all backends: done")
+	page.confirm("Reset prefix cache on all backends?", "forget the cached prefixes")
+	page.shows("#progress", "Reset prefix cache on all backends: done")
 	page.shows("#notice", "")
 }
 
@@ -135,6 +135,19 @@ func startEmptyProgram(t *testing.T) *program {
 	return p
 }
 
+// add adds a replica and waits until it is ready.
+func (p *program) add(name, url string) {
+	p.t.Helper()
+	resp, err := http.Post(p.admin+"/api/backends?wait=1m", "application/json", strings.NewReader(fmt.Sprintf(`{"name":%q,"url":%q}`, name, url)))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated {
+		p.t.Fatalf("adding %s: status %d", name, resp.StatusCode)
+	}
+}
+
 func TestPageEmptyFleet(t *testing.T) {
 	proxy := startEmptyProgram(t)
 	page := openPage(t, proxy.admin)
@@ -143,11 +156,7 @@ func TestPageEmptyFleet(t *testing.T) {
 	page.until(`document.title.startsWith('Not ready') && document.querySelector('#all-actions').hidden`)
 
 	url, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
-	resp, err := http.Post(proxy.admin+"/api/backends?wait=1m", "application/json", strings.NewReader(fmt.Sprintf(`{"name":"added","url":%q}`, url)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
+	proxy.add("added", url)
 	row := page.backendRow("added")
 	page.shows(row+" .source", "registration")
 	page.shows(row+" .state", "ready")

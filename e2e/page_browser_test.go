@@ -415,9 +415,15 @@ const contrasts = `(() => {
   }).filter(([ratio]) => ratio < 4.5).map(([ratio, what]) => ratio.toFixed(2) + ' ' + what);
 })()`
 
+// cutOff lists what is wider than its place.
+const cutOff = `[...document.querySelectorAll('.scroll, .panel, .tile, dialog, dialog button, td button')].filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => (e.id || e.className) + ' ' + e.innerText.slice(0, 30))`
+
 func TestPageLayout(t *testing.T) {
 	proxy := startPage(t, "")
 	page := openPage(t, proxy.admin)
+	ranks, _ := startSimReplica(t, sim.Config{Ranks: 2, Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
+	proxy.add("added", ranks)
+	page.backendRow("added-rank1")
 	proxy.askAtLength(strings.Repeat("x", 128))
 	page.until(`document.querySelectorAll('#requests tbody tr').length === 1 && document.querySelectorAll('#decisions tbody tr').length === 1`)
 	grounds := map[string]bool{}
@@ -432,10 +438,14 @@ func TestPageLayout(t *testing.T) {
 			if wide := evaluate[int64](page, `document.documentElement.scrollWidth`); wide > width {
 				t.Errorf("%s: at %d the page is %d wide", scheme, width, wide)
 			}
-			cut := evaluate[[]string](page, `[...document.querySelectorAll('.scroll, .panel, .tile')].filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => (e.id || e.className) + ' ' + e.innerText.slice(0, 30))`)
-			for _, what := range cut {
+			for _, what := range evaluate[[]string](page, cutOff) {
 				t.Errorf("%s: at %d something is cut off or scrolls sideways: %s", scheme, width, what)
 			}
+			evaluate[any](page, `openMenu('added')`)
+			for _, what := range append(evaluate[[]string](page, cutOff), evaluate[[]string](page, contrasts)...) {
+				t.Errorf("%s: at %d in the menu something is cut off or hard to read: %s", scheme, width, what)
+			}
+			evaluate[any](page, `byId('menu').close()`)
 		}
 		page.do(chromedp.EmulateViewport(1280, 1000))
 	}

@@ -151,8 +151,9 @@ function notice(text) {
 async function problem(response) {
   try {
     const body = await response.json();
-    const failed = (body.results || []).filter((r) => !r.ok).map((r) => `${r.backend}: ${r.error}`);
-    return failed.length > 0 ? failed.join('\n') : body.error.message;
+    const results = body.results || [];
+    if (results.length === 0) return body.error.message;
+    return results.filter((r) => !r.ok).map((r) => (results.length > 1 ? `${r.backend}: ${r.error}` : r.error)).join('\n');
   } catch {
     return `the proxy responded with status ${response.status}`;
   }
@@ -199,6 +200,7 @@ function confirmed(title, text, yes, fields = {}) {
   setText(byId('confirm-title'), title);
   setText(byId('confirm-text'), text);
   setText(byId('confirm-yes'), yes);
+  byId('confirm-yes').className = Object.keys(fields).length > 0 ? 'primary' : 'danger';
   const inputs = Object.entries(fields).map(([name, label]) => {
     const input = make('input');
     Object.assign(input, { name, required: true, autocomplete: 'off', spellcheck: false });
@@ -223,16 +225,17 @@ byId('confirm-no').addEventListener('click', () => byId('confirm').close('no'));
 // --- actions on backends ---
 
 // Those that stop a backend ask for confirmation if no other is ready.
+const finish = 'Requests in flight finish first; if that takes more than a minute, nothing is done.';
 const actions = {
-  'drain': { label: 'Drain', text: 'Requests in flight finish, and no new ones are sent, until undrain.', stops: true },
+  'drain': { label: 'Drain', text: 'Requests in flight finish, and no new ones are sent until the backend is undrained.', stops: true },
   'undrain': { label: 'Undrain', text: 'New requests are sent again.' },
-  'sleep': { label: 'Sleep', text: 'Requests in flight finish, within a minute. Then the engine frees the memory of its GPU and loses the cached prefixes, until wake.', stops: true, asks: true },
+  'sleep': { label: 'Sleep', text: `${finish} Then the engine frees the memory of its GPU and loses the cached prefixes.`, stops: true, asks: true },
   'wake': { label: 'Wake', text: 'The engine loads its memory again, and new requests are sent.' },
-  'pause': { label: 'Pause', text: 'Requests in flight finish, within a minute. Then the engine stops, until resume.', stops: true },
+  'pause': { label: 'Pause', text: `${finish} Then the engine stops, but keeps its memory.`, stops: true },
   'resume': { label: 'Resume', text: 'The engine goes on, and new requests are sent.' },
-  'reset-cache': { label: 'Reset prefix cache', text: 'The replica and this proxy forget the cached prefixes.', asksForAll: true },
-  'load-adapter': { label: 'Load adapter', text: 'The replica loads a LoRA adapter from a path on its machine.', fields: { adapter: 'Name', path: 'Path' } },
-  'unload-adapter': { label: 'Unload adapter', text: 'The replica unloads a LoRA adapter.', fields: { adapter: 'Name' } },
+  'reset-cache': { label: 'Reset prefix cache', on: true, text: 'The replica and this proxy forget the cached prefixes.', asksForAll: true },
+  'load-adapter': { label: 'Load adapter', on: true, text: 'The replica loads a LoRA adapter from a path on its machine.', fields: { adapter: 'Name', path: 'Path' } },
+  'unload-adapter': { label: 'Unload adapter', on: true, text: 'The replica unloads a LoRA adapter.', fields: { adapter: 'Name' } },
   'remove': { label: 'Remove', text: 'Requests in flight finish. Then the backend is removed, until it is added again.', stops: true, asks: true },
 };
 
@@ -265,13 +268,13 @@ function lastReadyWarning(list) {
 
 // perform carries out an action, for which it asks if that is necessary.
 async function perform(action, name) {
-  const { label, text, stops, asks, asksForAll, fields } = actions[action];
+  const { label, on, text, stops, asks, asksForAll, fields } = actions[action];
   const list = chosenBackends(name);
-  const what = `${label} ${name || 'all backends'}`;
+  const what = `${label}${on ? ' on' : ''} ${name || 'all backends'}`;
   const warning = stops ? lastReadyWarning(list) : '';
   let body;
   if (warning || asks || fields || asksForAll && !name) {
-    body = await confirmed(`${what}?`, warning ? `${text} ${warning}` : text, label, fields);
+    body = await confirmed(fields ? what : `${what}?`, warning ? `${text} ${warning}` : text, label, fields);
     if (!body) return;
   }
   if (action === 'remove') {
