@@ -19,7 +19,7 @@ const (
 
 func (s State) String() string { return [...]string{"down", "ready", "draining"}[s] }
 
-// Suspension is an action of an operator because of which a backend gets no new requests.
+// Suspension is an action of an operator, or of another caller, because of which a backend gets no new requests.
 type Suspension int
 
 const (
@@ -29,12 +29,14 @@ const (
 	FallingAsleep             // its requests in flight end before its engine goes to sleep
 	Asleep                    // its engine is asleep
 	ResettingCache            // its requests in flight end before its prefix cache is reset
+	PausedByOther             // the replica reports that its engine is paused, which this proxy has not done
 )
 
 func (s Suspension) String() string {
 	return [...]string{
 		"not suspended", "being paused by an operator", "paused by an operator", "being put to sleep by an operator",
 		"put to sleep by an operator", "its cache is being reset by an operator",
+		"the replica reports that its engine is paused",
 	}[s]
 }
 

@@ -103,12 +103,13 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		}
 		switch firstTimeout := timeouts == 1 && b.isHealthy(); {
 		case !outOfDescriptors && !firstTimeout:
+			w.updatePause(ctx, err == nil, cmp.Or(settings.Timeout, defaultCheckTimeout))
 			w.applyCheckResult(models, err)
 		case len(w.reported) > 0: // an operator may have changed the state
 			w.reportStateChanges("last check inconclusive: it timed out or could not be made")
 		}
 		wait := cmp.Or(settings.Interval, defaultCheckInterval)
-		if err != nil {
+		if err != nil || b.Suspension() == PausedByOther {
 			wait = cmp.Or(settings.DownInterval, defaultDownCheckInterval)
 		}
 		wait = jitter(wait)
@@ -125,6 +126,34 @@ type checkState struct {
 	*Checker
 	backend  *Backend
 	reported map[*Backend]State // the last one of the backend and of each of its parts
+
+	lacksPause bool // it does not say whether its engine is paused, as without VLLM_SERVER_DEV_MODE
+	wasPaused  bool // it said so last
+}
+
+// updatePause asks a replica that passes its checks whether its engine is paused, and suspends the backend while it
+// is, unless an operator's action has done that. The end of a pause ends also that of an operator.
+func (w *checkState) updatePause(ctx context.Context, passes bool, timeout time.Duration) {
+	if !passes {
+		w.lacksPause, w.wasPaused = false, false // it may be another process next time
+		return
+	}
+	if w.lacksPause {
+		return
+	}
+	b, paused := w.backend, false
+	if body, err := w.getBodyAndRecordProxyInstance(ctx, b, "/is_paused", timeout); err != nil {
+		w.lacksPause = true
+	} else if paused, err = vllm.ParsePaused(body); err != nil {
+		w.lacksPause = true
+	}
+	switch s := b.Suspension(); {
+	case paused && s == NotSuspended:
+		b.setSuspension(PausedByOther)
+	case !paused && (s == PausedByOther || s == Paused && w.wasPaused):
+		b.setSuspension(NotSuspended)
+	}
+	w.wasPaused = paused
 }
 
 // applyCheckResult sets the backend's state and models to the outcome of a check.

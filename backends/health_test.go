@@ -185,8 +185,11 @@ func TestHangingReplicaDelaysNoOtherCheck(t *testing.T) {
 type health func(ctx context.Context) (int, error)
 
 func (h health) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Path == "/v1/models" {
+	switch r.URL.Path {
+	case "/v1/models":
 		return respond(200, vllmModels("1", "p", `"id":"m"`))
+	case "/is_paused":
+		return respond(404, `{"detail":"Not Found"}`)
 	}
 	status, err := h(r.Context())
 	if err != nil {

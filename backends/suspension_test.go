@@ -102,3 +102,55 @@ func TestAwaitCheck(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestPauseByAnotherCaller checks when a backend is suspended because its replica says that its engine is paused.
+func TestPauseByAnotherCaller(t *testing.T) {
+	var response atomic.Pointer[string]
+	var asked atomic.Int64
+	set := func(body string) { response.Store(&body) }
+	set(`{"is_paused":false}`)
+	mux := http.NewServeMux()
+	mux.Handle("/", healthyReplica(`"id":"m"`))
+	mux.HandleFunc("GET /is_paused", func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		io.WriteString(w, *response.Load())
+	})
+	b := replicaAt(t, mux)
+	c := &Checker{}
+	c.SetSettings(HealthSettings{Interval: time.Hour, DownInterval: time.Hour})
+	watchUntilCleanup(t, c.Watch, b)
+	check := func(when string, want Suspension) {
+		t.Helper()
+		if err := b.AwaitCheck(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.Suspension(); got != want || (b.State() == Ready) != (want == NotSuspended) {
+			t.Errorf("%s: %v, %v", when, got, b.State())
+		}
+	}
+	check("not paused", NotSuspended)
+	set(`{"is_paused":true}`)
+	check("paused by another caller", PausedByOther)
+	check("still paused", PausedByOther)
+	set(`{"is_paused":false}`)
+	check("resumed", NotSuspended)
+	b.SetSuspension(Paused)
+	check("an operator's pause has just begun", Paused)
+	set(`{"is_paused":true}`)
+	check("it is seen", Paused)
+	set(`{"is_paused":false}`)
+	check("another caller has ended it", NotSuspended)
+	b.SetSuspension(ResettingCache)
+	set(`{"is_paused":true}`)
+	check("another action is in effect", ResettingCache)
+	b.SetSuspension(NotSuspended)
+	check("it has ended", PausedByOther)
+	set(`{"detail":"Not Found"}`)
+	check("the replica does not say any more", NotSuspended)
+	before := asked.Load()
+	set(`{"is_paused":true}`)
+	check("it is not asked again", NotSuspended)
+	if n := asked.Load() - before; n != 0 {
+		t.Errorf("asked %d times", n)
+	}
+}

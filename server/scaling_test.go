@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +12,8 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
+	"warmroute/lab/sim"
+	"warmroute/router"
 )
 
 // A replica whose engines change their number refuses all but health checks. That is a pause: requests go elsewhere or wait,
@@ -67,4 +70,43 @@ func TestScalingReplica(t *testing.T) {
 	if status := f.server.router.Status(b); status.Opens > 0 {
 		t.Errorf("its breaker opened %d times", status.Opens)
 	}
+}
+
+// A replica that another caller pauses gets nothing new once it says so; with all paused, requests wait.
+func TestPauseByAnotherCaller(t *testing.T) {
+	t.Parallel()
+	g := startGuarded(t, 2, sim.Config{}, func(c *config.Config) {
+		c.Health.Interval, c.Health.DownInterval = 100*time.Millisecond, 100*time.Millisecond
+	})
+	call := func(replica int, path string) {
+		t.Helper()
+		resp, err := g.client.Post(g.replicas[replica].URL()+path, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: status %d", path, resp.StatusCode)
+		}
+	}
+	state := func(replica int) router.ConditionState {
+		return g.server.router.Status(g.server.registry.All()[replica]).State
+	}
+	call(0, "/pause?mode=keep&clear_cache=false")
+	g.until("the pause is seen", func() bool { return state(0) == router.Paused })
+	for i := range 10 {
+		if served := <-g.ask(fmt.Sprint("prompt ", i)); served != 1 {
+			t.Errorf("request %d went to %d", i, served)
+		}
+	}
+	call(1, "/pause?mode=keep&clear_cache=false")
+	g.until("both pauses are seen", func() bool { return state(1) == router.Paused })
+	waiting := g.ask("waits")
+	g.until("a request waits", func() bool { return g.server.router.CountWaiting() == 1 })
+	call(0, "/resume")
+	if served := <-waiting; served != 0 {
+		t.Errorf("the request that waited went to %d", served)
+	}
+	call(1, "/resume")
+	g.until("both work", func() bool { return state(0) == router.Ready && state(1) == router.Ready })
 }

@@ -147,3 +147,17 @@ func errorMessage(body []byte) string {
 	}
 	return strings.ToValidUTF8(message, "\uFFFD")
 }
+
+// ParsePaused returns whether a response to GET /is_paused says that the engine is paused.
+func ParsePaused(body []byte) (paused bool, err error) {
+	var state struct {
+		IsPaused *bool `json:"is_paused"`
+	}
+	if err := json.Unmarshal(body, &state); err != nil {
+		return false, err
+	}
+	if state.IsPaused == nil {
+		return false, errors.New("is_paused is missing")
+	}
+	return *state.IsPaused, nil
+}

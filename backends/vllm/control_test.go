@@ -79,3 +79,20 @@ func FuzzCheckCall(f *testing.F) {
 		}
 	})
 }
+
+func TestParsePaused(t *testing.T) {
+	for body, want := range map[string]struct{ paused, ok bool }{
+		`{"is_paused":true}`:          {true, true},
+		`{"is_paused": false, "x":1}`: {false, true},
+		`{}`:                          {},
+		`{"is_paused":null}`:          {},
+		`{"is_paused":"true"}`:        {},
+		`true`:                        {},
+		`<html>`:                      {},
+		``:                            {},
+	} {
+		if paused, err := ParsePaused([]byte(body)); paused != want.paused || (err == nil) != want.ok {
+			t.Errorf("%s: %v, %v", body, paused, err)
+		}
+	}
+}

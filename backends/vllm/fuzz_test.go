@@ -362,3 +362,12 @@ func FuzzModels(f *testing.F) {
 		}
 	})
 }
+
+func FuzzParsePaused(f *testing.F) {
+	f.Add([]byte(`{"is_paused":true}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if paused, err := ParsePaused(body); paused && err != nil {
+			t.Errorf("paused and %v", err)
+		}
+	})
+}

@@ -16,7 +16,7 @@ const (
 	Down     ConditionState = "down"     // its checks fail
 	Draining ConditionState = "draining" // it finishes what it has
 	Stopping ConditionState = "stopping" // its replica refuses new requests because it shuts down or scales
-	Paused   ConditionState = "paused"   // by an operator: its engine takes no steps
+	Paused   ConditionState = "paused"   // its engine takes no steps
 	Asleep   ConditionState = "asleep"   // its replica reports so, or an operator has put it to sleep
 	Stalled  ConditionState = "stalled"  // it has requests and makes no progress
 )
@@ -37,7 +37,9 @@ func (r *Record) Condition(s *backends.Status, l *backends.Load, now time.Time) 
 		c.State = Starting
 	case s.State == backends.Down:
 		c.State = Down
-	case s.State == backends.Draining && s.Suspension == backends.Paused:
+	case s.State == backends.Draining && s.Suspension == backends.PausedByOther && l != nil && l.Asleep:
+		return Condition{Asleep, l.AsleepSince, "the replica reports that its engine is asleep"} // paused as well
+	case s.State == backends.Draining && (s.Suspension == backends.Paused || s.Suspension == backends.PausedByOther):
 		c.State = Paused
 	case s.State == backends.Draining && s.Suspension == backends.Asleep:
 		c.State = Asleep
