@@ -46,7 +46,7 @@ func parseBackendsFile(data []byte) (values map[string]any, err error) {
 		switch line = strings.TrimSpace(line); {
 		case line == "":
 		case !strings.Contains(line, "://") || strings.ContainsAny(line, " \t"):
-			return parseBackendsYAML(data)
+			return parseBackendsYAML(data, line == "-" || strings.HasPrefix(line, "- "))
 		default:
 			urls = append(urls, line)
 		}
@@ -54,8 +54,9 @@ func parseBackendsFile(data []byte) (values map[string]any, err error) {
 	return map[string]any{"backends": urls}, lines.Err()
 }
 
-func parseBackendsYAML(data []byte) (values map[string]any, err error) {
-	if list := bytes.TrimLeft(data, " \t\r\n"); len(list) > 0 && list[0] == '-' && !bytes.HasPrefix(list, []byte("---")) {
+// parseBackendsYAML reads a mapping with backends, or their list alone.
+func parseBackendsYAML(data []byte, isList bool) (values map[string]any, err error) {
+	if isList {
 		data = append([]byte("backends: \n"), data...)
 	}
 	if values, err = decodeYAML(data); err != nil {

@@ -17,6 +17,7 @@ func TestBackendsFile(t *testing.T) {
 		{"comments alone", "# none yet\n\n", ""},
 		{"URLs", "http://a:8000 # the first\nhttps://b\r\ndns://c:8000\n", "a:8000 b:443 c:8000"},
 		{"a list", "- http://a:8000\n- {url: http://b:8000, name: gpu-1}\n", "a:8000 gpu-1"},
+		{"a list after a comment", "# ours\n\n- http://a:8000\n", "a:8000"},
 		{"a mapping", "backends:\n  - url: http://a:8000\n", "a:8000"},
 		{"an empty list", "backends: []\n", ""},
 		{"another setting", "listen: \":1\"\n", `FILE: unknown setting "listen"; write a list of backends, or one URL a line`},

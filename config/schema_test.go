@@ -251,9 +251,9 @@ func TestSchemaValidates(t *testing.T) {
 		return compiled.Validate(value)
 	}
 	good := map[string]string{"config.yaml": string(defaults)}
-	examples, err := filepath.Glob("../*/*/warmroute.yaml")
-	if err != nil {
-		t.Fatal(err)
+	examples, err := filepath.Glob("../docs/deploy/*/warmroute.yaml")
+	if err != nil || len(examples) == 0 {
+		t.Fatal(examples, err)
 	}
 	for _, name := range examples {
 		text, err := os.ReadFile(name)
@@ -261,6 +261,9 @@ func TestSchemaValidates(t *testing.T) {
 			t.Fatal(err)
 		}
 		good[name] = string(text)
+		if _, err := load(t, string(text)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 	for path, other := range otherValues() {
 		yaml, indent := "", ""

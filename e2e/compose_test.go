@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +17,14 @@ import (
 // profiles given or, without any, those of .env.
 func composeProject(t *testing.T, profiles ...string) *types.Project {
 	t.Helper()
-	options, err := cli.NewProjectOptions([]string{"docker-compose.yml"},
-		cli.WithWorkingDirectory("."), cli.WithEnvFiles(), cli.WithDotEnv, cli.WithDefaultProfiles(profiles...))
+	return composeFile(t, "docker-compose.yml", profiles...)
+}
+
+// composeFile loads a file as `docker compose -f` does.
+func composeFile(t *testing.T, file string, profiles ...string) *types.Project {
+	t.Helper()
+	options, err := cli.NewProjectOptions([]string{file},
+		cli.WithWorkingDirectory(filepath.Dir(file)), cli.WithEnvFiles(), cli.WithDotEnv, cli.WithDefaultProfiles(profiles...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +113,39 @@ func TestComposeHA(t *testing.T) {
 	for _, name := range project.ServiceNames() {
 		if published := len(project.Services[name].Ports) > 0; published != (name == "nginx") {
 			t.Errorf("%s publishes ports: %v", name, published)
+		}
+	}
+}
+
+// TestDeployedComposeFiles has the files of docs/deploy/compose start a proxy that finds their replicas.
+func TestDeployedComposeFiles(t *testing.T) {
+	for file, replicas := range map[string][]string{
+		"docs/deploy/compose/scale.yaml": {"vllm"},
+		"docs/deploy/compose/file.yaml":  {"vllm-0", "vllm-1"},
+	} {
+		project := composeFile(t, file)
+		if got := project.ServiceNames(); !slices.Equal(got, append(slices.Clone(replicas), "warmroute")) {
+			t.Errorf("%s has the services %v", file, got)
+		}
+		proxy := project.Services["warmroute"]
+		args := append([]string{"check"}, proxy.Command[min(1, len(proxy.Command)):]...)
+		cmd := exec.CommandContext(t.Context(), binary, args...)
+		cmd.Env = []string{"NONE="}
+		if list := proxy.Environment["WARMROUTE_BACKENDS_FILE"]; list != nil {
+			mount := proxy.Volumes[0]
+			cmd.Env = append(cmd.Env, "WARMROUTE_BACKENDS_FILE="+strings.Replace(*list, mount.Target, mount.Source, 1))
+		}
+		if output, err := cmd.CombinedOutput(); err != nil || !strings.HasPrefix(string(output), fmt.Sprintf("ok: %d backend", len(replicas))) {
+			t.Errorf("%s: %q: %v %s", file, args, err, output)
+		}
+		for _, name := range replicas {
+			s := project.Services[name]
+			if s.HealthCheck == nil || len(s.Ports) != 0 || s.ContainerName != "" {
+				t.Errorf("%s: %s has no health check, publishes ports, or cannot be scaled", file, name)
+			}
+			if d := proxy.DependsOn[name]; d.Condition != types.ServiceConditionStarted {
+				t.Errorf("%s: the proxy waits for %s to be %q", file, name, d.Condition)
+			}
 		}
 	}
 }
