@@ -111,11 +111,11 @@ func (r *request) checkStoredResponse() *apiError {
 		return nil
 	}
 	refused := len(h.attempts) > 0 && errors.Is(h.latestAttempt().failure.err, syscall.ECONNREFUSED)
-	switch state := b.State(); {
-	case refused, state == backends.Down && b.RefusesConnections():
+	switch {
+	case refused, b.State() == backends.Down && b.RefusesConnections():
 		r.forgetStoredResponse()
 		return r.lostResponseError("the replica that held it has ended")
-	case state == backends.Draining && !r.input.request.NoEngine:
+	case (b.Drained() || b.Retiring()) && !r.input.request.NoEngine: // not if it is only suspended
 		return r.lostResponseError("the replica that holds it is about to be removed")
 	}
 	return nil

@@ -160,6 +160,38 @@ func TestPauseAllAndResume(t *testing.T) {
 	}
 }
 
+// A response that a paused replica holds is not lost: what continues it waits.
+func TestPauseKeepsStoredResponses(t *testing.T) {
+	t.Parallel()
+	g := startGuarded(t, 1, sim.Config{StoreResponses: true}, nil)
+	respond := func(previous string) (status int, id string) {
+		body := `{"model":"sim","input":"Hello","max_output_tokens":2` + previous + `}`
+		resp, err := g.client.Post(g.url+"/v1/responses", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Error(err)
+			return 0, ""
+		}
+		defer resp.Body.Close()
+		var out struct{ ID string }
+		if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+			t.Error(err)
+		}
+		return resp.StatusCode, out.ID
+	}
+	_, id := respond("")
+	g.mustControl("pause", "", 1)
+	done := make(chan int)
+	go func() {
+		status, _ := respond(fmt.Sprintf(`,"previous_response_id":%q`, id))
+		done <- status
+	}()
+	g.until("the request waits", func() bool { return g.server.router.CountWaiting() == 1 })
+	g.mustControl("resume", "", 1)
+	if status := <-done; status != http.StatusOK {
+		t.Errorf("status %d", status)
+	}
+}
+
 func TestResetCache(t *testing.T) {
 	t.Parallel()
 	for _, force := range []bool{false, true} {

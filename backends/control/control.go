@@ -77,7 +77,7 @@ func (c *Controller) runOnReplica(ctx context.Context, r *Request, b *backends.B
 	started := time.Now()
 	t := &target{Controller: c, Backend: b, timeout: time.Duration(r.Timeout)}
 	err := t.runExclusively(ctx, r.Action)
-	result := Result{Backend: b.Name, OK: err == nil, Status: t.status, Seconds: time.Since(started).Seconds()}
+	result := Result{Backend: b.Name, OK: err == nil, Status: t.status, Seconds: time.Since(started).Round(time.Millisecond).Seconds()}
 	if err != nil {
 		result.Error = err.Error()
 	}
