@@ -165,8 +165,8 @@ func (w *checkState) applyCheckResult(models []Model, err error) {
 	} else if !vllm.EqualModels(before, models) {
 		b.SetModels(models) // before Ready, so that a ready backend has its models
 		b.ForgetMissingEndpoints()
-		if before != nil && !vllm.HaveSameBaseModels(before, models) && w.OnCacheLost != nil {
-			w.OnCacheLost(b, "the replica serves another model")
+		if before != nil && !vllm.HaveSameBaseModels(before, models) {
+			w.reportCacheLost("the replica serves another model")
 		}
 	}
 	b.recordCheckResult(err)
@@ -176,17 +176,23 @@ func (w *checkState) applyCheckResult(models []Model, err error) {
 	changed := b.setFlag(healthy, err == nil) || len(w.reported) == 0
 	if changed && errors.Is(err, syscall.ECONNREFUSED) {
 		b.setSuspension(NotSuspended) // it was that of a process that has ended
-		for _, m := range b.Parts() {
-			if w.OnCacheLost != nil {
-				w.OnCacheLost(m, reason)
-			}
-		}
+		w.reportCacheLost(reason)
 	}
 	w.reportStateChanges(reason)
 	if changed && w.OnHung != nil && isTimeout(err) {
 		for _, m := range b.Parts() {
 			w.OnHung(m)
 		}
+	}
+}
+
+// reportCacheLost calls OnCacheLost for each part of the backend.
+func (w *checkState) reportCacheLost(reason string) {
+	if w.OnCacheLost == nil {
+		return
+	}
+	for _, m := range w.backend.Parts() {
+		w.OnCacheLost(m, reason)
 	}
 }
 

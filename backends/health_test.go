@@ -338,20 +338,32 @@ func TestUnchangedModelsKeepCatalog(t *testing.T) {
 	})
 }
 
+// A server that serves another model has lost its cache, and so has each of its ranks.
 func TestOtherBaseModel(t *testing.T) {
-	var model atomic.Value
-	model.Store(`"id":"m"`)
-	b := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		healthyReplica(model.Load().(string)).ServeHTTP(w, r)
-	}))
-	lost := make(chan string, 100)
-	c := &Checker{OnCacheLost: func(_ *Backend, reason string) { lost <- reason }}
-	c.SetSettings(HealthSettings{Interval: time.Millisecond, DownInterval: time.Millisecond})
-	if got := await(t, checked(t, c, b)); got.state != Ready {
-		t.Fatalf("%+v", got)
-	}
-	model.Store(`"id":"other"`)
-	if reason := await(t, lost); reason != "the replica serves another model" {
-		t.Errorf("the cache was lost because: %s", reason)
+	for _, labels := range [][]int{nil, {0, 1}} {
+		var model atomic.Value
+		model.Store(`"id":"m"`)
+		b := replicaAt(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			healthyReplica(model.Load().(string)).ServeHTTP(w, r)
+		}))
+		want := []string{b.Name}
+		if registry := newRegistry(t, b); labels != nil {
+			want = nil
+			for _, rank := range addRanks(registry, b, labels...) {
+				want = append(want, rank.Name)
+			}
+		}
+		lost := make(chan string, 100)
+		c := &Checker{OnCacheLost: func(b *Backend, reason string) { lost <- b.Name + ": " + reason }}
+		c.SetSettings(HealthSettings{Interval: time.Millisecond, DownInterval: time.Millisecond})
+		if got := await(t, checked(t, c, b)); got.state != Ready {
+			t.Fatalf("%+v", got)
+		}
+		model.Store(`"id":"other"`)
+		for _, name := range want {
+			if got := await(t, lost); got != name+": the replica serves another model" {
+				t.Errorf("the cache was lost: %s, want %s", got, name)
+			}
+		}
 	}
 }
