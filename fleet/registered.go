@@ -28,14 +28,22 @@ type Registration struct {
 // ID returns what names the registration in paths: the name of its backend.
 func (r *Registration) ID() string { return r.Backend.Name }
 
+// Address returns the backends.Backend.Address of the replica.
+func (r *Registration) Address() string {
+	u, err := r.Backend.ParseURL()
+	if err != nil || r.Backend.IsSeveral() {
+		return ""
+	}
+	return backends.NormalizeURL(u)
+}
+
 // matches reports whether a caller means r by its name, its URL as given, or another way to write that.
 func (r *Registration) matches(nameOrURL string) bool {
 	if nameOrURL == r.Backend.Name || nameOrURL == r.GivenURL {
 		return true
 	}
 	u, err := backends.ParseURL(nameOrURL)
-	own, ownErr := r.Backend.ParseURL()
-	return err == nil && ownErr == nil && !r.Backend.IsSeveral() && backends.NormalizeURL(u) == backends.NormalizeURL(own)
+	return err == nil && backends.NormalizeURL(u) == r.Address()
 }
 
 // registered is a list of registrations, in the order of their names. Not safe for concurrent use.
@@ -132,14 +140,20 @@ func (f *Fleet) Registrations() []Registration {
 	return slices.Clone(f.registered.list)
 }
 
-// WaitReady waits until a backend of the member with that name is ready, or ctx is done. It returns whether one
-// is, and if not, why: the reason of the last health check.
+// WaitReady waits until a backend of the member with that name is ready, or that of a name with its address, or ctx is
+// done. It returns whether one is, and if not, why: the reason of the last health check.
 func (f *Fleet) WaitReady(ctx context.Context, member string) (ready bool, reason string) {
+	address := ""
+	for _, r := range f.Registrations() {
+		if r.Backend.Name == member {
+			address = r.Address()
+		}
+	}
 	for {
 		changed := f.registry.StateChanged() // before looking
 		reason = "it has no address yet"
 		for _, b := range f.registry.All() {
-			if b.Retiring() || !isOfMember(b, member) {
+			if b.Retiring() || !isOfMember(b, member) && (address == "" || b.Server().Address() != address) {
 				continue
 			}
 			if b.State() == backends.Ready {

@@ -1,6 +1,7 @@
 package registration
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -239,23 +240,24 @@ func (w *worker) add(b *backends.Backend) {
 	}
 }
 
-// workers returns the registered replicas, and then all others. One that was registered is there from its
-// registration on, ready or not.
+// workers returns the registered replicas, and then all others, each with its ranks. One that was registered is there
+// from its registration on, ready or not, also if its backend is that of a name with the same address.
 func (c *call) workers() []*worker {
-	list, registered := []*worker{}, map[string]*worker{}
+	list, known := []*worker{}, map[string]*worker{} // by name, and by the address of a registered one
 	for _, r := range c.Fleet.Registrations() {
 		w := newWorker(r.ID(), r.GivenURL)
-		list, registered[r.ID()] = append(list, w), w
+		list, known[r.ID()], known[r.Address()] = append(list, w), w, w
 	}
 	for _, b := range c.Registry.All() {
 		if b.Retiring() {
 			continue
 		}
-		member, _, _ := strings.Cut(b.Name, "@") // without the address of one that has several
-		w := registered[member]
+		server := b.Server()
+		member, _, _ := strings.Cut(server.Name, "@") // without the address of one that has several
+		w := cmp.Or(known[server.Name], known[member], known[server.Address()])
 		if w == nil {
-			w = newWorker(b.Name, b.URL.String())
-			list = append(list, w)
+			w = newWorker(server.Name, b.URL.String())
+			list, known[w.ID] = append(list, w), w
 		}
 		w.add(b)
 	}

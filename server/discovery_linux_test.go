@@ -464,6 +464,27 @@ func TestDiscoveryOfOneProcess(t *testing.T) {
 	clients.leave()
 }
 
+// TestRegistrationOfDiscoveredReplica registers a replica that is an address of a name already, and then removes the
+// address from the name.
+func TestRegistrationOfDiscoveredReplica(t *testing.T) {
+	t.Parallel()
+	d := startDiscovered(t, 2, loopback(1, 2), func(c *config.Config) {
+		allowLoopback(c)
+		c.Registration.AllowURLs = []string{"http://127.0.1.1:*"}
+	})
+	p, replica := registrable{d.fronted}, "http://127.0.1.1:"+d.port
+	p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, replica))
+	isListed := func() bool {
+		list := p.workers()
+		return list.Total == 2 && list.Workers[0].URL == replica && list.Workers[0].IsHealthy
+	}
+	if !isListed() || len(d.server.registry.All()) != 2 || d.backend("127.0.1.1") == nil {
+		t.Errorf("listed as %+v", p.workers())
+	}
+	d.dns.respond(withAddresses("127.0.1.2"))
+	d.until("it is a backend of its own", func() bool { return d.backend("127.0.1.1") == nil && isListed() })
+}
+
 // TestDiscoveryReload changes how many addresses are used, and whether the name is looked up at all.
 func TestDiscoveryReload(t *testing.T) {
 	t.Parallel()

@@ -112,7 +112,7 @@ func (p registrable) idOf(workerURL string) string {
 }
 
 // vime: requests.post(f"{router}/workers", json={"url": url, "worker_type": "regular"}, timeout=30), and at the end
-// requests.get(f"{router}/workers") and requests.delete(f"{router}/workers/{quote(url, safe='')}").
+// requests.get(f"{router}/workers") and requests.delete(f"{router}/workers/{quote(url, safe=”)}").
 func TestRegistrationOfVime(t *testing.T) {
 	t.Parallel()
 	p, replica := startRegistrable(t, nil), standIn{}.start(t)
@@ -434,5 +434,17 @@ func TestRegistrationOfUnreadyReplica(t *testing.T) {
 	response := p.expect(http.StatusAccepted, "POST", "/workers", `{"url":"`+unusedURL+`"}`)
 	if !strings.Contains(response, "not ready yet") || p.idOf(unusedURL) == "" {
 		t.Error(response)
+	}
+}
+
+// The ranks of a registered replica are one worker, which is healthy when they are.
+func TestRegistrationOfRanks(t *testing.T) {
+	t.Parallel()
+	p := startRegistrable(t, func(c *config.Config) { c.Poll.Interval = 20 * time.Millisecond })
+	replica, _ := startSimReplica(t, sim.Config{Ranks: 2, Engine: engine.Config{KVTokens: 20_000, Speed: 20}}, "127.0.0.1:0")
+	p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, replica))
+	p.until("it is two backends", func() bool { return len(p.server.registry.All()) == 2 })
+	if list := p.workers(); list.Total != 1 || list.Workers[0].URL != replica || !list.Workers[0].IsHealthy {
+		t.Errorf("listed as %+v", list)
 	}
 }
