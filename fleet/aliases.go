@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// comparisonTimeout bounds the three requests that compare the processes at two addresses.
+	// comparisonTimeout bounds the requests that compare the processes at addresses after one lookup.
 	comparisonTimeout = 5 * time.Second
 	maxMetricsBytes   = 16 << 20
 )
@@ -48,10 +48,10 @@ func (name *lookedUpName) state() discovery.State {
 // mergeAliases compares the processes at addresses of a name that have the same start time, and has one backend
 // for those that are the same.
 func (f *Fleet) mergeAliases(ctx context.Context, name *lookedUpName) {
+	limited, cancel := context.WithTimeout(ctx, comparisonTimeout)
+	defer cancel()
 	for _, c := range f.aliasCandidates(name) {
-		limited, cancel := context.WithTimeout(ctx, comparisonTimeout)
 		same, certain, err := isSameProcess(limited, c.first, c.second)
-		cancel()
 		if err == nil && certain && ctx.Err() == nil { // else they are compared again after the next lookup
 			f.recordComparison(name, c, same)
 		}

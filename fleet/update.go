@@ -37,7 +37,11 @@ func (f *Fleet) PrepareConfig(ctx context.Context, c *config.Config) (apply func
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.config, f.drainTimeout = c, c.Timeouts.Shutdown
-		maps.Copy(f.names, added)
+		for n, name := range added {
+			if f.names[n] == nil { // no replica with that name was added meanwhile
+				f.names[n] = name
+			}
+		}
 		f.reconcile()
 	}, nil
 }

@@ -18,6 +18,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
+	"warmroute/fleet"
 	"warmroute/lab/loadgen"
 	"warmroute/lab/replay"
 	"warmroute/lab/sim"
@@ -462,6 +463,41 @@ func TestDiscoveryOfOneProcess(t *testing.T) {
 		t.Errorf("got %d backends, the first is %s", len(all), all[0].Name)
 	}
 	clients.leave()
+}
+
+// TestReloadWhileNameIsAdded adds a name over the API while a reload that has it too looks it up. When both have removed
+// it, it is not looked up any more.
+func TestReloadWhileNameIsAdded(t *testing.T) {
+	t.Parallel()
+	d := startDiscovered(t, 1, loopback(1, 1), nil)
+	var lookups atomic.Int64
+	d.dns.respond(func(w dns.ResponseWriter, query *dns.Msg) {
+		if strings.HasPrefix(query.Question[0].Name, "other.") {
+			lookups.Add(1)
+		}
+		withAddresses("127.0.1.1")(w, query)
+	})
+	initial, next := d.server.config, *d.server.config
+	other := config.Backend{Name: "other", URL: "dns://other.test:" + d.port, DNS: "auto", Weight: 1, KVEvents: "off", Ranks: "off"}
+	next.Backends = append(slices.Clone(next.Backends), other)
+	apply, err := d.server.fleet.PrepareConfig(t.Context(), &next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := d.server.fleet.Add(fleet.Registration{Backend: other}); err != nil {
+		t.Fatal(err)
+	}
+	apply()
+	d.server.updateFleet(t, initial)
+	if _, err := d.server.fleet.Remove("other"); err != nil {
+		t.Fatal(err)
+	}
+	d.awaitLookups(3) // one may be in progress
+	before := lookups.Load()
+	d.awaitLookups(10)
+	if after := lookups.Load(); after > before {
+		t.Errorf("it was looked up %d times", after-before)
+	}
 }
 
 // TestRegistrationOfDiscoveredReplica registers a replica that is an address of a name already, and then removes the
