@@ -447,24 +447,6 @@ func TestDiscoveryOfMovedName(t *testing.T) {
 	}
 }
 
-// TestDiscoveryOfOneProcess has a replica that listens at two addresses of the name.
-func TestDiscoveryOfOneProcess(t *testing.T) {
-	t.Parallel()
-	server := startNameServer(t, withAddresses(loopback(1, 2)...))
-	url, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000, Speed: 20}}, "0.0.0.0:0")
-	_, port, _ := net.SplitHostPort(strings.TrimPrefix(url, "http://"))
-	f := startFronted(t, func(c *config.Config) {
-		c.DNS.Server, c.DNS.Interval = server.address, 10*time.Millisecond
-	}, "http://"+discoveredName+":"+port)
-	clients := startCrowd(t, f.url, 4, &http.Transport{})
-	f.until("it is one backend", func() bool { return len(f.server.registry.All()) == 1 })
-	clients.more(20)
-	if all := f.server.registry.All(); len(all) != 1 || all[0].Name != discoveredName+":"+port+"@127.0.1.1" {
-		t.Errorf("got %d backends, the first is %s", len(all), all[0].Name)
-	}
-	clients.leave()
-}
-
 // TestReloadWhileNameIsAdded adds a name over the API while a reload that has it too looks it up. When both have removed
 // it, it is not looked up any more.
 func TestReloadWhileNameIsAdded(t *testing.T) {
@@ -644,7 +626,10 @@ func TestAddressesOfOneReplica(t *testing.T) {
 			return slices.Equal(got, want)
 		}
 	}
+	clients := startCrowd(t, d.url, 4, &http.Transport{})
 	d.until("the replica is one backend", hasBackends("127.0.1.1:"+port))
+	clients.more(20)
+	clients.leave()
 	stop()
 	for _, address := range []string{"127.0.1.1:", "127.0.1.2:", "127.0.1.3:"} {
 		start(address + port)
