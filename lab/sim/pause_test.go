@@ -155,3 +155,36 @@ func TestInvalidPause(t *testing.T) {
 		t.Errorf("it stopped: %+v", state)
 	}
 }
+
+// TestControlResponses compares the control API with what vLLM 0.32 responds, call after call.
+func TestControlResponses(t *testing.T) {
+	s := start(t, Config{Model: "tiny", Engine: fast})
+	for _, c := range []struct {
+		path, body string
+		status     int
+		want       string // of the response, exactly
+	}{
+		{"/reset_prefix_cache", "", 200, `{"success":true}`},
+		{"/pause?mode=keep", "", 200, `{"status":"paused"}`},
+		{"/resume", "", 200, `{"status":"resumed"}`},
+		{"/sleep", "", 200, `{"status":"sleeping","level":1}`},
+		{"/sleep", "", 200, `{"status":"sleeping","level":1}`},
+		{"/wake_up?tags=weights", "", 200, `{"status":"sleeping","tags":["weights"]}`},
+		{"/wake_up?tags=kv_cache", "", 200, `{"status":"awake","tags":["kv_cache"]}`},
+		{"/wake_up", "", 200, `{"status":"awake","tags":null}`},
+		{"/sleep?level=0", "", 200, `{"status":"sleeping","level":0}`},
+		{"/wake_up", "", 200, `{"status":"awake","tags":null}`},
+		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a"}`, 200, `Success: LoRA adapter 'sql' added successfully.`},
+		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a"}`, 400, `{"error":{"message":"The lora adapter 'sql' has already been loaded. ` +
+			`If you want to load the adapter in place, set 'load_inplace' to True.","type":"InvalidUserInput","param":null,"code":400}}`},
+		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a","load_inplace":true}`, 200, `Success: LoRA adapter 'sql' added successfully.`},
+		{"/v1/load_lora_adapter", `{"lora_name":"tiny","lora_path":"/a"}`, 400,
+			`{"error":{"message":"The lora adapter 'tiny' conflicts with a served base model.","type":"InvalidUserInput","param":null,"code":400}}`},
+		{"/v1/unload_lora_adapter", `{"lora_name":"none"}`, 404, `{"error":{"message":"The lora adapter 'none' cannot be found.","type":"NotFoundError","param":null,"code":404}}`},
+		{"/v1/unload_lora_adapter", `{"lora_name":"sql"}`, 200, `Success: LoRA adapter 'sql' removed successfully.`},
+	} {
+		if status, body := post(t, s, c.path, c.body); status != c.status || body != c.want {
+			t.Errorf("%s %s: status %d, %s, want %d, %s", c.path, c.body, status, body, c.status, c.want)
+		}
+	}
+}
