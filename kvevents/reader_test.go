@@ -5,11 +5,13 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"warmroute/backends"
+	"warmroute/kvevents/wire"
 	"warmroute/router"
 )
 
@@ -59,4 +61,39 @@ func TestSourcesAfterError(t *testing.T) {
 			t.Fatal("the events are not read within a minute")
 		}
 	}
+}
+
+// A rank reads the events of its own engine only, which is the only one of its backend.
+func TestSourcesOfRank(t *testing.T) {
+	replica := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Write([]byte(`{"4":{"endpoint":"tcp://10.0.0.5:6000"},"5":{"endpoint":"tcp://10.0.0.5:6001","replay_endpoint":"tcp://10.0.0.5:7001"}}`))
+	}))
+	defer replica.Close()
+	u, err := backends.ParseURL(replica.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		engine int
+		events string
+		want   []wire.Source
+	}{
+		{5, backends.KVEventsAuto, []wire.Source{{Endpoint: "tcp://10.0.0.5:6001", Replay: "tcp://10.0.0.5:7001"}}},
+		{6, backends.KVEventsAuto, nil},
+		{5, backends.KVEventsOff, nil},
+		{2, "tcp://10.0.0.5:5557", []wire.Source{{Endpoint: "tcp://10.0.0.5:5559", Replay: "tcp://10.0.0.5:5560"}}},
+	} {
+		server := backends.New("a", u, "", http.DefaultTransport)
+		o := *server.Options()
+		if o.KVEvents = c.events; c.events != backends.KVEventsAuto && c.events != backends.KVEventsOff {
+			o.KVReplay = "tcp://10.0.0.5:5558"
+		}
+		server.SetOptions(o)
+		rank := backends.NewRank(server, c.engine, 0)
+		got, err := findSources(t.Context(), rank, readSourceSettings(rank))
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("engine %d, %s: %+v, %v, want %+v", c.engine, c.events, got, err, c.want)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
 }
