@@ -15,7 +15,7 @@ import (
 	"testing/iotest"
 )
 
-// The samples but 0.32's, which a real vLLM wrote, are shortened by hand to the
+// The samples but those of 0.32, which a real vLLM wrote, are shortened by hand to the
 // families that matter.
 func TestParseMetricsOfEveryVersion(t *testing.T) {
 	for file, want := range map[string]Load{
@@ -25,6 +25,14 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true, HostHitsKnown: true,
 			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true,
 			StartTime: 1795199784.85,
+		},
+		// Two engines behind two API server processes, idle: those have no gauges before the first request.
+		"metrics-0.32-dp2.txt": {
+			Engines: 2, CacheTokens: 32768, BlockSize: 32, HitAlignment: 32, PrefixKnown: true, HostHitsKnown: true, TokensKnown: true,
+			PerEngine: []EngineLoad{
+				{0, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
+				{1, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
+			},
 		},
 		"metrics-0.6-v0.txt": {
 			Running: 7, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true,

@@ -24,6 +24,7 @@ func TestParseRankError(t *testing.T) {
 	}{
 		{"Python front end", 400, rankError(python), RankError{Rank: 65534, Local: 4}, true},
 		{"Rust front end", 400, rankError(rust), RankError{Rank: 65534, Connected: []int{4, 5, 6, 7}}, true},
+		{"Messages", 400, []byte(`{"type":"error","error":{"type":"BadRequestError","message":"data_parallel_rank 65534 is out of range [0, 2)."}}`), RankError{Rank: 65534, Local: 2}, true},
 		{"another status", 422, rankError(python), RankError{}, false},
 		{"another error", 400, rankError("The model does not exist."), RankError{}, false},
 		{"quoted by another error", 400, rankError("invalid prompt: " + python), RankError{}, false},
