@@ -54,7 +54,7 @@ func writeAddresses(ctx context.Context, out io.Writer, c *config.Config) error 
 		ctx, cancel := context.WithTimeout(ctx, checkLookupTimeout)
 		addresses, err := resolver.Lookup(ctx, discovery.Name(name))
 		cancel()
-		if len(addresses) < 2 && !b.IsSeveral() {
+		if len(addresses) < 2 && !b.HasDNSScheme() {
 			continue // one replica, which may not have been started yet
 		}
 		line := fmt.Sprintf("%s: %s in DNS", b.Name, plural(len(addresses), "replica"))

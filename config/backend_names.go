@@ -33,7 +33,7 @@ func (b Backend) DNSName() (n DNSName, ok bool) {
 		return DNSName{}, false
 	}
 	switch {
-	case n.Port == "" && b.IsSeveral():
+	case n.Port == "" && b.HasDNSScheme():
 		n.SRV = true
 	case n.Port == "" && u.Scheme == "https":
 		n.Port = "443"
@@ -43,12 +43,12 @@ func (b Backend) DNSName() (n DNSName, ok bool) {
 	return n, true
 }
 
-// IsSeveral reports whether the backend stands for any number of replicas, also none.
-func (b Backend) IsSeveral() bool { return strings.HasPrefix(strings.ToLower(b.URL), dnsScheme) }
+// HasDNSScheme reports whether the backend stands for any number of replicas, also none.
+func (b Backend) HasDNSScheme() bool { return strings.HasPrefix(strings.ToLower(b.URL), dnsScheme) }
 
 // HTTPURL returns the URL of the replicas: URL with http for dns.
 func (b Backend) HTTPURL() string {
-	if b.IsSeveral() {
+	if b.HasDNSScheme() {
 		return "http://" + b.URL[len(dnsScheme):]
 	}
 	return b.URL
@@ -57,7 +57,7 @@ func (b Backend) HTTPURL() string {
 // ParseURL parses URL, which may begin with dns://.
 func (b Backend) ParseURL() (*url.URL, error) {
 	u, err := backends.ParseURL(b.HTTPURL())
-	if err != nil || !b.IsSeveral() {
+	if err != nil || !b.HasDNSScheme() {
 		return u, err
 	}
 	_, notAddress := netip.ParseAddr(u.Hostname())

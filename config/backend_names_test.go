@@ -23,8 +23,8 @@ func TestDNSName(t *testing.T) {
 	} {
 		b := Backend{URL: c.url, DNS: c.dns}
 		got, ok := b.DNSName()
-		if got != c.want || ok != (c.want != DNSName{}) || b.IsSeveral() != c.several {
-			t.Errorf("%s, dns: %s: got %+v, %v, several %v, want %+v", c.url, c.dns, got, ok, b.IsSeveral(), c.want)
+		if got != c.want || ok != (c.want != DNSName{}) || b.HasDNSScheme() != c.several {
+			t.Errorf("%s, dns: %s: got %+v, %v, several %v, want %+v", c.url, c.dns, got, ok, b.HasDNSScheme(), c.want)
 		}
 		if u, err := b.ParseURL(); err != nil || u.String() != c.parsed {
 			t.Errorf("%s: got %v, %v, want %s", c.url, u, err, c.parsed)

@@ -119,8 +119,8 @@ type Registration struct {
 	Forget    time.Duration  `mapstructure:"forget" range:"0|1s.."` // 0: never
 }
 
-// Enabled reports whether the public listener serves registration.
-func (r Registration) Enabled() bool { return r.Listener == "main" }
+// IsOnPublicListener reports whether the public listener serves registration.
+func (r Registration) IsOnPublicListener() bool { return r.Listener == "main" }
 
 // TLSConfig returns how the certificate of an https backend is verified: by the authorities in CAFile alone, or
 // by the system's if there is none. It returns nil for the defaults.
@@ -252,7 +252,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		RouteHeaders:   c.ResponseHeaders,
 		IsolateTenants: c.Tenant == "isolate",
 		CORSOrigins:    c.CORS.Origins,
-		ReadyIfEmpty:   c.Registration.Enabled(),
+		ReadyIfEmpty:   c.Registration.IsOnPublicListener(),
 		ExtraPaths:     c.ExtraPaths,
 
 		AdapterPatterns: c.Models.adapterPatterns(),

@@ -81,7 +81,7 @@ func (c *Config) validateRegistration(errs *errorList) {
 	if len(r.AllowFrom) > maxRegistrationRules || len(r.AllowURLs) > maxRegistrationRules {
 		errs.add("registration.allow_from", "too many networks or URLs; the maximum is %d of each", maxRegistrationRules)
 	}
-	if r.Enabled() && r.TokenFile == "" && (len(r.AllowFrom) == 0 || len(r.AllowURLs) == 0) {
+	if r.IsOnPublicListener() && r.TokenFile == "" && (len(r.AllowFrom) == 0 || len(r.AllowURLs) == 0) {
 		errs.add("registration.listener", "whoever registers a URL receives prompts: set registration.token_file, or both registration.allow_from and registration.allow_urls")
 	}
 	for i, pattern := range r.AllowURLs {

@@ -12,7 +12,7 @@ func (c *Config) setDefaultBackendNames() {
 	for i := range c.Backends {
 		b := &c.Backends[i]
 		if u, err := b.ParseURL(); b.Name == "" && err == nil {
-			if b.Name = backends.DefaultName(u); b.IsSeveral() && u.Port() == "" {
+			if b.Name = backends.DefaultName(u); b.HasDNSScheme() && u.Port() == "" {
 				b.Name = u.Host // the ports are in SRV records
 			}
 		}
@@ -21,7 +21,7 @@ func (c *Config) setDefaultBackendNames() {
 
 // validateBackends validates each backend, and that names and addresses are unique.
 func (c *Config) validateBackends(errs *errorList) {
-	if len(c.Backends) == 0 && c.BackendsFile == "" && c.StateFile == "" && !c.Registration.Enabled() {
+	if len(c.Backends) == 0 && c.BackendsFile == "" && c.StateFile == "" && !c.Registration.IsOnPublicListener() {
 		errs.add("backends", "the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration")
 	}
 	firstName, firstURL := map[string]string{}, map[string]string{}

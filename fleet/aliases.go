@@ -48,9 +48,10 @@ func (name *lookedUpName) state() discovery.State {
 // mergeAliases compares the processes at addresses of a name that have the same start time, and has one backend
 // for those that are the same.
 func (f *Fleet) mergeAliases(ctx context.Context, name *lookedUpName) {
+	f.forgetStaleAliases(name)
 	limited, cancel := context.WithTimeout(ctx, comparisonTimeout)
 	defer cancel()
-	for _, c := range f.aliasCandidates(name) {
+	for _, c := range f.pairsToCompare(name) {
 		same, certain, err := isSameProcess(limited, c.first, c.second)
 		if err == nil && certain && ctx.Err() == nil { // else they are compared again after the next lookup
 			f.recordComparison(name, c, same)
@@ -58,33 +59,22 @@ func (f *Fleet) mergeAliases(ctx context.Context, name *lookedUpName) {
 	}
 }
 
-// candidate is two backends of one name with the same start time.
-type candidate struct {
+// comparison is two backends of one name with the same start time.
+type comparison struct {
 	pair          addressPair
 	first, second *backends.Backend
 	startTime     float64
 }
 
-// aliasCandidates returns the pairs of backends to compare, and forgets the aliases of processes that have ended.
-func (f *Fleet) aliasCandidates(name *lookedUpName) (list []candidate) {
+// forgetStaleAliases forgets the aliases of processes that have ended, and what concerns addresses that the name does
+// not have any more.
+func (f *Fleet) forgetStaleAliases(name *lookedUpName) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	running := map[netip.AddrPort]*backends.Backend{}
-	for _, m := range f.managed {
-		if address, err := netip.ParseAddrPort(m.backend.Addr); err == nil && m.cancelRemoval == nil {
-			running[address] = m.backend
-		}
-	}
-	current := name.addresses.State().Current
-	startTime := func(a netip.AddrPort) float64 {
-		if b := running[a]; b != nil && b.Load() != nil {
-			return b.Load().StartTime
-		}
-		return 0
-	}
+	running, current := f.backendsByAddr(), name.addresses.State().Current
 	forgotten := false
 	for a, other := range name.aliases.of {
-		if now := startTime(other.address); now != other.startTime && now != 0 || !slices.Contains(current, a) {
+		if now := startTimeOf(running[other.address]); now != other.startTime && now != 0 || !slices.Contains(current, a) {
 			delete(name.aliases.of, a)
 			forgotten = true
 		}
@@ -94,22 +84,51 @@ func (f *Fleet) aliasCandidates(name *lookedUpName) (list []candidate) {
 			delete(name.aliases.compared, pair)
 		}
 	}
-	for i, a := range current {
-		for _, b := range current[i+1:] {
-			pair, start := addressPair{a, b}, startTime(a)
-			if start != 0 && start == startTime(b) && name.aliases.compared[pair] != start {
-				list = append(list, candidate{pair, running[a], running[b], start})
-			}
-		}
-	}
 	if forgotten {
 		f.reconcile()
+	}
+}
+
+// pairsToCompare returns the backends of a name that may be the same process and have not been compared.
+func (f *Fleet) pairsToCompare(name *lookedUpName) (list []comparison) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	running, current := f.backendsByAddr(), name.addresses.State().Current
+	for i, a := range current {
+		start := startTimeOf(running[a])
+		if start == 0 {
+			continue
+		}
+		for _, b := range current[i+1:] {
+			if pair := (addressPair{a, b}); start == startTimeOf(running[b]) && name.aliases.compared[pair] != start {
+				list = append(list, comparison{pair, running[a], running[b], start})
+			}
+		}
 	}
 	return list
 }
 
+// backendsByAddr returns the backends of looked-up names that are not being removed. f.mu is held.
+func (f *Fleet) backendsByAddr() map[netip.AddrPort]*backends.Backend {
+	byAddr := map[netip.AddrPort]*backends.Backend{}
+	for _, m := range f.managed {
+		if address, err := netip.ParseAddrPort(m.backend.Addr); err == nil && m.cancelRemoval == nil {
+			byAddr[address] = m.backend
+		}
+	}
+	return byAddr
+}
+
+// startTimeOf returns when the process of b has started, as of its last poll; 0 if that is unknown, or b is nil.
+func startTimeOf(b *backends.Backend) float64 {
+	if b == nil || b.Load() == nil {
+		return 0
+	}
+	return b.Load().StartTime
+}
+
 // recordComparison records whether two backends are the same process; then the second one is removed.
-func (f *Fleet) recordComparison(name *lookedUpName, c candidate, same bool) {
+func (f *Fleet) recordComparison(name *lookedUpName, c comparison, same bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if name.aliases.of == nil {

@@ -58,11 +58,11 @@ type Initial struct {
 }
 
 // NewInitial returns the backends of a configuration, in its order. It looks up names, which takes
-// initialLookupTimeout at most; one that has no address yet is a backend that is down, or none if it
+// firstLookupTimeout at most; one that has no address yet is a backend that is down, or none if it
 // was given as dns://.
 func NewInitial(ctx context.Context, c *config.Config, log *slog.Logger) (*Initial, error) {
 	in := &Initial{config: c, resolver: discovery.NewResolver(c.DNS.Server), names: updateNames(c.Backends, c.DNS.MaxAddresses, nil)}
-	lookUpInitial(ctx, in.names, in.resolver, log)
+	lookUpNamesOnce(ctx, in.names, in.resolver, log)
 	var err error
 	for _, w := range wantedBackends(c.Backends, statesOf(in.names), func(string) bool { return false }) {
 		m, buildErr := newManagedBackend(w, c, in.resolver)

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// initialLookupTimeout bounds how long the lookups at the start take.
-	initialLookupTimeout = 2 * time.Second
-	lookupLogInterval    = time.Minute // between two lines about the same name
+	// firstLookupTimeout bounds how long the lookups at the start take.
+	firstLookupTimeout = 2 * time.Second
+	lookupLogInterval  = time.Minute // between two lines about the same name
 )
 
 // lookedUpName is a name that is looked up again and again. Its fields are guarded by Fleet.mu, but for warnings.
@@ -43,7 +43,7 @@ func updateNames(members []config.Backend, maxAddresses int, old map[discovery.N
 			names[name] = old[name]
 		default:
 			names[name] = &lookedUpName{
-				addresses: discovery.NewAddresses(maxAddresses, m.IsSeveral()),
+				addresses: discovery.NewAddresses(maxAddresses, m.HasDNSScheme()),
 				warnings:  &rate.Sometimes{Interval: lookupLogInterval},
 			}
 		}
@@ -51,9 +51,9 @@ func updateNames(members []config.Backend, maxAddresses int, old map[discovery.N
 	return names
 }
 
-// lookUpInitial looks up each name once.
-func lookUpInitial(ctx context.Context, names map[discovery.Name]*lookedUpName, r *discovery.Resolver, log *slog.Logger) {
-	ctx, cancel := context.WithTimeout(ctx, initialLookupTimeout)
+// lookUpNamesOnce looks up each name once.
+func lookUpNamesOnce(ctx context.Context, names map[discovery.Name]*lookedUpName, r *discovery.Resolver, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, firstLookupTimeout)
 	defer cancel()
 	var lookups sync.WaitGroup
 	for n, name := range names {

@@ -31,7 +31,7 @@ func (r *Registration) ID() string { return r.Backend.Name }
 // Address returns the backends.Backend.Address of the replica.
 func (r *Registration) Address() string {
 	u, err := r.Backend.ParseURL()
-	if err != nil || r.Backend.IsSeveral() {
+	if err != nil || r.Backend.HasDNSScheme() {
 		return ""
 	}
 	return backends.NormalizeURL(u)

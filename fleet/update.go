@@ -23,7 +23,7 @@ const (
 )
 
 // PrepareConfig checks the backends of a configuration and looks up their new names, which takes
-// initialLookupTimeout at most. It changes nothing. apply, which cannot fail, makes the fleet theirs: new
+// firstLookupTimeout at most. It changes nothing. apply, which cannot fail, makes the fleet theirs: new
 // backends are added, missing ones drained and removed, and the settings of the others change. A backend is the
 // same as long as its name and address are. apply does not wait for backends to become ready or to be drained.
 // It must not be called before Start.
@@ -32,7 +32,7 @@ func (f *Fleet) PrepareConfig(ctx context.Context, c *config.Config) (apply func
 		return nil, err
 	}
 	added := f.newNames(c)
-	lookUpInitial(ctx, added, f.resolver, f.Log)
+	lookUpNamesOnce(ctx, added, f.resolver, f.Log)
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -42,7 +42,7 @@ func wantedBackends(members []config.Backend, states map[discovery.Name]discover
 		name, lookedUp := m.DNSName()
 		state := states[discovery.Name(name)]
 		if !lookedUp || !state.Several {
-			if !m.IsSeveral() {
+			if !m.HasDNSScheme() {
 				w := wantedBackend{Backend: m}
 				if len(state.Current) == 1 {
 					w.nameAddr = state.Current[0]

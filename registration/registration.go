@@ -59,7 +59,7 @@ func New(o Options, c *config.Config) *Handler {
 
 // Configure gives the requests that arrive from now on the settings of a configuration.
 func (h *Handler) Configure(c *config.Config) {
-	if !c.Registration.Enabled() {
+	if !c.Registration.IsOnPublicListener() {
 		h.settings.Store(nil)
 		return
 	}
