@@ -136,6 +136,9 @@ func (f *Fleet) update(wanted []*managedBackend) {
 		if slices.ContainsFunc(added, m.conflictsWith) || slices.ContainsFunc(kept, m.conflictsWith) {
 			m.backend.Retire()
 		}
+		if at := slices.IndexFunc(added, m.isReplacedBy); at >= 0 {
+			added[at].takeOverState(m)
+		}
 	}
 	f.addAndStartRemoval(added, removed)
 }

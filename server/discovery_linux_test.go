@@ -447,6 +447,31 @@ func TestDiscoveryOfMovedName(t *testing.T) {
 	}
 }
 
+// TestDiscoveryOfDrainedReplica drains the backend of a name with one address before the name has a second one.
+func TestDiscoveryOfDrainedReplica(t *testing.T) {
+	t.Parallel()
+	for _, change := range []func(*backends.Backend){
+		(*backends.Backend).Drain,
+		func(b *backends.Backend) { b.SetSuspension(backends.Paused) },
+	} {
+		d := startDiscovered(t, 2, loopback(1, 1), nil)
+		change(d.server.registry.All()[0])
+		d.dns.respond(withAddresses(loopback(1, 2)...))
+		d.until("two backends", func() bool {
+			second := d.backend("127.0.1.2")
+			return len(d.server.registry.All()) == 2 && second != nil && second.State() == backends.Ready
+		})
+		for range 10 {
+			if err := askStream(d.client, d.url, "hello", 8, nil); err != nil {
+				t.Error(err)
+			}
+		}
+		if n := d.generated("127.0.1.1"); n > 0 {
+			t.Errorf("the replica has put out %d tokens", n)
+		}
+	}
+}
+
 // TestReloadWhileNameIsAdded adds a name over the API while a reload that has it too looks it up. When both have removed
 // it, it is not looked up any more.
 func TestReloadWhileNameIsAdded(t *testing.T) {
