@@ -69,6 +69,9 @@ func (f *Fleet) UpdateRanks(ctx context.Context, server *backends.Backend, l *ba
 	if m == nil {
 		return
 	}
+	if server.Load() == nil { // polls were missed: it may be another process, which not all servers tell by their start time
+		last = rankDecision{}
+	}
 	rejectedAt, _ := server.RanksRejectedAt()
 	off := server.Options().RanksOff
 	next := rankDecision{startTime: l.StartTime, labels: engineLabels(l)}

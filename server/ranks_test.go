@@ -259,6 +259,39 @@ func TestRanksChangeUnderLoad(t *testing.T) {
 	}
 }
 
+// A replica's front end counts its engines otherwise after a restart.
+func TestRanksAfterRestart(t *testing.T) {
+	t.Parallel()
+	start := func(rust bool, address string) (*sim.Server, func()) {
+		s := sim.NewServer(sim.Config{Ranks: 2, Rank: sim.RankConfig{First: 2, Rust: rust}, Engine: engine.Config{KVTokens: 20_000, Speed: 20}})
+		if err := s.Bind(address); err != nil {
+			t.Fatal(err)
+		}
+		return s, runUntilStopped(t, s.Run)
+	}
+	replica, kill := start(false, "127.0.0.1:0")
+	g := &rankServer{t: t, log: new(syncBuffer), client: &http.Client{Transport: &http.Transport{}}}
+	t.Cleanup(g.client.CloseIdleConnections)
+	g.server, _ = startServer(t, g.log, func(c *config.Config) {
+		c.Backends[0].Name = "gpu"
+		c.Poll.Interval, c.Poll.FastInterval = 50*time.Millisecond, 50*time.Millisecond
+	}, replica.URL())
+	for _, rust := range []bool{true, false} {
+		g.awaitNames(rankNames(2, 2)...)
+		for i := range 4 {
+			if _, _, err := g.chat(fmt.Sprint("Hello ", i)); err != nil {
+				t.Error(err)
+			}
+		}
+		kill()
+		g.awaitNames()
+		replica, kill = start(rust, strings.TrimPrefix(replica.URL(), "http://"))
+	}
+	g.awaitNames(rankNames(2, 2)...)
+	g.replica = replica
+	g.checkEachRankIsItsEngine(2)
+}
+
 // Each rank follows the events of its own engine.
 func TestKVEventsOfRanks(t *testing.T) {
 	t.Parallel()
