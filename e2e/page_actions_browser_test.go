@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/chromedp/chromedp"
+	"github.com/miekg/dns"
 
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
@@ -47,7 +49,7 @@ func (p *tab) confirm(question, text string) {
 func TestPageSleepPauseAndReset(t *testing.T) {
 	page := openPage(t, startPage(t, "").admin)
 	row := page.backendRow("gpu-one")
-	page.shows(row+" .source", "configuration")
+	page.shows(row+" .source", "config")
 
 	page.choose(row+" .more", "Sleep")
 	page.confirm("Sleep gpu-one?", "frees the memory of its GPU")
@@ -158,7 +160,7 @@ func TestPageEmptyFleet(t *testing.T) {
 	url, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
 	proxy.add("added", url)
 	row := page.backendRow("added")
-	page.shows(row+" .source", "registration")
+	page.shows(row+" .source", "registered")
 	page.shows(row+" .state", "ready")
 	page.until(`document.querySelector('` + row + `').title.includes(', added by 127.0.0.1:')`)
 
@@ -210,11 +212,52 @@ func TestPageShowsSourcesAndProblems(t *testing.T) {
 	proxy := startProgram(t, "--config", config.path)
 	page := openPage(t, proxy.admin)
 	page.shows("#backends-count", "2 of 2 ready")
-	page.shows(page.backendRow("first")+" .source", "configuration")
+	page.shows(page.backendRow("first")+" .source", "config")
 	page.shows(page.backendRow(strings.TrimPrefix(fleet.urls[1], "http://"))+" .source", "file")
 	page.until(`document.querySelector('#problems').innerText.startsWith('The last lookup of vllm.invalid:8000 failed: ')`)
 	config.write(yaml + "no_such_setting: true\n")
 	page.until(`document.querySelector('#problems').innerText.startsWith('The last reload failed, and the configuration before stays in use: ') && document.querySelector('#problems').innerText.includes('no_such_setting')`)
 	config.write(strings.Replace(yaml, `, {name: named, url: "dns://vllm.invalid:8000"}`, "", 1))
 	page.until(`document.querySelector('#problems').hidden`)
+}
+
+// startNameServer starts a DNS server that has these IPv4 addresses for each name.
+func startNameServer(t *testing.T, addresses ...string) (address string) {
+	t.Helper()
+	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &dns.Server{PacketConn: packets, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
+		response := new(dns.Msg).SetReply(query)
+		for _, a := range addresses {
+			if query.Question[0].Qtype == dns.TypeA {
+				header := dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 600}
+				response.Answer = append(response.Answer, &dns.A{Hdr: header, A: net.ParseIP(a)})
+			}
+		}
+		_ = w.WriteMsg(response)
+	})}
+	ended := make(chan error, 1)
+	go func() { ended <- s.ActivateAndServe() }()
+	t.Cleanup(func() { packets.Close(); <-ended })
+	return packets.LocalAddr().String()
+}
+
+// TestPageRemovesName: the addresses of a name in DNS were added together, and are removed together.
+func TestPageRemovesName(t *testing.T) {
+	first, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
+	port := first[strings.LastIndex(first, ":")+1:]
+	startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.2:"+port)
+	config := fmt.Sprintf("dns: {server: %q}\nbackends: [%q]\n", startNameServer(t, "127.0.0.1", "127.0.0.2"), startSimFleet(t, 1, 200_000).urls[0])
+	proxy := startProgram(t, "--config", (&simFleet{}).configFile(t, config).path)
+	page := openPage(t, proxy.admin)
+	proxy.add("pool", "http://replicas.test:"+port)
+	row := page.backendRow("pool@127.0.0.2")
+	page.shows(row+" .source", "DNS name")
+	page.shows("#backends-count", "3 of 3 ready")
+	page.choose(row+" .more", "Remove")
+	page.confirm("Remove pool?", "These are removed: pool@127.0.0.1, pool@127.0.0.2.")
+	page.until(`document.querySelectorAll('#backends tbody tr').length === 1`)
+	page.shows("#notice", "")
 }

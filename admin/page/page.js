@@ -143,9 +143,11 @@ let token = sessionStorage.getItem(tokenKey) || '';
 const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
 
 function notice(text) {
-  byId('notice').hidden = !text;
+  byId('notice-bar').hidden = !text;
   setText(byId('notice'), text);
 }
+
+byId('notice-close').addEventListener('click', () => notice(''));
 
 // problem returns why a request has failed, or with which result for each backend.
 async function problem(response) {
@@ -236,7 +238,7 @@ const actions = {
   'reset-cache': { label: 'Reset prefix cache', on: true, text: 'The replica and this proxy forget the cached prefixes.', asksForAll: true },
   'load-adapter': { label: 'Load adapter', on: true, text: 'The replica loads a LoRA adapter from a path on its machine.', fields: { adapter: 'Name', path: 'Path' } },
   'unload-adapter': { label: 'Unload adapter', on: true, text: 'The replica unloads a LoRA adapter.', fields: { adapter: 'Name' } },
-  'remove': { label: 'Remove', text: 'Requests in flight finish. Then the backend is removed, until it is added again.', stops: true, asks: true },
+  'remove': { label: 'Remove', text: 'Requests in flight finish. Then the backend is removed, until it is added again.' },
 };
 
 // chosenBackends returns those of a name: a backend, a server with its ranks, or all for ''.
@@ -268,21 +270,31 @@ function lastReadyWarning(list) {
 
 // perform carries out an action, for which it asks if that is necessary.
 async function perform(action, name) {
+  if (action === 'remove') {
+    removeRegistration(chosenBackends(name).find((b) => b.registration));
+    return;
+  }
   const { label, on, text, stops, asks, asksForAll, fields } = actions[action];
-  const list = chosenBackends(name);
   const what = `${label}${on ? ' on' : ''} ${name || 'all backends'}`;
-  const warning = stops ? lastReadyWarning(list) : '';
+  const warning = stops ? lastReadyWarning(chosenBackends(name)) : '';
   let body;
   if (warning || asks || fields || asksForAll && !name) {
     body = await confirmed(fields ? what : `${what}?`, warning ? `${text} ${warning}` : text, label, fields);
     if (!body) return;
   }
-  if (action === 'remove') {
-    const { registration } = list.find((b) => b.registration);
-    send(what, 'DELETE', `/api/backends/${encodeURIComponent(registration.name)}`);
-    return;
-  }
   send(what, 'POST', `/api/backends/${name ? `${encodeURIComponent(name)}/` : ''}${action}`, fields && body);
+}
+
+// removeRegistration removes what was added with a backend: also other addresses of its name in DNS.
+async function removeRegistration(b) {
+  if (!b) return;
+  const { name } = b.registration;
+  const list = latest.backends.filter((other) => other.registration && other.registration.name === name);
+  const names = new Set(list.map((other) => other.server || other.name));
+  const text = [actions.remove.text, names.size > 1 ? `These are removed: ${[...names].join(', ')}.` : '', lastReadyWarning(list)];
+  if (await confirmed(`Remove ${name}?`, text.filter(Boolean).join(' '), 'Remove')) {
+    send(`Remove ${name}`, 'DELETE', `/api/backends/${encodeURIComponent(name)}`);
+  }
 }
 
 // openMenu shows all actions on a backend, on a server with its ranks, or on all.
@@ -337,12 +349,12 @@ function cancelButton(request) {
 
 // --- tables ---
 
-const sources = { configuration: 'the configuration', file: 'backends_file' };
+const sources = { configuration: 'config', file: 'file', registration: 'registered' };
 
 // origin describes where a backend is and what names it.
 function origin(b) {
   const at = b.address ? `${b.url} at ${b.address}` : b.url;
-  const from = b.registration ? `added by ${b.registration.by}` : sources[b.source] ? `from ${sources[b.source]}` : b.source;
+  const from = b.registration ? `added by ${b.registration.by}` : `from ${b.source === 'file' ? 'backends_file' : `the ${b.source}`}`;
   return `${at}, ${from}`;
 }
 
@@ -412,7 +424,7 @@ const showBackends = rows('backends', (row, { name, b: first, ranks }) => {
   const showActions = actionButtons(cell(row, '', 'action'), name, isRank);
   const showCounts = (list) => {
     if (row.title !== origin(list[0])) row.title = origin(list[0]);
-    if (!isRank) setText(source, list[0].address ? 'DNS name' : list[0].source);
+    if (!isRank) setText(source, list[0].address ? 'DNS name' : sources[list[0].source]);
     setText(inFlight, sumOf(list, (b) => b.in_flight));
     setText(running, sumOf(list, (b) => b.running));
     setText(waiting, sumOf(list, (b) => b.waiting));
