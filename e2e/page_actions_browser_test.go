@@ -1,11 +1,9 @@
-//go:build browser
+//go:build browser && linux
 
 package e2e
 
 import (
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,19 +11,10 @@ import (
 	"testing"
 
 	"github.com/chromedp/chromedp"
-	"github.com/miekg/dns"
 
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 )
-
-// backendRow returns the selector of the row of a backend, or of a server with ranks, once it is shown.
-func (p *tab) backendRow(name string) string {
-	p.t.Helper()
-	find := fmt.Sprintf(`[...document.querySelectorAll('#backends tbody tr')].findIndex((row) => row.cells[0].firstChild.data === %q || row.cells[0].textContent.startsWith(%q)) + 1`, name, name)
-	p.until(find + " > 0")
-	return fmt.Sprintf("#backends tbody tr:nth-child(%d)", evaluate[int](p, find))
-}
 
 // choose presses a button of the menu that the selector's button opens.
 func (p *tab) choose(opener, action string) {
@@ -137,19 +126,6 @@ func startEmptyProgram(t *testing.T) *program {
 	return p
 }
 
-// add adds a replica and waits until it is ready.
-func (p *program) add(name, url string) {
-	p.t.Helper()
-	resp, err := http.Post(p.admin+"/api/backends?wait=1m", "application/json", strings.NewReader(fmt.Sprintf(`{"name":%q,"url":%q}`, name, url)))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusCreated {
-		p.t.Fatalf("adding %s: status %d", name, resp.StatusCode)
-	}
-}
-
 func TestPageEmptyFleet(t *testing.T) {
 	proxy := startEmptyProgram(t)
 	page := openPage(t, proxy.admin)
@@ -221,35 +197,14 @@ func TestPageShowsSourcesAndProblems(t *testing.T) {
 	page.until(`document.querySelector('#problems').hidden`)
 }
 
-// startNameServer starts a DNS server that has these IPv4 addresses for each name.
-func startNameServer(t *testing.T, addresses ...string) (address string) {
-	t.Helper()
-	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &dns.Server{PacketConn: packets, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
-		response := new(dns.Msg).SetReply(query)
-		for _, a := range addresses {
-			if query.Question[0].Qtype == dns.TypeA {
-				header := dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 600}
-				response.Answer = append(response.Answer, &dns.A{Hdr: header, A: net.ParseIP(a)})
-			}
-		}
-		_ = w.WriteMsg(response)
-	})}
-	ended := make(chan error, 1)
-	go func() { ended <- s.ActivateAndServe() }()
-	t.Cleanup(func() { packets.Close(); <-ended })
-	return packets.LocalAddr().String()
-}
-
 // TestPageRemovesName: the addresses of a name in DNS were added together, and are removed together.
 func TestPageRemovesName(t *testing.T) {
 	first, _ := startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
 	port := first[strings.LastIndex(first, ":")+1:]
 	startSimReplica(t, sim.Config{Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.2:"+port)
-	config := fmt.Sprintf("dns: {server: %q}\nbackends: [%q]\n", startNameServer(t, "127.0.0.1", "127.0.0.2"), startSimFleet(t, 1, 200_000).urls[0])
+	nameServer, addresses := startNameServer(t)
+	addresses.Store(&[]string{"127.0.0.1", "127.0.0.2"})
+	config := fmt.Sprintf("dns: {server: %q}\nbackends: [%q]\n", nameServer, startSimFleet(t, 1, 200_000).urls[0])
 	proxy := startProgram(t, "--config", (&simFleet{}).configFile(t, config).path)
 	page := openPage(t, proxy.admin)
 	proxy.add("pool", "http://replicas.test:"+port)

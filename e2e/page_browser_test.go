@@ -415,6 +415,27 @@ const contrasts = `(() => {
   }).filter(([ratio]) => ratio < 4.5).map(([ratio, what]) => ratio.toFixed(2) + ' ' + what);
 })()`
 
+// backendRow returns the selector of the row of a backend, or of a server with ranks, once it is shown.
+func (p *tab) backendRow(name string) string {
+	p.t.Helper()
+	find := fmt.Sprintf(`[...document.querySelectorAll('#backends tbody tr')].findIndex((row) => row.cells[0].firstChild.data === %q || row.cells[0].textContent.startsWith(%q)) + 1`, name, name)
+	p.until(find + " > 0")
+	return fmt.Sprintf("#backends tbody tr:nth-child(%d)", evaluate[int](p, find))
+}
+
+// add adds a replica and waits until it is ready.
+func (p *program) add(name, url string) {
+	p.t.Helper()
+	resp, err := http.Post(p.admin+"/api/backends?wait=1m", "application/json", strings.NewReader(fmt.Sprintf(`{"name":%q,"url":%q}`, name, url)))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated {
+		p.t.Fatalf("adding %s: status %d", name, resp.StatusCode)
+	}
+}
+
 // cutOff lists what is wider than its place.
 const cutOff = `[...document.querySelectorAll('.scroll, .panel, .tile, dialog, dialog button, td button')].filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => (e.id || e.className) + ' ' + e.innerText.slice(0, 30))`
 
