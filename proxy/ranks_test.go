@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"warmroute/backends"
 	"warmroute/backends/vllm"
@@ -81,5 +82,32 @@ func TestClientCannotChooseRank(t *testing.T) {
 		if got := replica.requests()[i].Header.Get(vllm.RankHeader); got != want {
 			t.Errorf("the replica got the rank %q, want %q", got, want)
 		}
+	}
+}
+
+// The client has the header of a stream, because the first backend was silent.
+func TestRefusedRankAfterKeepAlive(t *testing.T) {
+	t.Parallel()
+	silent := func(s *session) {
+		s.request()
+		s.say(sseHead)
+		for range 10 {
+			s.say(chunk(": keep-alive\n\n"))
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	refusing := &replica{script: func(s *session) {
+		for r, ok := s.request(); ok; r, ok = s.request() {
+			if r.Header.Get(vllm.RankHeader) != "" {
+				s.say(answered("400 Bad Request", `{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","code":400}}`))
+			} else {
+				s.say(streamed(goodStream))
+			}
+		}
+	}}
+	f := serve(t, func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{script: silent}, refusing)
+	f.replaceByRank(f.backends[1], 0, 3)
+	if _, got := f.post("/v1/chat/completions", askStream); !strings.HasSuffix(got, goodStream) || len(refusing.requests()) != 2 {
+		t.Errorf("got %q after %d requests", got, len(refusing.requests()))
 	}
 }
