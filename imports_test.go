@@ -14,6 +14,7 @@ import (
 // allowedImports lists, for each top-level directory, the other directories whose
 // packages its packages may import. "main" is the root.
 var allowedImports = map[string]string{
+	"atomicfile":   "",
 	"clock":        "",
 	"filelock":     "",
 	"recovery":     "clock",
@@ -25,10 +26,10 @@ var allowedImports = map[string]string{
 	"proxy":        "filelock recovery backends prompt router metrics",
 	"cluster":      "clock recovery backends prompt router metrics proxy",
 	"config":       "backends prompt router kvevents metrics proxy cluster",
-	"fleet":        "clock filelock recovery backends router metrics cluster config",
+	"fleet":        "atomicfile clock filelock recovery backends router metrics cluster config",
 	"registration": "backends metrics proxy config fleet",
 	"admin":        "backends prompt router metrics proxy cluster config fleet",
-	"server":       "clock filelock recovery backends prompt router kvevents metrics proxy cluster config fleet registration admin",
+	"server":       "atomicfile clock filelock recovery backends prompt router kvevents metrics proxy cluster config fleet registration admin",
 	"cli":          "backends prompt router metrics proxy cluster config fleet registration admin server",
 	"main":         "cli config server lab",
 

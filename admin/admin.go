@@ -74,8 +74,8 @@ func New(o Options) *Handler {
 	}
 	h.SetToken(o.Token)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /api/backends/{name}/drain", h.changeBackend("drain", (*backends.Backend).Drain))
-	mux.HandleFunc("POST /api/backends/{name}/undrain", h.changeBackend("undrain", (*backends.Backend).Undrain))
+	mux.HandleFunc("POST /api/backends/{name}/drain", h.changeBackend("drain", h.drain))
+	mux.HandleFunc("POST /api/backends/{name}/undrain", h.changeBackend("undrain", h.undrain))
 	mux.HandleFunc("POST /api/backends/{name}/reset", h.resetBackend)
 	h.addBackendRoutes(mux)
 	for _, action := range control.ActionNames() {

@@ -13,6 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
+	"warmroute/config"
+	"warmroute/fleet"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -44,6 +46,17 @@ type listener struct {
 	handler *Handler
 }
 
+// newFleet returns a fleet of the backends in a registry, which nothing watches.
+func newFleet(t testing.TB, registry *backends.Registry) *fleet.Fleet {
+	t.Helper()
+	initial, err := fleet.NewInitial(t.Context(), &config.Config{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	initial.Registry = registry
+	return fleet.New(fleet.Options{Initial: initial})
+}
+
 func listen(t *testing.T, fromAfar bool, o Options) *listener {
 	t.Helper()
 	u, err := backends.ParseURL("http://10.0.0.9:8000/a")
@@ -55,7 +68,7 @@ func listen(t *testing.T, fromAfar bool, o Options) *listener {
 	if o.Registry, err = backends.NewRegistry([]*backends.Backend{b}); err != nil {
 		t.Fatal(err)
 	}
-	o.Log = slog.New(slog.DiscardHandler)
+	o.Log, o.Fleet = slog.New(slog.DiscardHandler), newFleet(t, o.Registry)
 	if o.Metrics == nil {
 		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") })
 	}

@@ -45,6 +45,9 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 	}
 }
 
+func (h *Handler) drain(b *backends.Backend)   { h.Fleet.SetDrained(b, true) }
+func (h *Handler) undrain(b *backends.Backend) { h.Fleet.SetDrained(b, false) }
+
 // findBackend returns the backend in the path. If there is none, it writes the error and returns nil.
 func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.Backend {
 	return h.findNamedBackend(w, r.PathValue("name"))

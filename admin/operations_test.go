@@ -69,11 +69,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
 		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}, SessionHeaders: []string{"X-Session-Id"}, IsolateTenants: list != nil},
 	})
-	initial, err := fleet.NewInitial(t.Context(), &config.Config{}, log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := New(Options{Registry: registry, Router: a.router, Proxy: p, Fleet: fleet.New(fleet.Options{Initial: initial}), Reset: a.router.ResetBackend, Log: log})
+	h := New(Options{Registry: registry, Fleet: newFleet(t, registry), Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Log: log})
 	s := httptest.NewServer(h)
 	client := &http.Client{Transport: &http.Transport{}}
 	a.listener = &listener{t: t, url: s.URL, client: client, handler: h}

@@ -20,6 +20,7 @@ type authenticator struct {
 const (
 	messagePurpose  = "message"
 	snapshotPurpose = "snapshot"
+	recordPurpose   = "record"
 )
 
 func (a authenticator) isSigned() bool { return a.secret != "" }

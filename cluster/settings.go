@@ -137,7 +137,8 @@ func urlError(err error, form string) error {
 	return fmt.Errorf("%w; expected a URL such as %s", err, form)
 }
 
-// poolSize is how many connections are used: one reads, one writes, one is for the snapshot.
+// poolSize is how many connections are used: one reads, one writes, one is for the snapshot,
+// one for the records of the fleet.
 const poolSize = 4
 
 // maxReplyBytes bounds what is read in reply to one command: more than the messages that are read

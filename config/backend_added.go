@@ -1,7 +1,9 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
+	"reflect"
 	"strings"
 
 	"warmroute/backends"
@@ -42,4 +44,15 @@ func relativeErrors(err error) error {
 		list[i] = strings.TrimPrefix(strings.TrimPrefix(line, "."), ": ")
 	}
 	return list
+}
+
+// FormatAddedBackend returns the settings of a backend as JSON, which ParseAddedBackend reads.
+func FormatAddedBackend(b Backend) ([]byte, error) {
+	settings := map[string]any{}
+	for _, s := range settingsOf(reflect.ValueOf(b), "", false) {
+		if !s.value.IsZero() {
+			settings[s.name] = s.value.Interface()
+		}
+	}
+	return json.Marshal(settings)
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,7 +16,7 @@ func (c *Config) validateFiles(errs *errorList) {
 	files := []struct {
 		path, file string
 		check      func(errs *errorList, path, file string)
-	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}, {"state_file", c.StateFile, checkReplaceable}}
+	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}, {"state_file", c.StateFile, checkStateFile}}
 	for i, f := range files {
 		if f.file == "" || i == 0 && (f.file == "stdout" || f.file == "stderr") {
 			continue
@@ -27,6 +28,33 @@ func (c *Config) validateFiles(errs *errorList) {
 			}
 		}
 	}
+}
+
+// checkStateFile adds an error if a file cannot be written as a state file, or is another file that would be lost.
+func checkStateFile(errs *errorList, path, file string) {
+	info, err := os.Stat(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		errs.add(path, "%v", err)
+	case !info.Mode().IsRegular():
+		errs.add(path, "%s is not a regular file", file)
+	case info.Size() > 0 && !startsWithBrace(file):
+		errs.add(path, "%s is not a state file of warmroute; name another file", file)
+	}
+	checkCreatable(errs, path, file)
+}
+
+// startsWithBrace reports whether a file may be a JSON object. One that cannot be read is reported when it is used.
+func startsWithBrace(file string) bool {
+	opened, err := os.Open(file)
+	if err != nil {
+		return true
+	}
+	defer opened.Close()
+	first := make([]byte, 1)
+	_, err = io.ReadFull(opened, first)
+	return err != nil || first[0] == '{'
 }
 
 // checkReplaceable adds an error if a file cannot be replaced by a new file.

@@ -5,6 +5,7 @@ package fleet
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 // Watches are what runs for each backend while it is in the fleet: health checks, polls, KV events.
 type Watches map[recovery.Place]func(context.Context, *backends.Backend)
 
-// Options are what a Fleet is made of. All are required.
+// Options are what a Fleet is made of. All are required but Shared.
 type Options struct {
 	Initial   *Initial
 	Router    *router.Router // has the backends of Initial
@@ -28,6 +29,7 @@ type Options struct {
 	Log       *slog.Logger
 	Panics    recovery.Reporter
 	OnRemoved func(*backends.Backend)
+	Shared    Store // of all proxies; nil: this proxy is the only one
 }
 
 // Fleet is the backends of a proxy and what names them. Safe for concurrent use.
@@ -36,11 +38,14 @@ type Fleet struct {
 	registry *backends.Registry
 	resolver *discovery.Resolver
 
+	exchanges      []*storeExchange
+	recordsChanged backends.Event
+
 	mu           sync.Mutex      // guards what follows
 	running      context.Context // of Start; nil: not started, or ending
 	work         sync.WaitGroup  // of the goroutines
 	config       *config.Config  // in use
-	registered   registered
+	records      records
 	reloadError  string // of the last reload; empty: it was applied
 	managed      []*managedBackend
 	names        map[discovery.Name]*lookedUpName
@@ -55,16 +60,25 @@ type Initial struct {
 	resolver *discovery.Resolver
 	managed  []*managedBackend
 	names    map[discovery.Name]*lookedUpName
+	records  records
+	stored   []*storeExchange // state_file, from which records are
 }
 
-// NewInitial returns the backends of a configuration, in its order. It looks up names, which takes
-// firstLookupTimeout at most; one that has no address yet is a backend that is down, or none if it
+// NewInitial returns the backends of a configuration, in its order, and then those of its state file. It looks up
+// names, which takes firstLookupTimeout at most; one that has no address yet is a backend that is down, or none if it
 // was given as dns://.
 func NewInitial(ctx context.Context, c *config.Config, log *slog.Logger) (*Initial, error) {
-	in := &Initial{config: c, resolver: discovery.NewResolver(c.DNS.Server), names: updateNames(c.Backends, c.DNS.MaxAddresses, nil)}
+	in := &Initial{config: c, resolver: discovery.NewResolver(c.DNS.Server)}
+	if c.StateFile != "" {
+		e := newStoreExchange(newStateFile(c.StateFile, log), c.StateFile, true)
+		e.exchange(ctx, log, in.mergeStored)
+		in.stored = append(in.stored, e)
+	}
+	members := slices.Concat(c.Backends, in.records.backends())
+	in.names = updateNames(members, c.DNS.MaxAddresses, nil)
 	lookUpNamesOnce(ctx, in.names, in.resolver, log)
 	var err error
-	for _, w := range wantedBackends(c.Backends, statesOf(in.names), func(string) bool { return false }) {
+	for _, w := range wantedBackends(members, statesOf(in.names), func(string) bool { return false }) {
 		m, buildErr := newManagedBackend(w, c, in.resolver)
 		if buildErr != nil {
 			return nil, buildErr
@@ -75,12 +89,26 @@ func NewInitial(ctx context.Context, c *config.Config, log *slog.Logger) (*Initi
 	return in, err
 }
 
+// mergeStored takes over what the state file has, and returns what it lacks.
+func (in *Initial) mergeStored(c *storedCopy) (write map[string][]byte, remove []string, err error) {
+	_, write, remove, err = in.records.mergeStored(c, time.Now())
+	return write, remove, err
+}
+
 // New returns the fleet of a configuration. Nothing runs until Start.
 func New(o Options) *Fleet {
-	return &Fleet{
+	f := &Fleet{
 		Options: o, registry: o.Initial.Registry, resolver: o.Initial.resolver, config: o.Initial.config,
 		managed: o.Initial.managed, names: o.Initial.names, drainTimeout: o.Initial.config.Timeouts.Shutdown,
+		records: o.Initial.records, exchanges: o.Initial.stored,
 	}
+	if o.Shared != nil {
+		f.exchanges = append(f.exchanges, newStoreExchange(o.Shared, "redis", false))
+	}
+	for _, m := range f.managed {
+		f.drainIfRecorded(m.backend)
+	}
+	return f
 }
 
 func backendsOf(managed []*managedBackend) []*backends.Backend {
@@ -101,6 +129,8 @@ func (f *Fleet) Start(ctx context.Context) (waitStopped func()) {
 		f.startWatches(m)
 	}
 	f.startLookups()
+	f.startExchanges()
+	f.work.Go(func() { f.Panics.RunLoop(ctx, recovery.Removal, f.forgetRepeatedly) })
 	return func() {
 		<-ctx.Done()
 		f.mu.Lock()

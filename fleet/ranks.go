@@ -134,6 +134,7 @@ func (f *Fleet) applyRankDecision(m *managedBackend, d rankDecision) {
 	for _, b := range parts {
 		if !slices.Contains(former, b) {
 			f.registry.Add(b)
+			f.drainIfRecorded(b)
 			f.Router.AddBackend(b)
 		}
 	}

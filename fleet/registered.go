@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,9 +12,6 @@ import (
 	"warmroute/clock"
 	"warmroute/config"
 )
-
-// maxRegistered bounds the replicas that callers and operators have added.
-const maxRegistered = 1024
 
 // Registration is a replica that a caller registered or an operator added.
 type Registration struct {
@@ -46,34 +42,6 @@ func (r *Registration) matches(nameOrURL string) bool {
 	return err == nil && backends.NormalizeURL(u) == r.Address()
 }
 
-// registered is a list of registrations, in the order of their names. Not safe for concurrent use.
-type registered struct {
-	list []Registration
-}
-
-func (r *registered) backends() []config.Backend {
-	list := make([]config.Backend, len(r.list))
-	for i := range r.list {
-		list[i] = r.list[i].Backend
-	}
-	return list
-}
-
-// put adds a registration, or replaces the one of that name.
-func (r *registered) put(n Registration) {
-	r.list = slices.DeleteFunc(r.list, func(o Registration) bool { return o.Backend.Name == n.Backend.Name })
-	r.list = append(r.list, n)
-	slices.SortFunc(r.list, func(a, b Registration) int { return cmp.Compare(a.Backend.Name, b.Backend.Name) })
-}
-
-// find returns the registration that a caller means, or nil.
-func (r *registered) find(nameOrURL string) *Registration {
-	if i := slices.IndexFunc(r.list, func(o Registration) bool { return o.matches(nameOrURL) }); i >= 0 {
-		return &r.list[i]
-	}
-	return nil
-}
-
 // ErrNotRegistered is the error of Remove for what the fleet does not have.
 var ErrNotRegistered = errors.New("not in the fleet")
 
@@ -98,11 +66,12 @@ func (f *Fleet) Add(r Registration) (name string, added bool, err error) {
 			return "", false, fmt.Errorf("the name %q is that of %s; give the replica another name", m.Name, m.URL)
 		}
 	}
-	if len(f.registered.list) >= maxRegistered && f.registered.find(r.Backend.Name) == nil {
+	added = f.records.findRegistration(r.Backend.Name) == nil
+	if added && len(f.records.registrations()) >= maxRegistered {
 		return "", false, fmt.Errorf("%d replicas are registered, which is the maximum; remove some", maxRegistered)
 	}
-	added = f.registered.find(r.Backend.Name) == nil
-	f.registered.put(r)
+	f.records.change(replicaKey(r.Backend.Name), record{replica: r}, r.At)
+	f.recordsChanged.Notify()
 	f.reconcile()
 	return r.Backend.Name, added, nil
 }
@@ -113,11 +82,9 @@ func (f *Fleet) Add(r Registration) (name string, added bool, err error) {
 func (f *Fleet) Remove(nameOrURL string) (name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r := f.registered.find(nameOrURL); r != nil {
-		name = r.Backend.Name
-		f.registered.list = slices.DeleteFunc(f.registered.list, func(o Registration) bool { return o.Backend.Name == name })
-		f.reconcile()
-		return name, nil
+	if r := f.records.findRegistration(nameOrURL); r != nil {
+		f.removeRegistered(r.Backend.Name)
+		return r.Backend.Name, nil
 	}
 	for _, m := range f.config.Backends {
 		base, _, _ := strings.Cut(nameOrURL, "@")
@@ -137,7 +104,65 @@ func (f *Fleet) Remove(nameOrURL string) (name string, err error) {
 func (f *Fleet) Registrations() []Registration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.registered.list)
+	return f.records.registrations()
+}
+
+// removeRegistered removes a replica that was added. It gets no new requests from now on, as its process may end as
+// soon as the caller knows. f.mu is held.
+func (f *Fleet) removeRegistered(name string) {
+	f.records.change(replicaKey(name), record{removed: true}, time.Now())
+	f.recordsChanged.Notify()
+	f.reconcile()
+	for _, m := range f.managed {
+		if m.cancelRemoval != nil && isOfMember(m.backend, name) {
+			m.backend.Retire()
+		}
+	}
+}
+
+// SetDrained has a backend get no new requests, or get them again, also after a restart and through other proxies.
+func (f *Fleet) SetDrained(b *backends.Backend, drained bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if drained {
+		b.Drain()
+		f.records.change(drainKey(b.Name), record{}, time.Now())
+	} else {
+		b.Undrain()
+		f.recordUndrained()
+	}
+	f.recordsChanged.Notify()
+}
+
+// recordUndrained records of each backend that is not drained any more that it is not. f.mu is held.
+func (f *Fleet) recordUndrained() {
+	for _, b := range f.registry.All() {
+		if !b.Drained() && f.records.isDrained(b.Name) {
+			f.records.change(drainKey(b.Name), record{removed: true}, time.Now())
+		}
+	}
+}
+
+// drainIfRecorded drains a backend that is added, if an operator has drained it before. f.mu is held, or nothing runs.
+func (f *Fleet) drainIfRecorded(b *backends.Backend) {
+	if f.records.isDrained(b.Name) {
+		b.Drain()
+	}
+}
+
+// isDownSince reports whether the backends of a member are all down since a time or longer. f.mu is held.
+func (f *Fleet) isDownSince(member string, since time.Time) bool {
+	found := false
+	for _, m := range f.managed {
+		if m.cancelRemoval != nil || !isOfMember(m.backend, member) {
+			continue
+		}
+		found = true
+		if s := m.backend.Status(); s.State != backends.Down || s.Since.After(since) {
+			return false
+		}
+	}
+	return found
 }
 
 // WaitReady waits until a backend of the member with that name is ready, or that of a name with its address, or ctx is

@@ -99,7 +99,7 @@ func (f *Fleet) reconcile() {
 
 // members returns what names the fleet's backends. f.mu is held.
 func (f *Fleet) members() []config.Backend {
-	return slices.Concat(f.config.Backends, f.registered.backends())
+	return slices.Concat(f.config.Backends, f.records.backends())
 }
 
 // keepsAddress reports whether the backend at an address stays although its name has no address: it passes
@@ -146,6 +146,7 @@ func (f *Fleet) update(wanted []*managedBackend) {
 // addAndStartRemoval adds backends and begins to remove others, unless that has begun. f.mu is held.
 func (f *Fleet) addAndStartRemoval(added, removed []*managedBackend) {
 	for _, m := range added {
+		f.drainIfRecorded(m.backend)
 		f.registry.Add(m.backend)
 		f.Router.AddBackend(m.backend)
 		m.added = time.Now()
@@ -203,6 +204,9 @@ func (f *Fleet) removeManagedUnlessDone(ctx context.Context, m *managedBackend) 
 	}
 	m.cancelRemoval()
 	f.managed = slices.DeleteFunc(f.managed, func(other *managedBackend) bool { return other == m })
+	if !slices.ContainsFunc(f.managed, func(other *managedBackend) bool { return other.backend.Name == m.backend.Name }) {
+		f.forgetDrain(m.backend.Name)
+	}
 	return true
 }
 

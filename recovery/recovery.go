@@ -28,11 +28,12 @@ const (
 	ConfigReload Place = "config_reload"
 	Discovery    Place = "discovery" // lookups of a name
 	Wake         Place = "wake"      // of a model
+	Records      Place = "records"   // exchange of what was added and drained
 )
 
 // Places returns all places.
 func Places() []Place {
-	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake}
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake, Records}
 }
 
 // Reporter receives each recovered panic. It is safe for concurrent use.

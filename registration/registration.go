@@ -15,6 +15,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"warmroute/backends"
+	"warmroute/backends/control"
 	"warmroute/config"
 	"warmroute/fleet"
 	"warmroute/metrics"
@@ -26,6 +27,7 @@ type Options struct {
 	Next     http.Handler // serves all other requests, and /livez and /readyz
 	Fleet    *fleet.Fleet
 	Registry *backends.Registry
+	Control  *control.Controller
 	Metrics  *metrics.Metrics
 	Log      *slog.Logger
 }
@@ -101,6 +103,8 @@ func findRoutes(path string) (routes []route, worker string) {
 		return []route{{http.MethodPost, (*call).removeWorkerByQuery}}, ""
 	case "/list_workers":
 		return []route{{http.MethodGet, (*call).listURLs}}, ""
+	case "/flush_cache":
+		return []route{{http.MethodPost, (*call).flushCaches}}, ""
 	case "/get_loads":
 		return []route{{http.MethodGet, (*call).listLoads}}, ""
 	}

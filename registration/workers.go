@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/control"
 	"warmroute/config"
 	"warmroute/fleet"
 	"warmroute/metrics"
@@ -335,6 +336,36 @@ func (c *call) listLoads() {
 		loads = append(loads, load{w.URL, w.Load})
 	}
 	writeJSON(c.w, http.StatusOK, map[string]any{"workers": loads})
+}
+
+// flushCaches serves POST /flush_cache: it resets the prefix caches of all replicas, and what is known of them.
+func (c *call) flushCaches() {
+	request, err := control.ParseRequest("reset-cache", nil)
+	if err != nil {
+		writeError(c.w, http.StatusInternalServerError, "FLUSH_CACHE_FAILED", err.Error())
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.r.Context(), maxReadyWait)
+	defer cancel()
+	_ = http.NewResponseController(c.w).SetReadDeadline(time.Time{}) // it would end the request
+	flushed, failed := []string{}, []map[string]string{}
+	for _, result := range c.Control.Run(ctx, request, c.Registry.All()) {
+		if result.OK {
+			flushed = append(flushed, result.Backend)
+			c.logAction("flush_cache", result.Backend, "ok")
+		} else {
+			failed = append(failed, map[string]string{"worker": result.Backend, "error": result.Error})
+			c.logAction("flush_cache", result.Backend, "failed: "+result.Error)
+		}
+	}
+	all := len(flushed) + len(failed)
+	response := map[string]any{"status": "success", "message": fmt.Sprintf("Flushed the caches of %d of %d workers", len(flushed), all), "workers_flushed": len(flushed), "total_http_workers": all, "total_workers": all}
+	status := http.StatusOK
+	if len(failed) > 0 {
+		status = http.StatusPartialContent
+		response["status"], response["successful"], response["failed"] = "partial_success", flushed, failed
+	}
+	writeJSON(c.w, status, response)
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {

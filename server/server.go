@@ -179,11 +179,14 @@ func New(o Options) (*Server, error) {
 		Responses:        s.responses,
 		Settings:         c.ProxySettings(fileDescriptorLimit()),
 	})
-	s.registration = registration.New(registration.Options{Next: s.proxy, Fleet: s.fleet, Registry: registry, Metrics: s.metrics, Log: o.Log}, c)
+	controller := &control.Controller{StateChanged: s.router.BackendStateChanged, CacheReset: s.recordCacheReset}
+	s.registration = registration.New(registration.Options{
+		Next: s.proxy, Fleet: s.fleet, Registry: registry, Control: controller, Metrics: s.metrics, Log: o.Log,
+	}, c)
 	host, _, _ := net.SplitHostPort(c.Admin) // validated with the configuration
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
-		Control: &control.Controller{StateChanged: s.router.BackendStateChanged, CacheReset: s.recordCacheReset},
+		Control: controller,
 		Fleet:   s.fleet, Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.warnIfMoreDescriptorsNeeded(c)
@@ -253,8 +256,12 @@ func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 	s.poller.SetSettings(s.config.Poll)
 	kvEvents := kvevents.NewReader(s.registry, s.router, s.log, s.panics)
 	s.metrics.Register(kvEvents)
+	var shared fleet.Store
+	if s.cluster != nil {
+		shared = s.cluster.Records()
+	}
 	return fleet.New(fleet.Options{
-		Initial: initial, Router: s.router, Metrics: s.metrics, Log: s.log, Panics: s.panics,
+		Initial: initial, Shared: shared, Router: s.router, Metrics: s.metrics, Log: s.log, Panics: s.panics,
 		Watches: fleet.Watches{recovery.HealthCheck: s.checker.Watch, recovery.Poll: s.poller.Watch, recovery.KVEvents: kvEvents.Watch},
 		OnRemoved: func(b *backends.Backend) {
 			stalls.forget(b)

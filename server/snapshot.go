@@ -1,18 +1,16 @@
 package server
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
+	"warmroute/atomicfile"
 	"warmroute/config"
 	"warmroute/filelock"
 	"warmroute/proxy/recorder"
@@ -25,11 +23,6 @@ import (
 const (
 	// snapshotInterval bounds what a proxy that is killed forgets.
 	snapshotInterval = time.Minute
-	// snapshotTempSuffix ends the names of files that are being written. What is before
-	// it differs, so that two proxies do not collide on a disk that has no locks.
-	snapshotTempSuffix = ".warmroute-tmp"
-	// minStaleTempAge is the age at which a temporary file was left behind by a crash.
-	minStaleTempAge = time.Hour
 	// snapshotLockSuffix ends the name of the file that is locked for a snapshot, which itself
 	// is replaced with each write.
 	snapshotLockSuffix = ".lock"
@@ -153,7 +146,7 @@ func (s *snapshotFile) releaseLock() {
 }
 
 func (s *snapshotFile) load() {
-	s.removeStaleTemps()
+	atomicfile.RemoveStaleTemps(s.path, func(file string) bool { return snapshot.CheckReplaceable(file) == nil })
 	file, err := os.Open(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -164,19 +157,6 @@ func (s *snapshotFile) load() {
 	}
 	if err != nil {
 		s.log.Warn("index snapshot not loaded", "file", s.path, "err", err)
-	}
-}
-
-func (s *snapshotFile) removeStaleTemps() {
-	entries, _ := os.ReadDir(filepath.Dir(s.path)) // load reports a folder that cannot be read
-	for _, e := range entries {
-		name := filepath.Join(filepath.Dir(s.path), e.Name())
-		if !strings.HasPrefix(e.Name(), filepath.Base(s.path)+".") || !strings.HasSuffix(e.Name(), snapshotTempSuffix) {
-			continue
-		}
-		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > minStaleTempAge && snapshot.CheckReplaceable(name) == nil {
-			os.Remove(name)
-		}
 	}
 }
 
@@ -206,38 +186,17 @@ func (s *snapshotFile) save() {
 	defer s.mu.Unlock()
 	err := s.tryLockFile()
 	if err == nil {
-		err = s.writeAtomically()
+		err = s.write()
 	}
 	if err != nil {
 		s.log.Warn("failed to save index snapshot", "file", s.path, "err", err)
 	}
 }
 
-func (s *snapshotFile) writeAtomically() error {
+func (s *snapshotFile) write() error {
 	if err := snapshot.CheckReplaceable(s.path); err != nil {
 		return err
 	}
 	// Readable by its owner alone: its hashes could confirm a guessed prompt.
-	file, err := os.CreateTemp(filepath.Dir(s.path), filepath.Base(s.path)+".*"+snapshotTempSuffix)
-	if err != nil {
-		return err
-	}
-	out := bufio.NewWriterSize(file, 64<<10)
-	err = s.index.Write(out)
-	if err == nil {
-		err = out.Flush()
-	}
-	if err == nil {
-		err = file.Sync() // or a crash of the machine could leave a name without content
-	}
-	if closing := file.Close(); err == nil {
-		err = closing
-	}
-	if err == nil {
-		err = os.Rename(file.Name(), s.path)
-	}
-	if err != nil {
-		os.Remove(file.Name())
-	}
-	return err
+	return atomicfile.Write(s.path, s.index.Write)
 }

@@ -218,7 +218,8 @@ func TestStaleTempSnapshotsRemoved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index")
-	old := time.Now().Add(-2 * minStaleTempAge)
+	const tempSuffix = ".warmroute-tmp"
+	old := time.Now().Add(-2 * time.Hour)
 	put := func(name, content string, changed time.Time) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
@@ -229,10 +230,10 @@ func TestStaleTempSnapshotsRemoved(t *testing.T) {
 		}
 	}
 	put("index.tmp", "somebody's", old)
-	put("index.1"+snapshotTempSuffix, "warmroute index\nhalf", old)        // a crash
-	put("index.2"+snapshotTempSuffix, "warmroute index\nhalf", time.Now()) // another proxy is about to write it
-	put("index.3"+snapshotTempSuffix, "no snapshot", old)                  // nobody knows
-	put("other.4"+snapshotTempSuffix, "warmroute index\nhalf", old)        // of another snapshot
+	put("index.1"+tempSuffix, "warmroute index\nhalf", old)        // a crash
+	put("index.2"+tempSuffix, "warmroute index\nhalf", time.Now()) // another proxy is about to write it
+	put("index.3"+tempSuffix, "no snapshot", old)                  // nobody knows
+	put("other.4"+tempSuffix, "warmroute index\nhalf", old)        // of another snapshot
 	c := loadConfig(t, "listen: 127.0.0.1:0\nadmin: \"\"", "http://a:8000")
 	c.Index.Snapshot = path
 	s, err := New(Options{Config: c, Policies: policies.All(), Log: slog.New(slog.DiscardHandler)})
@@ -251,7 +252,7 @@ func TestStaleTempSnapshotsRemoved(t *testing.T) {
 	for _, e := range entries {
 		left = append(left, e.Name())
 	}
-	want := []string{"index", "index.2" + snapshotTempSuffix, "index.3" + snapshotTempSuffix, "index" + snapshotLockSuffix, "index.tmp", "other.4" + snapshotTempSuffix}
+	want := []string{"index", "index.2" + tempSuffix, "index.3" + tempSuffix, "index" + snapshotLockSuffix, "index.tmp", "other.4" + tempSuffix}
 	if !slices.Equal(left, want) {
 		t.Errorf("files %v, want %v", left, want)
 	}

@@ -1,0 +1,61 @@
+// Package atomicfile replaces files as a whole: a reader, or a machine that crashes, finds the content of before or after.
+package atomicfile
+
+import (
+	"bufio"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	// tempSuffix ends the names of files that are being written. What is before it differs, so that two processes do not
+	// collide on a disk that has no locks.
+	tempSuffix = ".warmroute-tmp"
+	// minStaleTempAge is the age at which a temporary file was left behind by a crash.
+	minStaleTempAge = time.Hour
+)
+
+// Write replaces the file at path by what content writes. Only the owner can read it.
+func Write(path string, content func(io.Writer) error) error {
+	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*"+tempSuffix)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriterSize(file, 64<<10)
+	err = content(out)
+	if err == nil {
+		err = out.Flush()
+	}
+	if err == nil {
+		err = file.Sync() // or a crash of the machine could leave a name without content
+	}
+	if closing := file.Close(); err == nil {
+		err = closing
+	}
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		os.Remove(file.Name())
+	}
+	return err
+}
+
+// RemoveStaleTemps removes the temporary files that earlier processes have left behind when they wrote path. isOurs
+// reports whether a file may be removed; nil: all may.
+func RemoveStaleTemps(path string, isOurs func(file string) bool) {
+	entries, _ := os.ReadDir(filepath.Dir(path)) // who reads the file reports a folder that cannot be read
+	for _, e := range entries {
+		name := filepath.Join(filepath.Dir(path), e.Name())
+		if !strings.HasPrefix(e.Name(), filepath.Base(path)+".") || !strings.HasSuffix(e.Name(), tempSuffix) || e.Type() != fs.FileMode(0) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > minStaleTempAge && (isOurs == nil || isOurs(name)) {
+			os.Remove(name)
+		}
+	}
+}

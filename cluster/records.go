@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// maxSharedRecords and maxSharedRecordBytes bound the records that are read.
+	maxSharedRecords     = 1 << 13
+	maxSharedRecordBytes = 16 << 10
+	// maxSharedRecordAge is how long ago a signed record may have been written. Other clients of Redis can write copies of
+	// earlier ones, such as that of a replica that was removed since. Who has a record writes it again when it is too old.
+	maxSharedRecordAge = 12 * time.Hour
+	// abandonedRecordAge is the age at which a signed record is deleted, since nobody writes it any more.
+	abandonedRecordAge = 4 * maxSharedRecordAge
+)
+
+// Records are named values that all proxies share, in one hash of Redis. The last one written counts. Safe for
+// concurrent use.
+type Records struct {
+	client redis.UniversalClient
+	key    string // of the hash
+	auth   authenticator
+}
+
+// Records returns the records of all proxies.
+func (c *Cluster) Records() *Records {
+	return &Records{client: c.client, key: c.Settings.Prefix + "fleet", auth: c.auth}
+}
+
+// ReadRecords returns all records, without those that are invalid or too old.
+func (r *Records) ReadRecords(ctx context.Context) (map[string][]byte, error) {
+	n, err := r.client.HLen(ctx, r.key).Result()
+	if err != nil {
+		return nil, err
+	}
+	if n > maxSharedRecords {
+		return nil, fmt.Errorf("%s has %d fields, more than %d: something else writes to it", r.key, n, maxSharedRecords)
+	}
+	fields, err := r.client.HGetAll(ctx, r.key).Result()
+	if err != nil {
+		return nil, err
+	}
+	records, abandoned, now := map[string][]byte{}, []string{}, time.Now()
+	for name, value := range fields {
+		data, written, err := parseSharedRecord(name, []byte(value), r.auth)
+		if err != nil {
+			continue // of another version or secret, or of somebody else
+		}
+		switch age := now.Sub(written).Abs(); {
+		case !r.auth.isSigned() || age <= maxSharedRecordAge:
+			records[name] = data
+		case age > abandonedRecordAge:
+			abandoned = append(abandoned, name)
+		}
+	}
+	if len(abandoned) > 0 {
+		err = r.client.HDel(ctx, r.key, abandoned...).Err()
+	}
+	return records, err
+}
+
+// WriteRecords replaces some records, and removes others.
+func (r *Records) WriteRecords(ctx context.Context, changed map[string][]byte, removed []string) error {
+	_, err := r.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		now := time.Now()
+		for name, data := range changed {
+			p.HSet(ctx, r.key, name, appendSharedRecord(nil, name, data, now, r.auth))
+		}
+		if len(removed) > 0 {
+			p.HDel(ctx, r.key, removed...)
+		}
+		return nil
+	})
+	return err
+}
+
+// appendSharedRecord appends a record as Redis has it: the sum of what follows, when it is written, and its data.
+func appendSharedRecord(b []byte, name string, data []byte, now time.Time, a authenticator) []byte {
+	signed := binary.LittleEndian.AppendUint64(nil, uint64(now.UnixMilli()))
+	signed = append(signed, data...)
+	return append(a.appendSum(b, recordPurpose, nameAndData(name, signed)), signed...)
+}
+
+// parseSharedRecord returns the data of a record, and when it was written.
+func parseSharedRecord(name string, value []byte, a authenticator) (data []byte, written time.Time, err error) {
+	if len(value) > maxSharedRecordBytes || len(value) < a.sumSize()+8 {
+		return nil, time.Time{}, errors.New("record is too short or too long")
+	}
+	sum, signed := value[:a.sumSize()], value[a.sumSize():]
+	if !a.verify(sum, recordPurpose, nameAndData(name, signed)) {
+		return nil, time.Time{}, errors.New("record is damaged, or was written with another redis.secret_file")
+	}
+	return signed[8:], time.UnixMilli(int64(binary.LittleEndian.Uint64(signed))), nil
+}
+
+// nameAndData returns what the sum of a record covers: one with another name is invalid.
+func nameAndData(name string, signed []byte) []byte {
+	return append([]byte(name+"\x00"), signed...)
+}
