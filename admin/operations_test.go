@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"warmroute/backends"
-	"warmroute/config"
-	"warmroute/fleet"
 	"warmroute/metrics"
 	"warmroute/proxy"
 	"warmroute/proxy/apikey"

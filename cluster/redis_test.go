@@ -718,3 +718,66 @@ func TestKeysAreShared(t *testing.T) {
 		return requests.Remaining < 600-450
 	})
 }
+
+// readRecords returns the records that a proxy sees.
+func (p *testProxy) readRecords() map[string][]byte {
+	p.t.Helper()
+	records, err := p.Records().ReadRecords(p.t.Context())
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return records
+}
+
+func (p *testProxy) writeRecords(changed map[string][]byte, removed ...string) {
+	p.t.Helper()
+	if err := p.Records().WriteRecords(p.t.Context(), changed, removed); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func TestSharedRecords(t *testing.T) {
+	for name, secret := range map[string]string{"signed": "a secret of the proxies", "not signed": ""} {
+		t.Run(name, func(t *testing.T) {
+			s := startRedis(t)
+			withSecret := func(o *Options) { o.Settings.Secret = secret }
+			a, b := newProxy(t, s, withSecret), newProxy(t, s, withSecret)
+			a.writeRecords(map[string][]byte{"replica/x": []byte("1"), "replica/y": []byte("2")})
+			b.writeRecords(map[string][]byte{"replica/x": []byte("3")}, "replica/y")
+			if got := a.readRecords(); len(got) != 1 || string(got["replica/x"]) != "3" {
+				t.Errorf("it reads %s", got)
+			}
+			// Another client of Redis writes.
+			for field, value := range map[string]string{"replica/evil": "4", "replica/long": strings.Repeat("x", 1<<20), "replica/empty": ""} {
+				if err := s.client.HSet(t.Context(), "test:fleet", field, value).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			old := appendSharedRecord(nil, "replica/old", []byte("5"), time.Now().Add(-2*maxSharedRecordAge), a.auth)
+			abandoned := appendSharedRecord(nil, "replica/abandoned", []byte("6"), time.Now().Add(-2*abandonedRecordAge), a.auth)
+			if err := s.client.HSet(t.Context(), "test:fleet", "replica/old", old, "replica/abandoned", abandoned).Err(); err != nil {
+				t.Fatal(err)
+			}
+			want := 3
+			if secret != "" {
+				want = 1
+			}
+			if got := a.readRecords(); len(got) != want || string(got["replica/x"]) != "3" {
+				t.Errorf("it reads %s", got)
+			}
+			if left := s.client.HExists(t.Context(), "test:fleet", "replica/abandoned").Val(); left != (secret == "") {
+				t.Errorf("the abandoned record is there: %v", left)
+			}
+			many := make([]any, 0, 4*maxSharedRecords)
+			for i := range 2 * maxSharedRecords {
+				many = append(many, fmt.Sprint(i), "")
+			}
+			if err := s.client.HSet(t.Context(), "test:fleet", many...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := a.Records().ReadRecords(t.Context()); err == nil {
+				t.Errorf("it reads %d records", len(got))
+			}
+		})
+	}
+}

@@ -181,3 +181,35 @@ func (withKey) RoundTrip(r *http.Request) (*http.Response, error) {
 	r.Header.Set("Authorization", "Bearer key")
 	return http.DefaultTransport.RoundTrip(r)
 }
+
+// TestRedisSharesRegistrations expects registrations, removals and drains to be known to another proxy, to one that
+// starts later, and to all after Redis has lost them.
+func TestRedisSharesRegistrations(t *testing.T) {
+	redis, fleet, registered := startRedis(t), startSimFleet(t, 1, 0), startSimFleet(t, 3, 0)
+	start := func() *program {
+		return startProgram(t, "--config", fleet.configFile(t, redis.yaml()+registrationYAML).path)
+	}
+	first, second := start(), start()
+	awaitSharing(t, first, second)
+	for _, replica := range registered.urls {
+		first.register(replica)
+	}
+	want := map[string]string{backendName(fleet.urls[0]): "ready"}
+	for _, replica := range registered.urls {
+		want[backendName(replica)] = "ready"
+	}
+	second.awaitStates(want)
+	second.expectStatus(http.StatusOK, http.MethodDelete, second.url+"/workers/"+backendName(registered.urls[0]), "")
+	delete(want, backendName(registered.urls[0]))
+	second.drain(backendName(registered.urls[1]))
+	want[backendName(registered.urls[1])] = "draining"
+	first.awaitStates(want)
+	second.signal(syscall.SIGKILL)
+	third := start()
+	third.awaitStates(want)
+	redis.kill()
+	redis.start()
+	awaitSharing(t, first, third)
+	fourth := start()
+	fourth.awaitStates(want)
+}
