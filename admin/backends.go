@@ -198,9 +198,11 @@ func waitParameter(w http.ResponseWriter, r *http.Request) (wait time.Duration, 
 	return wait, true
 }
 
-// waitIdle waits until no request of this proxy is in flight on b, or for at most wait.
-func (h *Handler) waitIdle(ctx context.Context, b *backends.Backend, wait time.Duration) {
+// waitIdle waits until no request of this proxy is in flight on the backends, or for at most wait.
+func (h *Handler) waitIdle(ctx context.Context, list []*backends.Backend, wait time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	h.Fleet.WaitIdle(ctx, b)
+	for _, b := range list {
+		h.Fleet.WaitIdle(ctx, b)
+	}
 }

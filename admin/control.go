@@ -56,12 +56,14 @@ func (h *Handler) selectBackends(w http.ResponseWriter, r *http.Request, names [
 		list = slices.DeleteFunc(slices.Clone(h.Registry.All()), (*backends.Backend).Retiring)
 	}
 	for _, name := range names {
-		b := h.findNamedBackend(w, name)
-		if b == nil {
+		found := h.findNamedBackends(w, name)
+		if found == nil {
 			return nil
 		}
-		if !slices.Contains(list, b) {
-			list = append(list, b)
+		for _, b := range found {
+			if !slices.Contains(list, b) {
+				list = append(list, b)
+			}
 		}
 	}
 	if len(list) == 0 {

@@ -24,24 +24,32 @@ func (h *Handler) logOperatorAction(r *http.Request, action string, err error, a
 	h.Log.Info("operator action", append(attributes, "result", "ok")...)
 }
 
-// changeBackend returns the handler that changes the backend in the path and writes its new state.
+// changeBackend returns the handler that changes the backend in the path, or those of a name's addresses, and writes
+// their new state.
 func (h *Handler) changeBackend(action string, change func(*backends.Backend)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		wait, ok := waitParameter(w, r)
 		if !ok {
 			return
 		}
-		b := h.findBackend(w, r)
-		if b == nil {
+		name := r.PathValue("name")
+		list := h.findNamedBackends(w, name)
+		if list == nil {
 			return
 		}
-		change(b)
-		h.cache.invalidate()
-		h.logOperatorAction(r, action, nil, "backend", b.Name, "in_flight", b.InFlight.Load())
-		if wait > 0 && b.Drained() {
-			h.waitIdle(r.Context(), b, wait)
+		for _, b := range list {
+			change(b)
+			h.logOperatorAction(r, action, nil, "backend", b.Name, "in_flight", b.InFlight.Load())
 		}
-		writeJSON(w, http.StatusOK, map[string]any{"backend": b.Name, "state": b.State().String(), "in_flight": b.CountInFlight()})
+		h.cache.invalidate()
+		if wait > 0 && list[0].Drained() {
+			h.waitIdle(r.Context(), list, wait)
+		}
+		inFlight := int64(0)
+		for _, b := range list {
+			inFlight += b.CountInFlight()
+		}
+		writeJSON(w, http.StatusOK, map[string]any{"backend": name, "state": list[0].State().String(), "in_flight": inFlight})
 	}
 }
 
@@ -50,20 +58,36 @@ func (h *Handler) undrain(b *backends.Backend) { h.Fleet.SetDrained(b, false) }
 
 // findBackend returns the backend in the path. If there is none, it writes the error and returns nil.
 func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.Backend {
-	return h.findNamedBackend(w, r.PathValue("name"))
-}
-
-// findNamedBackend is findBackend for the backend of a name.
-func (h *Handler) findNamedBackend(w http.ResponseWriter, name string) *backends.Backend {
-	b := h.Registry.Find(name)
+	b := h.Registry.Find(r.PathValue("name"))
 	if b == nil {
-		var names []string
-		for _, b := range h.Registry.All() {
-			names = append(names, b.Name)
-		}
-		writeError(w, http.StatusNotFound, "unknown backend; available: "+strings.Join(names, ", "))
+		h.writeUnknownBackend(w)
 	}
 	return b
+}
+
+// findNamedBackends returns the backend of a name, or those of the addresses of a name that is looked up. If there is
+// none, it writes the error and returns nil.
+func (h *Handler) findNamedBackends(w http.ResponseWriter, name string) (list []*backends.Backend) {
+	if b := h.Registry.Find(name); b != nil {
+		return []*backends.Backend{b}
+	}
+	for _, b := range h.Registry.All() {
+		if strings.HasPrefix(b.Name, name+"@") && !b.Retiring() {
+			list = append(list, b)
+		}
+	}
+	if list == nil {
+		h.writeUnknownBackend(w)
+	}
+	return list
+}
+
+func (h *Handler) writeUnknownBackend(w http.ResponseWriter) {
+	var names []string
+	for _, b := range h.Registry.All() {
+		names = append(names, b.Name)
+	}
+	writeError(w, http.StatusNotFound, "unknown backend; available: "+strings.Join(names, ", "))
 }
 
 type resetReport struct {

@@ -661,3 +661,22 @@ func TestAddressesOfOneReplica(t *testing.T) {
 	}
 	d.until("three replicas are three backends", hasBackends("127.0.1.1:"+port, "127.0.1.2:"+port, "127.0.1.3:"+port))
 }
+
+// TestDrainName checks that a drain of a name is one of all its addresses.
+func TestDrainName(t *testing.T) {
+	t.Parallel()
+	d := startDiscovered(t, 2, loopback(1, 2), nil)
+	for action, want := range map[string]backends.State{"drain": backends.Draining, "undrain": backends.Ready} {
+		resp, err := d.client.Post(d.admin+"/api/backends/"+discoveredName+":"+d.port+"/"+action, "application/json", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: status %d", action, resp.StatusCode)
+		}
+		for _, address := range loopback(1, 2) {
+			d.until(action, func() bool { return d.backend(address).State() == want })
+		}
+	}
+}
