@@ -80,34 +80,49 @@ func (c *cache) holdsAt(at int32, b prompt.Block) bool {
 	return int(at) < len(c.entries) && c.entries[at].block == b && c.entries[at].stamp != 0
 }
 
-// reuseDistance returns about how many blocks were used since an entry was.
-func (c *cache) reuseDistance(at int32) int {
+// reuseScale is what reuse distances are measured by.
+type reuseScale struct {
+	uses, span   uint64 // so far, and since the oldest entry of the list was used
+	pinned, size int
+}
+
+// newReuseScale returns the scale before a request's blocks are pinned.
+func (c *cache) newReuseScale() reuseScale {
 	oldest := c.oldest()
-	if at == 0 || oldest == 0 || c.entries[at].pins > 0 {
-		return 0
+	if oldest == 0 {
+		return reuseScale{}
 	}
-	age, span := c.uses-c.entries[at].stamp, c.uses-c.entries[oldest].stamp
-	if span == 0 {
-		return c.pinned
+	return reuseScale{uses: c.uses, span: c.uses - c.entries[oldest].stamp, pinned: c.pinned, size: c.size}
+}
+
+// distance returns about how many blocks were used since an entry of the list that was last used at a time.
+func (s *reuseScale) distance(lastUse uint64) int {
+	if s.span == 0 {
+		return s.pinned
 	}
-	return c.pinned + int(float64(c.size-c.pinned)*min(1, float64(age)/float64(span)))
+	return s.pinned + int(float64(s.size-s.pinned)*min(1, float64(s.uses-lastUse)/float64(s.span)))
 }
 
 // pin pins the blocks up to tail for one more request. Pinned blocks are closed under prefixes, so an entry
 // counts the requests that end at it and its pinned successors, and pinning stops at the first block that is
 // pinned already. That one is stamped too, for Rollback to stop at.
 func (c *cache) pin(tail int32, stamp uint64) {
-	for at := tail; at != 0; at = c.entries[at].parent {
-		e := &c.entries[at]
-		e.stamp = stamp
-		if e.pins++; e.pins > 1 {
-			return
-		}
-		if e.report == unreported {
-			c.unlink(at)
-		}
-		c.pinned++
+	for at := tail; at != 0 && c.pinEntry(at, stamp); at = c.entries[at].parent {
 	}
+}
+
+// pinEntry pins one entry, and reports whether no request had pinned it.
+func (c *cache) pinEntry(at int32, stamp uint64) (isFirst bool) {
+	e := &c.entries[at]
+	e.stamp = stamp
+	if e.pins++; e.pins > 1 {
+		return false
+	}
+	if e.report == unreported {
+		c.unlink(at)
+	}
+	c.pinned++
+	return true
 }
 
 // unpin undoes a pin. Blocks that are not pinned any more become the most recently

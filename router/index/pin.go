@@ -52,11 +52,11 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 	matched = min(matched, len(fitting))
 	tail := x.tailEntry(slot, fitting[:matched])
 	*p = Pin{
-		ReuseDistance: c.reuseDistance(tail), Omitted: len(blocks) - len(fitting),
-		cache: c, slot: slot, matched: matched, Use: c.uses, pinned: true,
+		Omitted: len(blocks) - len(fitting),
+		cache:   c, slot: slot, matched: matched, Use: c.uses, pinned: true,
 	}
-	c.setReused(p, tail)
-	c.pin(tail, p.Use)
+	c.pinReused(p, tail)
+	p.ReuseDistance = p.Reused[0].Distance
 	x.makeRoom(slot, len(fitting)-matched)
 	p.tail = x.insertPinned(slot, fitting[matched:], tail, p.Use)
 	if len(fitting) > 0 {
@@ -65,19 +65,26 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 	c.linkPin(p)
 }
 
-// setReused sets p.Reused for the matched blocks up to tail, before they are pinned.
-func (c *cache) setReused(p *Pin, tail int32) {
-	spans := 0
-	for at := tail; at != 0 && c.entries[at].pins == 0; at = c.entries[at].parent {
-		stamp := c.entries[at].stamp
-		if spans == 0 || p.Reused[spans-1].LastUse != stamp {
-			if spans == len(p.Reused) {
-				return
-			}
-			p.Reused[spans] = ReusedSpan{LastUse: stamp, Distance: c.reuseDistance(at)}
-			spans++
+// pinReused is pin for the matched blocks of an Add, up to tail, and sets p.Reused.
+func (c *cache) pinReused(p *Pin, tail int32) {
+	scale, spans := c.newReuseScale(), 0
+	var last uint64 // use of the last span; 0: there is none, or no more room
+	for at := tail; at != 0; at = c.entries[at].parent {
+		e := &c.entries[at]
+		lastUse := e.stamp
+		if !c.pinEntry(at, p.Use) {
+			return
 		}
-		p.Reused[spans-1].Blocks++
+		if lastUse != last && spans < len(p.Reused) {
+			p.Reused[spans] = ReusedSpan{LastUse: lastUse, Distance: scale.distance(lastUse)}
+			spans++
+			last = lastUse
+		}
+		if lastUse == last {
+			p.Reused[spans-1].Blocks++
+		} else {
+			last = 0
+		}
 	}
 }
 
