@@ -39,7 +39,7 @@ type Backend struct {
 	rank    *rank                      // nil: the backend is a server, not a part of one
 	parts   atomic.Pointer[[]*Backend] // see Parts
 
-	ranksRejected atomic.Pointer[time.Time] // see RejectRanks; nil: it was not called
+	ranksRejected atomic.Pointer[time.Time] // see RecordRankRefusal; nil: it was not called
 
 	// Set by the registry before anything runs; nil on a backend without one.
 	registry       *Registry
@@ -236,8 +236,8 @@ func (b *Backend) AwaitCheck(ctx context.Context) error {
 	}
 }
 
-// AwaitLoad blocks until a Load that was polled after a time fulfils a condition, or ctx is done.
-func (b *Backend) AwaitLoad(ctx context.Context, after time.Time, fulfils func(*Load) bool) error {
+// PollUntil blocks until a Load that was polled after a time fulfils a condition, or ctx is done.
+func (b *Backend) PollUntil(ctx context.Context, after time.Time, fulfils func(*Load) bool) error {
 	for {
 		changed := b.loadChanged.Next()
 		if l := b.Load(); l != nil && l.PolledAt.After(after) && fulfils(l) {

@@ -48,7 +48,7 @@ func TestSuspensionEndsWithSleep(t *testing.T) {
 	watchUntilCleanup(t, p.Watch, b)
 	awaitPolled := func(asleep bool) {
 		t.Helper()
-		if err := b.AwaitLoad(t.Context(), time.Now(), func(l *Load) bool { return l.Asleep == asleep }); err != nil {
+		if err := b.PollUntil(t.Context(), time.Now(), func(l *Load) bool { return l.Asleep == asleep }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 
 	"warmroute/backends"
@@ -39,6 +40,7 @@ func relativeErrors(err error) error {
 	if !errors.As(err, &list) {
 		return err
 	}
+	list = slices.Clone(list)
 	for i, line := range list {
 		line = strings.TrimPrefix(line, "backends[0]")
 		list[i] = strings.TrimPrefix(strings.TrimPrefix(line, "."), ": ")

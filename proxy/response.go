@@ -337,7 +337,7 @@ func (a *attempt) isRankRefused(resp *http.Response, body []byte) bool {
 // recordRefusedRank records that the server has other ranks than before, and returns the failure: the request is sent
 // again, to the same backend or another one.
 func (a *attempt) recordRefusedRank() *failure {
-	a.decision.Backend.RejectRanks(time.Now())
+	a.decision.Backend.RecordRankRefusal(time.Now())
 	return &failure{reason: metrics.RetryRank, isFree: true, err: errRankRefused}
 }
 

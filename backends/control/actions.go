@@ -69,7 +69,7 @@ func (a *sleep) run(ctx context.Context, t *target) error {
 			return err
 		}
 		mode = vllm.ModeAbort
-		t.suspend(backends.FallingAsleep)
+		t.setSuspension(backends.FallingAsleep)
 	}
 	err := t.callSuspended(ctx, vllm.Sleep(a.Level, mode), before, backends.Asleep)
 	if t.Suspension() == backends.Asleep && a.Level > vllm.SleepScheduler {
@@ -111,11 +111,11 @@ func (a *wake) run(ctx context.Context, t *target) error {
 	}
 	// Without metrics there is nothing that still says asleep.
 	if t.Load() != nil {
-		if err := t.AwaitLoad(ctx, called, func(l *backends.Load) bool { return !l.Asleep }); err != nil {
+		if err := t.PollUntil(ctx, called, func(l *backends.Load) bool { return !l.Asleep }); err != nil {
 			return fmt.Errorf("the engine is awake, but its metrics do not say so: %w", err)
 		}
 	}
-	t.suspend(backends.NotSuspended)
+	t.setSuspension(backends.NotSuspended)
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (a *pause) run(ctx context.Context, t *target) error {
 			return err
 		}
 	} else {
-		t.suspend(backends.Pausing)
+		t.setSuspension(backends.Pausing)
 	}
 	err := t.callSuspended(ctx, vllm.Pause(a.Mode, a.ClearCache), before, backends.Paused)
 	if t.Suspension() == backends.Paused && a.ClearCache {
@@ -176,7 +176,7 @@ func (a *resume) run(ctx context.Context, t *target) error {
 	if err := t.call(ctx, vllm.Resume()); err != nil {
 		return err
 	}
-	t.suspend(backends.NotSuspended)
+	t.setSuspension(backends.NotSuspended)
 	return nil
 }
 
@@ -209,7 +209,7 @@ func (a *resetCache) drainAndReset(ctx context.Context, t *target) error {
 	if err := t.suspendAndDrain(ctx, backends.ResettingCache, time.Duration(a.Wait)); err != nil {
 		return err
 	}
-	defer t.suspend(before)
+	defer t.setSuspension(before)
 	for {
 		err := t.call(ctx, vllm.ResetPrefixCache(false))
 		if !errors.Is(err, vllm.ErrBlocksInUse) || time.Now().After(end) {

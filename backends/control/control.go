@@ -121,8 +121,8 @@ func (c *Controller) clearBusy(address string) {
 	delete(c.busy, address)
 }
 
-// suspend sets the backend's Suspension. When it returns, the router knows it.
-func (t *target) suspend(s backends.Suspension) {
+// setSuspension sets the backend's Suspension. When it returns, the router knows it.
+func (t *target) setSuspension(s backends.Suspension) {
 	t.SetSuspension(s)
 	for _, part := range t.Parts() {
 		t.StateChanged(part)
@@ -140,7 +140,7 @@ func (t *target) recordCacheReset() {
 // than wait, or ctx is done, it restores the suspension before and returns an error.
 func (t *target) suspendAndDrain(ctx context.Context, s backends.Suspension, wait time.Duration) error {
 	before := t.Suspension()
-	t.suspend(s)
+	t.setSuspension(s)
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
 	ticks := time.NewTicker(idleCheckInterval)
@@ -156,7 +156,7 @@ func (t *target) suspendAndDrain(ctx context.Context, s backends.Suspension, wai
 		}
 	}
 	if err != nil {
-		t.suspend(before)
+		t.setSuspension(before)
 	}
 	return err
 }
@@ -192,18 +192,18 @@ func (t *target) call(ctx context.Context, c vllm.Call) error {
 // after too, since requests might wait there for long.
 func (t *target) callSuspended(ctx context.Context, c vllm.Call, before, after backends.Suspension) error {
 	if ctx.Err() != nil {
-		t.suspend(before)
+		t.setSuspension(before)
 		return context.Cause(ctx)
 	}
 	err := t.call(context.WithoutCancel(ctx), c)
 	switch {
 	case err == nil:
-		t.suspend(after)
+		t.setSuspension(after)
 	case t.status == 0 && !isDialError(err):
-		t.suspend(after)
+		t.setSuspension(after)
 		err = fmt.Errorf("%w: it may happen later, so no requests are sent to the replica until wake or resume", err)
 	default:
-		t.suspend(before)
+		t.setSuspension(before)
 	}
 	return err
 }

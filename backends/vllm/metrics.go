@@ -269,7 +269,7 @@ func (p *sampleSums) parseLine(line []byte) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	e := p.findOrAddEngine(l.get("engine"))
+	e := p.selectOrAddEngine(l.get("engine"))
 	if e == nil {
 		return fmt.Errorf("%s: more than %d engines", name, maxEngines)
 	}
@@ -314,8 +314,8 @@ func (p *sampleSums) engine(index int) *engineSums {
 	return &p.further[index-2]
 }
 
-// findOrAddEngine returns the sums of the engine with a label, or nil if there would be more than maxEngines.
-func (p *sampleSums) findOrAddEngine(label []byte) *engineSums {
+// selectOrAddEngine returns the sums of the engine with a label, or nil if there would be more than maxEngines.
+func (p *sampleSums) selectOrAddEngine(label []byte) *engineSums {
 	if latest := p.engine(p.latest); latest.label == string(label) {
 		return latest
 	}

@@ -160,6 +160,7 @@ func (r *Resolver) lookupAddrs(ctx context.Context, host string) ([]netip.Addr, 
 	return addrs, nil
 }
 
+// withPort returns addresses with a port, IPv4 ones that were given as IPv6 as IPv4.
 func withPort(addrs []netip.Addr, port uint16) []netip.AddrPort {
 	found := make([]netip.AddrPort, len(addrs))
 	for i, a := range addrs {
