@@ -58,7 +58,7 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 	req.Endpoint = r.endpoint.number
 	req.NonGenerative = r.endpoint.format == plainFormat
 	if model == "" {
-		if r.mayUseAnyModel(catalog) {
+		if r.canGoToAnyBackend(catalog) {
 			req.Backends = r.proxy.registry.All()
 			return "", nil
 		}
@@ -95,9 +95,9 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 	return req.Model, nil
 }
 
-// mayUseAnyModel reports whether the request, which names no model, may go to any backend: extra paths need none, and
+// canGoToAnyBackend reports whether the request, which names no model, may go to any backend: extra paths need none, and
 // there is no default one.
-func (r *request) mayUseAnyModel(c *backends.Catalog) bool {
+func (r *request) canGoToAnyBackend(c *backends.Catalog) bool {
 	_, hasDefault := c.OnlyBaseModel()
 	return r.endpoint.isExtra && !hasDefault && len(c.Models) > 0 && (r.account == nil || r.account.Models == nil)
 }

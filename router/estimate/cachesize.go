@@ -122,8 +122,8 @@ func (p *predictions) addPrediction(bucket int, hitTokens, promptTokens float64)
 	p.variance += deviation * deviation
 }
 
-// margin returns by how many tokens the hits may differ from those predicted.
-func (p *predictions) margin(c CacheInfo) float64 {
+// hitTokensMargin returns by how many tokens the hits may differ from those predicted.
+func (p *predictions) hitTokensMargin(c CacheInfo) float64 {
 	return max(c.Alignment, math.Sqrt(p.variance)+predictionTolerance*p.tokens)
 }
 

@@ -134,6 +134,6 @@ func (f *Estimates) learnFromCounterWindow(slot int, l *backends.Load, uncertain
 	if math.Abs(queries-w.prompt) > maxExternalShare*w.prompt {
 		return
 	}
-	f.recordWindowReuse(slot, w, hits, uncertain+w.predictions.margin(c))
+	f.recordWindowReuse(slot, w, hits, uncertain+w.predictions.hitTokensMargin(c))
 	f.learnFromHits(slot, &w.predictions, hits, w.prompt, c)
 }

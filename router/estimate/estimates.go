@@ -411,7 +411,7 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
 	if !f.disabled {
 		f.backends[slot].missing.addResponse(all.tokens, float64(u.CachedTokens), prompt)
-		f.recordReuse(slot, p, float64(u.CachedTokens), prompt, all.margin(c))
+		f.recordReuse(slot, p, float64(u.CachedTokens), prompt, all.hitTokensMargin(c))
 	}
 	f.learnFromHits(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true
@@ -442,7 +442,7 @@ func (f *Estimates) learnFromHits(slot int, p *predictions, hitTokens, promptTok
 		return
 	}
 	deviation := math.Sqrt(p.variance)
-	b.capacity.addEvidence(p, max(0, p.tokens-hitTokens-p.margin(c)))
+	b.capacity.addEvidence(p, max(0, p.tokens-hitTokens-p.hitTokensMargin(c)))
 	// Our blocks may end a block before the engine's.
 	block := float64(f.blockBytes) / b.ratio.bytesPerToken()
 	if hitTokens-p.tokens > block+max(c.Alignment, deviation+predictionTolerance*promptTokens) && c.Evicting {
