@@ -169,6 +169,11 @@ func (r *records) merge(key recordKey, other *record, now time.Time) (applied bo
 	if old == nil && !other.removed && r.countSet() >= 2*maxRegistered { // replicas and drains
 		return false
 	}
+	if old == nil && other.removed && r.isFull() {
+		if oldest := r.oldestRemoval(); oldest == "" || !other.changed.After(r.byKey[oldest].changed) {
+			return false // it would be dropped again
+		}
+	}
 	r.put(key, other)
 	return true
 }
@@ -197,16 +202,21 @@ func (r *records) put(key recordKey, one *record) {
 		r.byKey = map[recordKey]*record{}
 	}
 	r.byKey[key] = one
-	if len(r.byKey) <= maxRecords {
-		return
+	if len(r.byKey) > maxRecords {
+		delete(r.byKey, r.oldestRemoval())
 	}
-	var oldest recordKey
+}
+
+func (r *records) isFull() bool { return len(r.byKey) >= maxRecords }
+
+// oldestRemoval returns the key of the oldest record that is not set; "": all are.
+func (r *records) oldestRemoval() (oldest recordKey) {
 	for k, o := range r.byKey {
 		if !o.isSet() && (oldest == "" || o.changed.Before(r.byKey[oldest].changed)) {
 			oldest = k
 		}
 	}
-	delete(r.byKey, oldest)
+	return oldest
 }
 
 // isExpired reports whether a removal need not be remembered any more.
@@ -269,7 +279,8 @@ func (r *records) mergeStored(c *storedCopy, now time.Time) (applied []recordKey
 		}
 	}
 	for key, stored := range c.parsed {
-		if stored != nil && stored.isExpired(now) {
+		dropped := r.isFull() && r.byKey[recordKey(key)] == nil
+		if stored != nil && stored.removed && (dropped || stored.isExpired(now)) {
 			remove = append(remove, key)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func newTestStateFile(t *testing.T, path string) (*stateFile, *bytes.Buffer) {
@@ -72,6 +73,32 @@ func TestStateFileOfTwoProcesses(t *testing.T) {
 	s, _ := newTestStateFile(t, path)
 	if n := len(readState(t, s)); n != 2*each {
 		t.Errorf("%d records are there, want %d", n, 2*each)
+	}
+}
+
+// Replicas whose URL is another one each time leave the record of a removal each. The oldest are dropped from the file
+// as well, which can be read the next time.
+func TestStateFileIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.json")
+	file, log := newTestStateFile(t, path)
+	e := newStoreExchange(file, path, true)
+	var r records
+	key := func(i int) recordKey { return replicaKey(fmt.Sprint("r", i)) }
+	now := recordTime
+	const n = maxRecords + 100
+	for i := range n {
+		now = now.Add(time.Second)
+		r.change(key(i), record{removed: true}, now)
+		if i%500 == 0 || i > n-20 {
+			e.exchange(t.Context(), file.log, func(c *storedCopy) (map[string][]byte, []string, error) {
+				_, write, remove, err := r.mergeStored(c, now)
+				return write, remove, err
+			})
+		}
+	}
+	next, _ := newTestStateFile(t, path)
+	if values := readState(t, next); len(values) > maxRecords || values[string(key(n-1))] == nil || log.Len() > 0 {
+		t.Errorf("the file has %d records; the log: %s", len(values), log)
 	}
 }
 
