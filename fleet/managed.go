@@ -105,16 +105,6 @@ func (m *managedBackend) isReplacedBy(other *managedBackend) bool {
 	return m.backend.URL.String() == other.backend.URL.String() && m.settings.nameAddr.String() == other.backend.Addr
 }
 
-// takeOverState has m drained and suspended as the backend is that it replaces: the replica is the same.
-func (m *managedBackend) takeOverState(replaced *managedBackend) {
-	if replaced.backend.Drained() {
-		m.backend.Drain()
-	}
-	if s := replaced.backend.Suspension(); s == backends.Paused || s == backends.Asleep {
-		m.backend.SetSuspension(s)
-	}
-}
-
 // cancelPendingRemoval keeps m if its removal is in progress.
 func (m *managedBackend) cancelPendingRemoval() {
 	if m.cancelRemoval != nil {

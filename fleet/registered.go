@@ -124,6 +124,11 @@ func (f *Fleet) removeRegistered(name string) {
 func (f *Fleet) SetDrained(b *backends.Backend, drained bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.setDrained(b, drained)
+}
+
+// setDrained is SetDrained while f.mu is held.
+func (f *Fleet) setDrained(b *backends.Backend, drained bool) {
 	if drained {
 		b.Drain()
 		f.records.change(drainKey(b.Name), record{}, time.Now())

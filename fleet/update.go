@@ -137,10 +137,20 @@ func (f *Fleet) update(wanted []*managedBackend) {
 			m.backend.Retire()
 		}
 		if at := slices.IndexFunc(added, m.isReplacedBy); at >= 0 {
-			added[at].takeOverState(m)
+			f.takeOverState(added[at], m)
 		}
 	}
 	f.addAndStartRemoval(added, removed)
+}
+
+// takeOverState has m drained and suspended as the backend is that it replaces: the replica is the same. f.mu is held.
+func (f *Fleet) takeOverState(m, replaced *managedBackend) {
+	if replaced.backend.Drained() {
+		f.setDrained(m.backend, true)
+	}
+	if s := replaced.backend.Suspension(); s == backends.Paused || s == backends.Asleep {
+		m.backend.SetSuspension(s)
+	}
 }
 
 // addAndStartRemoval adds backends and begins to remove others, unless that has begun. f.mu is held.
