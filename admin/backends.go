@@ -105,7 +105,10 @@ func findRegistration(b *backends.Backend, added map[string]fleet.Registration) 
 	if b.Options().Source != backends.FromRegistration {
 		return r, false
 	}
-	member, _, _ := strings.Cut(b.Server().Name, "@")
+	if r, ok = added[b.Server().Name]; ok {
+		return r, true
+	}
+	member, _, _ := strings.Cut(b.Server().Name, "@") // an address of a name
 	r, ok = added[member]
 	return r, ok
 }

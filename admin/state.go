@@ -80,7 +80,7 @@ type seriesState struct {
 	HitRatio []number `json:"hit_ratio"`
 }
 
-// fleetState is what the list of backends lacks.
+// fleetState is why the backends may not be those that the configuration and DNS name now.
 type fleetState struct {
 	ReloadError  string      `json:"reload_error,omitempty"` // why the last reload was not applied
 	FailingNames []nameState `json:"failing_names"`          // up to maxFailingNames

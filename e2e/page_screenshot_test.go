@@ -31,7 +31,9 @@ func TestPageScreenshot(t *testing.T) {
 	page.prefers("light")
 	time.Sleep(load)
 	button := row + " button"
-	page.do(chromedp.Click(button), chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, 1, 1), chromedp.Blur(button), chromedp.Sleep(3*time.Second))
+	page.do(chromedp.Click(button), chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, 1, 1), chromedp.Blur(button))
+	page.until(`document.querySelector('#progress').textContent !== ''`)
+	page.until(`document.querySelector('#progress').textContent === ''`)
 	png, err := chromedp.Run(page.ctx, chromedp.CaptureScreenshot())
 	if err != nil {
 		t.Fatal(err)

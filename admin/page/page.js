@@ -514,7 +514,7 @@ const showModels = rows('models', (row, first) => {
   };
 });
 
-// showProblems shows what the list of backends lacks.
+// showProblems shows why the backends may not be those that the configuration and DNS name now.
 function showProblems({ reload_error: reloadError, failing_names: names }) {
   const lines = names.map((n) => {
     if (!n.error) return `${n.name} has ${n.addresses + n.omitted} addresses, of which ${n.addresses} are used: raise dns.max_addresses.`;
