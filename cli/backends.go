@@ -127,7 +127,7 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 func newBackendsRemoveCommand(configs config.Loader) *cobra.Command {
 	var o backendsOptions
 	cmd := &cobra.Command{
-		Use: "remove NAME ...", Short: "Remove replicas that were added, when their requests have ended", Args: cobra.MinimumNArgs(1),
+		Use: "remove NAME ...", Short: "Remove added replicas after their requests have ended", Args: cobra.MinimumNArgs(1),
 		Example: "  warmroute backends remove 10.0.0.7:8000 --wait 10m",
 		RunE: func(cmd *cobra.Command, names []string) error {
 			return o.forEach(cmd, names, func(ctx context.Context, name string) (string, error) {

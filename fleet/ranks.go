@@ -96,7 +96,7 @@ func (f *Fleet) UpdateRanks(ctx context.Context, server *backends.Backend, l *ba
 		}
 		next.numbers, _ = vllm.RankNumbers(next.labels, probe)
 		if next.numbers == nil {
-			f.Log.Warn("data-parallel ranks are not addressed, as the server does not tell their numbers", "backend", server.Name, "engines", next.labels)
+			f.Log.Warn("data-parallel ranks not used", "backend", server.Name, "reason", "the server does not report their numbers", "engines", next.labels)
 		}
 	}
 	f.mu.Lock()
@@ -120,7 +120,7 @@ func (f *Fleet) applyRankDecision(m *managedBackend, d rankDecision) {
 	server, former := m.backend, m.backend.Parts()
 	parts := newParts(server, d)
 	if conflict := f.findNameConflict(parts, former); conflict != "" {
-		f.Log.Warn("data-parallel ranks are not addressed, as another backend has the name of one", "backend", server.Name, "name", conflict)
+		f.Log.Warn("data-parallel ranks not used", "backend", server.Name, "reason", "another backend has the name of one", "name", conflict)
 		d.numbers = nil
 		parts = newParts(server, d)
 	}

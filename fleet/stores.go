@@ -143,7 +143,7 @@ func (f *Fleet) forgetDown(now time.Time) {
 	for _, r := range f.records.registrations() {
 		if f.isDownSince(r.Backend.Name, now.Add(-timeout)) {
 			f.records.ignore(replicaKey(r.Backend.Name))
-			f.Log.Warn("registered replica forgotten, it is down for registration.forget", "backend", r.Backend.Name)
+			f.Log.Warn("registered replica removed, down for too long", "backend", r.Backend.Name, "timeout", timeout)
 			forgotten++
 		}
 	}

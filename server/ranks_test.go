@@ -209,7 +209,7 @@ func TestServerWithoutAddressableRanks(t *testing.T) {
 			}
 			time.Sleep(200 * time.Millisecond) // a few polls
 			g.awaitNames("gpu")
-			if n := strings.Count(g.log.String(), "ranks are not addressed"); n > 1 {
+			if n := strings.Count(g.log.String(), "ranks not used"); n > 1 {
 				t.Errorf("logged %d times", n)
 			}
 		})

@@ -124,7 +124,7 @@ func New(o Options) (*Server, error) {
 		Rand:          mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64()),
 		OnPanic:       func(cause any, stack []byte) { s.reportPanic(recovery.Dispatch, cause, stack) },
 		OnCacheReset: func(b *backends.Backend) {
-			s.log.Info("prefix cache reset", "backend", b.Name, "reason", "tokens that were cached are not any more")
+			s.log.Info("prefix cache reset", "backend", b.Name, "reason", "the replica no longer has tokens that it had cached")
 		},
 	}); err != nil {
 		return nil, err
