@@ -65,16 +65,21 @@ func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.
 	return b
 }
 
-// findNamedBackends returns the backend of a name, or those of the addresses of a name that is looked up. If there is
-// none, it writes the error and returns nil.
+// findNamedBackends returns the backend of a name, or those of the addresses of a name that is looked up, without their
+// ranks. If there is none, it writes the error and returns nil.
 func (h *Handler) findNamedBackends(w http.ResponseWriter, name string) (list []*backends.Backend) {
-	if b := h.Registry.Find(name); b != nil {
-		return []*backends.Backend{b}
+	named := h.Registry.Find(name)
+	if named != nil && !named.Retiring() {
+		return []*backends.Backend{named}
 	}
 	for _, b := range h.Registry.All() {
-		if strings.HasPrefix(b.Name, name+"@") && !b.Retiring() {
-			list = append(list, b)
+		server := b.Server()
+		if strings.HasPrefix(server.Name, name+"@") && !server.Retiring() && !slices.Contains(list, server) {
+			list = append(list, server)
 		}
+	}
+	if list == nil && named != nil {
+		return []*backends.Backend{named}
 	}
 	if list == nil {
 		h.writeUnknownBackend(w)

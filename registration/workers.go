@@ -23,6 +23,7 @@ const (
 	// maxReadyWait is how long a caller waits until its replica is ready: vime gives up after 30 s.
 	maxReadyWait = 25 * time.Second
 	maxBodyBytes = 64 << 10
+	maxURLBytes  = 1 << 10
 	bodyTimeout  = 10 * time.Second
 
 	addFailed = "ADD_WORKER_FAILED"
@@ -106,6 +107,9 @@ type addedWorker struct {
 func (c *call) register(given string) (*addedWorker, error) {
 	if given == "" {
 		return nil, errors.New("url is missing; send one such as http://10.0.0.5:8000")
+	}
+	if len(given) > maxURLBytes {
+		return nil, fmt.Errorf("url is longer than %d bytes", maxURLBytes)
 	}
 	// A registered URL is one process, whatever addresses its name has.
 	settings, err := json.Marshal(map[string]string{"url": given, "dns": "off"})

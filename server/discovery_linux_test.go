@@ -472,6 +472,36 @@ func TestDiscoveryOfDrainedReplica(t *testing.T) {
 	}
 }
 
+// TestDrainOfNewAddresses drains the backends of a name while the one before them still has a request.
+func TestDrainOfNewAddresses(t *testing.T) {
+	t.Parallel()
+	d := startDiscovered(t, 2, loopback(1, 1), nil)
+	name, begun, ended := discoveredName+":"+d.port, make(chan struct{}), make(chan error)
+	go func() { ended <- askStream(d.client, d.url, "hello", 2000, func() { close(begun) }) }()
+	<-begun
+	d.dns.respond(withAddresses(loopback(1, 2)...))
+	d.until("one backend is being removed, two are new", func() bool {
+		b := d.server.registry.Find(name)
+		return b == nil || b.Retiring() && len(d.server.registry.All()) == 3
+	})
+	if d.server.registry.Find(name) == nil {
+		t.Fatal("the request has ended too early")
+	}
+	resp, err := d.client.Post(d.admin+"/api/backends/"+name+"/drain", "application/json", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	for _, address := range loopback(1, 2) {
+		if b := d.backend(address); b == nil || !b.Drained() {
+			t.Errorf("%s is not drained", address)
+		}
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestReloadWhileNameIsAdded adds a name over the API while a reload that has it too looks it up. When both have removed
 // it, it is not looked up any more.
 func TestReloadWhileNameIsAdded(t *testing.T) {

@@ -285,6 +285,7 @@ func TestRegistrationRefusals(t *testing.T) {
 		"user in the URL": {400, `{"url":"http://u:secret@127.0.0.1:1"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
 		"names":           {400, `{"url":"dns://vllm:8000"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
 		"long URL":        {400, `{"url":"http://127.0.0.1:1/` + strings.Repeat("a", 300) + `"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
+		"many slashes":    {400, `{"url":"http://127.0.0.1:1` + strings.Repeat("/", 2000) + `"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
 		"long body":       {400, `{"url":"` + strings.Repeat("a", 100<<10) + `"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
 	} {
 		status, response := p.call("POST", "/workers", c.body, c.header...)
@@ -301,7 +302,7 @@ func TestRegistrationRefusals(t *testing.T) {
 		t.Fatalf("%d replicas were registered", n)
 	}
 	p.logs("registration refused")
-	for result, want := range map[string]float64{"refused_token": 8, "refused_address": 2, "refused_origin": 1, "refused_url": 1, "invalid": 5} {
+	for result, want := range map[string]float64{"refused_token": 8, "refused_address": 2, "refused_origin": 1, "refused_url": 1, "invalid": 6} {
 		if got := metricSum(t, p.admin, "warmroute_registration_calls_total", result); got != want {
 			t.Errorf("%s: %v calls counted, want %v", result, got, want)
 		}
