@@ -14,9 +14,10 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"warmroute/config"
 
 	"github.com/spf13/pflag"
+
+	"warmroute/config"
 )
 
 const maxAdminResponseBytes = 16 << 20 // enough for thousands of backends
