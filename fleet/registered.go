@@ -107,12 +107,22 @@ func (f *Fleet) Registrations() []Registration {
 	return f.records.registrations()
 }
 
-// removeRegistered removes a replica that was added. It gets no new requests from now on, as its process may end as
-// soon as the caller knows. f.mu is held.
+// removeRegistered removes a replica that was added. f.mu is held.
 func (f *Fleet) removeRegistered(name string) {
 	f.records.change(replicaKey(name), record{removed: true}, time.Now())
+	for _, b := range f.registry.All() { // one that is registered under its name later is not drained
+		if isOfMember(b, name) && f.records.isDrained(b.Name) {
+			f.records.change(drainKey(b.Name), record{removed: true}, time.Now())
+		}
+	}
 	f.recordsChanged.Notify()
 	f.reconcile()
+	f.retireRemoved(name)
+}
+
+// retireRemoved has a replica that was removed get no new requests from now on: its process may end as soon as the
+// caller knows of the removal. f.mu is held.
+func (f *Fleet) retireRemoved(name string) {
 	for _, m := range f.managed {
 		if m.cancelRemoval != nil && isOfMember(m.backend, name) {
 			m.backend.Retire()

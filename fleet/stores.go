@@ -107,6 +107,8 @@ func (f *Fleet) mergeStored(c *storedCopy) (write map[string][]byte, remove []st
 	for _, key := range applied {
 		if name, isDrain := key.backendName(drainPrefix); isDrain {
 			f.applyDrain(name)
+		} else if name, isReplica := key.backendName(replicaPrefix); isReplica {
+			f.retireRemoved(name)
 		}
 	}
 	return write, remove, err

@@ -449,3 +449,32 @@ func TestRegistrationOfRanks(t *testing.T) {
 		t.Errorf("listed as %+v", list)
 	}
 }
+
+func TestFlushCacheOfRegisteredReplicas(t *testing.T) {
+	t.Parallel()
+	p := startRegistrable(t, nil)
+	replica, _ := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
+	p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, replica))
+	if response := p.expect(http.StatusOK, "POST", "/flush_cache", ""); !strings.Contains(response, `"workers_flushed":1`) || !strings.Contains(response, `"status":"success"`) {
+		t.Error(response)
+	}
+	plain := standIn{}.start(t) // has no such path
+	p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, plain))
+	if response := p.expect(http.StatusPartialContent, "POST", "/flush_cache", ""); !strings.Contains(response, `"workers_flushed":1`) || !strings.Contains(response, `"failed":[{`) {
+		t.Error(response)
+	}
+	p.logs("action=flush_cache")
+}
+
+// A drain ends with the replica: another one that is registered under its URL later gets requests.
+func TestDrainEndsWithRegistration(t *testing.T) {
+	t.Parallel()
+	p, replica := startRegistrable(t, nil), standIn{}.start(t)
+	body, name := fmt.Sprintf(`{"url":%q}`, replica), strings.TrimPrefix(replica, "http://")
+	p.expect(http.StatusOK, "POST", "/workers", body)
+	p.drain(name)
+	p.expect(http.StatusOK, "DELETE", "/workers/"+name, "")
+	p.until("it is gone", func() bool { return len(p.server.registry.All()) == 0 })
+	p.expect(http.StatusOK, "POST", "/workers", body)
+	p.checkServed()
+}
