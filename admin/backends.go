@@ -100,7 +100,7 @@ func (h *Handler) registrations() map[string]fleet.Registration {
 	return added
 }
 
-// findRegistration returns the one by which a backend is in the fleet, if it was added.
+// findRegistration returns the registration that added a backend; false if it came from elsewhere.
 func findRegistration(b *backends.Backend, added map[string]fleet.Registration) (r fleet.Registration, ok bool) {
 	if b.Options().Source != backends.FromRegistration {
 		return r, false

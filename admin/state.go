@@ -80,7 +80,7 @@ type seriesState struct {
 	HitRatio []number `json:"hit_ratio"`
 }
 
-// fleetState is why the backends may not be those that the configuration and DNS name now.
+// fleetState explains why the backends may differ from what the configuration and DNS say now.
 type fleetState struct {
 	ReloadError  string      `json:"reload_error,omitempty"` // why the last reload was not applied
 	FailingNames []nameState `json:"failing_names"`          // up to maxFailingNames

@@ -48,8 +48,8 @@ func newPart(server *Backend, name string, r *rank) *Backend {
 	return b
 }
 
-// Server returns the backend of the server of which b is a part: that is checked and polled. Of any other
-// backend it is b.
+// Server returns the server of which b is a part, which is the backend that is checked and polled; b if it is not
+// a part.
 func (b *Backend) Server() *Backend {
 	if b.rank != nil {
 		return b.rank.server
@@ -65,7 +65,7 @@ func (b *Backend) Engine() (label int, ok bool) {
 	return b.rank.engine, true
 }
 
-// whole returns b, or the server of which b is all engines.
+// whole returns the server if b stands for all of its engines, else b.
 func (b *Backend) whole() *Backend {
 	if b.rank != nil && b.rank.engine == wholeServer {
 		return b.rank.server
@@ -122,9 +122,9 @@ func (b *Backend) separateParts() []*Backend {
 	return nil
 }
 
-// SetParts makes backends that NewRank and NewUndivided have returned for b those by which its requests are routed.
-// From then on they are in the registry instead of b, which stays checked and polled. Requests to earlier ones
-// get no vllm.RankHeader any more. Not safe for concurrent use with itself and SetOptions.
+// SetParts sets the backends to which the requests for b are routed. NewRank and NewUndivided have returned them for b.
+// From then on they are in the registry instead of b, which is still checked and polled. Requests to earlier parts
+// are sent without vllm.RankHeader. Not safe for concurrent use with itself and SetOptions.
 func (b *Backend) SetParts(parts []*Backend) {
 	for _, former := range b.separateParts() {
 		if !slices.Contains(parts, former) {
@@ -180,9 +180,9 @@ func (b *Backend) AllIdle() bool {
 
 const maxProbeResponseBytes = 64 << 10
 
-// ProbeRanks sends a server a request for a rank that it cannot have, and returns the error by which it refuses it. A nil
-// error of a rank means that it did not refuse it, since it ignores the header. It blocks until the server responds or
-// ctx ends.
+// ProbeRanks sends a server a request for a rank that it cannot have, and returns the error with which the server refuses
+// the rank. It returns nil without an error if the server did not refuse it, since it ignores the header. It blocks until
+// the server responds or ctx is done.
 func (b *Backend) ProbeRanks(ctx context.Context) (*vllm.RankError, error) {
 	model, known := firstBaseModel(b.Models())
 	if !known {

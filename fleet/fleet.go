@@ -1,4 +1,4 @@
-// Package fleet keeps the backends in step with what names them: the configuration, a file, DNS and
+// Package fleet updates the list of backends when one of its sources changes: the configuration, a file, DNS and
 // callers that register replicas. It adds, drains and removes backends without losing a request.
 package fleet
 
@@ -32,7 +32,8 @@ type Options struct {
 	Shared    Store // of all proxies; nil: this proxy is the only one
 }
 
-// Fleet is the backends of a proxy and what names them. Safe for concurrent use.
+// Fleet is the backends of a proxy, with the configuration, lookups and records from which they come. Safe for
+// concurrent use.
 type Fleet struct {
 	Options
 	registry *backends.Registry
@@ -89,7 +90,7 @@ func NewInitial(ctx context.Context, c *config.Config, log *slog.Logger) (*Initi
 	return in, err
 }
 
-// mergeStored takes over what the state file has, and returns what it lacks.
+// mergeStored applies the records of the state file, and returns the changes to write to it.
 func (in *Initial) mergeStored(c *storedCopy) (write map[string][]byte, remove []string, err error) {
 	_, write, remove, err = in.records.mergeStored(c, time.Now())
 	return write, remove, err

@@ -102,7 +102,7 @@ func (f *Fleet) startLookups() {
 func (f *Fleet) lookUpRepeatedly(ctx context.Context, n discovery.Name, name *lookedUpName) {
 	for {
 		interval := f.lookupInterval()
-		// Proxies that were started together do not ask together.
+		// The random part spreads the lookups of proxies that were started together.
 		if !clock.Sleep(ctx, interval-time.Duration(rand.Int64N(int64(interval)/10+1))) {
 			return
 		}

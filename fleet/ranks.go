@@ -12,8 +12,8 @@ import (
 // rankProbeTimeout bounds the request by which a server is asked how its ranks are counted.
 const rankProbeTimeout = 5 * time.Second
 
-// rankDecision is by which backends the requests to a server are routed, and for which process and engines of it that
-// was decided.
+// rankDecision says whether a server is one backend or one for each rank, and for which process and engines of the
+// server that was decided.
 type rankDecision struct {
 	startTime float64 // of the replica's process
 	labels    []int   // of its engines, in order
@@ -61,9 +61,9 @@ func engineLabels(l *backends.Load) (labels []int) {
 	return labels
 }
 
-// UpdateRanks makes a server as many backends as it has data-parallel engines according to a poll, if it is known how
-// requests reach each of them, else one. It may probe the server, for which it blocks. Not safe for concurrent use
-// for one server.
+// UpdateRanks divides a server into one backend for each data-parallel engine that a poll shows, if it is known which
+// value of vllm.RankHeader selects each of them. Otherwise the server is one backend. It blocks while it probes the
+// server. Not safe for concurrent use for one server.
 func (f *Fleet) UpdateRanks(ctx context.Context, server *backends.Backend, l *backends.Load) {
 	m, last := f.rankDecisionOf(server)
 	if m == nil {
@@ -171,7 +171,8 @@ func newParts(server *backends.Backend, d rankDecision) (parts []*backends.Backe
 	return parts
 }
 
-// findNameConflict returns the name of a backend that is to be added that another one than those it replaces has.
+// findNameConflict returns a name in parts that another backend of the fleet has, apart from the former parts that are
+// replaced; "": none.
 func (f *Fleet) findNameConflict(parts, former []*backends.Backend) (name string) {
 	for _, b := range f.registry.All() {
 		isOther := func(p *backends.Backend) bool { return p != b && p.Name == b.Name }

@@ -187,7 +187,7 @@ func (r *records) countSet() (n int) {
 	return n
 }
 
-// ignore has this proxy do as if what a key names was removed. Others go on with it.
+// ignore makes this proxy treat what a key names as removed. Other proxies do not.
 func (r *records) ignore(key recordKey) {
 	if old := r.byKey[key]; old != nil && old.isSet() {
 		ignored := *old
@@ -196,7 +196,7 @@ func (r *records) ignore(key recordKey) {
 	}
 }
 
-// put sets a record. Beyond maxRecords it drops that of the oldest removal.
+// put sets a record. If there are more than maxRecords, it drops the record of the oldest removal.
 func (r *records) put(key recordKey, one *record) {
 	if r.byKey == nil {
 		r.byKey = map[recordKey]*record{}

@@ -23,8 +23,8 @@ const (
 )
 
 // PrepareConfig checks the backends of a configuration and looks up their new names, which takes
-// firstLookupTimeout at most. It changes nothing. apply, which cannot fail, makes the fleet theirs: new
-// backends are added, missing ones drained and removed, and the settings of the others change. A backend is the
+// firstLookupTimeout at most. It changes nothing. apply, which cannot fail, changes the fleet to
+// them: new backends are added, missing ones drained and removed, and the settings of the others change. A backend is the
 // same as long as its name and address are. apply does not wait for backends to become ready or to be drained.
 // It must not be called before Start.
 func (f *Fleet) PrepareConfig(ctx context.Context, c *config.Config) (apply func(), err error) {
@@ -71,7 +71,7 @@ func (f *Fleet) newNames(c *config.Config) map[discovery.Name]*lookedUpName {
 	return names
 }
 
-// reconcile makes the fleet the backends that its members stand for. f.mu is held.
+// reconcile changes the fleet to the backends that its members stand for. f.mu is held.
 func (f *Fleet) reconcile() {
 	members := f.members()
 	names := updateNames(members, f.config.DNS.MaxAddresses, f.names)
@@ -97,7 +97,7 @@ func (f *Fleet) reconcile() {
 	f.update(fresh)
 }
 
-// members returns what names the fleet's backends. f.mu is held.
+// members returns the entries of the configuration and its file, and the registered replicas. f.mu is held.
 func (f *Fleet) members() []config.Backend {
 	return slices.Concat(f.config.Backends, f.records.backends())
 }
@@ -110,7 +110,7 @@ func (f *Fleet) keepsAddress(address string) bool {
 	})
 }
 
-// update makes the fleet the wanted backends, of which those that are there already are kept. f.mu is held.
+// update changes the fleet to the wanted backends. It keeps those that it has already. f.mu is held.
 func (f *Fleet) update(wanted []*managedBackend) {
 	var kept, added []*managedBackend
 	changes := map[*managedBackend]*managedBackend{}
@@ -132,7 +132,7 @@ func (f *Fleet) update(wanted []*managedBackend) {
 			continue
 		}
 		removed = append(removed, m)
-		// One whose name or address another gets takes no more requests from now on.
+		// A backend whose name or address another one gets receives no more requests from now on.
 		if slices.ContainsFunc(added, m.conflictsWith) || slices.ContainsFunc(kept, m.conflictsWith) {
 			m.backend.Retire()
 		}

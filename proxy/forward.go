@@ -294,7 +294,7 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 	return d, err
 }
 
-// setAwaitedModel sets what was not known of a model that no replica listed when the request came.
+// setAwaitedModel sets the model and the backends of a request whose model no replica listed when it arrived.
 func (r *request) setAwaitedModel() {
 	req := &r.input.request
 	if len(req.Backends) > 0 || req.CatalogID == "" {

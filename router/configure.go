@@ -34,8 +34,8 @@ type Options struct {
 	Catalog func() *backends.Catalog
 	// OnPanic is told of each panic in a round of the admission queue, which is recovered. nil: none is.
 	OnPanic func(cause any, stack []byte)
-	// OnCacheReset is told of each backend whose replica was found to have lost its prefix cache, by the tokens that
-	// it had cached: it has not said so. nil: nothing is told.
+	// OnCacheReset is called for each backend whose cached tokens or counters show that its replica has lost its
+	// prefix cache without reporting it. nil: it is not called.
 	OnCacheReset func(*backends.Backend)
 }
 

@@ -49,7 +49,7 @@ func newWaker(r *router.Router, registry *backends.Registry, log *slog.Logger, s
 // configure replaces the settings.
 func (w *waker) configure(settings []config.Wake) { w.settings.Store(&settings) }
 
-// wakeState is what was done to wake one model. The zero value is that of a model which was ready.
+// wakeState records the calls to wake one model. The zero value: none since the model was ready.
 type wakeState struct {
 	calling  bool
 	calledAt time.Time // of the last call; zero: none since the model was ready

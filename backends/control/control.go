@@ -187,9 +187,9 @@ func (t *target) call(ctx context.Context, c vllm.Call) error {
 	return c.Check(resp.StatusCode, body)
 }
 
-// callSuspended is call for one that stops the engine, for which the backend was suspended. It gets the suspension
-// after. If the call has failed it gets the one before; if it is not known whether the replica has done it, the one
-// after too, since requests might wait there for long.
+// callSuspended sends a call that stops the engine, for which the backend was suspended, and sets the backend's
+// suspension: after if the call has succeeded, before if it has failed. It sets after also if it is unknown whether the
+// replica carries the call out, since requests might wait there for long.
 func (t *target) callSuspended(ctx context.Context, c vllm.Call, before, after backends.Suspension) error {
 	if ctx.Err() != nil {
 		t.setSuspension(before)

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// minResetMisses is how many requests have to miss what they reuse: one may miss for reasons of its own.
+	// minResetMisses is how many requests have to miss the blocks that they reuse: a single miss may have another cause.
 	minResetMisses  = 3
 	minMissedTokens = 256 // of one request
 	// maxResetDistance is up to which share of what a cache holds blocks are near enough not to have been evicted,
@@ -20,8 +20,8 @@ const (
 
 // cacheReset finds that a replica has lost its prefix cache although it does not say so, as after vLLM's
 // /reset_prefix_cache. A request that hits blocks shows that they were not lost between their last use and its own.
-// One that misses blocks which cannot have been evicted shows that they were. Times are numbers of uses, as index.Pin
-// has them.
+// One that misses blocks which cannot have been evicted shows that they were. Times are counted in uses of
+// the cache, as in index.Pin.Use.
 type cacheReset struct {
 	after, before uint64  // the last use before a reset and the first after it, as far as is known
 	misses        int     // requests that show it; 0: none does
