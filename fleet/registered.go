@@ -149,11 +149,13 @@ func (f *Fleet) setDrained(b *backends.Backend, drained bool) {
 	f.recordsChanged.Notify()
 }
 
-// recordUndrained records of each backend that is not drained any more that it is not. f.mu is held.
+// recordUndrained records of each backend, and each server with ranks, that is not drained any more that it is not. f.mu is held.
 func (f *Fleet) recordUndrained() {
-	for _, b := range f.registry.All() {
-		if !b.Drained() && f.records.isDrained(b.Name) {
-			f.records.change(drainKey(b.Name), record{removed: true}, time.Now())
+	for _, m := range f.managed {
+		for _, b := range m.backend.WithParts() {
+			if !b.Drained() && f.records.isDrained(b.Name) {
+				f.records.change(drainKey(b.Name), record{removed: true}, time.Now())
+			}
 		}
 	}
 }

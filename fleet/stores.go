@@ -114,14 +114,14 @@ func (f *Fleet) mergeStored(c *storedCopy) (write map[string][]byte, remove []st
 	return write, remove, err
 }
 
-// applyDrain drains or undrains the backends of a name as recorded. f.mu is held.
+// applyDrain drains or undrains the backend of a name, or the server of that name with its ranks, as recorded. f.mu is held.
 func (f *Fleet) applyDrain(name string) {
-	for _, b := range f.registry.All() {
-		if drained := f.records.isDrained(name); b.Name == name && drained {
-			b.Drain()
-		} else if b.Name == name {
-			b.Undrain()
-		}
+	switch b := f.registry.Find(name); {
+	case b == nil:
+	case f.records.isDrained(name):
+		b.Drain()
+	default:
+		b.Undrain()
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -352,5 +354,28 @@ func TestDrainRanks(t *testing.T) {
 			t.Errorf("%s: status %d, %s", step.path, resp.StatusCode, text)
 		}
 		g.awaitNames(step.want...)
+	}
+}
+
+// The drain of a server with ranks by another process, and its end here, are known to both.
+func TestStoredDrainOfRanks(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "state.json")
+	g := startRankServer(t, sim.Config{Ranks: 2}, func(c *config.Config) { c.StateFile = file })
+	g.awaitNames(rankNames(0, 2)...)
+	drained := fmt.Sprintf(`{"version": 1, "records": {"drain/gpu": {"changed": %q}}}`, time.Now().UTC().Format(time.RFC3339Nano))
+	if err := os.WriteFile(file, []byte(drained), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitNames()
+	g.server.fleet.SetDrained(g.server.registry.Find("gpu"), false)
+	g.awaitNames(rankNames(0, 2)...)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if content, _ := os.ReadFile(file); strings.Contains(string(content), `"removed": true`) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the file still has the drain")
+		}
 	}
 }
