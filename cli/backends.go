@@ -156,8 +156,16 @@ func newDrainCommand(configs config.Loader, action, short string) *cobra.Command
 		Use: action + " NAME ...", Short: short, Args: cobra.MinimumNArgs(1),
 		Example: "  warmroute backends " + action + " 10.0.0.5:8000 10.0.0.6:8000",
 		RunE: func(cmd *cobra.Command, names []string) error {
+			change := func(ctx context.Context, name, query string) ([]byte, error) {
+				return o.request(ctx, configs, "POST", "/api/backends/"+url.PathEscape(name)+"/"+action+query, nil)
+			}
+			if o.wait > 0 { // all are drained before one is waited for
+				for _, name := range names {
+					_, _ = change(cmd.Context(), name, "") // an error is reported below
+				}
+			}
 			return o.forEach(cmd, names, func(ctx context.Context, name string) (string, error) {
-				response, err := o.request(ctx, configs, "POST", "/api/backends/"+url.PathEscape(name)+"/"+action+o.query(), nil)
+				response, err := change(ctx, name, o.query())
 				if err != nil {
 					return "", err
 				}

@@ -47,8 +47,9 @@ var ErrNotRegistered = errors.New("not in the fleet")
 
 // Add adds a replica to the fleet, or changes the settings of one that was added before under its name.
 // A URL that the fleet has already is no error: then added is false, and name is that of its backend. Add
-// does not wait until the replica is ready.
-func (f *Fleet) Add(r Registration) (name string, added bool, err error) {
+// does not wait until the replica is ready, but looks up its name, which takes firstLookupTimeout at most.
+func (f *Fleet) Add(ctx context.Context, r Registration) (name string, added bool, err error) {
+	names := f.lookUpNewNames(ctx, []config.Backend{r.Backend})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r.Backend.Source = backends.FromRegistration
@@ -72,6 +73,7 @@ func (f *Fleet) Add(r Registration) (name string, added bool, err error) {
 	}
 	f.records.change(replicaKey(r.Backend.Name), record{replica: r}, r.At)
 	f.recordsChanged.Notify()
+	f.addNames(names)
 	f.reconcile()
 	return r.Backend.Name, added, nil
 }

@@ -31,17 +31,12 @@ func (f *Fleet) PrepareConfig(ctx context.Context, c *config.Config) (apply func
 	if err := checkBackends(c.Backends); err != nil {
 		return nil, err
 	}
-	added := f.newNames(c)
-	lookUpNamesOnce(ctx, added, f.resolver, f.Log)
+	added := f.lookUpNewNames(ctx, c.Backends)
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.config, f.drainTimeout = c, c.Timeouts.Shutdown
-		for n, name := range added {
-			if f.names[n] == nil { // no replica with that name was added meanwhile
-				f.names[n] = name
-			}
-		}
+		f.addNames(added)
 		f.reconcile()
 	}, nil
 }
@@ -62,13 +57,30 @@ func checkBackends(list []config.Backend) error {
 	return backends.CheckConflicts(parsed)
 }
 
-// newNames returns the names of a configuration that the fleet does not look up yet.
-func (f *Fleet) newNames(c *config.Config) map[discovery.Name]*lookedUpName {
+// lookUpNewNames looks up the names of members that the fleet does not look up yet, which takes firstLookupTimeout at
+// most, and returns them.
+func (f *Fleet) lookUpNewNames(ctx context.Context, members []config.Backend) map[discovery.Name]*lookedUpName {
+	names := f.newNames(members)
+	lookUpNamesOnce(ctx, names, f.resolver, f.Log)
+	return names
+}
+
+// newNames returns the names of members that the fleet does not look up yet.
+func (f *Fleet) newNames(members []config.Backend) map[discovery.Name]*lookedUpName {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	names := updateNames(c.Backends, c.DNS.MaxAddresses, f.names)
+	names := updateNames(members, f.config.DNS.MaxAddresses, f.names)
 	maps.DeleteFunc(names, func(n discovery.Name, _ *lookedUpName) bool { return f.names[n] != nil })
 	return names
+}
+
+// addNames adds names unless the fleet has got them meanwhile. f.mu is held.
+func (f *Fleet) addNames(names map[discovery.Name]*lookedUpName) {
+	for n, name := range names {
+		if f.names[n] == nil {
+			f.names[n] = name
+		}
+	}
 }
 
 // reconcile changes the fleet to the backends that its members stand for. f.mu is held.

@@ -127,7 +127,7 @@ func (c *call) register(given string) (*addedWorker, error) {
 	if refused := c.access.checkURL(u); refused != nil {
 		return nil, refused
 	}
-	name, added, err := c.Fleet.Add(fleet.Registration{Backend: b, GivenURL: given, By: c.from.String(), At: time.Now()})
+	name, added, err := c.Fleet.Add(c.r.Context(), fleet.Registration{Backend: b, GivenURL: given, By: c.from.String(), At: time.Now()})
 	if err != nil {
 		return nil, err
 	}

@@ -521,7 +521,7 @@ func TestReloadWhileNameIsAdded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := d.server.fleet.Add(fleet.Registration{Backend: other}); err != nil {
+	if _, _, err := d.server.fleet.Add(t.Context(), fleet.Registration{Backend: other}); err != nil {
 		t.Fatal(err)
 	}
 	apply()
