@@ -137,7 +137,7 @@ func (h *Handler) addBackend(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, strings.Join(config.ErrorLines(err), "; "))
 		return
 	}
-	name, added, err := h.Fleet.Add(r.Context(), fleet.Registration{Backend: b, GivenURL: b.URL, By: r.RemoteAddr, At: time.Now()})
+	name, added, err := h.Fleet.Add(r.Context(), fleet.Registration{Backend: b, GivenURL: b.URL, By: r.RemoteAddr, At: time.Now(), Operator: true})
 	if err != nil {
 		writeError(w, http.StatusConflict, err.Error())
 		return
@@ -165,7 +165,7 @@ func (h *Handler) removeBackend(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	name, err := h.Fleet.Remove(r.PathValue("name"))
+	name, err := h.Fleet.Remove(r.PathValue("name"), true)
 	switch {
 	case errors.Is(err, fleet.ErrNotRegistered):
 		if h.findBackend(w, r) != nil {

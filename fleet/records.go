@@ -62,11 +62,12 @@ type storedRecord struct {
 	Backend  json.RawMessage `json:"backend,omitempty"` // the settings of a replica
 	GivenURL string          `json:"given_url,omitempty"`
 	By       string          `json:"by,omitempty"`
+	Operator bool            `json:"operator,omitempty"`
 }
 
 // encodeRecord returns r as JSON, which parseRecord reads.
 func encodeRecord(r *record) ([]byte, error) {
-	s := storedRecord{Changed: r.changed.UTC(), Removed: r.removed, GivenURL: r.replica.GivenURL, By: r.replica.By}
+	s := storedRecord{Changed: r.changed.UTC(), Removed: r.removed, GivenURL: r.replica.GivenURL, By: r.replica.By, Operator: r.replica.Operator}
 	if r.replica.Backend.URL != "" {
 		settings, err := config.FormatAddedBackend(r.replica.Backend)
 		if err != nil {
@@ -108,7 +109,7 @@ func parseRecord(key recordKey, data []byte) (*record, error) {
 		return nil, fmt.Errorf("record of %q has a backend named %q", name, b.Name)
 	}
 	b.Source = backends.FromRegistration
-	r.replica = Registration{Backend: b, GivenURL: cmp.Or(s.GivenURL, b.URL), By: s.By, At: s.Changed}
+	r.replica = Registration{Backend: b, GivenURL: cmp.Or(s.GivenURL, b.URL), By: s.By, At: s.Changed, Operator: s.Operator}
 	return r, nil
 }
 

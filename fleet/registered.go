@@ -19,6 +19,7 @@ type Registration struct {
 	GivenURL string // as the caller wrote it
 	By       string // the caller's address
 	At       time.Time
+	Operator bool // added by an operator: callers that register replicas cannot remove it
 }
 
 // ID returns what names the registration in paths: the name of its backend.
@@ -67,7 +68,11 @@ func (f *Fleet) Add(ctx context.Context, r Registration) (name string, added boo
 			return "", false, fmt.Errorf("the name %q is that of %s; give the replica another name", m.Name, m.URL)
 		}
 	}
-	added = f.records.findRegistration(r.Backend.Name) == nil
+	known := f.records.findRegistration(r.Backend.Name)
+	if known != nil && known.Operator && !r.Operator {
+		return r.Backend.Name, false, nil
+	}
+	added = known == nil
 	if added && len(f.records.registrations()) >= maxRegistered {
 		return "", false, fmt.Errorf("%d replicas are registered, which is the maximum; remove some", maxRegistered)
 	}
@@ -79,12 +84,15 @@ func (f *Fleet) Add(ctx context.Context, r Registration) (name string, added boo
 }
 
 // Remove removes a replica that was added, by its name or URL: it gets no new requests, and is removed when its
-// last ones have ended. It returns the name. A backend of the configuration or the file is an error that says where
-// to remove it.
-func (f *Fleet) Remove(nameOrURL string) (name string, err error) {
+// last ones have ended. It returns the name. A backend of the configuration or the file, or an operator's unless
+// operator is set, is an error that says where to remove it.
+func (f *Fleet) Remove(nameOrURL string, operator bool) (name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if r := f.records.findRegistration(nameOrURL); r != nil {
+		if r.Operator && !operator {
+			return "", fmt.Errorf("backend %s was added by an operator; remove it with warmroute backends remove", r.Backend.Name)
+		}
 		f.removeRegistered(r.Backend.Name)
 		return r.Backend.Name, nil
 	}

@@ -206,7 +206,7 @@ func (c *call) removeWorkerByQuery() {
 
 // deregister removes a registered replica from the fleet; its requests may finish. It returns the name of its backend.
 func (c *call) deregister(idOrURL string) (name string, err error) {
-	name, err = c.Fleet.Remove(idOrURL)
+	name, err = c.Fleet.Remove(idOrURL, false)
 	if err != nil {
 		c.Metrics.CountRegistration(metrics.RegistrationInvalid)
 		return "", err

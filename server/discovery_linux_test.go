@@ -526,7 +526,7 @@ func TestReloadWhileNameIsAdded(t *testing.T) {
 	}
 	apply()
 	d.server.updateFleet(t, initial)
-	if _, err := d.server.fleet.Remove("other"); err != nil {
+	if _, err := d.server.fleet.Remove("other", true); err != nil {
 		t.Fatal(err)
 	}
 	d.awaitLookups(3) // one may be in progress

@@ -478,3 +478,23 @@ func TestDrainEndsWithRegistration(t *testing.T) {
 	p.expect(http.StatusOK, "POST", "/workers", body)
 	p.checkServed()
 }
+
+// TestCallersDoNotRemoveOperatorsReplicas checks that who may register replicas cannot remove those that an operator
+// has added, also after a registration of the same URL.
+func TestCallersDoNotRemoveOperatorsReplicas(t *testing.T) {
+	t.Parallel()
+	p := startRegistrable(t, nil)
+	replica := standIn{}.start(t)
+	body := fmt.Sprintf(`{"url":%q}`, replica)
+	admin := &emptyFleet{guarded: &guarded{t: t, client: p.client, admin: p.admin}}
+	admin.call("POST", "/api/backends?wait=1m", body, http.StatusCreated, nil)
+	if status, response := p.call("POST", "/workers", body); status != http.StatusOK {
+		t.Errorf("registered again: status %d, %s", status, response)
+	}
+	if status, response := p.call("DELETE", "/workers/"+url.PathEscape(replica), ""); status/100 != 4 || !strings.Contains(response, "added by an operator") {
+		t.Errorf("removed: status %d, %s", status, response)
+	}
+	if rows := admin.list().Backends; len(rows) != 1 {
+		t.Errorf("got %+v", rows)
+	}
+}

@@ -150,7 +150,7 @@ func (t *target) suspendAndDrain(ctx context.Context, s backends.Suspension, wai
 		select {
 		case <-ticks.C:
 		case <-timeout.C:
-			err = fmt.Errorf("%d requests are still in flight after %v: wait longer, or use force", t.CountInFlight(), wait)
+			err = fmt.Errorf("requests in flight after %v: %d: wait longer, or use force", wait, t.CountInFlight())
 		case <-ctx.Done():
 			err = fmt.Errorf("%d requests are in flight: %w", t.CountInFlight(), context.Cause(ctx))
 		}
