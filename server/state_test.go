@@ -118,7 +118,7 @@ func TestDownReplicaIsForgotten(t *testing.T) {
 	p.until("it is down", func() bool { return b.State() == backends.Down })
 	p.until("it is gone", func() bool { return p.idOf(crashing) == "" && len(p.server.registry.All()) == 2 })
 	p.contains(file, crashing, false)
-	p.logs("registered replica forgotten")
+	p.logs("registered replica removed, down for too long")
 	if p.idOf(healthy) == "" {
 		t.Error("the other one is gone too")
 	}
