@@ -349,7 +349,7 @@ func TestBreakerLimitsFailingBackend(t *testing.T) {
 	}
 	f := serve(t, nil, failing, &replica{script: always(answered("200 OK", whole))})
 	if err := configureRouter(f.router, router.Settings{
-		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerSettings{Failures: 3, Open: 100 * time.Millisecond},
+		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerSettings{Failures: 3, Open: time.Second},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -360,9 +360,12 @@ func TestBreakerLimitsFailingBackend(t *testing.T) {
 		}
 		return resp.Header.Get("X-Warmroute-Backend")
 	}
-	for i := range 3 {
-		one(i)
-	}
+	requests := 0
+	eventually(t, "three requests to the failing one open its breaker", func() bool {
+		requests++
+		one(requests)
+		return f.router.Status(f.backends[0]).Breaker == router.BreakerOpen
+	})
 	f.awaitMetric(`warmroute_backend_breaker_state{backend="r0"} 2`)
 	f.awaitMetric(`warmroute_backend_breaker_opens_total{backend="r0"} 1`)
 	close(healed)
@@ -435,7 +438,7 @@ func TestResponseTimeout(t *testing.T) {
 	t.Run("of a replica that worked before", func(t *testing.T) {
 		never := make(chan struct{})
 		defer close(never)
-		f := serve(t, func(o *Options) { o.Response = 100 * time.Millisecond },
+		f := serve(t, func(o *Options) { o.Response = time.Second }, // a busy machine responds to the first one in time
 			&replica{script: hangOn("stop here", answered("200 OK", whole), never)})
 		if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusOK {
 			t.Errorf("got %d", resp.StatusCode)
