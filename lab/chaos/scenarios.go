@@ -321,8 +321,12 @@ func (v *verdict) failureCount(causePrefix string) (n int) {
 	return n
 }
 
-// abortTime is how long replicas abort requests.
-const abortTime = 3 * time.Second
+const (
+	// abortTime is how long replicas abort requests.
+	abortTime = 3 * time.Second
+	// maxAbortTime bounds how long, if no request for a message has come to the replica by then.
+	maxAbortTime = 4 * abortTime
+)
 
 // abortInEngine makes the engine of one replica abort each request after three tokens, and
 // then that of another before the first. Meanwhile it sends requests to /v1/messages
@@ -338,16 +342,19 @@ func abortInEngine(ctx context.Context, r *rig) error {
 		if err != nil {
 			return err
 		}
-		if err := one.InjectFault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: abortTime.Seconds()}); err != nil {
+		if err := one.InjectFault(sim.Fault{Kind: sim.AbortEach, Chunks: tokens, Seconds: maxAbortTime.Seconds()}); err != nil {
 			return err
 		}
-		aborted := 0
-		for end := time.Now().Add(abortTime); time.Now().Before(end); {
+		aborted, began := 0, time.Now()
+		for time.Since(began) < abortTime || tokens > 0 && aborted == 0 && time.Since(began) < maxAbortTime {
 			n, err := r.requestOtherAPIs(ctx, tokens > 0)
 			if err != nil {
 				return err
 			}
 			aborted += n
+		}
+		if err := one.InjectFault(sim.Fault{Kind: sim.Clear}); err != nil {
+			return err
 		}
 		after, err := r.readAborted(ctx, one)
 		if err != nil {
