@@ -17,7 +17,7 @@ const (
 	// maxSharedRecordAge is how long ago a signed record may have been written. Other clients of Redis can write copies of
 	// earlier ones, such as that of a replica that was removed since. Who has a record writes it again when it is too old.
 	maxSharedRecordAge = 12 * time.Hour
-	// abandonedRecordAge is the age at which a signed record is deleted, since nobody writes it any more.
+	// abandonedRecordAge is the age at which a signed record is deleted, since no proxy writes it any more.
 	abandonedRecordAge = 4 * maxSharedRecordAge
 )
 
@@ -51,7 +51,7 @@ func (r *Records) ReadRecords(ctx context.Context) (map[string][]byte, error) {
 	for name, value := range fields {
 		data, written, err := parseSharedRecord(name, []byte(value), r.auth)
 		if err != nil {
-			continue // of another version or secret, or of somebody else
+			continue // of another version or secret, or of another writer
 		}
 		switch age := now.Sub(written).Abs(); {
 		case !r.auth.isSigned() || age <= maxSharedRecordAge:

@@ -160,7 +160,7 @@ func TestCacheResetIsRepeated(t *testing.T) {
 func TestActionNames(t *testing.T) {
 	for _, name := range ActionNames() {
 		if newAction(name) == nil {
-			t.Errorf("there is no action %q", name)
+			t.Errorf("unknown action %q", name)
 		}
 	}
 }

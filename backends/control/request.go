@@ -27,7 +27,7 @@ type Request struct {
 func ParseRequest(name string, body []byte) (*Request, error) {
 	r := &Request{Action: newAction(name), Timeout: defaultTimeout}
 	if r.Action == nil {
-		return nil, fmt.Errorf("there is no action %q", name)
+		return nil, fmt.Errorf("unknown action %q", name)
 	}
 	if len(bytes.TrimSpace(body)) > 0 {
 		fields := map[string]json.RawMessage{}

@@ -34,7 +34,7 @@ func TestParseRankError(t *testing.T) {
 		{"a list of something else", 400, rankError("data parallel rank 3 is not connected to this frontend; connected ranks: [a]"), RankError{}, false},
 		{"too many engines", 400, rankError("data_parallel_rank 3 is out of range [0, 1025)."), RankError{Rank: 3, Local: 1025}, false},
 		{"no JSON", 400, []byte(python), RankError{}, false},
-		{"a message that is no string", 400, []byte(`{"error":{"message":7}}`), RankError{}, false},
+		{"a message that is a number", 400, []byte(`{"error":{"message":7}}`), RankError{}, false},
 		{"too long", 400, rankError(python + strings.Repeat(" ", maxRankErrorBytes)), RankError{}, false},
 	} {
 		got, ok := ParseRankError(c.status, c.body)
