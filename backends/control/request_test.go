@@ -30,7 +30,7 @@ func TestParseRequest(t *testing.T) {
 
 func TestParseInvalidRequest(t *testing.T) {
 	for _, c := range []struct{ name, body, want string }{
-		{"dance", "", "no action"},
+		{"dance", "", "unknown action"},
 		{"sleep", `{"level":3}`, "level must be from 0 to 2"},
 		{"sleep", `{"wait":"2h"}`, "wait must be from 0s to 1h0m0s"},
 		{"sleep", `{"wait":"-1s"}`, "wait must be"},
