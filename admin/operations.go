@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/fleet"
 	"warmroute/proxy"
 )
 
@@ -74,7 +75,7 @@ func (h *Handler) findNamedBackends(w http.ResponseWriter, name string) (list []
 	}
 	for _, b := range h.Registry.All() {
 		server := b.Server()
-		if strings.HasPrefix(server.Name, name+"@") && !server.Retiring() && !slices.Contains(list, server) {
+		if fleet.IsNameOfMember(server.Name, name) && !server.Retiring() && !slices.Contains(list, server) {
 			list = append(list, server)
 		}
 	}

@@ -47,7 +47,7 @@ func (r *Registration) matches(nameOrURL string) bool {
 var ErrNotRegistered = errors.New("not in the fleet")
 
 // Add adds a replica to the fleet, or changes the settings of one that was added before under its name.
-// A URL that the fleet has already is no error: then added is false, and name is that of its backend. Add
+// For a URL that the fleet has already, added is false and name is that of its backend. Add
 // does not wait until the replica is ready, but looks up its name, which takes firstLookupTimeout at most.
 func (f *Fleet) Add(ctx context.Context, r Registration) (name string, added bool, err error) {
 	names := f.lookUpNewNames(ctx, []config.Backend{r.Backend})
@@ -97,8 +97,7 @@ func (f *Fleet) Remove(nameOrURL string, operator bool) (name string, err error)
 		return r.Backend.Name, nil
 	}
 	for _, m := range f.config.Backends {
-		base, _, _ := strings.Cut(nameOrURL, "@")
-		if m.Name != nameOrURL && m.Name != base && m.URL != nameOrURL {
+		if m.URL != nameOrURL && !IsNameOfMember(nameOrURL, m.Name) {
 			continue
 		}
 		where := "the configuration or the command line"
@@ -237,6 +236,10 @@ func (f *Fleet) WaitIdle(ctx context.Context, b *backends.Backend) {
 
 // isOfMember reports whether a backend is that of a member, or one of its addresses or ranks.
 func isOfMember(b *backends.Backend, member string) bool {
-	name := b.Server().Name
+	return IsNameOfMember(b.Server().Name, member)
+}
+
+// IsNameOfMember reports whether a backend with a name is that of a member of the fleet, or at one of its addresses.
+func IsNameOfMember(name, member string) bool {
 	return name == member || strings.HasPrefix(name, member+"@")
 }
