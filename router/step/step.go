@@ -1,0 +1,34 @@
+// Package step models how long the steps of an inference engine take.
+package step
+
+// Model has the times that a step of one engine consists of. A step that computes tokens of prompts and generates one
+// token of each sequence takes
+//
+//	Base + Σ tokens·(1 + Attention·depth)/Rate + Sequence·sequences + Context·context
+//
+// seconds, where depth is the number of tokens before the computed ones, on average, and context that of all tokens in
+// the KV cache which the sequences attend to. Before the first step of a request, the API server takes PromptToken for
+// each token of the prompt.
+type Model struct {
+	Base        float64 // seconds of a step without work
+	Rate        float64 // prompt tokens a second, of those at the beginning of a prompt
+	Attention   float64 // share by which each token before it makes a prompt token take longer
+	Sequence    float64 // seconds for each sequence that decodes
+	Context     float64 // seconds for each token of their contexts
+	PromptToken float64 // seconds of the API server for each prompt token, cached or not
+}
+
+// Default is the model of Llama 3.1 8B in bf16 on an H200, as measured with vLLM 0.26.
+func Default() Model {
+	return Model{Base: 5.07e-3, Rate: 38_500, Attention: 2.8e-5, Sequence: 5e-6, Context: 22.5e-9, PromptToken: 1.7e-6}
+}
+
+// PrefillSeconds returns how long tokens of a prompt take to compute that follow cached ones.
+func (m *Model) PrefillSeconds(cached, tokens float64) float64 {
+	return tokens / m.Rate * (1 + m.Attention*(cached+tokens/2))
+}
+
+// DecodeSeconds returns how long a step takes that only decodes.
+func (m *Model) DecodeSeconds(sequences, context float64) float64 {
+	return m.Base + m.Sequence*sequences + m.Context*context
+}
