@@ -12,6 +12,7 @@ import (
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/index"
+	"warmroute/router/step"
 )
 
 const (
@@ -53,6 +54,7 @@ type backend struct {
 	ratio        tokenRatio // of its prompts
 	output       Average    // tokens of a sequence
 	rate         prefillRate
+	step         step.Model // as of the last call of Step
 	window       counterWindow
 	withoutUsage int // responses since the last one that reported its cached tokens
 	totals       Totals
@@ -114,7 +116,7 @@ func (f *Estimates) ForgetReplicaProcess(slot int) {
 func newBackend() backend {
 	return backend{
 		cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
-		output: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap,
+		output: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap, step: step.Default(),
 	}
 }
 
@@ -156,6 +158,13 @@ func (f *Estimates) PrefillRate(slot int) float64 {
 		return typical
 	}
 	return own
+}
+
+// Step returns how long a backend's steps take. The model is valid until the next call of a method.
+func (f *Estimates) Step(slot int) *step.Model {
+	m := &f.backends[slot].step
+	m.Rate = f.PrefillRate(slot)
+	return m
 }
 
 // MedianPrefillRate returns the median of all backends' prefill rates, in tokens a
