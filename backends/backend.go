@@ -104,6 +104,8 @@ type Options struct {
 	MaxInFlight int     // of our sequences; 0: no bound
 	Weight      float64 // divides the cost of sending it a request; 0 is 1
 
+	Device string // backends with the same one share their hardware; "": it has its own
+
 	// Transport carries requests to this replica, ProbeTransport polls and health
 	// checks: separately, so that a Transport without a free connection does not
 	// make a busy replica look dead. New makes them the same.

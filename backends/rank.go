@@ -139,10 +139,14 @@ func (b *Backend) SetParts(parts []*Backend) {
 	}
 }
 
-// setSharedOptions gives parts the options of their server. Each rank may have its share of MaxInFlight.
+// setSharedOptions gives parts the options of their server. Each rank may have its share of MaxInFlight, and has
+// hardware of its own.
 func setSharedOptions(parts []*Backend, o *Options) {
 	share := *o
 	share.MaxInFlight = (o.MaxInFlight + len(parts) - 1) / len(parts)
+	if len(parts) > 1 {
+		share.Device = ""
+	}
 	for _, m := range parts {
 		m.options.Store(&share)
 	}

@@ -127,9 +127,9 @@ func TestFindRanks(t *testing.T) {
 
 func TestRankOptions(t *testing.T) {
 	server := virtual(t, nil)
-	server.SetOptions(Options{APIKey: "k", MaxInFlight: 10, Weight: 2})
+	server.SetOptions(Options{APIKey: "k", MaxInFlight: 10, Weight: 2, Device: "gpu0"})
 	ranks := addRanks(newRegistry(t, server), server, 0, 1, 2, 3)
-	if o := ranks[3].Options(); o.APIKey != "k" || o.Weight != 2 || o.MaxInFlight != 3 {
+	if o := ranks[3].Options(); o.APIKey != "k" || o.Weight != 2 || o.MaxInFlight != 3 || o.Device != "" {
 		t.Errorf("%+v", o)
 	}
 	server.SetOptions(Options{})

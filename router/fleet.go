@@ -51,7 +51,8 @@ type backendState struct {
 // scratch is the memory of one decision, or of one round of the queue, for the next one.
 type scratch struct {
 	view       decide.Fleet
-	viewed     []int // slots in view
+	viewed     []int          // slots in view
+	devices    map[string]int // numbers of the devices in view, from 1
 	query      decide.Query
 	request    Request // of query, unless it is queued
 	candidates decide.Candidates
@@ -160,6 +161,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 		v.Backends[slot].Backend = nil
 	}
 	s.viewed = s.viewed[:0]
+	clear(s.devices)
 	for len(v.Backends) < len(f.states) {
 		v.Backends = append(v.Backends, decide.Backend{})
 	}
@@ -185,12 +187,29 @@ func (f *fleet) addToView(s *scratch, slot int, due *callbacks) {
 	options := b.Options()
 	v.Backend, v.Slot, v.NameHash = b, slot, f.states[slot].nameHash
 	v.Weight, v.MaxInFlight, v.Claimed, v.Room = weightOf(options), options.MaxInFlight, decide.Claim{}, 0
+	v.Device = s.numberDevice(options.Device)
 	v.Missing, v.Retiring, v.Load = b.MissingEndpoints(s.view.Now), b.Retiring(), b.Load()
 	v.State, v.Asleep = b.State(), v.Load != nil && v.Load.Asleep
 	v.PrefillRate, v.PrefillRateKnown = f.estimates.PrefillRate(slot), f.estimates.KnowsPrefillRate(slot)
 	v.MissingHits, v.Recomputed = f.estimates.MissingHits(slot)
 	v.ExternalRequests, v.ExternalTokens = f.ledger.External(v.Load, s.view.Now)
 	f.updateView(v, s.view.Now, due)
+}
+
+// numberDevice returns the number of a device in the view, which gets one if it has none; 0 for "".
+func (s *scratch) numberDevice(name string) int {
+	if name == "" {
+		return 0
+	}
+	number, ok := s.devices[name]
+	if !ok {
+		if s.devices == nil {
+			s.devices = map[string]int{}
+		}
+		number = len(s.devices) + 1
+		s.devices[name] = number
+	}
+	return number
 }
 
 // updateView reads what a reservation on the backend changes.

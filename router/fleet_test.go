@@ -10,6 +10,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/lab/policies"
+	"warmroute/router/decide"
 	"warmroute/router/queue"
 )
 
@@ -40,6 +41,38 @@ func TestAddAndRemoveBackend(t *testing.T) {
 	refuses("after")
 	r.RemoveBackend(b) // once more changes nothing
 	mustPick(t, r, ask(fleet, 1, 4)).Release(Outcome{End: Completed})
+}
+
+func TestDevicesInView(t *testing.T) {
+	r, fleet, c := newFleet(t, 5, "prefix")
+	setDevices := func(names ...string) {
+		for i, name := range names {
+			fleet[i].SetOptions(backends.Options{Device: name})
+		}
+	}
+	numbers := func(v *decide.Fleet) (list []int) {
+		for i := range v.Backends {
+			if v.Backends[i].Backend != nil {
+				list = append(list, v.Backends[i].Device)
+			}
+		}
+		return list
+	}
+	f, s := &r.fleet, &r.fleet.scratch
+	setDevices("", "gpu7", "gpu1", "gpu7", "")
+	if got := numbers(f.viewAll(s, nil, c.now)); !slices.Equal(got, []int{0, 1, 2, 1, 0}) {
+		t.Error(got)
+	}
+	setDevices("gpu1", "gpu1", "gpu1", "", "gpu8") // as a reload may
+	if got := numbers(f.viewAll(s, nil, c.now)); !slices.Equal(got, []int{1, 1, 1, 0, 2}) {
+		t.Error(got)
+	}
+	if got := numbers(f.viewOf(s, fleet[3:], nil, c.now)); !slices.Equal(got, []int{0, 1}) {
+		t.Error(got)
+	}
+	if n := testing.AllocsPerRun(10, func() { f.viewAll(s, nil, c.now) }); n != 0 {
+		t.Errorf("a view makes %v allocations", n)
+	}
 }
 
 func TestSlotReuse(t *testing.T) {

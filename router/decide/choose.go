@@ -34,6 +34,7 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 		Slot:               b.Slot,
 		NameHash:           b.NameHash,
 		Weight:             b.Weight,
+		Device:             b.Device,
 		MatchedTokens:      matched,
 		UncachedTokens:     max(estimate.MinUncachedTokens, tokens-matched),
 		Recomputed:         b.Recomputed,

@@ -120,7 +120,7 @@ func TestFillCandidate(t *testing.T) {
 	f, all := newFleet(t, 1)
 	f.Rule.NeedsContext = true
 	b := &f.Backends[0]
-	b.NameHash, b.Weight, b.KnownInFlight, b.ExternalRequests, b.ExternalTokens = 99, 2, 3, 1.5, 100
+	b.NameHash, b.Weight, b.Device, b.KnownInFlight, b.ExternalRequests, b.ExternalTokens = 99, 2, 4, 3, 1.5, 100
 	b.MissingHits, b.Recomputed = 0.25, 0.125
 	b.QueuedTokens, b.Claimed.Uncached, b.Requests, b.UnstartedTokens, b.UnstartedAttention, b.OwnKVTokens = 1000, 10, 4, 500, 600, 700
 	b.Capacity, b.UsedKVTokens = 12_000, 12_000
@@ -130,7 +130,7 @@ func TestFillCandidate(t *testing.T) {
 	var got policy.Candidate
 	f.fillCandidate(&got, q, b)
 	want := policy.Candidate{
-		NameHash: 99, Weight: 2, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens, Recomputed: 0.125,
+		NameHash: 99, Weight: 2, Device: 4, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens, Recomputed: 0.125,
 		QueuedTokens: 1000 + 100 + 10, AdapterTokens: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
 		KVWaitTokens: f.kvWait(q, b) * prefillRate, ContextTokens: 700, PrefillRate: prefillRate,
 		Requests: 2, UnstartedTokens: 250, UnstartedAttention: 300,

@@ -61,6 +61,7 @@ type Backend struct {
 	NameHash      uint64
 	Weight        float64
 	MaxInFlight   int // sequences; 0: no bound
+	Device        int // backends of the view with the same one share their hardware; 0: it has its own
 	KnownInFlight int64
 	Missing       backends.EndpointSet // endpoints that the replica lacks
 	Retiring      bool

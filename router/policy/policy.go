@@ -78,6 +78,7 @@ type Candidate struct {
 	Slot     int     // identifies the backend until ForgetBackend
 	NameHash uint64  // xxh3 of the backend's name
 	Weight   float64 // share of the traffic that the operator wants it to have; 1 by default
+	Device   int     // candidates with the same one share their hardware; 0: it has its own
 
 	MatchedTokens  float64 // prompt tokens that it likely has cached
 	UncachedTokens float64 // u: prompt tokens that it would have to compute
