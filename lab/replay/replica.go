@@ -51,6 +51,7 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		c.BlockSize = requests.BlockTokens
 		c.KVTokens = cmp.Or(s.KVTokens, requests.KVTokens, defaultKVTokens)
 		c.HiddenEvictions, c.KVEvents = s.Evictions, s.KVEvents
+		c.Seed += uint64(i)
 		if i < len(s.Speeds) {
 			c.Speed = s.Speeds[i]
 		}

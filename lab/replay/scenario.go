@@ -213,5 +213,5 @@ func (s *Scenario) validateQuantities() error {
 	case s.PollLag < 0:
 		return fmt.Errorf("poll lag %v is negative", s.PollLag)
 	}
-	return s.Engine.ValidateQuadraticDepth()
+	return s.Engine.ValidateShares()
 }

@@ -389,7 +389,7 @@ func (w *drawnWorkload) busySeconds(r *Requests) float64 {
 		}
 		hit := float64(hits * r.BlockTokens)
 		uncached := float64(j.Prompt) - hit
-		seconds += e.PrefillSeconds(hit, uncached)
+		seconds += e.PrefillSeconds(hit, 0, uncached)
 		context := float64(j.Prompt) + float64(j.Output)/2
 		seconds += float64(j.Output) * (e.DecodeTime.Seconds() + context*e.ContextTime.Seconds())
 	}

@@ -19,8 +19,11 @@ type report struct {
 
 const reportInterval = 100 * time.Millisecond
 
-// NewBalancer returns a balancer over the engines of one server.
+// NewBalancer returns a balancer over the engines of one server. From now on they share the first one's API server.
 func NewBalancer(engines []*Engine) *Balancer {
+	for _, e := range engines {
+		e.api = engines[0].api
+	}
 	return &Balancer{engines: engines, reports: make([]report, len(engines)), reportedAt: -reportInterval}
 }
 
@@ -48,7 +51,7 @@ func (b *Balancer) Choose(now time.Duration) (rank int) {
 // the KV cache is full, since they wait for long.
 func (b *Balancer) score(rank int) float64 {
 	e, r := b.engines[rank], &b.reports[rank]
-	inFlight := e.running() + len(e.waiting)
+	inFlight := e.running() + len(e.arriving) + len(e.waiting)
 	return float64(max(inFlight, r.running+r.waiting)) + 6*float64(r.waiting)*max(0, r.kvUsage-0.5)
 }
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"container/heap"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -24,7 +25,21 @@ type Config struct {
 	DecodeTime     time.Duration // for each decoding request; default 40 µs
 	ContextTime    time.Duration // for each token of context decoded over; default 24 ns
 	QuadraticDepth float64       // share by which each previous token makes a prompt token more expensive; default DefaultQuadraticDepth, or LinearPrefill
+	CachedDepth    float64       // QuadraticDepth for the previous tokens that the cache had; default QuadraticDepth, or LinearPrefill
 	Speed          float64       // divides every duration; default 1
+
+	// PromptTokenTime is how long the server's API server takes for each token of a prompt; default 0. It handles one
+	// prompt after another, each before it reaches the scheduler.
+	PromptTokenTime time.Duration
+
+	// DecodeInterference is the share by which each decoding request makes the prefill in
+	// its step slower; default 0.
+	DecodeInterference float64
+
+	// Jitter is the share by which the duration of a step varies at random, in both
+	// directions; default 0. Seed determines the sequence.
+	Jitter float64
+	Seed   uint64
 
 	NoPrefixCache bool // disables the prefix cache
 
@@ -54,15 +69,23 @@ const DefaultQuadraticDepth = 4.0 * 32 * 4096 / (2 * 8.03e9) // 3.3e-5
 // LinearPrefill as QuadraticDepth makes all prompt tokens equally expensive.
 const LinearPrefill = -1
 
-// PrefillSeconds returns how long tokens of a prompt take to compute that follow others.
-func (c Config) PrefillSeconds(previous, tokens float64) float64 {
-	return tokens / c.PrefillRate * (1 + max(0, c.QuadraticDepth)*(previous+tokens/2))
+// PrefillSeconds returns how long tokens of a prompt take to compute that follow cached ones and computed ones.
+func (c Config) PrefillSeconds(cached, computed, tokens float64) float64 {
+	return tokens / c.PrefillRate * (1 + max(0, c.CachedDepth)*cached + max(0, c.QuadraticDepth)*(computed+tokens/2))
 }
 
-// ValidateQuadraticDepth returns an error unless QuadraticDepth is LinearPrefill or a share.
-func (c Config) ValidateQuadraticDepth() error {
-	if d := c.QuadraticDepth; d != LinearPrefill && !(d >= 0 && d <= 1) {
-		return fmt.Errorf("quadratic term %g is not between 0 and 1", d)
+// ValidateShares returns an error unless each share is between 0 and 1, or LinearPrefill where that has a meaning.
+func (c Config) ValidateShares() error {
+	for _, share := range []struct {
+		name        string
+		value, none float64
+	}{
+		{"quadratic term", c.QuadraticDepth, LinearPrefill}, {"quadratic term of cached tokens", c.CachedDepth, LinearPrefill},
+		{"decode interference", c.DecodeInterference, 0}, {"jitter", c.Jitter, 0},
+	} {
+		if v := share.value; v != share.none && !(v >= 0 && v <= 1) {
+			return fmt.Errorf("%s %g is not between 0 and 1", share.name, v)
+		}
 	}
 	return nil
 }
@@ -77,6 +100,7 @@ func (c Config) WithDefaults() Config {
 	c.DecodeTime = cmp.Or(c.DecodeTime, 40*time.Microsecond)
 	c.ContextTime = cmp.Or(c.ContextTime, 24*time.Nanosecond)
 	c.QuadraticDepth = cmp.Or(c.QuadraticDepth, DefaultQuadraticDepth)
+	c.CachedDepth = cmp.Or(c.CachedDepth, c.QuadraticDepth)
 	c.HostLoadRate = cmp.Or(c.HostLoadRate, 200_000)
 	c.Speed = cmp.Or(c.Speed, 1)
 	return c
@@ -98,7 +122,10 @@ type Engine struct {
 	cfg     Config
 	pool    *blockPool
 	sharing []*Engine // the engines that share pool, this one included
+	api     *apiServer
+	random  *rand.Rand
 
+	arriving   []*Request // at the API server, in order of arrival
 	waiting    []*Request // in the order in which they start
 	prefilling []*Request // admitted, with a prompt that is partly computed or being loaded, in order of admission
 	decoding   decodeHeap
@@ -137,7 +164,8 @@ type StepResult struct {
 // New returns an idle engine with an empty cache.
 func New(cfg Config) *Engine {
 	cfg = cfg.WithDefaults()
-	e := &Engine{cfg: cfg, pool: newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)}
+	e := newWithoutCache(cfg)
+	e.pool = newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)
 	e.pool.addHostTier(cfg.HostKVTokens / cfg.BlockSize)
 	if cfg.KVEvents {
 		e.pool.recordEvents()
@@ -158,7 +186,7 @@ func NewWithSharedCache(cfgs ...Config) []*Engine {
 		cfg.BlockSize = cmp.Or(cfgs[0].BlockSize, cfg.BlockSize)
 		blocks += cfg.KVTokens / cfg.BlockSize
 		hostBlocks += cfg.HostKVTokens / cfg.BlockSize
-		engines[i] = &Engine{cfg: cfg}
+		engines[i] = newWithoutCache(cfg)
 	}
 	pool := newBlockPool(blocks, cfgs[0].HiddenEvictions)
 	pool.addHostTier(hostBlocks)
@@ -171,12 +199,20 @@ func NewWithSharedCache(cfgs ...Config) []*Engine {
 	return engines
 }
 
-// SetSpeed sets Config.Speed from the next step on.
+func newWithoutCache(cfg Config) *Engine {
+	return &Engine{
+		cfg:    cfg,
+		api:    &apiServer{tokenTime: float64(cfg.PromptTokenTime) / cfg.Speed},
+		random: rand.New(rand.NewPCG(cfg.Seed, 0)),
+	}
+}
+
+// SetSpeed sets Config.Speed from the next step on. The API server keeps its speed.
 func (e *Engine) SetSpeed(speed float64) { e.cfg.Speed = speed }
 
 // Idle reports whether there are no requests.
 func (e *Engine) Idle() bool {
-	return len(e.waiting)+len(e.prefilling)+len(e.decoding) == 0
+	return len(e.arriving)+len(e.waiting)+e.running() == 0
 }
 
 // Add queues r. It fails when the cache could never hold r's prompt and output, as vLLM
@@ -191,8 +227,18 @@ func (e *Engine) Add(r *Request, now time.Duration) error {
 	r.Arrived = now
 	e.pool.arrivals++
 	r.arrival = e.pool.arrivals
-	e.insertWaiting(r, len(e.waiting))
+	r.state, r.readyAt = arriving, e.api.handlePrompt(r.Prompt, now)
+	e.arriving = append(e.arriving, r)
+	e.acceptArrived(now)
 	return nil
+}
+
+// acceptArrived queues the requests that have left the API server.
+func (e *Engine) acceptArrived(now time.Duration) {
+	for len(e.arriving) > 0 && e.arriving[0].readyAt <= now {
+		e.insertWaiting(e.arriving[0], len(e.waiting))
+		e.arriving = slices.Delete(e.arriving, 0, 1)
+	}
 }
 
 // insertWaiting queues r at a position, or with PriorityScheduling by priority and arrival.
@@ -212,6 +258,9 @@ func (e *Engine) insertWaiting(r *Request, at int) {
 // on a request that has ended or was never added.
 func (e *Engine) Abort(r *Request) {
 	switch r.state {
+	case arriving:
+		at := slices.Index(e.arriving, r)
+		e.arriving = slices.Delete(e.arriving, at, at+1)
 	case waiting:
 		at := slices.Index(e.waiting, r)
 		e.waiting = slices.Delete(e.waiting, at, at+1)
@@ -271,6 +320,7 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	if e.Idle() {
 		return StepResult{End: now}
 	}
+	e.acceptArrived(now)
 	preemptions := e.pool.preemptions
 	e.allocateForDecodes(now)
 	partial := e.allocateForPrefills(now)
@@ -280,15 +330,18 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	e.step++
 
 	var done StepResult
+	prefill := 0.0
 	for _, r := range partial {
 		if r.chunk > 0 {
-			cost += e.prefill(r, r.chunk, &done)
+			prefill += e.prefill(r, r.chunk, &done)
 		}
 	}
 	clear(partial)
 	if e.pool.preemptions == preemptions && !e.admissionPaused {
-		cost += e.admitWaiting(budget, now, &done)
+		prefill += e.admitWaiting(budget, now, &done)
 	}
+	cost += prefill * (1 + e.cfg.DecodeInterference*float64(decodes))
+	cost *= 1 + e.cfg.Jitter*(2*e.random.Float64()-1)
 	done.Decoded = decodes + len(done.Resumed)
 
 	// Last, since the scheduler learns only at the step's end which outputs ended:
@@ -299,6 +352,9 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	done.End = now + time.Duration(cost/e.cfg.Speed)
 	if done.Decoded+done.Prefilled == 0 {
 		done.End = min(done.End, e.nextLoaded(now))
+		if len(e.arriving) > 0 {
+			done.End = min(done.End, e.arriving[0].readyAt)
+		}
 	}
 	done.KVEvents = e.pool.takeEvents()
 	e.countStep(&done)
@@ -495,7 +551,8 @@ func (e *Engine) cacheableBlocks(promptTokens int, blocks []BlockHash) []BlockHa
 
 // prefill computes tokens of r, for which it has blocks, and returns the cost in nanoseconds.
 func (e *Engine) prefill(r *Request, tokens int, done *StepResult) (nanos float64) {
-	nanos = 1e9 * e.cfg.PrefillSeconds(float64(r.computed), float64(tokens))
+	cached := min(r.Cached, r.computed)
+	nanos = 1e9 * e.cfg.PrefillSeconds(float64(cached), float64(r.computed-cached), float64(tokens))
 	r.computed += tokens
 	r.chunk = 0
 	done.Prefilled += tokens

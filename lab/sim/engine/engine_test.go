@@ -166,6 +166,11 @@ func TestStepDurations(t *testing.T) {
 		{"quadratic term", Config{QuadraticDepth: 2.5e-5}, 8000, 1, []step{{1108 * ms, 1, 1}}},
 		// 524,288 of 16.06e9 operations for each previous token, 4,000 on average.
 		{"default", Config{}, 8000, 1, []step{{1138_582_316 * ns, 1, 1}}},
+		// 1 s of prefill.
+		{"API server", Config{PromptTokenTime: 10 * us, QuadraticDepth: LinearPrefill}, 8000, 1, []step{
+			{8 * ms, 0, 0}, {16 * ms, 0, 0}, {24 * ms, 0, 0}, {32 * ms, 0, 0}, {40 * ms, 0, 0},
+			{48 * ms, 0, 0}, {56 * ms, 0, 0}, {64 * ms, 0, 0}, {72 * ms, 0, 0}, {80 * ms, 0, 0}, {1088 * ms, 1, 1},
+		}},
 		// The second chunk has 4,000 tokens before it: a mean depth of 6,000.
 		{"quadratic term in chunks", Config{QuadraticDepth: 2.5e-5, StepTokens: 4000}, 8000, 1, []step{{533 * ms, 0, 0}, {1116 * ms, 1, 1}}},
 	} {
@@ -184,6 +189,59 @@ func TestStepDurations(t *testing.T) {
 				t.Error("not idle in the end")
 			}
 		})
+	}
+}
+
+func TestChunkAfterCachedTokens(t *testing.T) {
+	e := New(Config{CachedDepth: 1e-5, QuadraticDepth: 2e-5, StepTokens: 4000})
+	end := finish(t, e, add(t, e, 8001, 1, blocks(1, 500), 0), 0)
+	r := add(t, e, 16_000, 1, blocks(1, 500), end)
+	// 4,000 tokens take 0.5 s, times 1 + 0.08 for those from the cache + 0.04 for themselves; then
+	// + 0.08 for the chunk before.
+	for _, want := range []time.Duration{568 * time.Millisecond, 608 * time.Millisecond} {
+		step := e.Step(end)
+		if took := step.End - end; took != want {
+			t.Errorf("a chunk took %v, want %v", took, want)
+		}
+		end = step.End
+	}
+	if r.Cached != 8000 || r.FirstToken != end {
+		t.Errorf("%d tokens cached, first token at %v, want 8,000 and %v", r.Cached, r.FirstToken, end)
+	}
+}
+
+func TestDecodeInterference(t *testing.T) {
+	e := New(Config{DecodeInterference: 0.1, QuadraticDepth: LinearPrefill})
+	add(t, e, 1, 100, nil, 0)
+	add(t, e, 1, 100, nil, 0)
+	now := e.Step(0).End
+	add(t, e, 800, 1, nil, now)
+	// 100 ms of prefill, longer by 0.2.
+	want := 120*time.Millisecond + 8*time.Millisecond + 2*40*time.Microsecond + 4*24*time.Nanosecond
+	if took := e.Step(now).End - now; took != want {
+		t.Errorf("the step took %v, want %v", took, want)
+	}
+}
+
+func TestJitter(t *testing.T) {
+	durations := func(seed uint64) (list []time.Duration) {
+		e := New(Config{Jitter: 0.2, Seed: seed})
+		add(t, e, 1, 1000, nil, 0)
+		var now time.Duration
+		for !e.Idle() {
+			end := e.Step(now).End
+			list = append(list, end-now)
+			now = end
+		}
+		return list
+	}
+	list := durations(1)
+	least, most := slices.Min(list), slices.Max(list)
+	if least < 6400*time.Microsecond || least > 6500*time.Microsecond || most < 9500*time.Microsecond || most > 9700*time.Microsecond {
+		t.Errorf("steps took %v to %v, want about 8 ms ± 20 %%", least, most)
+	}
+	if !slices.Equal(list, durations(1)) || slices.Equal(list, durations(2)) {
+		t.Error("the seed does not determine the durations")
 	}
 }
 

@@ -29,16 +29,17 @@ type Request struct {
 	Finished   time.Duration
 
 	state     state
-	arrival   int64   // number of its Add
-	admission int64   // number of its last admission; 0: none
-	computed  int     // tokens in the cache, by a hit or by prefill
-	chunk     int     // tokens of the prompt to compute in this step
-	full      int     // leading blocks that are full
-	blocks    []int32 // blocks in use, in order
-	joined    int64   // step of the first token, had it not been preempted
-	due       int64   // step that next needs a block or ends the output
-	heapIndex int     // in the heap of decoding requests
-	tokens    int     // generated, while it is not decoding
+	arrival   int64         // number of its Add
+	admission int64         // number of its last admission; 0: none
+	computed  int           // tokens in the cache, by a hit or by prefill
+	chunk     int           // tokens of the prompt to compute in this step
+	full      int           // leading blocks that are full
+	blocks    []int32       // blocks in use, in order
+	joined    int64         // step of the first token, had it not been preempted
+	due       int64         // step that next needs a block or ends the output
+	heapIndex int           // in the heap of decoding requests
+	readyAt   time.Duration // when it leaves the API server
+	tokens    int           // generated, while it is not decoding
 
 	hostCached int           // of Cached, those loaded from the host tier
 	loadedAt   time.Duration // when the last of its blocks is loaded
@@ -47,7 +48,8 @@ type Request struct {
 type state int8
 
 const (
-	unknown state = iota
+	unknown  state = iota
+	arriving       // at the API server
 	waiting
 	loading // from the host tier
 	prefilling
