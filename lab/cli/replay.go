@@ -22,6 +22,7 @@ import (
 // replayOptions are the flags of replay.
 type replayOptions struct {
 	trace, workload string
+	closedLoop      bool
 	sessions        int // 0: the workload's default, also for the next three
 	prompts         int
 	rate            float64
@@ -70,7 +71,8 @@ The router is that of "warmroute serve", the replicas are those of "warmroute
 sim". The same command always prints the same figures.
 
   --trace FILE          recorded requests, in Mooncake's format or as written to
-                        record.file of the configuration
+                        record.file of the configuration; with --closed-loop its
+                        sessions, each turn sent after the previous response
   --workload agentic    --sessions concurrent agent sessions of many turns, each
                         turn sent after the previous response
   --workload hot        --rate requests per second that share --prompts prompts
@@ -89,6 +91,7 @@ cache: 8,000 per second and backend.`,
   warmroute replay --trace conversation.jsonl --load 0.7,0.9,1.1 --policy all --plot replay.svg
   warmroute replay --trace conversation.jsonl --seeds 5 --json | jq '.results[] | {policy, ttft_mean_s}'
   warmroute replay --trace recorded.jsonl --speeds 1,0.5 --policy prefix,cache-threshold
+  warmroute replay --trace agents.jsonl --closed-loop --sessions 64 --policy prefix,smg
   warmroute replay --trace conversation.jsonl --change join:7@20m --change restart:0@40m`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -150,7 +153,8 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&o.trace, "trace", "", "run recorded requests from `FILE`, one JSON object per line")
 	f.StringVar(&o.workload, "workload", "", "run generated requests, by `NAME`: "+strings.Join(workloadNames(), ", "))
-	f.IntVar(&o.sessions, "sessions", 0, "agentic: number `N` of concurrent sessions (default 48)")
+	f.BoolVar(&o.closedLoop, "closed-loop", false, "play each session of the trace as a client: a turn is sent as long after the previous response as their recorded timestamps are apart")
+	f.IntVar(&o.sessions, "sessions", 0, "agentic, --closed-loop: number `N` of concurrent sessions (default 48, of a trace 64)")
 	f.IntVar(&o.prompts, "prompts", 0, "hot: number `N` of shared prompts (default 1)")
 	f.Float64Var(&o.rate, "rate", 0, "hot: `N` requests per second (default 20)")
 	f.Float64SliceVar(&o.loads, "load", nil, "scale the arrival rate to each of `LOADS`, such as 0.7,0.9, and print a report for each (default: a trace as recorded, hot by --rate, chats and documents 1.5)")
@@ -281,12 +285,14 @@ func (o *replayOptions) validateWorkload() error {
 		return fmt.Errorf("name either --trace FILE or --workload %s", strings.Join(workloadNames(), "|"))
 	case o.workload != "" && !slices.Contains(workloadNames(), o.workload):
 		return fmt.Errorf("--workload: unknown workload %q; choose one of %s", o.workload, strings.Join(workloadNames(), ", "))
-	case o.sessions != 0 && o.workload != "agentic":
-		return fmt.Errorf("--sessions requires --workload agentic")
+	case o.closedLoop && o.trace == "":
+		return fmt.Errorf("--closed-loop requires --trace")
+	case o.sessions != 0 && o.workload != "agentic" && !o.closedLoop:
+		return fmt.Errorf("--sessions requires --workload agentic or --closed-loop")
 	case (o.prompts != 0 || o.rate != 0) && o.workload != "hot":
 		return fmt.Errorf("--prompts and --rate require --workload hot")
-	case len(o.loads) > 0 && o.workload == "agentic":
-		return fmt.Errorf("--load: agentic sessions wait for their responses, so their load cannot be set: use --sessions")
+	case len(o.loads) > 0 && (o.workload == "agentic" || o.closedLoop):
+		return fmt.Errorf("--load: sessions in a closed loop wait for their responses, so their load cannot be set: use --sessions")
 	case len(o.loads) > 0 && o.rate != 0:
 		return fmt.Errorf("--rate and --load exclude each other")
 	case o.sessions < 0 || o.sessions > 10_000:

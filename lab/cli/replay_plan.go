@@ -134,6 +134,13 @@ func (o *replayOptions) loadWorkload() (*replayWorkload, error) {
 	if err != nil {
 		return nil, cli.UsageError{Err: fmt.Errorf("--trace: %w", err)}
 	}
+	if o.closedLoop {
+		loop := replay.ClosedLoop{Trace: trace, Concurrency: cmp.Or(o.sessions, 64)}
+		return &replayWorkload{
+			name:   fmt.Sprintf("%s, %d sessions", filepath.Base(o.trace), loop.Concurrency),
+			atLoad: func(float64) replay.Workload { return loop },
+		}, nil
+	}
 	return &replayWorkload{
 		name: filepath.Base(o.trace), defaultLoad: trace.Load(o.backends),
 		atLoad: func(load float64) replay.Workload { return replay.Traced{Trace: trace, Load: load} },

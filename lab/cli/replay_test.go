@@ -127,6 +127,30 @@ func TestReplayWorkloads(t *testing.T) {
 	f("documents", 0.3, "--workload", "documents", "--backends", "1", "--load", "0.3")
 }
 
+func TestReplayClosedLoop(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "sessions.jsonl")
+	var lines strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&lines, `{"timestamp": %d, "input_length": 600, "output_length": 20, "session": %d, "hash_ids": [0, %d]}`+"\n", 100*i, i%4, i%4)
+	}
+	if err := os.WriteFile(trace, []byte(lines.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--trace", trace, "--closed-loop", "--sessions", "2", "--policy", "prefix"}
+	_, out, errs := runReplayCommand(t.Context(), t, append(args, "--json")...)
+	var report replay.Report
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatalf("%v in %q; %s", err, out, errs)
+	}
+	s := report.Results[0]
+	if report.Load != 0 || s.Requests != 40 || s.WallTime <= 0 || math.Abs(s.SessionTime-10*s.E2EMean) > 1e-6 {
+		t.Errorf("%+v: want ten times the mean latency for each session", s)
+	}
+	if _, out, _ := runReplayCommand(t.Context(), t, args...); !strings.Contains(out, "sessions.jsonl, 2 sessions, 8 backends\n") || !strings.Contains(out, "session s  wall s") {
+		t.Errorf("got %s", out)
+	}
+}
+
 func TestReplayIsDeterministic(t *testing.T) {
 	trace := writeReplayTrace(t)
 	f := func(args ...string) {
@@ -200,6 +224,9 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "name either --trace FILE or --workload agentic|", "--trace", trace, "--workload", "hot")
 	f(2, "choose one of agentic", "--workload", "cold")
 	f(2, "requires --workload agentic", "--trace", trace, "--sessions", "3")
+	f(2, "--closed-loop requires --trace", "--workload", "agentic", "--closed-loop")
+	f(2, "use --sessions", "--trace", trace, "--closed-loop", "--load", "0.9")
+	f(1, "no request of the trace names its session", "--trace", trace, "--closed-loop")
 	f(2, "require --workload hot", "--workload", "chats", "--rate", "3")
 	f(2, "use --sessions", "--workload", "agentic", "--load", "0.9")
 	f(2, "exclude each other", "--workload", "hot", "--load", "0.9", "--rate", "3")

@@ -31,7 +31,6 @@ const (
 	maxAgenticContext = 200_000
 
 	agenticStartInterval = 700 * time.Millisecond // between the first sessions
-	agenticNextDelay     = 500 * time.Millisecond // from the end of a session to the next one
 )
 
 // agenticSession is one session. It depends on the seed and its number alone.
@@ -70,28 +69,8 @@ func (w Agentic) Requests(_ int, seed uint64) (*Requests, error) {
 		sessions[i] = newAgenticSession(i, rand.New(rand.NewPCG(seed, uint64(i))), groups)
 		r.Total += len(sessions[i].turns)
 	}
-	r.playSessions(sessions, w.Concurrency, agenticStartInterval)
+	playSessions(r, sessions, w.Concurrency, agenticStartInterval)
 	return r, nil
-}
-
-// playSessions makes r a closed loop of sessions, of which so many are open at once. The
-// first ones begin one after the other, by interval.
-func (r *Requests) playSessions(sessions []*agenticSession, concurrency int, interval time.Duration) {
-	next := min(concurrency, len(sessions))
-	for i, s := range sessions[:next] {
-		r.Open = append(r.Open, s.nextJob(time.Duration(i)*interval))
-	}
-	r.Next = func(ended *Job, now time.Duration) *Job {
-		s := ended.session
-		if s.done < len(s.turns) {
-			return s.nextJob(now + s.turns[s.done].pause)
-		}
-		if next == len(sessions) {
-			return nil
-		}
-		next++
-		return sessions[next-1].nextJob(now + agenticNextDelay)
-	}
 }
 
 func (w Agentic) sessionCount() int {
@@ -133,7 +112,13 @@ func drawAgenticPause(draw *rand.Rand) time.Duration {
 	return time.Duration(ms * float64(time.Millisecond))
 }
 
-// nextJob returns the session's next turn, of which there must be one.
+func (s *agenticSession) pauseBeforeNext() (pause time.Duration, ok bool) {
+	if s.done == len(s.turns) {
+		return 0, false
+	}
+	return s.turns[s.done].pause, true
+}
+
 func (s *agenticSession) nextJob(at time.Duration) *Job {
 	t := s.turns[s.done]
 	s.done++
@@ -187,7 +172,7 @@ func (w Conversations) Requests(_ int, seed uint64) (*Requests, error) {
 		sessions[i] = w.newSession(i, rand.New(rand.NewPCG(seed, uint64(i))))
 		r.Total += len(sessions[i].turns)
 	}
-	r.playSessions(sessions, cmp.Or(w.Concurrency, w.Sessions), time.Millisecond)
+	playSessions(r, sessions, cmp.Or(w.Concurrency, w.Sessions), time.Millisecond)
 	return r, nil
 }
 

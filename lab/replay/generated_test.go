@@ -49,7 +49,7 @@ func TestAgenticSessions(t *testing.T) {
 	for len(queue) > 0 {
 		j := queue[0]
 		queue = queue[1:]
-		s := j.session
+		s := j.session.(*agenticSession)
 		turns++
 		outputs = append(outputs, float64(j.Output))
 		if s.done == 1 {
@@ -72,10 +72,10 @@ func TestAgenticSessions(t *testing.T) {
 		now := j.At + time.Minute
 		if next := r.Next(j, now); next != nil {
 			queue = append(queue, next)
-			if next.session == s && !slices.Equal(next.Blocks[:len(j.Blocks)+len(j.Reply)], slices.Concat(j.Blocks, j.Reply)) {
+			if next.session == j.session && !slices.Equal(next.Blocks[:len(j.Blocks)+len(j.Reply)], slices.Concat(j.Blocks, j.Reply)) {
 				t.Fatal("a turn does not begin with the one before it and its output")
 			}
-			if next.session != s && next.At != now+agenticNextDelay {
+			if next.session != j.session && next.At != now+nextSessionDelay {
 				t.Fatalf("the next session begins %v after the last", next.At-now)
 			}
 		}

@@ -76,6 +76,10 @@ type Summary struct {
 	NewBackendShare   float64   `json:"joined_share,omitzero"`
 	Timeline          *Timeline `json:"-"`
 
+	// Known of a closed loop in virtual time only:
+	WallTime    float64 `json:"wall_s,omitzero"`         // from the first request to the last response
+	SessionTime float64 `json:"session_mean_s,omitzero"` // sum of a session's end-to-end latencies, without its pauses, on average
+
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
 
@@ -214,13 +218,18 @@ type Report struct {
 }
 
 // WriteTable writes a line for each result, with times in milliseconds and, where
-// known, the most loaded backend over the mean by work and by requests in flight.
+// known, the most loaded backend over the mean by work and by requests in flight, and the
+// times of a closed loop in seconds.
 func (r Report) WriteTable(w io.Writer) error {
 	balance := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.WorkMaxOverMean > 0 })
+	closed := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.SessionTime > 0 })
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "policy\trequests\thits\tTTFT ms\tp50\tp90\tp99\tTPOT ms\tE2E ms\treq/s\tlost\t")
 	if balance {
 		fmt.Fprint(t, "work\tin flight\t")
+	}
+	if closed {
+		fmt.Fprint(t, "session s\twall s\t")
 	}
 	fmt.Fprintln(t)
 	for _, s := range r.Results {
@@ -229,6 +238,9 @@ func (r Report) WriteTable(w io.Writer) error {
 			s.TPOTMean*1000, s.E2EMean*1000, s.Throughput, s.Lost)
 		if balance {
 			fmt.Fprintf(t, "%.2f\t%.2f\t", s.WorkMaxOverMean, s.InFlightMaxOverMean)
+		}
+		if closed {
+			fmt.Fprintf(t, "%.1f\t%.0f\t", s.SessionTime, s.WallTime)
 		}
 		fmt.Fprintln(t)
 	}
@@ -313,7 +325,7 @@ func Mean(runs []Summary) Summary {
 func (s *Summary) averagedFields() []*float64 {
 	return []*float64{
 		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TTFTLongest, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
-		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput,
+		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput, &s.WallTime, &s.SessionTime,
 		&s.PredictedHitRatio, &s.PredictionError, &s.QueueTimeMean, &s.NewBackendShare,
 	}
 }
@@ -386,6 +398,9 @@ func (r *run) summary() Summary {
 	s.InFlightMaxOverMean = MaxOverMean(t.sumMiddle(t.InFlight, r.last))
 	s.NewBackendShare = t.joinedWorkOverMean(r.Changes)
 	s.QueueTimeMean = m.queueTime.seconds()
+	if sessions := r.requests.Sessions; sessions > 0 {
+		s.WallTime, s.SessionTime = r.last.Seconds(), s.E2EMean*float64(s.Requests)/float64(sessions)
+	}
 	s.Spills = m.spills
 	if m.promptTokens > 0 {
 		s.PredictedHitRatio = float64(m.predictedTokens) / float64(m.promptTokens)

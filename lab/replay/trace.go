@@ -52,12 +52,12 @@ type TraceRequest struct {
 	// can be partial. Requests with equal leading blocks share that prefix.
 	Blocks []uint64
 
-	Session     uint64 // id of its session; 0: unknown
+	Session     uint64 // number of its session, from 1; 0: unknown
 	NotStreamed bool   // its response was not a stream
 }
 
-// Trace is recorded traffic in order of arrival. It is replayed as an open loop: a
-// slow response delays no later request.
+// Trace is recorded traffic in order of arrival. It is replayed as an open loop, in which a
+// slow response delays no later request, or as closed loops of its sessions.
 type Trace struct {
 	BlockTokens int // of each of Blocks
 	Requests    []TraceRequest
@@ -67,8 +67,9 @@ type Trace struct {
 }
 
 // ParseTrace reads a trace in Mooncake's format, a JSON object per line with
-// timestamp (in ms), input_length, output_length (in tokens) and hash_ids, or a
-// proxy's recording, whose first line identifies it. Its errors name the line.
+// timestamp (in ms), input_length, output_length (in tokens), hash_ids and optionally the
+// number of a session, or a proxy's recording, whose first line identifies it. Its errors name
+// the line.
 func ParseTrace(r io.Reader) (*Trace, error) {
 	t := &Trace{BlockTokens: mooncakeBlockTokens}
 	var recorded *recording // nil: in Mooncake's format
@@ -116,6 +117,7 @@ func parseTraceLine(line []byte) (TraceRequest, error) {
 		InputLength  int      `json:"input_length"`
 		OutputLength int      `json:"output_length"`
 		HashIDs      []uint64 `json:"hash_ids"`
+		Session      *uint64  `json:"session"`
 	}
 	if err := json.Unmarshal(line, &f); err != nil {
 		return TraceRequest{}, err
@@ -129,17 +131,23 @@ func parseTraceLine(line []byte) (TraceRequest, error) {
 		return TraceRequest{}, fmt.Errorf("input_length %d is not between 1 and %d", f.InputLength, maxPromptTokens)
 	case f.OutputLength < 0 || f.OutputLength > maxOutputTokens:
 		return TraceRequest{}, fmt.Errorf("output_length %d is not between 0 and %d", f.OutputLength, maxOutputTokens)
+	case f.Session != nil && *f.Session > maxRecordID:
+		return TraceRequest{}, fmt.Errorf("session %d is above %d", *f.Session, uint64(maxRecordID))
 	}
 	if want := (f.InputLength + mooncakeBlockTokens - 1) / mooncakeBlockTokens; len(f.HashIDs) != want {
 		return TraceRequest{}, fmt.Errorf("input_length %d makes %d blocks of %d tokens, hash_ids has %d", f.InputLength, want, mooncakeBlockTokens, len(f.HashIDs))
 	}
-	return TraceRequest{
+	r := TraceRequest{
 		At:           time.Duration(*f.Timestamp * float64(time.Millisecond)),
 		PromptTokens: f.InputLength,
 		// A server generates at least one token.
 		OutputTokens: max(1, f.OutputLength),
 		Blocks:       f.HashIDs,
-	}, nil
+	}
+	if f.Session != nil {
+		r.Session = 1 + *f.Session // some traces count from 0
+	}
+	return r, nil
 }
 
 // SpreadTimestamps replaces equal timestamps of a coarse clock by sorted uniform
@@ -220,21 +228,24 @@ func (w Traced) Requests(backends int, seed uint64) (*Requests, error) {
 	if w.Load > 0 {
 		t.ScaleToLoad(w.Load, backends)
 	}
-	later := w.Trace.continuations()
-	r := &Requests{BlockTokens: w.Trace.BlockTokens, Total: len(t.Requests), Open: make([]*Job, 0, len(t.Requests))}
-	start := t.Requests[0].At
+	return &Requests{BlockTokens: t.BlockTokens, Total: len(t.Requests), Open: t.newJobs(w.Trace.continuations())}, nil
+}
+
+// newJobs returns a job for each request, in their order and at their times since the first one. later are the
+// continuations.
+func (t *Trace) newJobs(later []*TraceRequest) []*Job {
+	jobs := make([]*Job, len(t.Requests))
+	places := findConversations(t.Requests, t.BlockTokens)
 	for i := range t.Requests {
-		q := &t.Requests[i]
-		job := q.newJob(w.Trace.BlockTokens, uint64(i), later[i])
-		job.At -= start
-		r.Open = append(r.Open, job)
+		jobs[i] = t.Requests[i].newJob(t.BlockTokens, uint64(i), later[i], places[i])
+		jobs[i].At -= t.Requests[0].At
 	}
-	return r, nil
+	return jobs
 }
 
 // newJob returns a job for the request. Its output's blocks are those of the request
 // that continues it, or unique if continuation is nil.
-func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *TraceRequest) *Job {
+func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *TraceRequest, place conversationPlace) *Job {
 	full, all := q.PromptTokens/blockTokens, (q.PromptTokens+q.OutputTokens)/blockTokens
 	c := chain{names: make([]prompt.Block, 0, all), cache: make([]engine.BlockHash, 0, all)}
 	for _, id := range q.Blocks[:full] {
@@ -248,12 +259,14 @@ func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *Trac
 		}
 	}
 	job := c.newJob(q.At, q.PromptTokens, q.OutputTokens, blockTokens)
-	// All requests of Mooncake's traces begin with the same block.
-	head := mixBits(q.Blocks[min(1, len(q.Blocks)-1)])
-	job.PromptKey, job.Session, job.NotStreamed = head, head, q.NotStreamed
+	job.NotStreamed = q.NotStreamed
 	if q.Session != 0 {
-		job.Session = mixBits(q.Session)
+		job.Session, job.PromptKey, job.Turn = mixBits(q.Session), place.key, place.turn
+		return job
 	}
+	// All requests of Mooncake's traces begin with the same block.
+	job.PromptKey = mixBits(q.Blocks[min(1, len(q.Blocks)-1)])
+	job.Session = job.PromptKey
 	return job
 }
 

@@ -14,13 +14,13 @@ import (
 
 func TestParseTrace(t *testing.T) {
 	got, err := ParseTrace(strings.NewReader(
-		`{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}` + "\n\n" +
+		`{"timestamp": 0, "input_length": 600, "output_length": 5, "session": 0, "hash_ids": [0, 7]}` + "\n\n" +
 			`{"timestamp": 3000, "input_length": 512, "output_length": 0, "hash_ids": [0]}` + "\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []TraceRequest{
-		{At: 0, PromptTokens: 600, OutputTokens: 5, Blocks: []uint64{0, 7}},
+		{At: 0, PromptTokens: 600, OutputTokens: 5, Blocks: []uint64{0, 7}, Session: 1},
 		{At: 3 * time.Second, PromptTokens: 512, OutputTokens: 1, Blocks: []uint64{0}},
 	}
 	if !reflect.DeepEqual(got.Requests, want) {
@@ -47,6 +47,7 @@ func TestParseTraceErrorsNameTheLine(t *testing.T) {
 	f(`{"timestamp": 3000, "input_length": 10, "output_length": -1, "hash_ids": [0]}`, "output_length -1")
 	f(`{"timestamp": 3000, "input_length": 513, "output_length": 1, "hash_ids": [0]}`, "makes 2 blocks")
 	f(`{"timestamp": 3000, "input_length": 10, "output_length": 1, "hash_ids": [-4]}`, "hash_ids")
+	f(`{"timestamp": 3000, "input_length": 10, "output_length": 1, "hash_ids": [0], "session": 18446744073709551615}`, "session 18446744073709551615")
 	f(strings.Repeat(" ", maxTraceLineBytes+1), "too long")
 }
 
@@ -59,6 +60,7 @@ func TestParseEmptyTrace(t *testing.T) {
 func FuzzParseTrace(f *testing.F) {
 	f.Add([]byte(`{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}`))
 	f.Add([]byte("{\"timestamp\": 1}\n{\"timestamp\": 0}"))
+	f.Add([]byte(`{"timestamp": 0, "input_length": 600, "output_length": 5, "session": 3, "hash_ids": [0, 7]}`))
 	f.Add([]byte(`{"timestamp": 0.5, "input_length": 1e2, "hash_ids": [18446744073709551615]}`))
 	f.Add([]byte(header(5000) + `
 {"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"hash_ids":[7,8],"stream":true,"code":200,"model":0,"session":3}

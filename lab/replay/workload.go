@@ -23,6 +23,7 @@ type Requests struct {
 	BlockTokens int // that a block stands for
 	KVTokens    int // of each replica, if the scenario sets none; 0: not set
 	Total       int // number of requests
+	Sessions    int // of a closed loop; 0: an open loop
 	// Open are the requests with a fixed time of arrival, in that order.
 	Open []*Job
 	// Next returns what a client sends when a request of its has ended, now, or nil.
@@ -44,7 +45,7 @@ type Job struct {
 	Reply  []prompt.Block     // full ones that the output adds
 	cache  []engine.BlockHash // both, for the engine
 
-	session *agenticSession // of an agentic workload
+	session session // of a closed loop
 }
 
 // chain turns ids into blocks, each of which stands for its id and all before it.
