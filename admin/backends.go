@@ -29,6 +29,7 @@ type BackendRow struct {
 	Reason   string     `json:"reason,omitempty"` // why it is not ready
 	Since    *time.Time `json:"since"`
 	Source   string     `json:"source"`
+	Device   string     `json:"device,omitempty"` // that it shares with other backends
 	InFlight int64      `json:"in_flight"`
 	Server   string     `json:"server,omitempty"` // of a data-parallel rank: the backend that it is part of
 	Rank     *int       `json:"rank,omitempty"`   // its number
@@ -80,7 +81,7 @@ func newBackendRow(b *backends.Backend, added map[string]fleet.Registration) Bac
 	s := b.Status()
 	row := BackendRow{
 		Name: b.Name, URL: b.URL.String(), Address: b.Addr, State: s.State.String(), Reason: s.Reason, Since: timeOrNull(s.Since),
-		Source: b.Options().Source.String(), InFlight: b.CountInFlight(),
+		Source: b.Options().Source.String(), Device: b.Options().Device, InFlight: b.CountInFlight(),
 	}
 	if rank, ok := b.Engine(); ok {
 		row.Server, row.Rank = b.Server().Name, &rank

@@ -25,7 +25,8 @@ type backendsOptions struct {
 	adminFlags
 	wait time.Duration
 	json bool
-	name string
+
+	name, device string
 }
 
 func newBackendsCommand(configs config.Loader) *cobra.Command {
@@ -86,10 +87,11 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 		Example: `  warmroute backends add http://10.0.0.7:8000 --wait 5m
   warmroute backends add http://vllm:8000 --name spare`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			settings := map[string]string{"url": args[0]}
-			if o.name != "" {
-				settings["name"] = o.name
-			}
+			settings := struct {
+				URL    string `json:"url"`
+				Name   string `json:"name,omitempty"`
+				Device string `json:"device,omitempty"`
+			}{args[0], o.name, o.device}
 			body, err := json.Marshal(settings)
 			if err != nil {
 				return err
@@ -120,6 +122,7 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&o.name, "name", "", "`NAME` of the backend (default: host and port)")
+	cmd.Flags().StringVar(&o.device, "device", "", "`NAME` of the GPU that it shares with other backends (default: it has its own)")
 	cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until it is ready; exit with status 1 if it is not")
 	return cmd
 }
@@ -228,9 +231,9 @@ func writeRawJSON(out io.Writer, response []byte) error {
 
 func writeBackends(out io.Writer, list *admin.BackendList) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tSTATE\tIN FLIGHT\tSOURCE\tURL\tREASON")
+	fmt.Fprintln(table, "NAME\tSTATE\tIN FLIGHT\tSOURCE\tDEVICE\tURL\tREASON")
 	for _, b := range list.Backends {
-		cells := []string{b.Name, b.State, strconv.FormatInt(b.InFlight, 10), b.Source, b.URL, b.Reason}
+		cells := []string{b.Name, b.State, strconv.FormatInt(b.InFlight, 10), b.Source, b.Device, b.URL, b.Reason}
 		for i := range cells {
 			cells[i] = stripUnprintable(cells[i])
 		}

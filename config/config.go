@@ -94,6 +94,8 @@ type Backend struct {
 	MaxInFlight int     `mapstructure:"max_in_flight" range:"0..1048576"` // 0: no limit
 	Weight      float64 `mapstructure:"weight" range:"0.01..100"`         // 1 unless given
 
+	Device string `mapstructure:"device"` // a name; "": hardware of its own
+
 	EnginePriority bool `mapstructure:"engine_priority"`
 
 	KVEvents string `mapstructure:"kv_events"` // auto, off, or an endpoint; auto unless given

@@ -353,8 +353,8 @@ func TestPartialSections(t *testing.T) {
 }
 
 func TestBackendSources(t *testing.T) {
-	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
-	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, EnginePriority: true, KVEvents: "off", Ranks: "auto"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558", Ranks: "auto"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, KVEvents: "auto", Ranks: "auto"}
+	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, device: gpu0, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, Device: "gpu0", EnginePriority: true, KVEvents: "off", Ranks: "auto"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558", Ranks: "auto"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, KVEvents: "auto", Ranks: "auto"}
 	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {

@@ -27,7 +27,7 @@ func (c *Config) validateBackends(errs *errorList) {
 	firstName, firstURL := map[string]string{}, map[string]string{}
 	for i, b := range c.Backends {
 		at := c.backendPath(i)
-		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".engine_priority", at+".kv_events", at+".kv_replay", at+".dns", at+".ranks") {
+		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".device", at+".engine_priority", at+".kv_events", at+".kv_replay", at+".dns", at+".ranks") {
 			continue
 		}
 		if !IsHeaderValue(b.APIKey) {
@@ -45,7 +45,10 @@ func (c *Config) validateBackends(errs *errorList) {
 		validateBackendTLS(errs, at, u.Scheme, b)
 		validateKVEvents(errs, at, u.Hostname(), b)
 		validateTags(errs, b, at+".")
-		if !IsHeaderValue(b.Name) || strings.ContainsAny(b.Name, " ,") || len(b.Name) > 200 {
+		if !isBackendName(b.Device) {
+			errs.add(at+".device", "%q is not a valid name: use letters, digits and ._:-, at most %d of them", b.Device, maxBackendName)
+		}
+		if !isBackendName(b.Name) {
 			errs.add(at+".name", "%q is not a valid name; it is used in headers and labels: use letters, digits and ._:-", b.Name)
 			continue
 		}
@@ -61,6 +64,13 @@ func (c *Config) validateBackends(errs *errorList) {
 			firstName[b.Name] = at
 		}
 	}
+}
+
+const maxBackendName = 200 // bytes
+
+// isBackendName reports whether s can be the name of a backend or of a device, or is "".
+func isBackendName(s string) bool {
+	return IsHeaderValue(s) && !strings.ContainsAny(s, " ,") && len(s) <= maxBackendName
 }
 
 // validateKVEvents validates where the backend at path publishes KV events.

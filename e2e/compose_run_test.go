@@ -95,6 +95,9 @@ func (c *composed) replica(service string) *program {
 // proxy starts the service, and asks what the image's health check asks.
 func (c *composed) proxy(service string) *program {
 	c.t.Helper()
+	for _, config := range c.project.Services[service].Configs {
+		c.mapped[config.Target] = writeFile(c.t, c.here(c.project.Configs[config.Source].Content))
+	}
 	elsewhere := []string{"WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_TIMEOUTS_DRAIN=0s"}
 	p := startCommand(c.t, c.command(service, c.project.Services[service].Command, append(elsewhere, "WARMROUTE_LISTEN=127.0.0.1:0")...))
 	check := execForm(c.t, instruction(c.t, dockerfileStages(c.t)[1], "HEALTHCHECK"))
@@ -157,4 +160,30 @@ func TestComposedServices(t *testing.T) {
 		c.down(r)
 	}
 	http.DefaultClient.CloseIdleConnections()
+}
+
+// TestComposedSharedGPU runs the proxy of the profile one-gpu in front of simulated replicas, and adds another one.
+func TestComposedSharedGPU(t *testing.T) {
+	t.Parallel()
+	c, fleet := startComposed(t, "one-gpu"), startSimFleet(t, 3, 0)
+	profile := composeProfiles()[1]
+	for i, service := range profile.replicas {
+		c.mapped["http://"+service+":8000"] = fleet.urls[i]
+	}
+	p := c.proxy(profile.proxy)
+	if status, _, stderr := runCommand(t, "backends", "add", fleet.urls[2], "--device", "gpu1", "--admin", p.admin); status != 0 {
+		t.Fatalf("backends add: status %d, %s", status, stderr)
+	}
+	devices := map[string]string{}
+	for _, b := range p.backends() {
+		devices[b.Name] = b.Device
+	}
+	want := map[string]string{backendName(fleet.urls[0]): "gpu0", backendName(fleet.urls[1]): "gpu0", backendName(fleet.urls[2]): "gpu1"}
+	if !maps.Equal(devices, want) {
+		t.Errorf("the devices are %v, want %v", devices, want)
+	}
+	if _, list, _ := runCommand(t, "backends", "list", "--admin", p.admin); strings.Count(list, "  gpu0  ") != 2 || strings.Count(list, "  gpu1  ") != 1 {
+		t.Errorf("listed as\n%s", list)
+	}
+	c.down(p)
 }

@@ -65,11 +65,21 @@ func TestComposeProfiles(t *testing.T) {
 			for i, replica := range profile.replicas {
 				urls[i] = "http://" + replica + ":8000"
 			}
-			if want := append([]string{"serve"}, urls...); !slices.Equal(proxy.Command, want) {
-				t.Errorf("the proxy runs %q, want %q", proxy.Command, want)
+			args := slices.Clone(proxy.Command[1:])
+			for _, c := range proxy.Configs {
+				content := project.Configs[c.Source].Content
+				for _, url := range urls {
+					if !strings.Contains(content, `"`+url+`"`) {
+						t.Errorf("%s is not in %s", url, content)
+					}
+				}
+				args[slices.Index(args, c.Target)] = writeFile(t, content)
 			}
-			if status, _, output := runCommand(t, append([]string{"check"}, proxy.Command[1:]...)...); status != 0 {
-				t.Errorf("the proxy would not start: %s", output)
+			if len(proxy.Configs) == 0 && !slices.Equal(args, urls) {
+				t.Errorf("the proxy runs with %q, want %q", args, urls)
+			}
+			if status, _, output := runCommand(t, append([]string{"check"}, args...)...); status != 0 || proxy.Command[0] != "serve" {
+				t.Errorf("the proxy would not start with %q: %s", proxy.Command, output)
 			}
 			if len(proxy.Ports) != 1 || proxy.Ports[0].Target != 8080 {
 				t.Errorf("the proxy publishes %+v", proxy.Ports)

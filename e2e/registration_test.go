@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"warmroute/admin"
 )
 
 // registrationYAML lets replicas of this machine register from it.
@@ -48,17 +50,21 @@ func (p *program) expectStatus(want int, method, url, body string) (response []b
 	return response
 }
 
-// backendStates returns the state of each backend by its name.
-func (p *program) backendStates() map[string]string {
+// backends returns what the admin listener lists.
+func (p *program) backends() []admin.BackendRow {
 	p.t.Helper()
-	var list struct {
-		Backends []struct{ Name, State string }
-	}
+	var list admin.BackendList
 	if err := json.Unmarshal(p.expectStatus(http.StatusOK, http.MethodGet, p.admin+"/api/backends", ""), &list); err != nil {
 		p.t.Fatal(err)
 	}
+	return list.Backends
+}
+
+// backendStates returns the state of each backend by its name.
+func (p *program) backendStates() map[string]string {
+	p.t.Helper()
 	states := map[string]string{}
-	for _, b := range list.Backends {
+	for _, b := range p.backends() {
 		states[b.Name] = b.State
 	}
 	return states

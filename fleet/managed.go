@@ -59,7 +59,7 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 	b := backends.New(w.Name, u, w.APIKey, requests)
 	b.Addr = w.addr
 	b.SetOptions(backends.Options{
-		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight,
+		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight, Device: w.Device,
 		KVEvents: w.KVEvents, KVReplay: w.KVReplay, RanksOff: w.Ranks == "off", Source: w.Source,
 		Transport: requests, ProbeTransport: probes,
 	})

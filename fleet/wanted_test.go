@@ -23,13 +23,15 @@ func TestWantedBackends(t *testing.T) {
 		members []config.Backend
 		states  map[discovery.Name]discovery.State
 		keeps   string
-		want    []string // name, URL, address of connections
+		want    []string // name, URL, address of connections, device if any
 	}{
 		{"addresses", []config.Backend{{Name: "a", URL: "http://10.0.0.1:1"}, {Name: "b", URL: "http://10.0.0.2:1"}}, nil, "", []string{"a http://10.0.0.1:1 ", "b http://10.0.0.2:1 "}},
 		{"a name with one address", []config.Backend{{Name: "vllm:8000", URL: "http://vllm:8000"}},
 			map[discovery.Name]discovery.State{vllm: {Current: addresses("10.0.0.1:8000")}}, "", []string{"vllm:8000 http://vllm:8000 "}},
 		{"a name with two", []config.Backend{{Name: "vllm:8000", URL: "http://vllm:8000"}}, map[discovery.Name]discovery.State{vllm: four}, "",
 			[]string{"vllm:8000@10.0.0.1 http://vllm:8000 10.0.0.1:8000", "vllm:8000@10.0.0.2 http://vllm:8000 10.0.0.2:8000"}},
+		{"a device of a name", []config.Backend{{Name: "vllm:8000", URL: "http://vllm:8000", Device: "gpu0"}}, map[discovery.Name]discovery.State{vllm: four}, "",
+			[]string{"vllm:8000@10.0.0.1 http://vllm:8000 10.0.0.1:8000 gpu0", "vllm:8000@10.0.0.2 http://vllm:8000 10.0.0.2:8000 gpu0"}},
 		{"with lookups off", []config.Backend{{Name: "lb", URL: "http://vllm:8000", DNS: "off"}}, map[discovery.Name]discovery.State{vllm: four}, "",
 			[]string{"lb http://vllm:8000 "}},
 		{"dns:// without an address", []config.Backend{{Name: "vllm:8000", URL: "dns://vllm:8000"}}, map[discovery.Name]discovery.State{vllm: {Several: true}}, "", nil},
@@ -45,7 +47,11 @@ func TestWantedBackends(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			for _, w := range wantedBackends(c.members, c.states, func(address string) bool { return address == c.keeps }) {
-				got = append(got, w.Name+" "+w.URL+" "+w.addr)
+				one := w.Name + " " + w.URL + " " + w.addr
+				if w.Device != "" {
+					one += " " + w.Device
+				}
+				got = append(got, one)
 			}
 			if !slices.Equal(got, c.want) {
 				t.Errorf("got %q, want %q", got, c.want)

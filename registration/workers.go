@@ -36,12 +36,12 @@ func (c *call) addWorker() {
 		c.writeInvalid(fmt.Sprintf("the body is incomplete, or longer than %d bytes", maxBodyBytes))
 		return
 	}
-	given, err := parseWorker(body)
+	given, device, err := parseWorker(body)
 	if err != nil {
 		c.writeInvalid(err.Error())
 		return
 	}
-	added, err := c.register(given)
+	added, err := c.register(given, device)
 	if added == nil {
 		c.writeUnlessRefused(err, func(message string) { writeError(c.w, http.StatusBadRequest, addFailed, message) })
 		return
@@ -60,7 +60,7 @@ func (c *call) writeInvalid(message string) {
 
 // addWorkerByQuery serves POST /add_worker?url=URL.
 func (c *call) addWorkerByQuery() {
-	added, err := c.register(c.r.URL.Query().Get("url"))
+	added, err := c.register(c.r.URL.Query().Get("url"), "")
 	switch {
 	case added == nil:
 		c.writeUnlessRefused(err, func(message string) { writeText(c.w, http.StatusBadRequest, message) })
@@ -71,23 +71,25 @@ func (c *call) addWorkerByQuery() {
 	}
 }
 
-// parseWorker returns the URL in the body of POST /workers. Fields that it does not know are for other routers.
-func parseWorker(body []byte) (given string, err error) {
+// parseWorker returns the URL and the device in the body of POST /workers. Fields that it does not know are for other
+// routers.
+func parseWorker(body []byte) (given, device string, err error) {
 	var w struct {
 		URL    string `json:"url"`
+		Device string `json:"device"`
 		Type   string `json:"worker_type"`
 		APIKey string `json:"api_key"`
 	}
 	if json.Unmarshal(body, &w) != nil {
-		return "", errors.New(`the body is not a JSON object such as {"url": "http://10.0.0.5:8000", "worker_type": "regular"}`)
+		return "", "", errors.New(`the body is not a JSON object such as {"url": "http://10.0.0.5:8000", "worker_type": "regular"}`)
 	}
 	switch {
 	case w.Type != "" && w.Type != workerType:
-		return "", errors.New("prefill and decode replicas are not supported yet: register replicas with worker_type regular, or without it")
+		return "", "", errors.New("prefill and decode replicas are not supported yet: register replicas with worker_type regular, or without it")
 	case w.APIKey != "":
-		return "", errors.New("replicas with an api_key cannot be registered: list them in the configuration or in backends_file")
+		return "", "", errors.New("replicas with an api_key cannot be registered: list them in the configuration or in backends_file")
 	}
-	return w.URL, nil
+	return w.URL, w.Device, nil
 }
 
 // addedWorker is the response to a call that registers a replica. It has the fields of all routers.
@@ -102,9 +104,9 @@ type addedWorker struct {
 	Ready    bool    `json:"-"`
 }
 
-// register adds a replica to the fleet, and waits for maxReadyWait until it is ready. A refused call is an error that
+// register adds a replica, which may share a device, to the fleet, and waits for maxReadyWait until it is ready. A refused call is an error that
 // is a *refusal.
-func (c *call) register(given string) (*addedWorker, error) {
+func (c *call) register(given, device string) (*addedWorker, error) {
 	if given == "" {
 		return nil, errors.New("url is missing; send one such as http://10.0.0.5:8000")
 	}
@@ -112,7 +114,7 @@ func (c *call) register(given string) (*addedWorker, error) {
 		return nil, fmt.Errorf("url is longer than %d bytes", maxURLBytes)
 	}
 	// A registered URL is one process, whatever addresses its name has.
-	settings, err := json.Marshal(map[string]string{"url": given, "dns": "off"})
+	settings, err := json.Marshal(map[string]string{"url": given, "device": device, "dns": "off"})
 	if err != nil {
 		return nil, err
 	}

@@ -9,23 +9,25 @@ import (
 )
 
 func TestParseWorker(t *testing.T) {
-	for _, c := range []struct{ body, url, err string }{
-		{`{"url":"http://a:1","worker_type":"regular"}`, "http://a:1", ""},
-		{`{"url":"http://a:1/"}`, "http://a:1/", ""},
-		{`{"url":"http://a:1","worker_type":"","api_key":null,"bootstrap_port":null,"labels":{"x":[1]},"new":true}`, "http://a:1", ""},
-		{`{"worker_type":"regular"}`, "", ""},
-		{`{"url":"http://a:1","worker_type":"prefill","bootstrap_port":8998}`, "", "not supported yet"},
-		{`{"url":"http://a:1","worker_type":"decode"}`, "", "not supported yet"},
-		{`{"url":"http://a:1","worker_type":"encode"}`, "", "not supported yet"},
-		{`{"url":"http://a:1","api_key":"k"}`, "", "backends_file"},
-		{`{"url":5}`, "", "not a JSON object"},
-		{`["http://a:1"]`, "", "not a JSON object"},
-		{``, "", "not a JSON object"},
-		{`{"url":"http://a:1"} {}`, "", "not a JSON object"},
+	for _, c := range []struct{ body, url, device, err string }{
+		{`{"url":"http://a:1","worker_type":"regular"}`, "http://a:1", "", ""},
+		{`{"url":"http://a:1","device":"gpu0"}`, "http://a:1", "gpu0", ""},
+		{`{"url":"http://a:1","device":0}`, "", "", "not a JSON object"},
+		{`{"url":"http://a:1/"}`, "http://a:1/", "", ""},
+		{`{"url":"http://a:1","worker_type":"","api_key":null,"bootstrap_port":null,"labels":{"x":[1]},"new":true}`, "http://a:1", "", ""},
+		{`{"worker_type":"regular"}`, "", "", ""},
+		{`{"url":"http://a:1","worker_type":"prefill","bootstrap_port":8998}`, "", "", "not supported yet"},
+		{`{"url":"http://a:1","worker_type":"decode"}`, "", "", "not supported yet"},
+		{`{"url":"http://a:1","worker_type":"encode"}`, "", "", "not supported yet"},
+		{`{"url":"http://a:1","api_key":"k"}`, "", "", "backends_file"},
+		{`{"url":5}`, "", "", "not a JSON object"},
+		{`["http://a:1"]`, "", "", "not a JSON object"},
+		{``, "", "", "not a JSON object"},
+		{`{"url":"http://a:1"} {}`, "", "", "not a JSON object"},
 	} {
-		given, err := parseWorker([]byte(c.body))
-		if given != c.url || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: got %q, %v", c.body, given, err)
+		given, device, err := parseWorker([]byte(c.body))
+		if given != c.url || device != c.device || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: got %q, %q, %v", c.body, given, device, err)
 		}
 	}
 }
@@ -35,9 +37,9 @@ func FuzzParseWorker(f *testing.F) {
 	f.Add([]byte(`{"url":"http://a:1","worker_type":"regular"}`))
 	f.Add([]byte(`{"URL":"\u0000","api_key":""}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		given, err := parseWorker(body)
-		if err != nil && given != "" {
-			t.Errorf("%q beside %v", given, err)
+		given, device, err := parseWorker(body)
+		if err != nil && given+device != "" {
+			t.Errorf("%q and %q beside %v", given, device, err)
 		}
 		if !json.Valid(body) && err == nil {
 			t.Errorf("%q was read", body)

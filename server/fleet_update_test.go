@@ -190,8 +190,11 @@ func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
 	t.Parallel()
 	c := startChanging(t, 2)
 	c.backend(0).Drain()
-	c.change(func(next *config.Config) { next.Backends[0].Weight, next.Backends[0].EnginePriority = 2, true })
-	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 || !b.Options().EnginePriority {
+	c.change(func(next *config.Config) {
+		b := &next.Backends[0]
+		b.Weight, b.EnginePriority, b.Device = 2, true, "gpu0"
+	})
+	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 || !b.Options().EnginePriority || b.Options().Device != "gpu0" {
 		t.Errorf("state %v, options %+v", b.State(), b.Options())
 	}
 	for range 3 {

@@ -175,6 +175,20 @@ func TestRegistrationOfNeMo(t *testing.T) {
 	p.until("it is gone", func() bool { return p.idOf(replica) == "" })
 }
 
+func TestRegisteredDevice(t *testing.T) {
+	t.Parallel()
+	p, replica := startRegistrable(t, nil), standIn{}.start(t)
+	for _, device := range []string{"gpu0", "gpu1", ""} {
+		p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q,"device":%q}`, replica, device))
+		if all := p.server.registry.All(); len(all) != 1 || all[0].Options().Device != device {
+			t.Errorf("registered with device %q: %d backends, %+v", device, len(all), all[0].Options())
+		}
+	}
+	if response := p.expect(http.StatusBadRequest, "POST", "/workers", fmt.Sprintf(`{"url":%q,"device":"gpu 0"}`, replica)); !strings.Contains(response, "device: ") {
+		t.Error(response)
+	}
+}
+
 // NeMo RL with vLLM: POST /workers blocks until the replica is healthy, then /health of the replica is asked.
 func TestRegistrationBlocksUntilReady(t *testing.T) {
 	t.Parallel()
