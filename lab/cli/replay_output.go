@@ -40,7 +40,10 @@ func writeReplayTables(w io.Writer, reports []replay.Report) error {
 		}
 		writePrefixPolicyRatios(w, r)
 	}
-	return nil
+	if len(reports) < 2 {
+		return nil
+	}
+	return replay.WriteFixedChoices(w, reports)
 }
 
 // writePrefixPolicyRatios writes the ratio of the policy prefix to the best other

@@ -180,6 +180,13 @@ func TestReplayTable(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
+	const overAll = "\nprefix / each other policy"
+	if strings.Contains(out, overAll) {
+		t.Errorf("one load has a summary of several: %s", out)
+	}
+	if _, out, _ := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,random", "--load", "0.5,0.9"); !strings.Contains(out, overAll) {
+		t.Errorf("no %q in\n%s", overAll, out)
+	}
 }
 
 func TestReplayPlot(t *testing.T) {

@@ -4,9 +4,13 @@ package replay_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"flag"
+	"io/fs"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,10 +20,11 @@ import (
 
 var (
 	// Not -trace, which go test takes as its own and overwrites.
-	gateTrace    = flag.String("tracefile", "../conversation_trace.jsonl", "Mooncake's conversation trace; README.md says where to download it")
+	gateTrace    = flag.String("tracefile", "../conversation_trace.jsonl", "Mooncake's conversation trace, of which README.md says where to download it, or one of agents' sessions")
 	gateRows     = flag.String("rows", "", "run only rows whose names match this regular expression")
 	gatePolicies = flag.String("policy", strings.Join(append(policies.All().Names(), replay.Pooled), ","), "policies to compare")
 	gateSeeds    = flag.Int("seeds", 5, "runs of which the mean counts")
+	gateRivals   = flag.String("rivals", "", "take the figures of the other policies from this file as far as it has them, and write the further ones to it: they change with the engine, the trace and the seeds only")
 )
 
 // TestGates runs the scenarios that judge the routing and compares their figures with
@@ -40,13 +45,20 @@ func TestGates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	rivals, err := readRivals(*gateRivals)
+	if err != nil {
+		t.Fatalf("-rivals: %v", err)
+	}
 	out := newTable(os.Stdout)
 	failed := 0
 	for _, r := range rows(trace) {
 		if !chosen.MatchString(r.name) {
 			continue
 		}
-		report, err := r.play(t.Context(), strings.Split(*gatePolicies, ","), *gateSeeds)
+		report, err := r.play(t.Context(), strings.Split(*gatePolicies, ","), *gateSeeds, rivals)
+		if err == nil && *gateRivals != "" {
+			err = rivals.write(*gateRivals)
+		}
 		if err != nil {
 			t.Fatalf("%s: %v", r.name, err)
 		}
@@ -55,17 +67,46 @@ func TestGates(t *testing.T) {
 			out.results(report)
 		}
 	}
-	out.end()
+	failed += out.end()
 	if failed > 0 {
 		t.Errorf("%d gates failed", failed)
 	}
 }
 
-// play runs a row with several seeds and returns the means.
-func (r row) play(ctx context.Context, policies []string, seeds int) (replay.Report, error) {
+// rivalFigures has the figures of policies other than prefix, by row and policy.
+type rivalFigures map[string]map[string]replay.Summary
+
+// readRivals reads the file that write has written; none if there is no such file yet.
+func readRivals(path string) (rivalFigures, error) {
+	all := rivalFigures{}
+	data, err := os.ReadFile(path)
+	if path == "" || errors.Is(err, fs.ErrNotExist) {
+		return all, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return all, json.Unmarshal(data, &all)
+}
+
+func (f rivalFigures) write(path string) error {
+	data, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// play runs a row with several seeds and returns the means. Policies other than prefix that rivals has are not run again,
+// and the others are added to it.
+func (r row) play(ctx context.Context, policies []string, seeds int, rivals rivalFigures) (replay.Report, error) {
 	var report replay.Report
 	var scenarios []replay.Scenario
-	runs := r.runs(policies)
+	known := rivals[r.name]
+	runs := slices.DeleteFunc(r.runs(policies), func(v variant) bool {
+		_, isKnown := known[v.label]
+		return isKnown && r.variants == nil && v.label != highlight
+	})
 	for _, v := range runs {
 		for seed := 1; seed <= seeds; seed++ {
 			s := v.scenario
@@ -77,10 +118,17 @@ func (r row) play(ctx context.Context, policies []string, seeds int) (replay.Rep
 	if err != nil {
 		return report, err
 	}
+	if known == nil {
+		known = map[string]replay.Summary{}
+		rivals[r.name] = known
+	}
 	for i, v := range runs {
 		mean := replay.Mean(results[i*seeds : (i+1)*seeds])
 		mean.Policy = v.label
-		report.Results = append(report.Results, mean)
+		known[v.label] = mean
+	}
+	for _, v := range r.runs(policies) {
+		report.Results = append(report.Results, known[v.label])
 	}
 	return report, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -45,6 +46,15 @@ func ttft() measure {
 }
 func p99() measure { return measure{"p99 TTFT", func(s replay.Summary) float64 { return s.TTFTP99 }} }
 func e2e() measure { return measure{"end to end", func(s replay.Summary) float64 { return s.E2EMean }} }
+func longest() measure {
+	return measure{"TTFT of longest tenth", func(s replay.Summary) float64 { return s.TTFTLongest }}
+}
+func sessionTime() measure {
+	return measure{"time of a session", func(s replay.Summary) float64 { return s.SessionTime }}
+}
+func wallTime() measure {
+	return measure{"wall time", func(s replay.Summary) float64 { return s.WallTime }}
+}
 func hits() measure {
 	return measure{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }}
 }
@@ -128,7 +138,12 @@ type row struct {
 	name     string
 	scenario replay.Scenario // without policy and seed
 	variants []variant       // of the scenario under prefix, instead of policies
+	rivals   []string        // the policies that prefix is judged by; nil: all
 	gates    []gate
+
+	// group names rows whose ratios are averaged geometrically; "": none. groupBounds has the bounds, by the gate's text.
+	group       string
+	groupBounds map[string]float64
 }
 
 // variant is a scenario to run; the one labeled prefix is judged.
@@ -144,6 +159,9 @@ func (r row) runs(policies []string) []variant {
 	}
 	var all []variant
 	for _, name := range policies {
+		if r.rivals != nil && !slices.Contains(append(r.rivals, highlight, replay.Pooled, watched), name) {
+			continue
+		}
 		s := r.scenario
 		s.Policy = name
 		all = append(all, variant{name, s})
@@ -166,8 +184,14 @@ func scenario(w replay.Workload, kvTokens int) replay.Scenario {
 	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Engine: linear, Queue: queue(), Workload: w}
 }
 
-// rows returns the rows, informative ones last.
+// watched is played beside the rivals of a row, and does not judge.
+const watched = "lmetric"
+
+// rows returns the rows for a trace: of agents' sessions or Mooncake's, informative ones last.
 func rows(trace *replay.Trace) []row {
+	if trace.HasSessions() {
+		return agentsRows(trace)
+	}
 	all := mooncakeRows(trace)
 	all = append(all, generatedRows()...)
 	all = append(all, fleetRows(trace)...)
@@ -193,6 +217,37 @@ func mooncakeRows(trace *replay.Trace) []row {
 		f(400_000, 0.7, 0.98),
 		f(400_000, 0.9, 0.8),
 		f(204_800, 0.9, 0.5),
+	}
+}
+
+// agentsRows play the sessions of agents as an open loop, under several loads and cache sizes, and as a closed loop.
+func agentsRows(trace *replay.Trace) []row {
+	rivals := []string{"smetric", "llmd-guide", "weighted", "smg", "cache-threshold", "sticky-least-loaded", "dynamo"}
+	agents := func(w replay.Workload, kvTokens int) replay.Scenario {
+		// The queue is that of config.yaml: a request that waits longer is lost.
+		return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Workload: w, Queue: router.QueueSettings{
+			Requests: 1000, Bytes: 256 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute,
+		}}
+	}
+	open := func(kvTokens int, load float64) row {
+		return row{
+			name:     fmt.Sprintf("agents-%dk-%g", kvTokens/1000, load),
+			scenario: agents(replay.Traced{Trace: trace, Load: load}, kvTokens), rivals: rivals,
+			gates: []gate{toBest(e2e(), 0.98), toBest(ttft(), 0.95), toBest(p99(), 1), toBest(longest(), 1), noneLost()},
+			group: "agents, open loop", groupBounds: map[string]float64{toBest(e2e(), 0).what: 0.95},
+		}
+	}
+	closed := func(kvTokens int) row {
+		return row{
+			name:     fmt.Sprintf("agents-%dk-closed", kvTokens/1000),
+			scenario: agents(replay.ClosedLoop{Trace: trace, Concurrency: 64}, kvTokens), rivals: rivals,
+			gates: []gate{toBest(sessionTime(), 0.97), toBest(ttft(), 0.9), toBest(wallTime(), 0), toBest(p99(), 0), toBest(longest(), 0), noneLost()},
+			group: "agents, closed loop",
+		}
+	}
+	return []row{
+		open(1_536_000, 0.3), open(1_536_000, 0.5), open(1_536_000, 0.8), open(1_536_000, 1), open(600_000, 0.3), open(600_000, 0.5),
+		closed(1_536_000), closed(600_000),
 	}
 }
 
@@ -345,41 +400,85 @@ func otherSizes(trace *replay.Trace) []row {
 type table struct {
 	out            io.Writer
 	passed, judged int
+
+	group   row // the one that is being printed, by one of its rows
+	values  map[string][]float64
+	reports []replay.Report
 }
 
 func newTable(out io.Writer) *table {
 	fmt.Fprintf(out, "%-27s  %-52s %9s  %s\n", "row", "figure", "is", "must be")
-	return &table{out: out}
+	return &table{out: out, values: map[string][]float64{}}
 }
 
-// row prints the figures of a row and returns the number of failed gates.
+// row prints the figures of a row, and before it those of the group of rows that has ended, and returns the number of failed
+// gates.
 func (t *table) row(r row, report replay.Report) (failed int) {
+	if r.group != t.group.group {
+		failed = t.endGroup()
+	}
+	t.group = r
+	t.reports = append(t.reports, report)
+	judges := report
+	judges.Results = slices.DeleteFunc(slices.Clone(report.Results), func(s replay.Summary) bool { return r.rivals != nil && s.Policy == watched })
 	name := r.name
 	for _, g := range r.gates {
-		value, of, ok := g.figure(report)
+		value, of, ok := g.figure(judges)
 		if !ok {
 			continue // the policy to compare with was not run
 		}
 		if of != "" {
 			of = " (" + of + ")"
 		}
-		is, verdict := fmt.Sprintf("%.3f", value), "-"
-		switch {
-		case math.IsNaN(value):
-			is, verdict = "", "cost nothing"
-		case g.must == 0:
-		case g.atLeast && value >= g.must, !g.atLeast && value <= g.must:
-			verdict = fmt.Sprintf("%s %-5g pass", g.sign(), g.must)
-			t.passed++
-			t.judged++
-		default:
-			verdict = fmt.Sprintf("%s %-5g FAIL", g.sign(), g.must)
-			failed++
-			t.judged++
-		}
-		fmt.Fprintf(t.out, "%-27s  %-52s %9s  %s\n", name, g.what+of, is, verdict)
+		failed += t.figure(name, g.what+of, value, g)
 		name = ""
+		if r.group != "" {
+			t.values[g.what] = append(t.values[g.what], value)
+		}
 	}
+	return failed
+}
+
+// figure prints a line, and returns 1 if the figure fails the gate.
+func (t *table) figure(name, what string, value float64, g gate) (failed int) {
+	is, verdict := fmt.Sprintf("%.3f", value), "-"
+	switch {
+	case math.IsNaN(value):
+		is, verdict = "", "cost nothing"
+	case g.must == 0:
+	case g.atLeast && value >= g.must, !g.atLeast && value <= g.must:
+		verdict = fmt.Sprintf("%s %-5g pass", g.sign(), g.must)
+		t.passed++
+		t.judged++
+	default:
+		verdict = fmt.Sprintf("%s %-5g FAIL", g.sign(), g.must)
+		failed++
+		t.judged++
+	}
+	fmt.Fprintf(t.out, "%-27s  %-52s %9s  %s\n", name, what, is, verdict)
+	return failed
+}
+
+// endGroup prints the means of the rows of the group, and how prefix compares over them with each policy as a fixed choice.
+func (t *table) endGroup() (failed int) {
+	if t.group.group != "" {
+		name := t.group.group
+		for _, g := range t.group.gates {
+			values := t.values[g.what]
+			if g.atLeast || len(values) == 0 {
+				continue
+			}
+			sum := 0.0
+			for _, v := range values {
+				sum += math.Log(v) / float64(len(values))
+			}
+			failed += t.figure(name, g.what+", geometric mean", math.Exp(sum), gate{must: t.group.groupBounds[g.what]})
+			name = ""
+		}
+		_ = replay.WriteFixedChoices(t.out, t.reports)
+		fmt.Fprintln(t.out)
+	}
+	t.values, t.reports = map[string][]float64{}, nil
 	return failed
 }
 
@@ -390,7 +489,12 @@ func (t *table) results(report replay.Report) {
 	fmt.Fprintln(t.out)
 }
 
-func (t *table) end() { fmt.Fprintf(t.out, "\n%d of %d pass\n", t.passed, t.judged) }
+// end prints the figures of the last group, and how many gates pass.
+func (t *table) end() (failed int) {
+	failed = t.endGroup()
+	fmt.Fprintf(t.out, "\n%d of %d pass\n", t.passed, t.judged)
+	return failed
+}
 
 func TestGateVerdict(t *testing.T) {
 	report := replay.Report{Results: []replay.Summary{
@@ -428,4 +532,22 @@ func TestGateVerdict(t *testing.T) {
 	f(wonBack(ttft(), 0.5), 0, "won back", "cost nothing")
 	report.Results = report.Results[:1]
 	f(toBest(ttft(), 0.9), 0) // nobody to compare with: no line
+}
+
+func TestGateGroups(t *testing.T) {
+	report := func(ours float64) replay.Report {
+		return replay.Report{Results: []replay.Summary{
+			{Policy: highlight, Requests: 1, E2EMean: ours}, {Policy: "smg", Requests: 1, E2EMean: 1}, {Policy: watched, Requests: 1, E2EMean: 0.1},
+		}}
+	}
+	bound := toBest(e2e(), 0.98)
+	r := row{name: "row", gates: []gate{bound}, rivals: []string{"smg"}, group: "both", groupBounds: map[string]float64{bound.what: 0.6}}
+	var out bytes.Buffer
+	table := newTable(&out)
+	if failed := table.row(r, report(0.25)) + table.row(r, report(1)); failed != 1 {
+		t.Errorf("%d rows failed, want that of 1.0: what is watched does not judge", failed)
+	}
+	if failed := table.end(); failed != 0 || !strings.Contains(out.String(), "0.500  ≤ 0.6   pass") || !strings.Contains(out.String(), watched) {
+		t.Errorf("%d groups failed, want a mean of 0.5 and a line of %s in\n%s", failed, watched, &out)
+	}
 }

@@ -183,7 +183,8 @@ type WorldRatio struct {
 
 // WriteWorldReport writes how prefix compares over many worlds: for each comparison and
 // figure the geometric mean of the ratios, how many worlds are worse than some bounds and the
-// worst one; then the figures of the first comparison by dimension.
+// worst one; then prefix against each policy as a fixed choice, and the figures of the first
+// comparison by dimension.
 func WriteWorldReport(out io.Writer, results []WorldResult) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, c := range comparisons {
@@ -198,6 +199,7 @@ func WriteWorldReport(out io.Writer, results []WorldResult) error {
 			}
 		}
 	}
+	writeFixedChoices(t, ownRule, results)
 	for i := range worldFigures[:2] {
 		f := &worldFigures[i]
 		fmt.Fprintf(t, "\n%s by dimension\tworlds\tmean\t> 1.03\tworst\tworld\t\n", f.name)
