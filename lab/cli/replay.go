@@ -29,11 +29,12 @@ type replayOptions struct {
 	loads           []float64
 	worlds          int // drawn ones to compare policies in, instead of a workload; 0: none
 
-	backends int
-	kvTokens int
-	speeds   []float64
-	engine   engine.Config
-	changes  []string
+	backends  int
+	kvTokens  int
+	perDevice int // replicas that share a device
+	speeds    []float64
+	engine    engine.Config
+	changes   []string
 
 	config   string
 	policies []string
@@ -170,6 +171,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 
 	f.IntVar(&o.backends, "backends", 8, "number `N` of simulated replicas")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600)")
+	f.IntVar(&o.perDevice, "per-device", 1, "number `N` of replicas that share a GPU, and slow each other down; the router knows which")
 	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: with 1,0.5 every second one is half as fast")
 	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "maximum number `N` of tokens in an engine step")
 	addQuadraticFlag(f, &o.engine.QuadraticDepth)
@@ -236,6 +238,8 @@ func (o *replayOptions) validate() error {
 	switch {
 	case o.backends < 1 || o.backends > 1024:
 		return fmt.Errorf("--backends %d is not between 1 and 1,024", o.backends)
+	case o.perDevice < 1 || o.perDevice > o.backends:
+		return fmt.Errorf("--per-device %d is not between 1 and --backends, %d", o.perDevice, o.backends)
 	case o.kvTokens != 0 && o.kvTokens < 1024 || o.kvTokens > 1<<30:
 		return fmt.Errorf("--kv-tokens %d is not between 1,024 and 2^30", o.kvTokens)
 	case o.seeds < 1 || o.seeds > 1000:

@@ -39,7 +39,7 @@ func (o *replayOptions) loadPlan(configs config.Loader) (*replayPlan, error) {
 		return nil, err
 	}
 	base := replay.Scenario{
-		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Changes: changes,
+		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Devices: o.fleetDevices(), Changes: changes,
 		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
 		PollInterval: o.poll, PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
@@ -85,6 +85,18 @@ func (o *replayOptions) fleetSpeeds() []float64 {
 		speeds[i] = o.speeds[i%len(o.speeds)]
 	}
 	return speeds
+}
+
+// fleetDevices puts each --per-device replicas after one another on one device.
+func (o *replayOptions) fleetDevices() []int {
+	if o.perDevice == 1 {
+		return nil
+	}
+	devices := make([]int, o.backends)
+	for i := range devices {
+		devices[i] = i / o.perDevice
+	}
+	return devices
 }
 
 // addSeedMeans takes the results of the runs in the order of the scenarios, adds the

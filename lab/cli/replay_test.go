@@ -247,6 +247,7 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "--backends 0", "--trace", trace, "--backends", "0")
 	f(2, "--seeds 0", "--trace", trace, "--seeds", "0")
 	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")
+	f(2, "--per-device 3 is not between 1 and --backends, 2", "--trace", trace, "--backends", "2", "--per-device", "3")
 	f(2, "--speeds has 3 values for 2", "--trace", trace, "--backends", "2", "--speeds", "1,1,1")
 	f(2, "--speeds: 0", "--trace", trace, "--speeds", "1,0")
 	f(2, "--non-streaming 1.5 is not between 0 and 1", "--trace", trace, "--non-streaming", "1.5")
@@ -281,7 +282,7 @@ func TestReplayUsageErrors(t *testing.T) {
 
 func TestReplayFlags(t *testing.T) {
 	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "all",
-		"--backends", "4", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
+		"--backends", "4", "--per-device", "2", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
 		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1", "--kv-events", "--bypass", "0.2",
 		"--change", "join:3@1s", "--change", "leave:0@2s", "--change", "restart:1@3s", "--step-tokens", "2048", "--quadratic", "1.9e-5",
 		"--queue=false", "--learning=false", "--slo", "2s", "--json")

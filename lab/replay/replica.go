@@ -39,6 +39,7 @@ type rank struct {
 	engine   *engine.Engine
 	stepping bool              // a step is scheduled
 	step     engine.StepResult // of the current step
+	device   deviceShare
 }
 
 // newFleet returns the replicas of a scenario, all Ready.
@@ -58,6 +59,7 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		all = append(all, slices.Repeat([]engine.Config{c}, ranks)...)
 		b := backends.New(fmt.Sprintf("b%d", i), &url.URL{}, "", nil)
 		b.Slot = i
+		b.SetOptions(backends.Options{Device: s.deviceName(i)})
 		b.SetState(backends.Ready)
 		fleet[i] = &replica{backend: b, config: c}
 	}
@@ -157,6 +159,9 @@ func (r *run) applyChange(c Change) {
 		p.setDown()
 		p.epoch++
 		p.startEngines(len(p.ranks))
+		if r.sharing != nil {
+			r.shareDevice(c.Backend)
+		}
 		p.restartKVEvents()
 		p.started = r.now + c.Away
 		r.abortAndRetryRequests(p)

@@ -38,11 +38,12 @@ type run struct {
 	byModel        [][]*backends.Backend // nil: each serves all models
 	random         *rand.Rand            // of everything but the workload and the router
 
-	now    time.Duration
-	events eventQueue
-	groups []stepGroup // of engines that step together; nil: each steps by itself
-	opened int         // of requests.Open that have arrived or are scheduled
-	ticked bool        // a tick is scheduled
+	now     time.Duration
+	events  eventQueue
+	groups  []stepGroup // of engines that step together; nil: each steps by itself
+	sharing [][]int     // for each replica the indexes of all on its device; nil: each has its own
+	opened  int         // of requests.Open that have arrived or are scheduled
+	ticked  bool        // a tick is scheduled
 
 	deliveries []delivery // by the router, not applied yet
 	arrivals   int        // requests so far
@@ -78,6 +79,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 		pollEvery:      s.pollInterval(),
 		requests:       requests,
 		fleet:          newFleet(s, requests),
+		sharing:        groupByDevice(s.Devices),
 		random:         rand.New(rand.NewPCG(s.Seed, 1)),
 		measured:       measures{timeline: newTimeline(s.Backends)},
 	}
@@ -191,7 +193,7 @@ func (r *run) handleEvent(e *event) {
 		}
 		r.submitJob(e.job)
 	case eventStepEnd:
-		if p := r.fleet[e.index]; e.epoch == p.epoch {
+		if p := r.fleet[e.index]; e.epoch == p.epoch && e.version == p.ranks[e.rank].device.ends {
 			r.endStep(e.index, e.rank)
 		}
 	case eventPoll:
@@ -235,12 +237,16 @@ func (r *run) endStep(index, rank int) {
 	// Requests that the router sends now can still be in this replica's next step.
 	r.applyDecisions()
 	e := &p.ranks[rank]
-	if e.engine.Idle() {
-		e.stepping = false
-		return
+	if e.stepping = !e.engine.Idle(); e.stepping {
+		e.step = e.engine.Step(r.now)
 	}
-	e.step = e.engine.Step(r.now)
-	r.pushStepEnd(e.step.End, index, rank)
+	if r.sharing != nil {
+		e.device.left, e.device.engines = e.step.End-r.now, 0
+		r.shareDevice(index)
+	}
+	if e.stepping && (r.sharing == nil || !e.isWorking()) {
+		r.pushStepEnd(e.step.End, index, rank)
+	}
 }
 
 // applyStep applies the outputs of the current step of an engine.
@@ -330,20 +336,24 @@ func (r *run) startSteppingIfIdle(index, rank int) {
 	}
 }
 
+// pushStepEnd schedules the end of an engine's step, instead of one that was scheduled.
 func (r *run) pushStepEnd(at time.Duration, index, rank int) {
-	r.events.push(event{at: at, kind: eventStepEnd, index: index, rank: rank, epoch: r.fleet[index].epoch})
+	p := r.fleet[index]
+	p.ranks[rank].device.ends++
+	r.events.push(event{at: at, kind: eventStepEnd, index: index, rank: rank, epoch: p.epoch, version: p.ranks[rank].device.ends})
 }
 
 // event is scheduled at a virtual time.
 type event struct {
-	at    time.Duration
-	order uint64 // among events of one instant: the order in which they were scheduled
-	kind  kind
-	index int            // of the replica, change, external client or group of engines
-	rank  int            // of the engine in the replica
-	epoch int            // of the replica; events from before its restart are ignored
-	job   *Job           // that arrives
-	load  *backends.Load // result of a poll
+	at      time.Duration
+	order   uint64 // among events of one instant: the order in which they were scheduled
+	kind    kind
+	index   int            // of the replica, change, external client or group of engines
+	rank    int            // of the engine in the replica
+	epoch   int            // of the replica; events from before its restart are ignored
+	version int            // of a step's end: deviceShare.ends
+	job     *Job           // that arrives
+	load    *backends.Load // result of a poll
 }
 
 type kind uint8

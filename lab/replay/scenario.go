@@ -34,6 +34,9 @@ type Scenario struct {
 	Engine   engine.Config // of each rank; KVTokens, the block size and Speed are set otherwise
 	Speeds   []float64     // of the replicas; further ones have 1
 	ModelOf  []int         // the model that each replica serves; nil: each serves all
+	// Devices has the number of each replica's hardware: those with the same one share it. nil: each has its own.
+	Devices        []int
+	DevicesUnknown bool // the router is not told of Devices
 
 	Policy   string // one of policies.All().Names(), or Pooled
 	Settings policy.Settings
@@ -171,7 +174,7 @@ func (s *Scenario) validate() error {
 	case s.Policy == Pooled && len(s.Changes)+len(s.External) > 0:
 		return errors.New("policy pooled allows neither changes nor external clients")
 	}
-	if err := s.validateQuantities(); err != nil {
+	if err := cmp.Or(s.validateQuantities(), s.validateDevices()); err != nil {
 		return err
 	}
 	for i, v := range s.Speeds {
