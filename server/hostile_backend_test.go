@@ -17,6 +17,7 @@ import (
 	"warmroute/backends"
 	"warmroute/config"
 	"warmroute/lab/sim"
+	"warmroute/lab/sim/engine"
 )
 
 // endless writes a text over and over, until so many bytes are out or nobody reads.
@@ -270,7 +271,9 @@ func TestHungBackend(t *testing.T) {
 func TestResponseTimeoutFollowsPolledProgress(t *testing.T) {
 	t.Parallel()
 	const limit = 3 * time.Second
-	g := startGuarded(t, 1, sim.Config{}, func(c *config.Config) { c.Timeouts.Response = limit })
+	// 1,000 steps of 8 ms.
+	replica := sim.Config{Engine: engine.Config{StepTime: 8 * time.Millisecond}}
+	g := startGuarded(t, 1, replica, func(c *config.Config) { c.Timeouts.Response = limit })
 	ask := func(tokens int) (status int, body string, took time.Duration) {
 		began := time.Now()
 		resp, err := g.client.Post(g.url+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(

@@ -85,7 +85,7 @@ sim". The same command always prints the same figures.
                         the trace are among the workloads.
 
 A load of 1 is the number of prompt tokens that the fleet can prefill without a
-cache: 8,000 per second and backend.`,
+cache: 44,000 per second and backend.`,
 		Example: `  warmroute replay --workload agentic --sessions 128 --policy prefix,round-robin,chwbl
   warmroute replay --workload hot --rate 60
   warmroute replay --workload documents --load 0.9,1.5 --policy all

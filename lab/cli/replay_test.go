@@ -118,8 +118,8 @@ func TestReplayWorkloads(t *testing.T) {
 		}
 	}
 	f("agentic-2", 0, "--workload", "agentic", "--sessions", "2", "--backends", "1")
-	f("hot-1", 0.653, "--workload", "hot")
-	f("hot-3", 0.261, "--workload", "hot", "--backends", "1", "--rate", "1", "--prompts", "3")
+	f("hot-1", 0.119, "--workload", "hot")
+	f("hot-3", 0.047, "--workload", "hot", "--backends", "1", "--rate", "1", "--prompts", "3")
 	f("hot-1", 0.2, "--workload", "hot", "--backends", "1", "--load", "0.2")
 	f("chats", 1.5, "--workload", "chats", "--backends", "1")
 	f("chats", 0.5, "--workload", "chats", "--backends", "1", "--load", "0.5")

@@ -33,8 +33,8 @@ func newSimCommand() *cobra.Command {
 		Long: `Run a simulated vLLM replica, which needs no GPU.
 
 It has vLLM's API and metrics, prefix cache and scheduler, responds with
-English-like text, and is as fast as the flags describe, by default like a GPU
-with a model of 8 billion parameters.
+English-like text, and is as fast as the flags describe, by default like an H200
+with Llama 3.1 8B.
 
 POST /sim/fault injects a fault, for example:
   curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
@@ -114,11 +114,22 @@ func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.C
 	f.IntVar(&e.MaxSeqs, "max-num-seqs", 256, "maximum number `N` of running requests")
 
 	f.Float64Var(&e.Speed, "speed", 1, "run `X` times as fast as the other flags describe")
-	f.DurationVar(&e.StepTime, "step-time", 8*time.Millisecond, "minimum `DURATION` of an engine step")
-	f.Float64Var(&e.PrefillRate, "prefill-rate", 8000, "prefill rate, `N` prompt tokens per second")
-	f.DurationVar(&e.DecodeTime, "decode-time", 40*time.Microsecond, "`DURATION` of a step per decoding request")
-	f.DurationVar(&e.ContextTime, "context-time", 24*time.Nanosecond, "`DURATION` of a step per token of the decoding requests' context")
+	f.DurationVar(&e.StepTime, "step-time", 5070*time.Microsecond, "minimum `DURATION` of an engine step")
+	f.Float64Var(&e.PrefillRate, "prefill-rate", engine.DefaultPrefillRate, "prefill rate, `N` prompt tokens per second")
+	f.DurationVar(&e.DecodeTime, "decode-time", 5*time.Microsecond, "`DURATION` of a step per decoding request")
+	f.DurationVar(&e.ContextTime, "context-time", 22*time.Nanosecond, "`DURATION` of a step per token of the decoding requests' context")
 	addQuadraticFlag(f, &e.QuadraticDepth)
+	f.Func("prompt-token-time", "`DURATION` of the API server per prompt token, one prompt after another, before it reaches the scheduler (default 1.7µs)", func(text string) (err error) {
+		if e.PromptTokenTime, err = time.ParseDuration(text); err == nil && e.PromptTokenTime < 0 {
+			return errors.New("choose 0 or more")
+		}
+		if e.PromptTokenTime == 0 {
+			e.PromptTokenTime = engine.NoAPIServer
+		}
+		return err
+	})
+	f.Float64Var(&e.DecodeInterference, "decode-interference", 0, "`SHARE` by which each decoding request makes the prefill in its step slower")
+	f.Float64Var(&e.Jitter, "jitter", 0, "`SHARE` by which the duration of a step varies at random, up and down")
 }
 
 // addQuadraticFlag adds --quadratic, whose 0 means engine.LinearPrefill.

@@ -104,6 +104,7 @@ def fit(url):
         "--step-time": f"{max(step, 1e-5) * 1e6:.0f}us",
         "--decode-time": f"{max(decode, 1e-6) * 1e6:.0f}us",
         "--context-time": f"{max(per_context, 1e-9) * 1e9:.0f}ns",
+        "--prompt-token-time": "0s",  # in the prefill rate
     }
 
 

@@ -145,7 +145,7 @@ func (w beside) Requests(backends int, seed uint64) (*Requests, error) {
 func playBatch(t *testing.T, w Workload, seed uint64) Summary {
 	t.Helper()
 	s := Scenario{
-		Backends: 4, KVTokens: 400_000, Policy: "prefix", Seed: seed, Workload: w,
+		Backends: 4, Engine: linear, KVTokens: 400_000, Policy: "prefix", Seed: seed, Workload: w,
 		Queue: router.QueueSettings{
 			Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, OutageTimeout: 24 * time.Hour, BusyTimeout: 24 * time.Hour, BatchSlowdown: 0.05,
 		},

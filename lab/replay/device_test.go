@@ -11,7 +11,7 @@ import (
 // TestSharedDevice plays one prompt on each of two replicas, with a device each and with one for both.
 func TestSharedDevice(t *testing.T) {
 	// Each prompt takes 100 ms of prefill, in one step of 8 ms.
-	e := engine.Config{PrefillRate: 10_000, StepTime: 8 * time.Millisecond, QuadraticDepth: engine.LinearPrefill}
+	e := engine.Config{PrefillRate: 10_000, StepTime: 8 * time.Millisecond, QuadraticDepth: engine.LinearPrefill, PromptTokenTime: engine.NoAPIServer}
 	f := func(name string, devices []int, second time.Duration, first, last float64) {
 		t.Helper()
 		s := Scenario{Backends: 2, Policy: "round-robin", Engine: e, Devices: devices, Workload: jobs{asks(0, 1000, 1, 1), asks(second, 1000, 1, 2)}}

@@ -178,7 +178,24 @@ func queue() router.QueueSettings {
 }
 
 // linear is the engine of the rows, which were tuned with it.
-var linear = engine.Config{QuadraticDepth: engine.LinearPrefill}
+var linear = engine.Config{
+	StepTime: 8 * time.Millisecond, PrefillRate: 8000, DecodeTime: 40 * time.Microsecond, ContextTime: 24 * time.Nanosecond,
+	QuadraticDepth: engine.LinearPrefill, PromptTokenTime: engine.NoAPIServer,
+}
+
+// traced plays a trace under a load of replicas with that engine.
+func traced(trace *replay.Trace, load float64) replay.Traced {
+	return replay.Traced{Trace: trace, Load: linearLoad(load)}
+}
+
+// linearLoad returns the load that is the same share of what replicas with that engine can prefill.
+func linearLoad(load float64) float64 { return load * linear.PrefillRate / engine.DefaultPrefillRate }
+
+func chatsOnSmallCaches() replay.SharedPrompts {
+	w := replay.ChatsOnSmallCaches()
+	w.Load = linearLoad(w.Load)
+	return w
+}
 
 func scenario(w replay.Workload, kvTokens int) replay.Scenario {
 	return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Engine: linear, Queue: queue(), Workload: w}
@@ -205,7 +222,7 @@ func mooncakeRows(trace *replay.Trace) []row {
 	f := func(kvTokens int, load, toBestOther float64, more ...gate) row {
 		return row{
 			name:     fmt.Sprintf("mooncake-%dk-%g", kvTokens/1000, load),
-			scenario: scenario(replay.Traced{Trace: trace, Load: load}, kvTokens),
+			scenario: scenario(traced(trace, load), kvTokens),
 			gates:    append([]gate{toBest(ttft(), toBestOther), toBest(p99(), 1.08), work(1.15), noneLost()}, more...),
 		}
 	}
@@ -270,11 +287,11 @@ func generatedRows() []row {
 	return []row{
 		agentic(48), agentic(128), hot(1, 20), hot(1, 60), hot(8, 20), hot(8, 60),
 		{
-			name: "chats", scenario: scenario(replay.ChatsOnSmallCaches(), 0),
+			name: "chats", scenario: scenario(chatsOnSmallCaches(), 0),
 			gates: []gate{toBest(e2e(), 1.03), toBest(ttftFrom50ms(), 1.1), noneLost()},
 		},
 		{
-			name: "documents", scenario: scenario(replay.Documents{Load: 1.5}, 1_536_000),
+			name: "documents", scenario: scenario(replay.Documents{Load: linearLoad(1.5)}, 1_536_000),
 			gates: []gate{toBest(e2e(), 0), toBest(ttft(), 0), noneLost()},
 		},
 	}
@@ -283,13 +300,13 @@ func generatedRows() []row {
 // fleetRows play the trace on fleets that are uneven, grow, or are polled at other
 // intervals.
 func fleetRows(trace *replay.Trace) []row {
-	half := scenario(replay.Traced{Trace: trace, Load: 0.7}, 1_536_000)
+	half := scenario(traced(trace, 0.7), 1_536_000)
 	half.Speeds = []float64{1, 0.5, 1, 0.5, 1, 0.5, 1, 0.5}
 
-	joins := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	joins := scenario(traced(trace, 0.9), 1_536_000)
 	joins.Changes = []replay.Change{{At: 20 * time.Minute, Backend: fleet - 1, Kind: replay.Join}}
 
-	polled := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	polled := scenario(traced(trace, 0.9), 1_536_000)
 	polled.Policy, polled.PollInterval = highlight, time.Second
 	often := polled
 	often.PollInterval = 100 * time.Millisecond
@@ -325,7 +342,7 @@ func toVariant(m measure, name string, must float64, atLeast bool) gate {
 // rankRows play the trace on one server of eight data-parallel ranks.
 func rankRows(trace *replay.Trace) []row {
 	f := func(load float64) row {
-		server := scenario(replay.Traced{Trace: trace, Load: fleet * load}, 1_536_000)
+		server := scenario(traced(trace, fleet*load), 1_536_000)
 		server.Policy, server.Backends, server.Ranks = highlight, 1, fleet
 		routed := server
 		routed.RankRouting = true
@@ -333,7 +350,7 @@ func rankRows(trace *replay.Trace) []row {
 			name: fmt.Sprintf("ranks-%g", load),
 			variants: []variant{
 				{highlight, routed}, {balanced, server},
-				{separate, withPolicy(scenario(replay.Traced{Trace: trace, Load: load}, 1_536_000), highlight)},
+				{separate, withPolicy(scenario(traced(trace, load), 1_536_000), highlight)},
 			},
 			gates: []gate{toVariant(ttft(), balanced, 0.7, false), toVariant(hits(), separate, 0.97, true), toVariant(ttft(), separate, 0, false), noneLost()},
 		}
@@ -355,7 +372,7 @@ func learningRows(trace *replay.Trace) []row {
 			for _, usage := range []string{"", "-no-usage"} {
 				play := func(s replay.Scenario, learning bool) replay.Scenario {
 					s.Backends, s.KVTokens, s.Engine, s.Policy, s.Queue = fleet, kvTokens, linear, highlight, queue()
-					s.Workload, s.NoUsage, s.NoLearning = replay.Traced{Trace: trace, Load: 0.9}, usage != "", !learning
+					s.Workload, s.NoUsage, s.NoLearning = traced(trace, 0.9), usage != "", !learning
 					return s
 				}
 				all = append(all, row{
@@ -378,21 +395,21 @@ func otherSizes(trace *replay.Trace) []row {
 	known := []gate{toBest(ttft(), 0), toBest(p99(), 0), toBest(e2e(), 0), toPooled(ttft(), 0, false), work(0), noneLost()}
 	var all []row
 	for _, backends := range []int{2, 4, 16, 64} {
-		s := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+		s := scenario(traced(trace, 0.9), 1_536_000)
 		s.Backends = backends
 		all = append(all, row{name: fmt.Sprintf("fleet-of-%d", backends), scenario: s, gates: known})
 	}
-	f := func(name string, engine engine.Config) {
-		s := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
-		s.Engine = engine
+	f := func(name string, change func(*engine.Config)) {
+		s := scenario(traced(trace, 0.9), 1_536_000)
+		change(&s.Engine)
 		all = append(all, row{name: name, scenario: s, gates: known})
 	}
 	// Prompts of 3 to 5 bytes a token, where the router guesses by 4.
-	uneven := scenario(replay.Traced{Trace: trace, Load: 0.9}, 1_536_000)
+	uneven := scenario(traced(trace, 0.9), 1_536_000)
 	uneven.TextSpread = 0.25
 	all = append(all, row{name: "uneven-text", scenario: uneven, gates: known})
-	f("step-2048", engine.Config{StepTokens: 2048, QuadraticDepth: engine.LinearPrefill})
-	f("quadratic", engine.Config{QuadraticDepth: 1.9e-5})
+	f("step-2048", func(c *engine.Config) { c.StepTokens = 2048 })
+	f("quadratic", func(c *engine.Config) { c.QuadraticDepth = 1.9e-5 })
 	return all
 }
 

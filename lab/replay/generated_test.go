@@ -140,9 +140,9 @@ func TestSharedPrompts(t *testing.T) {
 		near(t, name+": share of the first prompt", float64(by[mixBits(0)])/float64(len(r.Open)), firstShare, 0.05)
 	}
 	mean := math.Exp(0.125) // of lognormal(0, 0.5)
-	f("one hot prompt at 20 requests a second", HotPrompts(1, 20), 0.6525, 300*mean, 1, 4)
-	f("one hot prompt at 60 requests a second", HotPrompts(1, 60), 1.9575, 300*mean, 1, 4)
-	f("eight hot prompts", HotPrompts(8, 20), 0.6525, 300*mean, 0.3092, 4)
+	f("one hot prompt at 20 requests a second", HotPrompts(1, 20), 0.1186, 300*mean, 1, 4)
+	f("one hot prompt at 60 requests a second", HotPrompts(1, 60), 0.3559, 300*mean, 1, 4)
+	f("eight hot prompts", HotPrompts(8, 20), 0.1186, 300*mean, 0.3092, 4)
 	f("chats", ChatsOnSmallCaches(), 1.5, 250*mean, 0.1701, 3)
 }
 

@@ -62,7 +62,7 @@ func TestBusyReplicaIsNotStalled(t *testing.T) {
 // since what they have takes longer.
 func TestExternalLoadIsAvoided(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{
-		Backends: 4, Policy: "prefix",
+		Backends: 4, Engine: linear, Policy: "prefix",
 		Workload: SharedPrompts{Prompts: 40, PromptTokens: 1536, Zipf: 0.8, OwnTokens: 200, Output: 100, Rate: 6, For: 2 * time.Minute},
 		External: []ExternalLoad{{Backends: []int{0, 1}, Rate: 2, Prompt: 6000, Output: 300}},
 	})
@@ -86,8 +86,8 @@ func TestExternalLoadIsAvoided(t *testing.T) {
 func TestQueueKeepsLongPromptsFromBlockingCaches(t *testing.T) {
 	mean := func(queue router.QueueSettings) float64 {
 		s := Scenario{
-			Backends: 4, KVTokens: 60_000, Policy: "prefix", Queue: queue, Seed: 1,
-			Workload: Documents{Load: 0.9},
+			Backends: 4, Engine: linear, KVTokens: 60_000, Policy: "prefix", Queue: queue, Seed: 1,
+			Workload: Documents{Load: 0.9 * linear.PrefillRate / nominalRate},
 		}
 		got, err := s.Run(context.Background())
 		if err != nil {
@@ -127,7 +127,7 @@ func TestLearningOfWrongCacheSize(t *testing.T) {
 	workload := revisits(500, 10*time.Minute)
 	play := func(learning, usage bool, change func(*Scenario)) float64 {
 		s := &Scenario{
-			Backends: 4, KVTokens: 200_000, Policy: "prefix", Workload: workload, Seed: 1,
+			Backends: 4, Engine: linear, KVTokens: 200_000, Policy: "prefix", Workload: workload, Seed: 1,
 			Queue:      router.QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
 			NoLearning: !learning, NoUsage: !usage,
 		}
@@ -177,6 +177,11 @@ func TestHostTierIsLearned(t *testing.T) {
 	if times := float64(measureWorkload(requests).blocks*requests.BlockTokens) / (backends * kvTokens); times < 5.5 || times > 6.5 {
 		t.Fatalf("the conversations are %.1f times as long as the KV caches together, want about 6", times)
 	}
+	withHostTier := func(tokens int) engine.Config {
+		c := linear
+		c.HostKVTokens = tokens
+		return c
+	}
 	for _, c := range []struct {
 		name       string
 		hostTimes  int
@@ -194,7 +199,7 @@ func TestHostTierIsLearned(t *testing.T) {
 			r, sum := mustPlay(t, &Scenario{
 				Backends: backends, KVTokens: kvTokens, Policy: "prefix", Workload: workload, Seed: 1, NoUsage: c.noUsage,
 				Queue:  router.QueueSettings{Requests: 1000, OutageTimeout: time.Hour, BusyTimeout: time.Hour},
-				Engine: engine.Config{HostKVTokens: c.hostTimes * kvTokens},
+				Engine: withHostTier(c.hostTimes * kvTokens),
 			})
 			t.Logf("mean TTFT %.2f s, E2E %.2f s, %.3f hit, %.3f predicted", sum.TTFTMean, sum.E2EMean, sum.HitRatio, sum.PredictedHitRatio)
 			if sum.HitRatio < c.minHits || sum.PredictedHitRatio > sum.HitRatio+c.maxMissing {

@@ -62,8 +62,18 @@ func mustPlay(t *testing.T, s *Scenario) (*run, Summary) {
 	return r, sum
 }
 
-// linear makes the times below easy to compute.
-var linear = engine.Config{QuadraticDepth: engine.LinearPrefill}
+// linear makes the times below easy to compute. The workloads of several tests were chosen for it.
+var linear = engine.Config{
+	StepTime: 8 * time.Millisecond, PrefillRate: 8000, DecodeTime: 40 * time.Microsecond, ContextTime: 24 * time.Nanosecond,
+	QuadraticDepth: engine.LinearPrefill, PromptTokenTime: engine.NoAPIServer,
+}
+
+// withSteps returns linear with steps of up to so many tokens.
+func withSteps(tokens int) engine.Config {
+	c := linear
+	c.StepTokens = tokens
+	return c
+}
 
 func seconds(t *testing.T, what string, got, want float64) {
 	t.Helper()
@@ -156,7 +166,7 @@ func TestRanks(t *testing.T) {
 		{0, 7680, (2*(0.008+2) + 0.008 + 0.04) / 3}, // both prompts in one sequence of steps
 		{2, 0, 1.008},
 	} {
-		r, sum := mustPlay(t, &Scenario{Backends: 1, Ranks: c.ranks, Engine: engine.Config{QuadraticDepth: engine.LinearPrefill, StepTokens: 16_384}, KVTokens: 20_480, Policy: "random", Workload: work})
+		r, sum := mustPlay(t, &Scenario{Backends: 1, Ranks: c.ranks, Engine: withSteps(16_384), KVTokens: 20_480, Policy: "random", Workload: work})
 		if hits := int(math.Round(sum.HitRatio * 24_000)); hits != c.hits {
 			t.Errorf("%d ranks: %d tokens hit, want %d", c.ranks, hits, c.hits)
 		}
@@ -176,7 +186,7 @@ func TestRanks(t *testing.T) {
 func TestRankRouting(t *testing.T) {
 	play := func(change func(*Scenario)) Summary {
 		s := &Scenario{
-			Backends: 1, Ranks: 8, Engine: engine.Config{QuadraticDepth: engine.LinearPrefill}, KVTokens: 400_000, Policy: "prefix",
+			Backends: 1, Ranks: 8, Engine: linear, KVTokens: 400_000, Policy: "prefix",
 			Workload: Agentic{Concurrency: 32, Sessions: 64}, Seed: 1,
 		}
 		change(s)
@@ -203,7 +213,7 @@ func TestLockstep(t *testing.T) {
 	for _, lockstep := range []bool{false, true} {
 		for _, routed := range []bool{false, true} {
 			s := &Scenario{
-				Backends: 1, Ranks: 2, Engine: engine.Config{QuadraticDepth: engine.LinearPrefill, StepTokens: 16_384}, KVTokens: 20_480,
+				Backends: 1, Ranks: 2, Engine: withSteps(16_384), KVTokens: 20_480,
 				Policy: "round-robin", Workload: work, Lockstep: lockstep, RankRouting: routed,
 			}
 			sum, err := s.Run(t.Context())
@@ -316,17 +326,16 @@ func TestProgress(t *testing.T) {
 
 func TestPooledCache(t *testing.T) {
 	work := jobs{asks(0, 8000, 100, 1), asks(1500*time.Millisecond, 8000, 1, 1)}
-	_, sum := mustPlay(t, &Scenario{Backends: 2, Policy: Pooled, Workload: work})
+	_, sum := mustPlay(t, &Scenario{Backends: 2, Engine: linear, Policy: Pooled, Workload: work})
 	if sum.HitRatio != 0.48 || sum.Timeline.Work[1][1] != 320 {
 		t.Errorf("hit ratio %.2f, and the second replica prefilled %v; want 0.48 and 320 tokens in the second second", sum.HitRatio, sum.Timeline.Work[1])
 	}
 }
 
 func TestEngineSettings(t *testing.T) {
-	_, sum := mustPlay(t, &Scenario{
-		Backends: 1, Policy: "random", Workload: jobs{asks(0, 4096, 1, 1)},
-		Engine: engine.Config{StepTokens: 2048, QuadraticDepth: 1e-3},
-	})
+	c := withSteps(2048)
+	c.QuadraticDepth = 1e-3
+	_, sum := mustPlay(t, &Scenario{Backends: 1, Engine: c, Policy: "random", Workload: jobs{asks(0, 4096, 1, 1)}})
 	seconds(t, "TTFT", sum.TTFTMean, 2*0.008+0.256*(1+1.024)+0.256*(1+3.072))
 }
 
@@ -420,7 +429,7 @@ func TestFreeze(t *testing.T) {
 func TestExternalLoad(t *testing.T) {
 	work := HotPrompts(1, 4)
 	work.For = 100 * time.Second
-	alone := &Scenario{Backends: 2, Policy: "random", Workload: work}
+	alone := &Scenario{Backends: 2, Engine: linear, Policy: "random", Workload: work}
 	_, quiet := mustPlay(t, alone)
 	shared := *alone
 	shared.External = []ExternalLoad{{Backends: []int{1}, Rate: 0.5, Prompt: 8000, Output: 100}}

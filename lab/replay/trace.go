@@ -40,7 +40,7 @@ const (
 	maxSpread = 3100 * time.Millisecond
 	// nominalRate is the prefill rate of a replica, in tokens per second, that loads
 	// refer to, whatever that of the replicas in use.
-	nominalRate = 8000
+	nominalRate = engine.DefaultPrefillRate
 )
 
 // TraceRequest is one recorded request.

@@ -141,8 +141,8 @@ func TestSpreadIsDeterministic(t *testing.T) {
 }
 
 func TestScaleToLoad(t *testing.T) {
-	// 4 × 16,000 tokens in 4 s on two backends of 8,000 tokens/s: all they can do.
-	tr := at(16_000, 1000, 2000, 3000, 5000)
+	// 4 × 88,000 tokens in 4 s on two backends of 44,000 tokens/s: all they can do.
+	tr := at(88_000, 1000, 2000, 3000, 5000)
 	if got := tr.Load(2); math.Abs(got-1) > 1e-9 {
 		t.Errorf("load %v, want 1", got)
 	}
@@ -278,8 +278,8 @@ func TestOutputIsHitByContinuation(t *testing.T) {
 
 func TestTracedLoad(t *testing.T) {
 	trace := &Trace{BlockTokens: 512, Requests: []TraceRequest{
-		{At: 0, PromptTokens: 4000, OutputTokens: 1, Blocks: make([]uint64, 8)},
-		{At: time.Hour, PromptTokens: 4000, OutputTokens: 1, Blocks: make([]uint64, 8)},
+		{At: 0, PromptTokens: 22_000, OutputTokens: 1, Blocks: make([]uint64, 43)},
+		{At: time.Hour, PromptTokens: 22_000, OutputTokens: 1, Blocks: make([]uint64, 43)},
 	}}
 	r, err := Traced{Trace: trace, Load: 0.25}.Requests(2, 1)
 	if err != nil {

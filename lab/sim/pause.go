@@ -86,7 +86,10 @@ func (s *Server) pauseAdmission() {
 func (s *Server) hasStartedRequests() bool {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	return slices.ContainsFunc(s.ranks, func(k *rank) bool { return len(k.live) > k.engine.Stats().Waiting })
+	return slices.ContainsFunc(s.ranks, func(k *rank) bool {
+		st := k.engine.Stats()
+		return len(k.live) > st.Arriving+st.Waiting
+	})
 }
 
 // restartEngines lets change set pauseState, and wakes the engines unless it still stops them.

@@ -321,9 +321,6 @@ func (c Config) Validate() error {
 	if err := c.KVEvents.validate(c.Rank.First + c.Ranks + c.Rank.Spare); err != nil {
 		errs = append(errs, err)
 	}
-	if e.PromptTokenTime < 0 {
-		errs = append(errs, errors.New("time per prompt token must not be negative"))
-	}
 	if e.HostKVTokens < 0 {
 		errs = append(errs, errors.New("host KV tokens must not be negative"))
 	}

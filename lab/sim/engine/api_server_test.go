@@ -8,12 +8,12 @@ import (
 // TestAPIServer sends prompts to two engines behind one API server, which takes 1 ms for 100 tokens.
 func TestAPIServer(t *testing.T) {
 	cfg := Config{PromptTokenTime: 10 * time.Microsecond, PriorityScheduling: true}
-	engines := []*Engine{New(cfg), New(cfg)}
+	engines := []*Engine{newEngine(cfg), newEngine(cfg)}
 	NewBalancer(engines)
 	first := add(t, engines[0], 1000, 1, nil, 0)
 	second := add(t, engines[1], 500, 1, nil, time.Millisecond)
 	third := add(t, engines[1], 300, 1, nil, 2*time.Millisecond)
-	if st := engines[1].Stats(); st.Waiting != 0 || engines[1].Idle() {
+	if st := engines[1].Stats(); st.Waiting != 0 || st.Arriving != 2 || engines[1].Idle() {
 		t.Errorf("%d requests wait while the API server handles them; idle: %v", st.Waiting, engines[1].Idle())
 	}
 	finish(t, engines[0], first, 0)
@@ -37,7 +37,7 @@ func TestAPIServer(t *testing.T) {
 }
 
 func TestAbortAtAPIServer(t *testing.T) {
-	e := New(Config{PromptTokenTime: 10 * time.Microsecond})
+	e := newEngine(Config{PromptTokenTime: 10 * time.Microsecond})
 	r, other := add(t, e, 100, 1, nil, 0), add(t, e, 100, 1, nil, 0)
 	e.Abort(r)
 	finish(t, e, other, 0)

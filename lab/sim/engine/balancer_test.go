@@ -25,7 +25,7 @@ func TestBalancer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var engines []*Engine
 			for _, l := range c.engines {
-				e := New(Config{KVTokens: 1600, MaxSeqs: max(1, l.running)})
+				e := newEngine(Config{KVTokens: 1600, MaxSeqs: max(1, l.running)})
 				for i := range l.running {
 					prompt := 1
 					if i == 0 && l.kvBlocks > 0 {
@@ -56,7 +56,7 @@ func TestBalancer(t *testing.T) {
 // TestBalancerReportsAge ends requests of one engine, which the front end learns with the next
 // report only.
 func TestBalancerReportsAge(t *testing.T) {
-	engines := []*Engine{New(Config{}), New(Config{})}
+	engines := []*Engine{newEngine(Config{}), newEngine(Config{})}
 	for range 5 {
 		add(t, engines[0], 10, 1, nil, 0)
 	}

@@ -185,14 +185,14 @@ func TestKVEvents(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.cfg.KVEvents = true
-			r := &recorder{Engine: New(c.cfg)}
+			r := &recorder{Engine: newEngine(c.cfg)}
 			c.play(t, r)
 			if !slices.Equal(r.steps, c.want) {
 				t.Errorf("got\n  %s\nwant\n  %s", strings.Join(r.steps, "\n  "), strings.Join(c.want, "\n  "))
 			}
 
 			c.cfg.KVEvents = false
-			off := &recorder{Engine: New(c.cfg)}
+			off := &recorder{Engine: newEngine(c.cfg)}
 			c.play(t, off)
 			if off.steps != nil || off.now != r.now {
 				t.Errorf("without events: %v, and the end at %v, want none and %v", off.steps, off.now, r.now)
@@ -202,7 +202,7 @@ func TestKVEvents(t *testing.T) {
 }
 
 func TestKVEventsOfSharedCache(t *testing.T) {
-	both := NewWithSharedCache(Config{KVTokens: 160, KVEvents: true}, Config{KVTokens: 160})
+	both := NewWithSharedCache(withRoundTimes(Config{KVTokens: 160, KVEvents: true}), withRoundTimes(Config{KVTokens: 160}))
 	first, second := &recorder{Engine: both[0]}, &recorder{Engine: both[1]}
 	first.run(t, 40, 1, blocks(1, 2))
 	both[0].ResetPrefixCache()
@@ -255,7 +255,7 @@ func TestKVEventsTellContent(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
-			e := New(Config{KVTokens: 480, HostKVTokens: 960 * int(seed%2), StepTokens: 50, MaxSeqs: 8,
+			e := newEngine(Config{KVTokens: 480, HostKVTokens: 960 * int(seed%2), StepTokens: 50, MaxSeqs: 8,
 				HiddenEvictions: float64(seed%3) / 4, HostLoadRate: 5000, KVEvents: true})
 			gpu, host := content{}, content{}
 			var open []*Request
@@ -325,7 +325,7 @@ func TestKVEventsTellContent(t *testing.T) {
 func BenchmarkStep(b *testing.B) {
 	for _, events := range []bool{false, true} {
 		b.Run(fmt.Sprintf("events=%v", events), func(b *testing.B) {
-			e := New(Config{KVTokens: 64_000, KVEvents: events})
+			e := newEngine(Config{KVTokens: 64_000, KVEvents: events})
 			var now time.Duration
 			prefix := 0
 			b.ReportAllocs()

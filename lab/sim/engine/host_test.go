@@ -25,7 +25,7 @@ func TestHostTier(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := hostConfig(c.hostBlocks)
 			c.cfg(&cfg)
-			e := New(cfg)
+			e := newEngine(cfg)
 			now := finish(t, e, add(t, e, 65, 1, blocks(1, 4), 0), 0)
 			// The second prompt takes the whole cache, and the host's blocks in the order in
 			// which they were stored.
@@ -46,7 +46,7 @@ func TestHostTier(t *testing.T) {
 
 // TestHostEvictionFromTail evicts blocks of a prompt that was looked up since it was stored.
 func TestHostEvictionFromTail(t *testing.T) {
-	e := New(hostConfig(12))
+	e := newEngine(hostConfig(12))
 	now := time.Duration(0)
 	for range 2 {
 		now = finish(t, e, add(t, e, 65, 1, blocks(1, 4), now), now)
@@ -58,7 +58,7 @@ func TestHostEvictionFromTail(t *testing.T) {
 }
 
 func TestHostLoadBesideDecodes(t *testing.T) {
-	e := New(hostConfig(100))
+	e := newEngine(hostConfig(100))
 	now := finish(t, e, add(t, e, 65, 1, blocks(1, 4), 0), 0)
 	now = finish(t, e, add(t, e, 145, 1, blocks(2, 9), now), now) // evicts it
 	busy := add(t, e, 17, 50, blocks(3, 1), now)
@@ -88,7 +88,7 @@ func TestHostLoadBesideDecodes(t *testing.T) {
 }
 
 func TestAbortWhileLoading(t *testing.T) {
-	e := New(hostConfig(100))
+	e := newEngine(hostConfig(100))
 	now := finish(t, e, add(t, e, 65, 1, blocks(1, 4), 0), 0)
 	now = finish(t, e, add(t, e, 145, 1, blocks(2, 9), now), now)
 	aborted := add(t, e, 65, 1, blocks(1, 4), now)
@@ -108,7 +108,7 @@ func TestAbortWhileLoading(t *testing.T) {
 func TestLoadedPromptsShareStep(t *testing.T) {
 	cfg := hostConfig(100)
 	cfg.StepTokens = 32
-	e := New(cfg)
+	e := newEngine(cfg)
 	now := time.Duration(0)
 	for prefix := range 3 { // the third evicts the first two
 		now = finish(t, e, add(t, e, 33+112*(prefix/2), 1, blocks(prefix+1, 2+7*(prefix/2)), now), now)

@@ -22,7 +22,7 @@ func stepUntilPreemption(t *testing.T, e *Engine, now time.Duration) time.Durati
 }
 
 func TestPreemption(t *testing.T) {
-	e := New(Config{KVTokens: 160}) // 10 blocks
+	e := newEngine(Config{KVTokens: 160}) // 10 blocks
 	first := add(t, e, 60, 60, blocks(1, 7), 0)
 	second := add(t, e, 60, 40, blocks(2, 6), 0)
 	third := add(t, e, 40, 1, nil, 0) // needs 3 blocks, where 2 are free
@@ -56,7 +56,7 @@ func TestPreemption(t *testing.T) {
 }
 
 func TestPreemptingStepAdmitsNobody(t *testing.T) {
-	e := New(Config{KVTokens: 160, PriorityScheduling: true})
+	e := newEngine(Config{KVTokens: 160, PriorityScheduling: true})
 	add(t, e, 79, 30, nil, 0)
 	add(t, e, 79, 30, nil, 0)
 	now := e.Step(0).End
@@ -75,7 +75,7 @@ func TestPreemptingStepAdmitsNobody(t *testing.T) {
 }
 
 func TestPreemptPartialPrompt(t *testing.T) {
-	e := New(Config{KVTokens: 160, StepTokens: 32})
+	e := newEngine(Config{KVTokens: 160, StepTokens: 32})
 	first := add(t, e, 30, 100, nil, 0) // two blocks, of 10
 	now := e.Step(0).End
 	// It fits into the 8 others. When it needs the last of them, the first has taken a third.
@@ -106,7 +106,7 @@ func TestPreemptionOrder(t *testing.T) {
 		{"worst priority, first arrival", Config{PriorityScheduling: true}, []int{3, 0, 0, 1}, 0},
 	} {
 		c.cfg.KVTokens = 192 // 12 blocks
-		e := New(c.cfg)
+		e := newEngine(c.cfg)
 		var requests []*Request
 		for _, priority := range c.priorities {
 			r := &Request{Prompt: 47, Output: 40, Priority: priority} // three blocks, until token 48
@@ -127,7 +127,7 @@ func TestPreemptionOrder(t *testing.T) {
 // TestSharedCachePreemption fills a cache that two engines share. The request that was admitted
 // first of all proceeds, though its own engine has no other to preempt.
 func TestSharedCachePreemption(t *testing.T) {
-	both := NewWithSharedCache(Config{KVTokens: 80}, Config{KVTokens: 80})
+	both := NewWithSharedCache(withRoundTimes(Config{KVTokens: 80}), withRoundTimes(Config{KVTokens: 80}))
 	first := add(t, both[0], 79, 30, nil, 0)
 	now := both[0].Step(0).End
 	second := add(t, both[1], 79, 30, nil, now)

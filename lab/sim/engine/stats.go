@@ -3,6 +3,7 @@ package engine
 // Stats are the engine's counters and gauges, in vLLM's units.
 type Stats struct {
 	Running, Waiting int
+	Arriving         int     // at the API server, in neither of them
 	Loading          int     // of those waiting, from the host tier
 	KVUsage          float64 // blocks in use over all blocks, 0 to 1
 
@@ -28,6 +29,7 @@ type Stats struct {
 func (s *Stats) Add(o Stats) {
 	s.Running += o.Running
 	s.Waiting += o.Waiting
+	s.Arriving += o.Arriving
 	s.Loading += o.Loading
 	s.KVUsage = max(s.KVUsage, o.KVUsage)
 	s.PrefixQueries += o.PrefixQueries
@@ -86,6 +88,7 @@ func (e *Engine) Stats() Stats {
 			s.Loading++
 		}
 	}
+	s.Arriving = len(e.arriving)
 	s.Running, s.Waiting = e.running()-s.Loading, len(e.waiting)+s.Loading
 	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
 	return s
