@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
 
 	"warmroute/cli"
 	"warmroute/config"
@@ -23,7 +24,7 @@ import (
 const simShutdownTimeout = time.Second
 
 func newSimCommand() *cobra.Command {
-	var listen string
+	var listen []string
 	var cfg sim.Config
 	var drainSeconds int
 	var scriptFile string
@@ -78,9 +79,9 @@ func readScriptFile(name string) (sim.Script, error) {
 	return sim.ReadScript(f)
 }
 
-func addSimFlags(f *pflag.FlagSet, listen *string, drainSeconds *int, cfg *sim.Config) {
+func addSimFlags(f *pflag.FlagSet, listen *[]string, drainSeconds *int, cfg *sim.Config) {
 	f.SortFlags = false
-	f.StringVar(listen, "listen", "127.0.0.1:8000", "listen on `ADDRESS`")
+	f.StringArrayVar(listen, "listen", []string{"127.0.0.1:8000"}, "listen on `ADDRESS` (repeatable: a replica on each, all on one GPU, where a step takes as many times as long as replicas compute when it begins)")
 	f.StringVar(&cfg.Model, "model", "sim", "`NAME` of the model")
 	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "`NAME` of a LoRA adapter (repeatable)")
 	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "context length: `N` tokens of prompt and output")
@@ -157,35 +158,50 @@ func (v *quadraticValue) String() string {
 
 func (v *quadraticValue) Type() string { return "float64" }
 
-// runSim serves until the command's context is done, then drains for the given time.
-func runSim(cmd *cobra.Command, listen string, cfg sim.Config, drainTimeout time.Duration) error {
-	if err := config.CheckListenAddress(listen); err != nil {
-		return cli.UsageError{Err: fmt.Errorf("--listen: %w", err)}
+// runSim serves a replica on each address until the command's context is done, then drains them for the given time.
+func runSim(cmd *cobra.Command, listen []string, cfg sim.Config, drainTimeout time.Duration) error {
+	for _, address := range listen {
+		if err := config.CheckListenAddress(address); err != nil {
+			return cli.UsageError{Err: fmt.Errorf("--listen: %w", err)}
+		}
+	}
+	if len(listen) > 1 {
+		cfg.GPU = &sim.GPU{}
 	}
 	if err := cfg.Validate(); err != nil {
 		return cli.UsageError{Err: err}
 	}
-	s := sim.NewServer(cfg)
-	if err := s.Bind(listen); err != nil {
-		if failed := (*sim.KVEventsBindError)(nil); errors.As(err, &failed) {
-			return server.ListenError("kv-events", failed.Address, err)
+	var replicas []*sim.Server
+	for _, address := range listen {
+		s := sim.NewServer(cfg)
+		if err := s.Bind(address); err != nil {
+			if failed := (*sim.KVEventsBindError)(nil); errors.As(err, &failed) {
+				return server.ListenError("kv-events", failed.Address, err)
+			}
+			return server.ListenError("listen", address, err)
 		}
-		return server.ListenError("listen", listen, err)
+		fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
+		replicas = append(replicas, s)
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
-
 	// After the signal, requests end the way vLLM ends them, so Run must outlive it.
+	running, ctx := errgroup.WithContext(context.WithoutCancel(cmd.Context()))
+	for _, s := range replicas {
+		running.Go(func() error { return runReplica(ctx, cmd.Context(), s, drainTimeout) })
+	}
+	return running.Wait()
+}
+
+// runReplica serves until ctx is done, or until signal is, when it drains for the given time.
+func runReplica(ctx, signal context.Context, s *sim.Server, drainTimeout time.Duration) error {
 	shutdown := make(chan error, 1)
-	stop := context.AfterFunc(cmd.Context(), func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), drainTimeout+simShutdownTimeout)
+	stop := context.AfterFunc(signal, func() {
+		ctx, cancel := context.WithTimeout(ctx, drainTimeout+simShutdownTimeout)
 		defer cancel()
 		if drainTimeout > 0 {
 			s.Drain(drainTimeout)
 		}
 		shutdown <- s.AbortAndShutdown(ctx)
 	})
-	ctx, cancel := context.WithCancel(context.WithoutCancel(cmd.Context()))
-	defer cancel()
 	err := s.Run(ctx)
 	if stop() {
 		return err // it failed before the signal

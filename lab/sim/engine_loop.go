@@ -175,17 +175,21 @@ func (s *Server) runEngine(ctx context.Context, k *rank) {
 			at = max(at, time.Since(began))
 			continue
 		}
+		k.engine.SetSpeed(s.speed / float64(s.cfg.GPU.countComputing()+1))
 		step := k.engine.Step(at)
 		s.engineMu.Unlock()
+		s.cfg.GPU.startStep(&step)
 
 		if wait := time.Until(began.Add(step.End)); wait > 0 {
 			timer.Reset(wait)
 			select {
 			case <-timer.C:
 			case <-ctx.Done():
+				s.cfg.GPU.endStep(&step)
 				return
 			}
 		}
+		s.cfg.GPU.endStep(&step)
 		at = step.End
 		if s.awaitThaw(ctx, k) {
 			at = max(at, time.Since(began))

@@ -119,7 +119,7 @@ func (s *Server) SetFault(f Fault) error {
 	case Refuse:
 		s.listening.suspend()
 	case Slow:
-		s.setEngineSpeeds(s.cfg.Engine.Speed / f.Factor)
+		s.setSpeed(s.cfg.Engine.Speed / f.Factor)
 	}
 	return nil
 }
@@ -128,7 +128,7 @@ func (s *Server) SetFault(f Fault) error {
 func (s *Server) ClearFaults() error {
 	s.faults.clear()
 	s.wakeFrozenEngines()
-	s.setEngineSpeeds(s.cfg.Engine.Speed)
+	s.setSpeed(s.cfg.Engine.Speed)
 	return s.listening.reopenIfSuspended(s.address)
 }
 
@@ -137,7 +137,7 @@ func (s *Server) endFault(k FaultKind) {
 	s.faults.remove(k)
 	switch k {
 	case Slow:
-		s.setEngineSpeeds(s.cfg.Engine.Speed)
+		s.setSpeed(s.cfg.Engine.Speed)
 	case Freeze:
 		s.wakeFrozenEngines()
 	case Refuse:
@@ -146,12 +146,11 @@ func (s *Server) endFault(k FaultKind) {
 	}
 }
 
-func (s *Server) setEngineSpeeds(speed float64) {
+// setSpeed sets the speed of the engines from their next steps on.
+func (s *Server) setSpeed(speed float64) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
-	for _, k := range s.ranks {
-		k.engine.SetSpeed(speed)
-	}
+	s.speed = speed
 }
 
 // faults are the active faults. The zero value is ready for use.

@@ -25,6 +25,7 @@ type Config struct {
 	Engine engine.Config // of each rank
 	Ranks  int           // data-parallel engines behind the one port; default 1
 	Rank   RankConfig
+	GPU    *GPU // that it shares with other servers; nil: its engines share none
 
 	Model         string   // name it serves; default "sim"
 	Adapters      []string // LoRA adapters loaded at the start
@@ -74,6 +75,7 @@ type Server struct {
 	ranks     []*rank
 	serving   int // of ranks, the first ones; the others are spare
 	balancer  *engine.Balancer
+	speed     float64   // of the engines, each on a GPU of its own
 	startedAt time.Time // of the simulated process
 	epoch     int       // restarts so far
 	hashSeed  uint64    // of the hashes of blocks, as they differ between vLLM processes
@@ -118,9 +120,11 @@ func NewServer(cfg Config) *Server {
 // startEngines gives each rank a new engine, and blocks other hashes. It requires engineMu, or
 // that nothing runs yet.
 func (s *Server) startEngines() {
-	s.hashSeed = rand.Uint64()
+	s.hashSeed, s.speed = rand.Uint64(), s.cfg.Engine.Speed
 	for _, k := range s.ranks {
-		k.engine = engine.New(s.cfg.Engine)
+		cfg := s.cfg.Engine
+		cfg.Seed = rand.Uint64()
+		k.engine = engine.New(cfg)
 		k.live, k.counters = nil, newCounters()
 	}
 	s.balanceServing()
