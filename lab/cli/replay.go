@@ -84,8 +84,9 @@ sim". The same command always prints the same figures.
                         is simulated about 20 times with three seeds. With --trace, parts of
                         the trace are among the workloads.
 
-A load of 1 is the number of prompt tokens that the fleet can prefill without a
-cache: 44,000 per second and backend.`,
+A load of 1 is what the fleet can do without a cache: 44,000 prompt tokens per
+second and backend; of a trace, also its output tokens, of which each takes 5 µs
+and 22 ns for each token before it.`,
 		Example: `  warmroute replay --workload agentic --sessions 128 --policy prefix,round-robin,chwbl
   warmroute replay --workload hot --rate 60
   warmroute replay --workload documents --load 0.9,1.5 --policy all

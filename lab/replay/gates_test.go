@@ -183,9 +183,13 @@ var linear = engine.Config{
 	QuadraticDepth: engine.LinearPrefill, PromptTokenTime: engine.NoAPIServer,
 }
 
-// traced plays a trace under a load of replicas with that engine.
+// traced plays a trace whose prompts are that share of what replicas with that engine can prefill.
 func traced(trace *replay.Trace, load float64) replay.Traced {
-	return replay.Traced{Trace: trace, Load: linearLoad(load)}
+	prompts := &replay.Trace{BlockTokens: trace.BlockTokens, Requests: slices.Clone(trace.Requests)}
+	for i := range prompts.Requests {
+		prompts.Requests[i].OutputTokens = 0
+	}
+	return replay.Traced{Trace: trace, Load: linearLoad(load) * trace.Load(fleet) / prompts.Load(fleet)}
 }
 
 // linearLoad returns the load that is the same share of what replicas with that engine can prefill.

@@ -183,15 +183,22 @@ func (t *Trace) Truncate(n int) {
 	t.Requests = t.Requests[:min(n, len(t.Requests))]
 }
 
-// Load returns the load of the trace on this many backends: its prompt tokens over
-// what they could prefill in its span, nominalRate each, without a cache. It is
-// infinite when all requests arrive at once.
+// Load returns the load of the trace on this many backends: the time that its requests take on one replica, over
+// that of all in its span. It is infinite when all requests arrive at once.
 func (t *Trace) Load(backends int) float64 {
-	tokens := 0
-	for _, r := range t.Requests {
-		tokens += r.PromptTokens
+	seconds := 0.0
+	for i := range t.Requests {
+		seconds += t.Requests[i].nominalSeconds()
 	}
-	return float64(tokens) / (t.span().Seconds() * float64(backends) * nominalRate)
+	return seconds / (t.span().Seconds() * float64(backends))
+}
+
+// nominalSeconds returns how long the request takes on a replica without a cache: its prompt at nominalRate, and what
+// each token of the output adds to a step of the default engine.
+func (q *TraceRequest) nominalSeconds() float64 {
+	e := engine.Config{}.WithDefaults()
+	prompt, output := float64(q.PromptTokens), float64(q.OutputTokens)
+	return prompt/nominalRate + output*(e.DecodeTime.Seconds()+(prompt+output/2)*e.ContextTime.Seconds())
 }
 
 // ScaleToLoad scales the times of arrival so that Load is load.

@@ -141,9 +141,9 @@ func TestSpreadIsDeterministic(t *testing.T) {
 }
 
 func TestScaleToLoad(t *testing.T) {
-	// 4 × 88,000 tokens in 4 s on two backends of 44,000 tokens/s: all they can do.
+	// 4 × 88,000 tokens in 4 s on two backends of 44,000 tokens/s: all they can do, but for one token of output each.
 	tr := at(88_000, 1000, 2000, 3000, 5000)
-	if got := tr.Load(2); math.Abs(got-1) > 1e-9 {
+	if got := tr.Load(2); math.Abs(got-1) > 0.002 {
 		t.Errorf("load %v, want 1", got)
 	}
 	tr.ScaleToLoad(0.5, 2)
@@ -285,7 +285,7 @@ func TestTracedLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Open[1].At != 2*time.Second || trace.Requests[1].At != time.Hour {
-		t.Errorf("the second request arrives at %v, and the trace itself has it at %v; want 2s and still 1h", r.Open[1].At, trace.Requests[1].At)
+	if r.Open[1].At.Round(10*time.Millisecond) != 2*time.Second || trace.Requests[1].At != time.Hour {
+		t.Errorf("the second request arrives at %v, and the trace itself has it at %v; want about 2s and still 1h", r.Open[1].At, trace.Requests[1].At)
 	}
 }
