@@ -174,7 +174,9 @@ func TestHostTierIsLearned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if times := float64(measureWorkload(requests).blocks*requests.BlockTokens) / (backends * kvTokens); times < 5.5 || times > 6.5 {
+	var size workloadSize
+	size.add(requests)
+	if times := size.tokens / (backends * kvTokens); times < 5.5 || times > 6.5 {
 		t.Fatalf("the conversations are %.1f times as long as the KV caches together, want about 6", times)
 	}
 	withHostTier := func(tokens int) engine.Config {

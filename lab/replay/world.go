@@ -36,22 +36,28 @@ type Dimension struct{ Name, Value string }
 type world struct {
 	World
 	*rand.Rand
-	pinned bool // its sessions all stay to the end
+	kind string // of its workload
 }
 
 // DrawWorld returns world number of a seed. The same arguments give the same world. trace,
 // which may be nil, is one of the workloads.
 func DrawWorld(seed uint64, number int, trace *Trace) (World, error) {
 	w := &world{World: World{Number: number}, Rand: rand.New(rand.NewPCG(seed, uint64(number)))}
+	w.drawKind(trace)
 	w.drawFleet()
+	w.drawDevices()
 	w.drawEngine()
+	w.drawRanks()
 	models := w.drawModels()
 	workload, load := w.drawWorkload(trace)
 	w.drawClients()
-	w.drawRanks()
+	w.Scenario.Workload = drawnWorkload{base: workload, models: models, scenario: w.Scenario}
+	if err := w.drawKV(); err != nil {
+		return World{}, err
+	}
 	w.Load = load
 	w.Scenario.Workload = drawnWorkload{base: workload, load: load, models: models, scenario: w.Scenario}
-	return w.World, w.drawKV()
+	return w.World, nil
 }
 
 func (w *world) add(name, value string) {
@@ -66,10 +72,31 @@ func (w *world) between(low, high float64) float64 {
 // chance reports true with a probability.
 func (w *world) chance(probability float64) bool { return w.Float64() < probability }
 
-// drawFleet draws the number of replicas and their speeds.
+// drawKind draws the kind of workload: in a third of the worlds agents with long contexts.
+func (w *world) drawKind(trace *Trace) {
+	kinds := []string{"agentic", "rollouts", "shared", "pinned", "documents", "hot", "chats"}
+	if trace != nil {
+		kinds = append(kinds, "trace")
+	}
+	w.kind = kinds[w.IntN(len(kinds))]
+	if w.chance(1.0 / 3) {
+		w.kind = "agents, open"
+		if w.chance(0.5) {
+			w.kind = "agents, closed"
+		}
+	}
+	w.add("workload", w.kind)
+}
+
+func (w *world) hasCodingAgents() bool { return w.kind == "agents, open" || w.kind == "agents, closed" }
+
+// drawFleet draws the number of replicas and their speeds. Few have coding agents, whose requests take long to simulate.
 func (w *world) drawFleet() {
 	s := &w.Scenario
 	s.Backends = int(w.between(2, 65))
+	if w.hasCodingAgents() {
+		s.Backends = int(w.between(2, 25))
+	}
 	switch {
 	case s.Backends <= 4:
 		w.add("fleet", "2-4")
@@ -88,16 +115,38 @@ func (w *world) drawFleet() {
 	w.add("speeds", speeds)
 }
 
-// drawEngine draws how fast a replica is. One that prefills slowly decodes slowly, too.
+// drawDevices draws which replicas share a GPU, and whether the router is told of it.
+func (w *world) drawDevices() {
+	s := &w.Scenario
+	if !w.chance(0.15) {
+		w.add("devices", "own")
+		return
+	}
+	each := 2 + w.IntN(3)
+	for i := range s.Backends {
+		s.Devices = append(s.Devices, i/each)
+	}
+	if s.DevicesUnknown = w.chance(1.0 / 3); s.DevicesUnknown {
+		w.add("devices", "shared, unknown")
+	} else {
+		w.add("devices", "shared, known")
+	}
+}
+
+// drawEngine draws how fast a replica is: as some hardware is, or not like any.
 func (w *world) drawEngine() {
 	e := &w.Scenario.Engine
-	e.PrefillRate = w.between(1000, 100_000)
-	slowness := math.Sqrt(8000/e.PrefillRate) * w.between(0.5, 2)
-	e.StepTime = time.Duration(w.between(4e6, 25e6))
-	e.DecodeTime = time.Duration(40e3 * slowness)
-	e.ContextTime = max(1, time.Duration(24*slowness))
+	if known := publishedHardware(); w.chance(0.75) {
+		h := known[w.IntN(len(known))]
+		*e = h.times
+		w.add("hardware", h.name)
+	} else {
+		w.drawStepTimes()
+		w.add("hardware", "any")
+	}
 	e.StepTokens = int(w.between(2048, 16384))
 	e.MaxSeqs = int(w.between(64, 512))
+	w.drawDeviations()
 	switch {
 	case e.PrefillRate < 5000:
 		w.add("prefill", "1k-5k/s")
@@ -111,18 +160,46 @@ func (w *world) drawEngine() {
 	} else {
 		w.add("step", "6k-16k")
 	}
-	attention := "linear"
+	if e.QuadraticDepth == engine.LinearPrefill {
+		w.add("attention", "linear")
+	} else {
+		w.add("attention", "quadratic")
+	}
+}
+
+// drawStepTimes draws the times of a step. An engine that prefills slowly decodes slowly, too.
+func (w *world) drawStepTimes() {
+	e := &w.Scenario.Engine
+	e.PrefillRate = w.between(1000, 100_000)
+	slowness := math.Sqrt(8000/e.PrefillRate) * w.between(0.5, 2)
+	e.StepTime = time.Duration(w.between(4e6, 25e6))
+	e.DecodeTime = time.Duration(40e3 * slowness)
+	e.ContextTime = max(1, time.Duration(24*slowness))
 	e.QuadraticDepth = engine.LinearPrefill
 	if w.chance(0.5) {
-		attention = "quadratic"
 		e.QuadraticDepth = w.between(0.5e-5, 4e-5)
 	}
-	w.add("attention", attention)
+}
+
+// drawDeviations draws what a model of a step by its tokens and sequences lacks, or knows only roughly.
+func (w *world) drawDeviations() {
+	e := &w.Scenario.Engine
+	if w.chance(0.75) {
+		e.PromptTokenTime = time.Duration(w.between(500, 4000))
+	}
+	e.Jitter = 0.3 * w.Float64()
+	if w.chance(0.6) {
+		e.DecodeInterference = w.between(3e-4, 3e-3)
+	}
+	if e.QuadraticDepth != engine.LinearPrefill && w.chance(0.5) {
+		e.CachedDepth = e.QuadraticDepth * w.between(0.5, 2)
+	}
+	e.Seed = w.Uint64()
 }
 
 // drawRanks draws how many data-parallel engines each replica has.
 func (w *world) drawRanks() {
-	if !w.chance(0.15) {
+	if !w.chance(0.15) || w.Scenario.Devices != nil {
 		w.add("ranks", "one")
 		return
 	}
@@ -177,24 +254,31 @@ func (w *world) drawClients() {
 
 // drawWorkload draws a workload and its load, which is 0 for a closed loop.
 func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
-	kinds := []string{"agentic", "rollouts", "shared", "pinned", "documents", "hot", "chats"}
-	if trace != nil {
-		kinds = append(kinds, "trace")
-	}
-	kind := kinds[w.IntN(len(kinds))]
-	w.add("workload", kind)
 	load = 0.5 + 0.8*w.Float64()
 	n := float64(max(minWorldRequests, minReplicaRequests*w.Scenario.Backends)) * (1 + 0.2*w.Float64())
 	seconds := func(rate float64) time.Duration { return time.Duration(n / rate * float64(time.Second)) }
-	const rate = 10 // requests a second, before arrivals are scaled to the load
-	switch kind {
+	const (
+		rate     = 10 // requests a second, before arrivals are scaled to the load
+		maxTurns = 40 // of a conversation of coding agents, whose requests take long to simulate
+		turns    = 19 // mean
+	)
+	switch w.kind {
+	case "agents, open":
+		load /= 2.5 // on average: it is twice as high while most conversations are open
+		w.addLoad(load)
+		const span = 20 * time.Minute
+		requests := load * w.codingAgentRate() * span.Seconds()
+		return CodingAgents{Conversations: int(min(max(40, requests/turns), 160)), BeginWithin: span, MaxTurns: maxTurns}, load
+	case "agents, closed":
+		const pause = 33 // seconds, mean
+		open := int(min(max(2, load*w.codingAgentRate()*pause), 120))
+		return CodingAgents{Conversations: max(40, 3*open/2), Concurrency: open, MaxTurns: maxTurns}, 0
 	case "agentic":
 		open := max(2, int(w.between(1, 12)*float64(w.Scenario.Backends)))
 		return Agentic{Concurrency: open, Sessions: max(250, open)}, 0
 	case "rollouts":
 		return Rollouts(), 0
 	case "pinned":
-		w.pinned = true
 		sessions := max(4, int(w.between(2, 10)*float64(w.Scenario.Backends)))
 		return Conversations{
 			Sessions: sessions, Groups: sessions, PromptTokens: int(w.between(2000, 16000)), MeanTurns: max(8, 1.3*n/float64(sessions)),
@@ -223,8 +307,19 @@ func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
 	return Traced{Trace: &Trace{BlockTokens: trace.BlockTokens, Requests: slices.Clone(trace.Requests[first:last])}}, load
 }
 
+// codingAgentRate returns about how many requests of coding agents a second are a load of 1: most have a prompt of 75,000
+// tokens, of which 2,000 are computed, and an output of 400. Ten run at once on a replica.
+func (w *world) codingAgentRate() float64 {
+	e := w.Scenario.Engine.WithDefaults()
+	token := e.StepTime.Seconds()/10 + e.DecodeTime.Seconds() + 75_000*e.ContextTime.Seconds()
+	fleet := drawnWorkload{scenario: w.Scenario}
+	return fleet.totalSpeed() / (e.PrefillSeconds(73_000, 0, 2000) + 400*token)
+}
+
 func (w *world) addLoad(load float64) {
 	switch {
+	case load < 0.5:
+		w.add("load", "0.2-0.5")
 	case load < 0.75:
 		w.add("load", "0.5-0.75")
 	case load <= 1:
@@ -237,15 +332,18 @@ func (w *world) addLoad(load float64) {
 // drawKV draws the size of the KV caches in relation to the workload.
 func (w *world) drawKV() error {
 	s := &w.Scenario
-	requests, err := s.Workload.Requests(s.Backends, 1)
-	if err != nil {
-		return err
+	var m workloadSize
+	for seed := range uint64(worldSeeds) {
+		requests, err := s.Workload.Requests(s.Backends, seed+1)
+		if err != nil {
+			return err
+		}
+		m.add(requests)
 	}
-	m := measureWorkload(requests)
-	working := float64(m.blocks*requests.BlockTokens) / float64(s.Backends*max(1, s.Ranks)) // tokens for each engine
+	working := m.tokens / float64(s.Backends*max(1, s.Ranks)) // for each engine
 	var tokens float64
 	switch draw := w.Float64(); {
-	case w.pinned:
+	case w.kind == "pinned":
 		tokens = max(working/1.3, 1.2*m.longest) // what an engine's sessions need is 1.3 times its cache
 		w.add("KV", "1/1.3")
 	case draw < 0.4:
@@ -262,28 +360,26 @@ func (w *world) drawKV() error {
 	return nil
 }
 
-// workloadSize is what a workload needs of a fleet.
+// workloadSize is what a workload needs of a fleet, with any of its seeds.
 type workloadSize struct {
-	blocks        int     // distinct ones
+	requests      float64
+	tokens        float64 // in distinct blocks, with the seed that has the most
 	mean, longest float64 // tokens of a request, prompt and output
 }
 
-// measureWorkload goes through all requests of a workload, which it uses up.
-func measureWorkload(r *Requests) workloadSize {
-	var m workloadSize
+// add goes through all requests of a seed, which it uses up.
+func (m *workloadSize) add(r *Requests) {
 	distinct := map[engine.BlockHash]bool{}
-	n := 0.0
 	for j := range r.all() {
-		n++
+		m.requests++
 		tokens := float64(j.Prompt + j.Output)
-		m.mean += (tokens - m.mean) / n
+		m.mean += (tokens - m.mean) / m.requests
 		m.longest = max(m.longest, tokens)
 		for _, b := range j.cache {
 			distinct[b] = true
 		}
 	}
-	m.blocks = len(distinct)
-	return m
+	m.tokens = max(m.tokens, float64(len(distinct)*r.BlockTokens))
 }
 
 // all yields all requests, those of a closed loop as if each ended at once.
@@ -306,7 +402,8 @@ func (r *Requests) all() func(yield func(*Job) bool) {
 
 // drawnWorkload is a workload with its load and models. A load of 1 is what the fleet can
 // do in the time of the arrivals if one unlimited cache serves all: the prefill of what is
-// not cached then, and the share of the steps that each generated token takes.
+// not cached then, and the share of the steps that each generated token takes, if as many
+// requests run as the KV cache has room for.
 type drawnWorkload struct {
 	base     Workload
 	load     float64 // 0: arrivals stay as they are
@@ -339,13 +436,16 @@ func (w drawnWorkload) Requests(backends int, seed uint64) (*Requests, error) {
 	return r, nil
 }
 
-// speed returns the speed of a replica, all of its ranks together.
+// speed returns the speed of a replica, all of its ranks together, beside those that share its device.
 func (w *drawnWorkload) speed(backend int) float64 {
-	ranks := float64(max(1, w.scenario.Ranks))
+	speed := float64(max(1, w.scenario.Ranks))
 	if backend < len(w.scenario.Speeds) {
-		return ranks * w.scenario.Speeds[backend]
+		speed *= w.scenario.Speeds[backend]
 	}
-	return ranks
+	if w.scenario.Devices != nil {
+		speed /= float64(len(groupByDevice(w.scenario.Devices)[backend]))
+	}
+	return speed
 }
 
 func (w *drawnWorkload) totalSpeed() float64 {
@@ -377,6 +477,11 @@ func (w *drawnWorkload) modelShares() []float64 {
 // loop with an unlimited cache.
 func (w *drawnWorkload) busySeconds(r *Requests) float64 {
 	e := w.scenario.Engine.WithDefaults()
+	tokens := 0.0
+	for _, j := range r.Open {
+		tokens += float64(j.Prompt+j.Output) / float64(len(r.Open))
+	}
+	running := min(max(1, float64(w.scenario.KVTokens)/tokens), float64(e.MaxSeqs))
 	cached := map[engine.BlockHash]bool{}
 	seconds := 0.0
 	for _, j := range r.Open {
@@ -391,7 +496,7 @@ func (w *drawnWorkload) busySeconds(r *Requests) float64 {
 		uncached := float64(j.Prompt) - hit
 		seconds += e.PrefillSeconds(hit, 0, uncached)
 		context := float64(j.Prompt) + float64(j.Output)/2
-		seconds += float64(j.Output) * (e.DecodeTime.Seconds() + context*e.ContextTime.Seconds())
+		seconds += float64(j.Output) * (e.StepTime.Seconds()/running + e.DecodeTime.Seconds() + context*e.ContextTime.Seconds())
 	}
 	return seconds
 }

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	committedWorlds     = 40
+	committedWorlds     = 32
 	committedWorldsSeed = 7
 	worldsFile          = "testdata/worlds.json"
 	// maxWorse is by how much the geometric mean of a figure may exceed the committed one.
@@ -26,8 +26,9 @@ var updateWorlds = flag.String("update", "", "write "+worldsFile+": own figures 
 type committedWorld struct {
 	Number     int                   `json:"world"`
 	Dimensions []Dimension           `json:"dimensions"`
-	Figures    map[string][3]float64 `json:"figures"` // by name: with the queue, without, the lowest of the others
-	Best       map[string]string     `json:"best"`    // the policy that has the lowest
+	Figures    map[string][3]float64 `json:"figures"`       // by name: with the queue, without, the lowest of the others
+	Best       map[string]string     `json:"best"`          // the policy that has the lowest
+	Lost       int                   `json:"lost,omitzero"` // requests, of the policy that lost the fewest
 }
 
 // TestWorlds plays prefix in a fixed set of drawn worlds and compares its figures with the
@@ -71,8 +72,8 @@ func TestWorlds(t *testing.T) {
 				}
 			}
 		}
-		if r.Load <= 1 && r.Results[0].Lost > 0 {
-			t.Errorf("%v: %d requests were lost", w, r.Results[0].Lost)
+		if lost := r.Results[0].Lost; lost > c.Lost {
+			t.Errorf("%v: %d requests were lost, and %d by another policy", w, lost, c.Lost)
 		}
 	}
 	if *updateWorlds == "own" {
@@ -132,7 +133,7 @@ func playAndWriteWorlds(t *testing.T) {
 			t.Fatal(w, err)
 		}
 		results = append(results, r)
-		c := committedWorld{Number: i, Dimensions: w.Dimensions, Figures: ownFigures(&r), Best: map[string]string{}}
+		c := committedWorld{Number: i, Dimensions: w.Dimensions, Figures: ownFigures(&r), Best: map[string]string{}, Lost: r.Results[0].Lost - r.lostMore()}
 		for k := range worldFigures {
 			f := &worldFigures[k]
 			figures, ok := c.Figures[f.name]
