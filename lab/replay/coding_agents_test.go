@@ -82,7 +82,7 @@ func TestPublishedHardware(t *testing.T) {
 	}
 	measured := publishedHardware()[0].times
 	h200 := model{parameters: 8.03e9, layers: 32, hidden: 4096, kvHeads: 8}
-	derived := h200.stepTimes(0.625*989e12, 4.8e12)
+	derived := h200.stepTimes(0.7*989e12, 4.8e12)
 	for name, ratio := range map[string]float64{
 		"base": float64(derived.StepTime) / float64(measured.StepTime), "rate": derived.PrefillRate / measured.PrefillRate,
 		"attention": derived.QuadraticDepth / measured.QuadraticDepth, "context": float64(derived.ContextTime) / float64(measured.ContextTime),

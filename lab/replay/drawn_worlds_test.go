@@ -44,7 +44,7 @@ func TestDrawnWorlds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := w.playAgainst(t, known, fmt.Sprintf("%d/%d", seed, number))
+			r, err := w.playAgainst(t, known, seed)
 			if err != nil {
 				t.Fatal(w, err)
 			}
@@ -79,9 +79,10 @@ func readKnownRivals(path string) (knownRivals, error) {
 	return known, json.Unmarshal(data, &known)
 }
 
-// playAgainst plays a world under prefix, and under the others unless they are known; then they are, and are written to
-// the file of -rivals.
-func (w World) playAgainst(t *testing.T, known knownRivals, key string) (WorldResult, error) {
+// playAgainst plays a world of a seed under prefix, and under the others unless they are known; then they are, and are
+// written to the file of -rivals.
+func (w World) playAgainst(t *testing.T, known knownRivals, seed uint64) (WorldResult, error) {
+	key := fmt.Sprintf("%d/%d", seed, w.Number)
 	if rivals, ok := known[key]; ok {
 		r, err := w.RunOwn(t.Context())
 		r.Results = append(r.Results, rivals...)

@@ -184,6 +184,7 @@ func (w *world) drawStepTimes() {
 // drawDeviations draws what a model of a step by its tokens and sequences lacks, or knows only roughly.
 func (w *world) drawDeviations() {
 	e := &w.Scenario.Engine
+	e.PromptTokenTime = engine.NoAPIServer
 	if w.chance(0.75) {
 		e.PromptTokenTime = time.Duration(w.between(500, 4000))
 	}

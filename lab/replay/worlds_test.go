@@ -119,8 +119,13 @@ func writeWorlds(t *testing.T, worlds []committedWorld) {
 	}
 }
 
-// playAndWriteWorlds plays all policies, writes worldsFile and prints the report.
+// playAndWriteWorlds plays all policies as far as the file of -rivals does not have them, writes worldsFile and prints the
+// report.
 func playAndWriteWorlds(t *testing.T) {
+	known, err := readKnownRivals(*drawnRivals)
+	if err != nil {
+		t.Fatalf("-rivals: %v", err)
+	}
 	var all []committedWorld
 	var results []WorldResult
 	for i := range committedWorlds {
@@ -128,7 +133,7 @@ func playAndWriteWorlds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := w.Run(t.Context())
+		r, err := w.playAgainst(t, known, committedWorldsSeed)
 		if err != nil {
 			t.Fatal(w, err)
 		}
