@@ -205,63 +205,6 @@ func TestTruncatedReplyIsNotIndexed(t *testing.T) {
 	}
 }
 
-func TestPrefillRates(t *testing.T) {
-	r, fleet, c := newFleet(t, 3, "prefix")
-	key := 0
-	prefill := func(b *backends.Backend, tokens int, took time.Duration) {
-		key++
-		req := ask([]*backends.Backend{b}, key, tokens/64)
-		d := mustPick(t, r, req)
-		c.advance(took)
-		d.RecordFirstEvent()
-		d.Release(Outcome{End: Completed})
-	}
-	f := func(name string, want ...float64) {
-		t.Helper()
-		for slot, l := range r.Estimates() {
-			if math.Abs(l.PrefillRate-want[slot]) > 0.01*want[slot] {
-				t.Errorf("%s: backend %d prefills %.0f tokens a second, want %.0f", name, slot, l.PrefillRate, want[slot])
-			}
-		}
-	}
-	for range 2 {
-		prefill(fleet[0], 6400, time.Second)
-	}
-	f("two samples", 8000, 8000, 8000)
-	prefill(fleet[0], 6400, 100*time.Millisecond) // a wrong one
-	f("one of three is wrong: the fleet's rate is the only one known", 6400, 6400, 6400)
-	for range 10 {
-		prefill(fleet[0], 6400, time.Second)
-		prefill(fleet[1], 7040, time.Second)
-		prefill(fleet[2], 3200, time.Second)
-		prefill(fleet[2], 64, time.Second) // says nothing
-	}
-	f("those alike are taken for equal", 6400, 6400, 3200)
-}
-
-// What a prefill's first event tells of speed: nothing when it was short, in
-// tokens or in time, and what is cached is not computed.
-func TestPrefillRateSamples(t *testing.T) {
-	f := func(name string, blocks, cached int, took time.Duration, want float64) {
-		t.Helper()
-		r, fleet, c := newFleet(t, 1, "prefix")
-		for key := range 20 {
-			d := mustPick(t, r, ask(fleet, key, blocks))
-			c.advance(took)
-			d.RecordFirstEvent()
-			d.Release(usage(blocks*64, cached))
-		}
-		if got := r.Estimates()[0].PrefillRate; math.Abs(got-want) > 0.01*want {
-			t.Errorf("%s: %.0f tokens a second, want %.0f", name, got, want)
-		}
-	}
-	f("a prefill that tells", 200, 0, time.Second, 12_800)
-	f("few tokens", 10, 0, time.Second, 8000)
-	f("a short time", 200, 0, 50*time.Millisecond, 8000)
-	f("half of it cached, which was not predicted", 400, 12_800, time.Second, 12_800)
-	f("all of it but a little cached", 200, 12_736, time.Second, 8000)
-}
-
 func TestOutputTokensPerSequence(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix")
 	for key := range 100 {

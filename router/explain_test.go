@@ -38,6 +38,7 @@ func says(t *testing.T, e Explanation, parts ...string) {
 
 func TestExplainMatch(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
+	learnPrefillRate(r, testPrefillRate)
 	first := ask(fleet, 1, 31)
 	d := mustPick(t, r, first)
 	d.RecordFirstEvent()
@@ -80,6 +81,7 @@ func TestExplainRoundsTokens(t *testing.T) {
 
 func TestExplainSpill(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
+	learnPrefillRate(r, testPrefillRate)
 	d := mustPick(t, r, ask(fleet, 1, 30))
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed})

@@ -91,7 +91,6 @@ func (f *fleet) setBackend(slot int, b *backends.Backend) {
 func (f *fleet) removeBackend(b *backends.Backend) {
 	f.setBackend(b.Slot, nil)
 	f.forgetInPolicy(b.Slot)
-	f.estimates.UpdateMedianPrefillRate()
 }
 
 func (f *fleet) forgetInPolicy(slot int) {

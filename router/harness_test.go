@@ -90,10 +90,10 @@ func timeToWorkOff(budgets float64) time.Duration {
 
 // learnPrefillRate makes the router learn a rate for all backends.
 func learnPrefillRate(r *Router, tokensPerSecond int) {
-	second := estimate.Prediction{Bytes: 4 * tokensPerSecond, Uncached: float64(tokensPerSecond), TTFT: time.Second, IsText: true}
+	const samples, noRequest = 100, 1e-6
 	for slot := range r.fleet.states {
-		for !r.fleet.estimates.KnowsPrefillRate(slot) {
-			r.fleet.estimates.LearnFromCompletion(slot, &second, estimate.Usage{}, estimate.CacheInfo{Alignment: 1})
+		for range samples {
+			r.fleet.estimates.LearnSteps(slot, &estimate.StepSample{Seconds: 1, Tokens: float64(tokensPerSecond), Prompt: noRequest})
 		}
 	}
 }

@@ -135,7 +135,7 @@ func TestLongPrefillIsNotStalled(t *testing.T) {
 			s.expectStalls("in prefill", 0, false)
 			s.pass(2*time.Minute, nil)
 			s.expectStalls("in the prefill of a GPU not yet known to be slow", 0, false)
-			s.pass(10*time.Second, nil)
+			s.pass(20*time.Second, nil)
 			s.expectStalls("far beyond it", 1, true)
 		})
 	}
@@ -148,9 +148,9 @@ func TestLongPrefillIsNotStalled(t *testing.T) {
 			d.Release(Outcome{End: Completed})
 		}
 		s.send(99, 100_000, true)
-		s.pass(40*time.Second, nil)
+		s.pass(30*time.Second, nil)
 		s.expectStalls("in prefill", 0, false)
-		s.pass(2*time.Second, nil)
+		s.pass(12*time.Second, nil)
 		s.expectStalls("far beyond it", 1, true)
 	})
 	t.Run("while others decode", func(t *testing.T) {

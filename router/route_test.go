@@ -87,6 +87,7 @@ func TestFailedAttemptRollsBack(t *testing.T) {
 
 func TestDisconnectRollsBackUncomputed(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix")
+	learnPrefillRate(r, testPrefillRate)
 	d := mustPick(t, r, ask(fleet, 1, 100)) // 6,400 tokens: 0.8 s
 	c.advance(400 * time.Millisecond)
 	d.Release(Outcome{End: ClientDisconnected})

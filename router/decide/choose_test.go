@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/router/estimate"
 	"warmroute/router/policy"
 )
 
@@ -156,7 +157,7 @@ func TestFillCandidate(t *testing.T) {
 }
 
 func TestLeastPrefill(t *testing.T) {
-	const medianRate = 8000. // of estimate, while nothing is known
+	medianRate := estimate.New(256, 1).MedianPrefillRate() // while nothing is known
 	down := func(b *Backend) { b.State = backends.Down }
 	full := func(b *Backend) { b.MaxInFlight, b.KnownInFlight = 1, 1 }
 	ready := func(*Backend) {}

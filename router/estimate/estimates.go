@@ -4,7 +4,6 @@
 package estimate
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -35,26 +34,24 @@ type Estimates struct {
 
 	backends []backend // by slot
 	models   models
-	layouts  map[string]*layout // by model
-	rate     float64            // median prefill rate of all backends, in tokens a second
-	groups   map[string]int     // numbers of the models that backends serve
-	scratch  []float64          // for medians
+	layouts  map[string]*layout    // by model
+	groups   map[string]*stepGroup // by the model that backends serve
+	unknown  *stepGroup            // of backends whose model is not known
+	rate     float64               // median prefill rate of all backends, in tokens a second
+	scratch  []float64             // for medians
 }
 
 // backend is what was learned of one backend.
 type backend struct {
-	group        int     // of the backends that serve the same model
-	groupRate    float64 // median prefill rate of its group; 0: unknown
-	cacheTokens  int     // that the replica reports
-	cachingOff   bool    // the replica reports that prefix caching is off
+	steps        backendSteps
+	cacheTokens  int  // that the replica reports
+	cachingOff   bool // the replica reports that prefix caching is off
 	capacity     capacity
 	missing      missingHits
 	reset        cacheReset
 	engines      int        // that the replica reports; 0: unknown
 	ratio        tokenRatio // of its prompts
 	output       Average    // tokens of a sequence
-	rate         prefillRate
-	step         step.Model // as of the last call of Step
 	window       counterWindow
 	withoutUsage int // responses since the last one that reported its cached tokens
 	totals       Totals
@@ -73,13 +70,18 @@ type Summary struct {
 	BytesPerToken  float64 // of its own prompts
 	OutputTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
+	Step           step.Model
 	Totals
 }
 
 // New returns estimates for an index of blocks of so many bytes, larger than
 // the caches that it mirrors by margin.
 func New(blockBytes int, indexMargin float64) *Estimates {
-	return &Estimates{blockBytes: blockBytes, margin: indexMargin, models: newModels(), layouts: map[string]*layout{}, rate: defaultPrefillRate, groups: map[string]int{}}
+	unknown := newStepGroup(step.Default())
+	return &Estimates{
+		blockBytes: blockBytes, margin: indexMargin, models: newModels(), layouts: map[string]*layout{},
+		groups: map[string]*stepGroup{}, unknown: unknown, rate: unknownRateShare * unknown.guess.rate,
+	}
 }
 
 // SetLearningDisabled stops or resumes learning. While it is stopped the defaults and what
@@ -89,21 +91,21 @@ func (f *Estimates) SetLearningDisabled(disabled bool) { f.disabled = disabled }
 // Grow makes room for so many slots.
 func (f *Estimates) Grow(slots int) {
 	for len(f.backends) < slots {
-		f.backends = append(f.backends, newBackend())
+		f.backends = append(f.backends, newBackend(f.unknown))
 	}
 }
 
 // ResetSlot resets a slot for another backend.
-func (f *Estimates) ResetSlot(slot int) { f.backends[slot] = newBackend() }
+func (f *Estimates) ResetSlot(slot int) { f.backends[slot] = newBackend(f.unknown) }
 
 // ForgetLearned resets what was learned of a backend. What the replica reports and the
 // totals stay. ResetSlot resets these too.
 func (f *Estimates) ForgetLearned(slot int) {
 	b := &f.backends[slot]
-	fresh := newBackend()
-	fresh.group, fresh.cacheTokens, fresh.cachingOff, fresh.engines, fresh.totals = b.group, b.cacheTokens, b.cachingOff, b.engines, b.totals
+	fresh := newBackend(b.steps.group)
+	fresh.cacheTokens, fresh.cachingOff, fresh.engines, fresh.totals = b.cacheTokens, b.cachingOff, b.engines, b.totals
 	*b = fresh
-	f.UpdateMedianPrefillRate()
+	f.forgetStepsOfGroup(fresh.steps.group)
 }
 
 // ForgetReplicaProcess forgets what was observed of a replica since it started.
@@ -113,10 +115,10 @@ func (f *Estimates) ForgetReplicaProcess(slot int) {
 	b.reset = cacheReset{missShare: b.reset.missShare}
 }
 
-func newBackend() backend {
+func newBackend(g *stepGroup) backend {
 	return backend{
-		cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
-		output: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap, step: step.Default(),
+		steps: backendSteps{group: g}, cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
+		output: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap,
 	}
 }
 
@@ -125,104 +127,8 @@ func (f *Estimates) Summary(slot int) Summary {
 	b := &f.backends[slot]
 	return Summary{
 		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), OutputTokens: b.output.Value,
-		PrefillRate: f.PrefillRate(slot), Totals: b.totals,
+		PrefillRate: f.PrefillRate(slot), Step: *f.Step(slot), Totals: b.totals,
 	}
-}
-
-// SetModel says which model a backend serves. Backends of one model are compared with
-// each other where prefill rates are.
-func (f *Estimates) SetModel(slot int, model string) {
-	group, ok := f.groups[model]
-	if !ok {
-		if len(f.groups) == maxModels {
-			return
-		}
-		group = len(f.groups) + 1
-		f.groups[model] = group
-	}
-	if b := &f.backends[slot]; b.group != group {
-		b.group = group
-		f.UpdateMedianPrefillRate()
-	}
-}
-
-// PrefillRate returns how many tokens a backend prefills in a second. A backend whose rate
-// differs little from the median of those with the same model has that median.
-func (f *Estimates) PrefillRate(slot int) float64 {
-	b := &f.backends[slot]
-	own, typical := b.rate.value, cmp.Or(b.groupRate, f.rate)
-	switch {
-	case own == 0 || f.disabled:
-		return typical
-	case own > typical*(1-rateTolerance) && own < typical*(1+rateTolerance):
-		return typical
-	}
-	return own
-}
-
-// Step returns how long a backend's steps take. The model is valid until the next call of a method.
-func (f *Estimates) Step(slot int) *step.Model {
-	m := &f.backends[slot].step
-	m.Rate = f.PrefillRate(slot)
-	return m
-}
-
-// MedianPrefillRate returns the median of all backends' prefill rates, in tokens a
-// second; a default if none is known.
-func (f *Estimates) MedianPrefillRate() float64 { return f.rate }
-
-// IsPrefillRateKnown reports whether the prefill rate of a backend was measured well enough to
-// be compared with those of others.
-func (f *Estimates) IsPrefillRateKnown(slot int) bool { return f.backends[slot].rate.value > 0 }
-
-// KnowsPrefillRate reports whether PrefillRate was measured, if only roughly, on the backend or
-// on another with the same model. Without learning the default is all there is.
-func (f *Estimates) KnowsPrefillRate(slot int) bool {
-	b := &f.backends[slot]
-	return f.disabled || b.rate.value > 0 || b.rate.provisional > 0 || b.groupRate > 0
-}
-
-// UpdateMedianPrefillRate recomputes the medians, of all backends and of each group.
-func (f *Estimates) UpdateMedianPrefillRate() {
-	if f.disabled {
-		return
-	}
-	if all := f.medianRate(func(*backend) bool { return true }); all > 0 {
-		f.rate = all
-	}
-	for group := range len(f.groups) + 1 {
-		isMember := func(b *backend) bool { return b.group == group }
-		median := f.medianRate(isMember)
-		for slot := range f.backends {
-			if b := &f.backends[slot]; isMember(b) {
-				b.groupRate = median
-			}
-		}
-	}
-}
-
-// medianRate returns the median of the prefill rates of the backends that isMember selects,
-// of the provisional ones while there are no others; 0 if none is known.
-func (f *Estimates) medianRate(isMember func(*backend) bool) float64 {
-	known := f.scratch[:0]
-	for slot := range f.backends {
-		if b := &f.backends[slot]; b.rate.value > 0 && isMember(b) {
-			known = append(known, b.rate.value)
-		}
-	}
-	if len(known) == 0 {
-		for slot := range f.backends {
-			if b := &f.backends[slot]; b.rate.provisional > 0 && isMember(b) {
-				known = append(known, b.rate.provisional)
-			}
-		}
-	}
-	f.scratch = known
-	if len(known) == 0 {
-		return 0
-	}
-	slices.Sort(known)
-	return known[len(known)/2]
 }
 
 // RecordUncached records how many tokens of a request for a model were computed.
@@ -348,22 +254,22 @@ func (f *Estimates) RecordOutputLength(slot, totalTokens int, sequences int64) {
 	f.backends[slot].output.Add(float64(totalTokens) / float64(sequences))
 }
 
-// LearnFromCompletion learns the token sizes, the capacity and the prefill rate from a
-// request whose response was complete.
-func (f *Estimates) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInfo) {
+// LearnFromCompletion learns the token sizes and the capacity from a request whose response was complete. It returns how
+// many tokens were computed of its prompt, as reported or else as predicted; 0 if that is not known.
+func (f *Estimates) LearnFromCompletion(slot int, p *Prediction, u Usage, c CacheInfo) (uncached float64) {
 	b := &f.backends[slot]
 	b.withoutUsage++
 	if f.disabled {
 		f.learnFromUsage(slot, p, u, c)
-		return
+		return 0
 	}
 	if p.Media != (prompt.MediaCounts{}) && u.PromptTokens > 0 {
 		f.models.addMedia(p.Model, p.TextClass, &p.Media, p.Bytes, u.PromptTokens)
 	}
-	uncached := p.Uncached
+	uncached = p.Uncached
 	if p.IsText && u.PromptTokens > 0 {
 		if !isPlausibleRatio(p.Bytes, u.PromptTokens) {
-			return // nor is the rest
+			return 0 // nor is the rest
 		}
 		f.models.addPrompt(p.Model, p.TextClass, p.Bytes, u.PromptTokens)
 		b.ratio.addPrompt(p.Bytes, u.PromptTokens)
@@ -373,11 +279,9 @@ func (f *Estimates) LearnFromCompletion(slot int, p *Prediction, u Usage, c Cach
 		}
 	}
 	if !p.IsText || p.IsTooLong {
-		return
+		return 0
 	}
-	if b.rate.addSample(p.QueuedAhead+uncached, p.TTFT) {
-		f.UpdateMedianPrefillRate()
-	}
+	return uncached
 }
 
 // RecordPrefillDone records that the prefill of a request is over, for the counters.

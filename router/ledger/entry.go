@@ -32,6 +32,7 @@ type Entry struct {
 	pin       index.Pin
 	kv        kvUse
 	prefilled bool
+	steps     entrySteps
 }
 
 // Prompt is what Begin needs of a request's prompt.

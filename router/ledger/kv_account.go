@@ -33,6 +33,11 @@ type kvAccount struct {
 	maxOutput        float64
 	decodeRate       estimate.Average
 
+	// For how long outputs have grown so far, up to summedAt since Ledger.start.
+	prompts                         float64 // tokens of the sequences with output
+	sequenceSeconds, contextSeconds float64
+	summedAt                        time.Duration
+
 	// What the last poll returned.
 	capacity   int     // tokens; 0: unknown
 	external   float64 // tokens in use beyond what we know of; below 0: so many are not in use any more
@@ -56,6 +61,8 @@ func newKVAccount() kvAccount {
 // startOutputGrowth counts a request's output as growing from now on. meanOutput is the mean
 // length of its backend's outputs, sinceStart the time since Ledger.start.
 func (k *kvAccount) startOutputGrowth(e *Entry, meanOutput float64, sinceStart time.Duration) {
+	k.addGrowth(sinceStart)
+	k.prompts += e.Prediction.PromptTokens
 	e.kv.outputSince = sinceStart.Microseconds()
 	k.sequences += e.Prediction.Sequences
 	k.began += e.Prediction.Sequences * e.kv.outputSince
@@ -73,16 +80,26 @@ func (k *kvAccount) recordEnd(e *Entry, o *Outcome, sinceStart time.Duration) {
 	if e.Streams && !e.prefilled {
 		return
 	}
+	k.addGrowth(sinceStart)
+	k.prompts -= e.Prediction.PromptTokens
 	sequences := e.Prediction.Sequences
 	k.sequences -= sequences
 	k.began -= sequences * e.kv.outputSince
 	if k.maxOutput -= e.kv.maxOutput; k.sequences == 0 {
-		k.maxOutput = 0 // no rounding error is left
+		k.prompts, k.maxOutput = 0, 0 // no rounding error is left
 	}
 	took := float64(sinceStart.Microseconds()-e.kv.outputSince) / 1e6
 	if e.Streams && o.End == Completed && o.OutputTokens > 1 && took > 0 {
 		k.decodeRate.Add(float64(o.OutputTokens) / float64(sequences) / took)
 	}
+}
+
+// addGrowth adds the time up to sinceStart to the sums.
+func (k *kvAccount) addGrowth(sinceStart time.Duration) {
+	passed := sinceStart - k.summedAt
+	k.sequenceSeconds += float64(k.sequences) * passed.Seconds()
+	k.contextSeconds += (k.prompts + k.outputTokensInFlight(sinceStart-passed/2)) * passed.Seconds()
+	k.summedAt = sinceStart
 }
 
 // outputTokensInFlight returns how many tokens the outputs in flight have at a time since Ledger.start.

@@ -42,6 +42,7 @@ type account struct {
 	prefill prefillAccount
 	kv      kvAccount
 	classes queue.ClassLoad
+	lastEnd *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
 
 	cacheResets uint64 // that were found
 }
@@ -125,6 +126,7 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 		e.kv.unindexed = p.UnindexedMediaTokens
 	}
 	a.prefill.add(e, now)
+	l.recordSent(a, e, now)
 	l.interactive.RecordSent(&a.classes, e.Class, e.Prediction.Sequences, e.Prediction.Uncached/l.estimates.PrefillRate(slot), now)
 	if e.OfPeer {
 		a.backend.PeerInFlight.Add(e.Prediction.Sequences)
@@ -151,6 +153,9 @@ func (l *Ledger) Prefilled(e *Entry, now time.Time) {
 	}
 	a := e.account
 	a.prefill.recordPrefilled(e, now)
+	if e.Streams {
+		l.recordPrefillEnd(a, e, now)
+	}
 	if !e.Prediction.IsTooLong && !e.NonGenerative && l.countsInMeans(e, now) {
 		l.estimates.RecordUncached(e.Prediction.Model, e.Prediction.Uncached)
 	}
@@ -207,7 +212,9 @@ func (l *Ledger) learnFromCompletion(e *Entry, o *Outcome, now time.Time) (layou
 		l.estimates.RecordOutputLength(e.Slot, o.OutputTokens, e.Prediction.Sequences)
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
-	l.estimates.LearnFromCompletion(e.Slot, &e.Prediction, usage, l.cacheInfo(e.Slot))
+	if uncached := l.estimates.LearnFromCompletion(e.Slot, &e.Prediction, usage, l.cacheInfo(e.Slot)); uncached > 0 {
+		l.learnSteps(e, o, uncached, now)
+	}
 	layoutChanged = l.estimates.LearnLayout(&e.Prediction, usage, l.cacheInfo(e.Slot))
 	l.ResizeIndex(e.Slot)
 	l.dropLostCache(e.Slot)

@@ -240,11 +240,11 @@ func (f *fleet) expectEmpty(t *testing.T, when string) {
 	if len(p.pending) != 0 || len(p.adapters) != 0 {
 		t.Errorf("%s: %d requests are pending, and %d adapters in use", when, len(p.pending), len(p.adapters))
 	}
-	p.pending, p.adapters, p.since = nil, nil, time.Time{}
+	p.pending, p.adapters, p.since, p.sent, p.sentDepth = nil, nil, time.Time{}, 0, 0
 	if !reflect.DeepEqual(p, prefillAccount{}) {
 		t.Errorf("%s: the account of prefills is %+v", when, p)
 	}
-	if kv.unindexed != 0 || kv.sequences != 0 || kv.began != 0 || kv.maxOutput != 0 {
+	if kv.unindexed != 0 || kv.sequences != 0 || kv.began != 0 || kv.maxOutput != 0 || kv.prompts != 0 {
 		t.Errorf("%s: the account of the KV cache is %+v", when, kv)
 	}
 	if own, ofPeers := b.InFlight.Load(), b.PeerInFlight.Load(); own != 0 || ofPeers != 0 {

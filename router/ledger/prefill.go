@@ -33,7 +33,10 @@ type prefillAccount struct {
 	pending []*Entry  // not prefilled yet, in the order sent
 	tokens  float64   // sum of their uncached tokens
 	streams float64   // the part of it whose first event can be seen
+	depth   float64   // sum of their attendedTokens
 	since   time.Time // up to when time has been counted as work
+
+	sent, sentDepth float64 // sums of all requests so far, but for those that were not prefilled
 
 	adapters map[string]int // requests in flight, by adapter
 
@@ -59,6 +62,9 @@ func (p *prefillAccount) add(e *Entry, now time.Time) {
 	p.unseen += e.Prediction.PromptTokens
 	p.pending = append(p.pending, e)
 	p.tokens += e.Prediction.Uncached
+	p.depth += e.attendedTokens()
+	p.sent += e.Prediction.Uncached
+	p.sentDepth += e.attendedTokens()
 	if e.Streams {
 		p.streams += e.Prediction.Uncached
 	}
@@ -77,6 +83,15 @@ func (p *prefillAccount) queuedTokens(now time.Time, prefillRate float64) (token
 	return max(minStreamsPending*p.streams, tokens-worked), len(p.pending) - done
 }
 
+// computedTokens returns how many tokens were prefilled so far, and how many these attended to.
+func (p *prefillAccount) computedTokens(now time.Time, prefillRate float64) (tokens, attended float64) {
+	if p.tokens <= 0 {
+		return p.sent, p.sentDepth
+	}
+	queued, _ := p.queuedTokens(now, prefillRate)
+	return p.sent - queued, p.sentDepth - p.depth*queued/p.tokens
+}
+
 // removeWorkedOff removes the requests that queuedTokens leaves out.
 func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
 	if len(p.pending) == 0 || p.pending[0].Streams {
@@ -87,8 +102,11 @@ func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
 		return
 	}
 	p.since, p.tokens = since, tokens
+	for _, e := range p.pending[:done] {
+		p.depth -= e.attendedTokens()
+	}
 	if p.pending = slices.Delete(p.pending, 0, done); len(p.pending) == 0 {
-		p.tokens, p.streams = 0, 0 // no rounding error is left
+		p.tokens, p.streams, p.depth = 0, 0, 0 // no rounding error is left
 	}
 }
 
@@ -129,6 +147,8 @@ func (p *prefillAccount) recordPrefilled(e *Entry, now time.Time) {
 // removePending removes a request that will not be prefilled.
 func (p *prefillAccount) removePending(e *Entry) {
 	if at := slices.Index(p.pending, e); at >= 0 {
+		p.sent -= e.Prediction.Uncached
+		p.sentDepth -= e.attendedTokens()
 		p.removePendingAt(at)
 	}
 }
@@ -154,12 +174,13 @@ func (p *prefillAccount) recordEnd(e *Entry) {
 func (p *prefillAccount) removePendingAt(index int) {
 	e := p.pending[index]
 	p.tokens -= e.Prediction.Uncached
+	p.depth -= e.attendedTokens()
 	if e.Streams {
 		p.streams -= e.Prediction.Uncached
 	}
 	p.pending = slices.Delete(p.pending, index, index+1)
 	if len(p.pending) == 0 {
-		p.tokens, p.streams = 0, 0 // no rounding error is left
+		p.tokens, p.streams, p.depth = 0, 0, 0 // no rounding error is left
 	}
 }
 

@@ -35,7 +35,7 @@ import (
 // It holds hashes of prompts, by which a guessed one can be confirmed: keep it from strangers.
 const (
 	magic         = "warmroute index\n"
-	formatVersion = 1
+	formatVersion = 2
 	headBytes     = len(magic) + 4 + 8 + 4
 	maxParts      = 1 << 16
 

@@ -418,7 +418,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 	}
 	f("empty", "truncated", nil, plain)
 	f("another format", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
-	f("version", "version 2", edit(func(b []byte) { b[len(magic)] = 2 }), plain)
+	f("version", "version 3", edit(func(b []byte) { b[len(magic)] = 3 }), plain)
 	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = HashingFingerprint(512) })
 	f("too old", "25h", good, func(k *kept) { k.now = k.now.Add(25 * time.Hour) })
 	f("too large", "index.max_bytes", good, func(k *kept) { k.options.MaxBytes = int64(len(good)) - 1 })

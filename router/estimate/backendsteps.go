@@ -1,0 +1,175 @@
+package estimate
+
+import (
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"warmroute/router/step"
+)
+
+// stepGroup is what was learned of the steps of all backends that serve one model.
+type stepGroup struct {
+	guess stepRegression // without samples
+	all   stepRegression // from the samples of all of them
+}
+
+func newStepGroup(guess step.Model) *stepGroup {
+	r := newStepRegression(guess)
+	return &stepGroup{r, r}
+}
+
+// backendSteps is what was learned of the steps of one backend.
+type backendSteps struct {
+	group *stepGroup
+	own   stepRegression // from its samples alone; the zero value: none so far
+
+	// Mean relative errors of predictions. Equal backends have the group's model, so that noise does not make one
+	// of them seem the faster one: own is used only where it predicts much better.
+	ownError, groupError float64
+	usesOwn              bool
+}
+
+// SetModel says which model a backend serves. Backends of one model learn from each other how long their steps take.
+func (f *Estimates) SetModel(slot int, model string) {
+	g := f.groups[model]
+	if g == nil {
+		if len(f.groups) == maxModels {
+			return
+		}
+		g = newStepGroup(guessSteps(model))
+		f.groups[model] = g
+	}
+	b := &f.backends[slot].steps
+	switch b.group {
+	case g:
+		return
+	case f.unknown:
+		if g.all.samples == 0 && b.own.samples > 0 {
+			g.all = b.own
+		}
+		b.group = g
+	default: // its engine is another one
+		*b = backendSteps{group: g}
+	}
+	f.updateMedianPrefillRate()
+}
+
+// parameters matches the number of a model's parameters in its name, in billions.
+var parameters = regexp.MustCompile(`(?i)(?:^|[-_/ ])(\d{1,4}(?:\.\d{1,3})?)b(?:$|[-_/ .:])`)
+
+// guessSteps returns what is expected of the steps of a model, before one was seen: those of an H200, by the number of
+// parameters in its name.
+func guessSteps(model string) step.Model {
+	guess := step.Default()
+	if m := parameters.FindStringSubmatch(model); m != nil {
+		const defaultSize, minSize, maxSize = 8, 0.1, 1000
+		billions, _ := strconv.ParseFloat(m[1], 64) // it is a number
+		size := min(max(billions, minSize), maxSize) / defaultSize
+		guess.Base *= size
+		guess.Rate /= size
+	}
+	return guess
+}
+
+// stepsOf returns what is used of a backend.
+func (f *Estimates) stepsOf(slot int) *stepRegression {
+	b := &f.backends[slot].steps
+	switch {
+	case f.disabled:
+		return &b.group.guess
+	case b.usesOwn:
+		return &b.own
+	}
+	return &b.group.all
+}
+
+// Step returns how long the steps of a backend take; of one of its engines, if it has several. It is valid until the
+// next call of a method that learns. Backends of one model have the same, unless the samples of one tell that it is
+// another.
+func (f *Estimates) Step(slot int) *step.Model { return &f.stepsOf(slot).model }
+
+// LearnSteps learns from what an engine of a backend did in a time.
+func (f *Estimates) LearnSteps(slot int, s *StepSample) {
+	x, ok := s.relativeTerms()
+	if f.disabled || !ok {
+		return
+	}
+	b := &f.backends[slot].steps
+	g := b.group
+	if b.own.samples == 0 {
+		b.own = newStepRegression(g.all.model)
+	}
+	b.ownError += errorGain * (min(1, math.Abs(b.own.relativeError(&x))) - b.ownError)
+	b.groupError += errorGain * (min(1, math.Abs(g.all.relativeError(&x))) - b.groupError)
+	b.own.add(x, &g.all.learned)
+	g.all.add(x, &g.guess.learned)
+	if s.Prompt > 0 && s.Tokens >= minPrefill {
+		b.own.prefills++
+		g.all.prefills++
+	}
+	b.usesOwn = b.own.samples >= minOwnSamples && b.groupError-b.ownError > minAdvantage
+	if g.all.samples%medianInterval == 1 {
+		f.updateMedianPrefillRate()
+	}
+}
+
+// forgetStepsOfGroup forgets what was learned of the steps of a group without a backend that has learned any.
+func (f *Estimates) forgetStepsOfGroup(g *stepGroup) {
+	if !slices.ContainsFunc(f.backends, func(b backend) bool { return b.steps.group == g && b.steps.own.samples > 0 }) {
+		g.all = g.guess
+	}
+	f.updateMedianPrefillRate()
+}
+
+// restoreSteps sets what was learned of a backend before.
+func (f *Estimates) restoreSteps(slot int, learned coefficients) {
+	b := &f.backends[slot].steps
+	b.own = newStepRegression(b.group.guess.model)
+	b.own.restore(&learned)
+	if b.group.all.samples == 0 {
+		b.group.all = b.own
+	}
+	f.updateMedianPrefillRate()
+}
+
+// PrefillRate returns how many tokens a backend prefills in a second, with contexts of the usual length. As long as it
+// is not known, it is what most GPUs can do.
+func (f *Estimates) PrefillRate(slot int) float64 {
+	steps := f.stepsOf(slot)
+	if steps.prefills < minPrefills {
+		return unknownRateShare * steps.rate
+	}
+	return float64(max(1, f.backends[slot].engines)) * steps.rate
+}
+
+// MedianPrefillRate returns the median of the backends' prefill rates that are known, in tokens a
+// second.
+func (f *Estimates) MedianPrefillRate() float64 { return f.rate }
+
+// IsPrefillRateKnown reports whether the prefill rate was measured on the backend itself, and well enough to tell that
+// it is stalled.
+func (f *Estimates) IsPrefillRateKnown(slot int) bool {
+	return f.backends[slot].steps.own.prefills >= minOwnPrefills
+}
+
+// KnowsPrefillRate reports whether PrefillRate was measured, if only roughly, on the backend or
+// on another with the same model. Without learning the default is all there is.
+func (f *Estimates) KnowsPrefillRate(slot int) bool {
+	return f.disabled || f.stepsOf(slot).prefills >= minPrefills
+}
+
+func (f *Estimates) updateMedianPrefillRate() {
+	rates := f.scratch[:0]
+	for slot := range f.backends {
+		if f.KnowsPrefillRate(slot) {
+			rates = append(rates, f.PrefillRate(slot))
+		}
+	}
+	f.scratch = rates
+	if len(rates) > 0 {
+		slices.Sort(rates)
+		f.rate = rates[len(rates)/2]
+	}
+}

@@ -1,0 +1,107 @@
+package ledger
+
+import (
+	"time"
+
+	"warmroute/router/estimate"
+)
+
+const (
+	// maxStepSpread is within which time the first events of streams come whose prefills ended in one step.
+	maxStepSpread = time.Millisecond
+	// minLearnedOutput is below which the end of an output says little about the time of a step.
+	minLearnedOutput = 8
+)
+
+// workDone is what a backend has done up to a moment, since its account began.
+type workDone struct {
+	at                              time.Time
+	tokens, attended                float64 // of prompts
+	sequenceSeconds, contextSeconds float64 // of outputs
+}
+
+// prefillEnd is the end of a step in which prefills ended.
+type prefillEnd struct {
+	workDone
+	last *Entry // the one of these that was sent last
+}
+
+// entrySteps is what a request tells of the steps of its backend.
+type entrySteps struct {
+	sent        workDone
+	queuedSince time.Time // up to when time had been counted as work when it was sent
+	tokens      float64   // to prefill since then, its own included
+	attended    float64   // by these
+	prefilled   *prefillEnd
+}
+
+// workDone returns what the backend of an account has done so far.
+func (l *Ledger) workDone(a *account, slot int, now time.Time) workDone {
+	a.kv.addGrowth(now.Sub(l.start))
+	w := workDone{at: now, sequenceSeconds: a.kv.sequenceSeconds, contextSeconds: a.kv.contextSeconds}
+	w.tokens, w.attended = a.prefill.computedTokens(now, l.estimates.PrefillRate(slot))
+	return w
+}
+
+// recordSent records the work before a request that was just counted.
+func (l *Ledger) recordSent(a *account, e *Entry, now time.Time) {
+	e.steps = entrySteps{sent: l.workDone(a, e.Slot, now), queuedSince: a.prefill.since, tokens: a.prefill.tokens, attended: a.prefill.depth}
+}
+
+// recordPrefillEnd records that the prefill of a stream is over. The prefills that end in one step share a record, since
+// their first events come one after another.
+func (l *Ledger) recordPrefillEnd(a *account, e *Entry, now time.Time) {
+	if a.lastEnd == nil || now.Sub(a.lastEnd.at) > maxStepSpread {
+		a.lastEnd = &prefillEnd{}
+	}
+	end := a.lastEnd
+	e.steps.prefilled, end.workDone = end, l.workDone(a, e.Slot, now)
+	if end.last == nil || !e.SentAt.Before(end.last.SentAt) {
+		end.last = e
+	}
+}
+
+// learnSteps learns how long the steps of a backend take, from a response that was complete. uncached are the tokens
+// that were computed of its prompt.
+func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Time) {
+	p, s := &e.Prediction, &e.steps
+	engines := 1.0
+	if load := e.account.backend.Load(); load != nil {
+		engines = float64(max(1, load.Engines))
+	}
+	done := l.workDone(e.account, e.Slot, now)
+	cached := max(0, p.PromptTokens-uncached)
+	first := s.prefilled
+	if e.Streams && p.TTFT > 0 && first != nil && first.last == e {
+		// Of the others' tokens each engine computes its share.
+		sample := sampleBetween(&s.sent, &first.workDone, 1+s.tokens/engines/estimate.StepTokens, engines)
+		sample.Seconds = e.SentAt.Add(p.TTFT).Sub(s.queuedSince).Seconds()
+		sample.Tokens = (s.tokens-p.Uncached)/engines + uncached
+		sample.Attended = (s.attended-e.attendedTokens())/engines + uncached*(cached+uncached/2)
+		sample.Prompt = p.PromptTokens
+		l.estimates.LearnSteps(e.Slot, &sample)
+	}
+	if o.OutputTokens < minLearnedOutput || p.Sequences > 1 {
+		return
+	}
+	switch {
+	case !e.Streams:
+		sample := sampleBetween(&s.sent, &done, float64(o.OutputTokens), engines)
+		sample.Prompt = p.PromptTokens
+		l.estimates.LearnSteps(e.Slot, &sample)
+	case p.TTFT > 0 && first != nil:
+		sample := sampleBetween(&first.workDone, &done, float64(o.OutputTokens-1), engines)
+		l.estimates.LearnSteps(e.Slot, &sample)
+	}
+}
+
+// sampleBetween returns what each of a backend's engines has done between two moments, in so many steps.
+func sampleBetween(from, to *workDone, steps, engines float64) estimate.StepSample {
+	seconds := to.at.Sub(from.at).Seconds()
+	mean := steps / (seconds * engines) // Sample.Seconds is checked
+	return estimate.StepSample{
+		Seconds: seconds, Steps: steps,
+		Tokens: max(0, to.tokens-from.tokens) / engines, Attended: max(0, to.attended-from.attended) / engines,
+		Sequences: mean * (to.sequenceSeconds - from.sequenceSeconds), Context: mean * (to.contextSeconds - from.contextSeconds),
+	}
+}
