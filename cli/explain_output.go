@@ -15,6 +15,7 @@ import (
 	"warmroute/router"
 	"warmroute/router/estimate"
 	"warmroute/router/policy"
+	"warmroute/router/step"
 )
 
 const (
@@ -43,6 +44,7 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	}
 	writeAlignedColumns(&s, rows)
 	meanings := writeLowestCosts(&s, list)
+	writeSteps(&s, list)
 	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. QUEUED: "+
 		"tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.", estimate.MinUncachedTokens)
 	if len(meanings) > 0 {
@@ -87,6 +89,21 @@ func writeLowestCosts(s *strings.Builder, bestFirst []router.BackendExplanation)
 		s.WriteString("\n" + strings.Join(lines, "\n") + "\n")
 	}
 	return meanings
+}
+
+// writeSteps writes how long the steps of the first backends take, a line for each that differs from the one before.
+func writeSteps(s *strings.Builder, bestFirst []router.BackendExplanation) {
+	var last step.Model
+	for n, b := range bestFirst {
+		if n == maxCostLines || !b.Candidate {
+			return
+		}
+		if m := b.Step; m != last {
+			fmt.Fprintf(s, "STEP of %s: %.3g ms, %.3g µs a sequence, %.3g ns a token of context, 1 s for %s prompt tokens\n",
+				truncate(stripUnprintable(b.Name), maxBackendName), 1e3*m.Base, 1e6*m.Sequence, 1e9*m.Context, formatIntegerWithCommas(m.Rate))
+		}
+		last = b.Step
+	}
 }
 
 // backendsBestFirst returns the backends: the choice, the other candidates from best to worst, and the others.

@@ -15,6 +15,7 @@ import (
 	"warmroute/proxy"
 	"warmroute/router"
 	"warmroute/router/policy"
+	"warmroute/router/step"
 )
 
 func runExplain(t *testing.T, args ...string) (status int, stdout, stderr string) {
@@ -85,9 +86,9 @@ func TestExplainTable(t *testing.T) {
 	e := &proxy.Explanation{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
-			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterTokens: 2000, TTFTSeconds: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 1813}, {Name: "later turns", Tokens: 300}}},
+			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterTokens: 2000, TTFTSeconds: 0.264, Score: score(2113), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Tokens: 1813}, {Name: "later turns", Tokens: 300}}, Step: step.Default()},
 			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, TTFTSeconds: 5.145},
-			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Queued: "its next step is full"},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(129), Weight: 2, Terms: []policy.Term{{Name: "prefill", Tokens: 129}, {Name: "delay", Tokens: 129}}, Step: step.Default(), Queued: "its next step is full"},
 		},
 		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
 	}}
@@ -103,6 +104,7 @@ func TestExplainTable(t *testing.T) {
 
 COST of gpu-1: prefill 129 + delay 129, divided by weight 2
 COST of gpu-0: prefill 1,813 + later turns 300
+STEP of gpu-1: 5.07 ms, 5 µs a sequence, 22.5 ns a token of context, 1 s for 38,500 prompt tokens
 
 gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0,
 which is idle but holds nothing. It would wait first.

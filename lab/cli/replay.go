@@ -34,6 +34,7 @@ type replayOptions struct {
 	perDevice int // replicas that share a device
 	speeds    []float64
 	engine    engine.Config
+	step      string // file with the times of its steps
 	changes   []string
 
 	config   string
@@ -176,6 +177,7 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: with 1,0.5 every second one is half as fast")
 	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "maximum number `N` of tokens in an engine step")
 	addQuadraticFlag(f, &o.engine.QuadraticDepth)
+	f.StringVar(&o.step, "step", "", "read the times of the replicas' steps from `FILE`: the JSON object step of a backend in the response of /api/explain")
 	f.StringArrayVar(&o.changes, "change", nil, "`join:N@TIME`, leave:N@TIME or restart:N@TIME: change backend N, counted from 0, at a time such as 20m; a restart takes a minute (repeatable)")
 
 	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `DURATION` (default: poll.interval with --config, else 1s, but 50ms for weighted)")

@@ -32,6 +32,12 @@ func (o *replayOptions) loadPlan(configs config.Loader) (*replayPlan, error) {
 	if err != nil {
 		return nil, err
 	}
+	engineConfig := o.engine
+	if o.step != "" {
+		if engineConfig, err = readStep(o.step, o.engine); err != nil {
+			return nil, fmt.Errorf("--step: %w", err)
+		}
+	}
 	flags := pflag.NewFlagSet("replay", pflag.ContinueOnError)
 	flags.String("config", o.config, "")
 	c, err := configs.Load(flags, []string{"http://unused"})
@@ -39,7 +45,7 @@ func (o *replayOptions) loadPlan(configs config.Loader) (*replayPlan, error) {
 		return nil, err
 	}
 	base := replay.Scenario{
-		Backends: o.backends, KVTokens: o.kvTokens, Engine: o.engine, Speeds: o.fleetSpeeds(), Devices: o.fleetDevices(), Changes: changes,
+		Backends: o.backends, KVTokens: o.kvTokens, Engine: engineConfig, Speeds: o.fleetSpeeds(), Devices: o.fleetDevices(), Changes: changes,
 		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
 		PollInterval: o.poll, PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,

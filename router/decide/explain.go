@@ -6,6 +6,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/policy"
+	"warmroute/router/step"
 )
 
 // Explanation is what would be done with a request, and why. Tokens are estimates.
@@ -53,9 +54,12 @@ type BackendExplanation struct {
 	AdapterTokens  float64 `json:"adapter_tokens"`  // of an adapter that it has not loaded
 	InFlight       float64 `json:"in_flight"`       // n: sequences on it, other clients' included
 	PrefillRate    float64 `json:"tokens_per_second"`
-	Weight         float64 `json:"weight"`
-	KVUsage        float64 `json:"kv_usage"` // by its last poll; -1: unknown
-	TTFTSeconds    float64 `json:"seconds_to_first_token"`
+
+	Step step.Model `json:"step"` // the times of its engine's steps, as learned
+
+	Weight      float64 `json:"weight"`
+	KVUsage     float64 `json:"kv_usage"` // by its last poll; -1: unknown
+	TTFTSeconds float64 `json:"seconds_to_first_token"`
 
 	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
 	Terms []policy.Term `json:"cost_terms,omitempty"` // of the policy prefix; their sum over Weight is the score
@@ -88,7 +92,7 @@ func (f *Fleet) explainBackend(q *Query, b *Backend, hasBatchRoom func(slot int)
 		MatchedBlocks: q.Matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
 		QueuedTokens: roundMilli(c.QueuedTokens), AdapterTokens: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
 		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
-		TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens + c.UncachedTokens) / c.PrefillRate),
+		Step: *f.Estimates.Step(b.Slot), TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens + c.UncachedTokens) / c.PrefillRate),
 	}
 	x.Filter, x.WhyNot = f.explainFilter(q, b, hasBatchRoom)
 	if l := b.Load; l != nil && l.KVKnown {

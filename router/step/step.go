@@ -10,12 +10,12 @@ package step
 // the KV cache which the sequences attend to. Before the first step of a request, the API server takes PromptToken for
 // each token of the prompt.
 type Model struct {
-	Base        float64 // seconds of a step without work
-	Rate        float64 // prompt tokens a second, of those at the beginning of a prompt
-	Attention   float64 // share by which each token before it makes a prompt token take longer
-	Sequence    float64 // seconds for each sequence that decodes
-	Context     float64 // seconds for each token of their contexts
-	PromptToken float64 // seconds of the API server for each prompt token, cached or not
+	Base        float64 `json:"base_seconds"`             // of a step without work
+	Rate        float64 `json:"prompt_tokens_per_second"` // of those at the beginning of a prompt
+	Attention   float64 `json:"attention"`                // share by which each token before it makes a prompt token take longer
+	Sequence    float64 `json:"sequence_seconds"`         // for each sequence that decodes
+	Context     float64 `json:"context_token_seconds"`    // for each token of their contexts
+	PromptToken float64 `json:"prompt_token_seconds"`     // of the API server for each prompt token, cached or not
 }
 
 // Default is the model of Llama 3.1 8B in bf16 on an H200, as measured with vLLM 0.26.
