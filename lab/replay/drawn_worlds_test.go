@@ -20,7 +20,7 @@ var (
 	drawnWorlds  = flag.Int("worlds", 0, "number of worlds of each seed that TestDrawnWorlds plays")
 	drawnSeeds   = flag.String("worldseeds", "7", "seeds of these worlds, separated by commas")
 	drawnFirst   = flag.Int("first", 0, "number of the first world")
-	drawnRivals  = flag.String("rivals", "", "take the figures of the other policies from this file as far as it has them, and write the further ones to it: they change with the engine and the worlds only")
+	drawnRivals  = flag.String("rivals", "", "take the figures of the other policies from this file as far as it has them, and write the further ones to it: they change with the engine and the worlds only; none is played with our queue then")
 	drawnResults = flag.String("results", "", "write the figures of each world to this file, a JSON object per line")
 )
 
@@ -82,21 +82,22 @@ func readKnownRivals(path string) (knownRivals, error) {
 // playAgainst plays a world of a seed under prefix, and under the others unless they are known; then they are, and are
 // written to the file of -rivals.
 func (w World) playAgainst(t *testing.T, known knownRivals, seed uint64) (WorldResult, error) {
-	key := fmt.Sprintf("%d/%d", seed, w.Number)
+	if *drawnRivals == "" {
+		return w.Run(t.Context())
+	}
+	r, err := w.RunOwn(t.Context())
+	if err != nil {
+		return r, err
+	}
+	key, own := fmt.Sprintf("%d/%d", seed, w.Number), len(r.Results)
 	if rivals, ok := known[key]; ok {
-		r, err := w.RunOwn(t.Context())
 		r.Results = append(r.Results, rivals...)
+		return r, nil
+	}
+	if err := w.addRivals(t.Context(), &r); err != nil {
 		return r, err
 	}
-	r, err := w.Run(t.Context())
-	if err != nil || *drawnRivals == "" {
-		return r, err
-	}
-	for _, s := range r.Results {
-		if isPlainRival(s.Policy) {
-			known[key] = append(known[key], s)
-		}
-	}
+	known[key] = r.Results[own:]
 	data, err := json.Marshal(known)
 	if err != nil {
 		return r, err

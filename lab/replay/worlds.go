@@ -52,14 +52,8 @@ func (w World) Run(ctx context.Context) (WorldResult, error) {
 	if err != nil {
 		return result, err
 	}
-	for _, name := range worldRivals() {
-		queue := router.QueueSettings{}
-		if d, _ := policies.All().Lookup(name); d.UsesQueue {
-			queue = worldQueue()
-		}
-		if err := w.play(ctx, &result, name, name, queue); err != nil {
-			return result, err
-		}
+	if err := w.addRivals(ctx, &result); err != nil {
+		return result, err
 	}
 	for _, name := range result.bestRivals() {
 		name += policy.WithQueue
@@ -68,6 +62,20 @@ func (w World) Run(ctx context.Context) (WorldResult, error) {
 		}
 	}
 	return result, nil
+}
+
+// addRivals plays a world with the other policies, without our queue, and adds the means of their figures to a result.
+func (w World) addRivals(ctx context.Context, into *WorldResult) error {
+	for _, name := range worldRivals() {
+		queue := router.QueueSettings{}
+		if d, _ := policies.All().Lookup(name); d.UsesQueue {
+			queue = worldQueue()
+		}
+		if err := w.play(ctx, into, name, name, queue); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // RunOwn plays a world with prefix only, with and without the admission queue.
