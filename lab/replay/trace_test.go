@@ -85,6 +85,11 @@ func FuzzParseTrace(f *testing.F) {
 				t.Fatalf("%d tokens have %d blocks of %d", r.PromptTokens, len(r.Blocks), tr.BlockTokens)
 			}
 		}
+		for i, place := range findConversations(tr.Requests, tr.BlockTokens) {
+			if (place.key != 0) != (tr.Requests[i].Session != 0) {
+				t.Fatalf("request %d of session %d is in conversation %x", i, tr.Requests[i].Session, place.key)
+			}
+		}
 	})
 }
 
