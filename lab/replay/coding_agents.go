@@ -9,8 +9,9 @@ import (
 )
 
 // CodingAgents is conversations of coding agents with long contexts, as an open or a closed loop. Its distributions are
-// those of 265 conversations with 7,894 requests in 125 recorded sessions of Claude Code, published as callanjfox/kv-cache-tester
-// (Apache-2.0); subagents, and a session after its context was summarized, are conversations of their own.
+// those of 265 conversations with 7,894 requests in 125 recorded sessions of Claude Code, published as
+// callanjfox/kv-cache-tester (Apache-2.0); subagents, and a session after its context was summarized, are conversations
+// of their own.
 //
 //	first prompt          log-normal, median 43,600 tokens, sigma 0.82
 //	shared with a group   28 blocks of 512 tokens, the tools and the system prompt; 108 groups of 265 conversations

@@ -36,7 +36,8 @@ func (s *Scenario) deviceName(backend int) string {
 	return "device-" + strconv.Itoa(s.Devices[backend])
 }
 
-// groupByDevice returns for each replica the indexes of all replicas on its device, itself included; nil if each has its own.
+// groupByDevice returns for each replica the indexes of all replicas on its device, itself included; nil if each has
+// its own.
 func groupByDevice(devices []int) [][]int {
 	members := map[int][]int{}
 	for i, d := range devices {

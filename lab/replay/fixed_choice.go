@@ -14,8 +14,8 @@ type fixedChoice struct {
 	means  []float64 // geometric, of the ratios of each of worldFigures; 0: the figure exists in no run
 }
 
-// compareFixedChoices compares policy own with each other one that was played in all worlds, the least favourable one in
-// the first figure last.
+// compareFixedChoices compares policy own with each other one that was played in all worlds, the least favourable one
+// in the first figure last.
 func compareFixedChoices(own string, results []WorldResult) []fixedChoice {
 	var all []fixedChoice
 	if len(results) == 0 {
@@ -73,9 +73,9 @@ func writeFixedChoices(t *tabwriter.Writer, own string, results []WorldResult) {
 	fmt.Fprintln(t)
 }
 
-// WriteFixedChoices writes how prefix compares over several reports with each other policy, as if a user had chosen that
-// one for all of them: the geometric means of its figures over that policy's, and the least favourable of each. It writes
-// nothing if prefix or all others are missing in a report.
+// WriteFixedChoices writes how prefix compares over several reports with each other policy, as if a user had chosen
+// that one for all of them: the geometric means of its figures over that policy's, and the least favourable of each. It
+// writes nothing if prefix or all others are missing in a report.
 func WriteFixedChoices(out io.Writer, reports []Report) error {
 	var results []WorldResult
 	for _, r := range reports {

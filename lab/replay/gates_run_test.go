@@ -97,8 +97,8 @@ func (f rivalFigures) write(path string) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// play runs a row with several seeds and returns the means. Policies other than prefix that rivals has are not run again,
-// and the others are added to it.
+// play runs a row with several seeds and returns the means. Policies other than prefix that rivals has are not run
+// again, and the others are added to it.
 func (r row) play(ctx context.Context, policies []string, seeds int, rivals rivalFigures) (replay.Report, error) {
 	var report replay.Report
 	var scenarios []replay.Scenario

@@ -141,7 +141,8 @@ type row struct {
 	rivals   []string        // the policies that prefix is judged by; nil: all
 	gates    []gate
 
-	// group names rows whose ratios are averaged geometrically; "": none. groupBounds has the bounds, by the gate's text.
+	// group names rows whose ratios are averaged geometrically; "": none. groupBounds has the bounds, by the gate's
+	// text.
 	group       string
 	groupBounds map[string]float64
 }
@@ -432,8 +433,8 @@ func newTable(out io.Writer) *table {
 	return &table{out: out, values: map[string][]float64{}}
 }
 
-// row prints the figures of a row, and before it those of the group of rows that has ended, and returns the number of failed
-// gates.
+// row prints the figures of a row, and before it those of the group of rows that has ended, and returns the number of
+// failed gates.
 func (t *table) row(r row, report replay.Report) (failed int) {
 	if r.group != t.group.group {
 		failed = t.endGroup()
@@ -480,7 +481,8 @@ func (t *table) figure(name, what string, value float64, g gate) (failed int) {
 	return failed
 }
 
-// endGroup prints the means of the rows of the group, and how prefix compares over them with each policy as a fixed choice.
+// endGroup prints the means of the rows of the group, and how prefix compares over them with each policy as a fixed
+// choice.
 func (t *table) endGroup() (failed int) {
 	if t.group.group != "" {
 		name := t.group.group

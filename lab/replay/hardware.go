@@ -12,8 +12,8 @@ type hardware struct {
 	times engine.Config // of a step
 }
 
-// publishedHardware is what serves Llama 3.1 often. The H200's times are the defaults, which were measured with vLLM 0.26;
-// the others follow from the data sheets of the GPUs. Prefill reached 0.7 of the H200's operations; less is
+// publishedHardware is what serves Llama 3.1 often. The H200's times are the defaults, which were measured with vLLM
+// 0.26; the others follow from the data sheets of the GPUs. Prefill reached 0.7 of the H200's operations; less is
 // assumed of smaller GPUs, with tensor parallelism and on the MI300X.
 func publishedHardware() []hardware {
 	llama8B := model{parameters: 8.03e9, layers: 32, hidden: 4096, kvHeads: 8}
@@ -34,11 +34,11 @@ type model struct {
 	kvHeads        float64 // of 128 values for keys and as many for values
 }
 
-// stepTimes returns the times of a step on hardware that computes so many operations a second, without sparsity, and reads
-// so many bytes a second. Each step reads all weights, with 0.8 of the bandwidth beside 0.9 ms for the scheduler and
-// the starts of kernels, and the KV cache of all contexts. A prompt token takes two operations for each
-// parameter, and four for each layer, hidden value and token before it. For the H200 this gives 5.1 ms, 3.3e-5 and 27 ns,
-// where 5.07 ms, 2.8e-5 and 22.5 ns were measured.
+// stepTimes returns the times of a step on hardware that computes so many operations a second, without sparsity, and
+// reads so many bytes a second. Each step reads all weights, with 0.8 of the bandwidth beside 0.9 ms for the scheduler
+// and the starts of kernels, and the KV cache of all contexts. A prompt token takes two operations for each parameter,
+// and four for each layer, hidden value and token before it. For the H200 this gives 5.1 ms, 3.3e-5 and 27 ns, where
+// 5.07 ms, 2.8e-5 and 22.5 ns were measured.
 func (m *model) stepTimes(operations, bandwidth float64) engine.Config {
 	const bytesPerValue = 2
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -107,8 +107,8 @@ type conversationPlace struct {
 }
 
 const (
-	// minContinuedShare is the share of a prompt's blocks that its conversation's next turn begins with, at least. Clients
-	// edit the end of what they sent before; a subagent, or a conversation that was summarized, shares less.
+	// minContinuedShare is the share of a prompt's blocks that its conversation's next turn begins with, at least.
+	// Clients edit the end of what they sent before; a subagent, or a conversation that was summarized, shares less.
 	minContinuedShare = 0.9
 	// maxOpenConversations bounds the conversations of a session that a request may continue.
 	maxOpenConversations = 8

@@ -90,7 +90,8 @@ func (w *world) drawKind(trace *Trace) {
 
 func (w *world) hasCodingAgents() bool { return w.kind == "agents, open" || w.kind == "agents, closed" }
 
-// drawFleet draws the number of replicas and their speeds. Few have coding agents, whose requests take long to simulate.
+// drawFleet draws the number of replicas and their speeds. Fleets of coding agents are small, since their requests take
+// long to simulate.
 func (w *world) drawFleet() {
 	s := &w.Scenario
 	s.Backends = int(w.between(2, 65))
@@ -308,8 +309,8 @@ func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
 	return Traced{Trace: &Trace{BlockTokens: trace.BlockTokens, Requests: slices.Clone(trace.Requests[first:last])}}, load
 }
 
-// codingAgentRate returns about how many requests of coding agents a second are a load of 1: most have a prompt of 75,000
-// tokens, of which 2,000 are computed, and an output of 400. Ten run at once on a replica.
+// codingAgentRate returns about how many requests of coding agents a second are a load of 1: most have a prompt of
+// 75,000 tokens, of which 2,000 are computed, and an output of 400. Ten run at once on a replica.
 func (w *world) codingAgentRate() float64 {
 	e := w.Scenario.Engine.WithDefaults()
 	token := e.StepTime.Seconds()/10 + e.DecodeTime.Seconds() + 75_000*e.ContextTime.Seconds()

@@ -230,8 +230,8 @@ func WriteWorldReport(out io.Writer, results []WorldResult) error {
 	return t.Flush()
 }
 
-// lostMore returns how many requests prefix lost more than the policy that lost the fewest: some requests are too long for
-// any replica.
+// lostMore returns how many requests prefix lost more than the policy that lost the fewest: some requests are too long
+// for any replica.
 func (r *WorldResult) lostMore() int {
 	own, least := 0, math.MaxInt
 	for _, s := range r.Results {

@@ -119,8 +119,8 @@ func writeWorlds(t *testing.T, worlds []committedWorld) {
 	}
 }
 
-// playAndWriteWorlds plays all policies as far as the file of -rivals does not have them, writes worldsFile and prints the
-// report.
+// playAndWriteWorlds plays all policies as far as the file of -rivals does not have them, writes worldsFile and prints
+// the report.
 func playAndWriteWorlds(t *testing.T) {
 	known, err := readKnownRivals(*drawnRivals)
 	if err != nil {
