@@ -33,10 +33,10 @@ type kvAccount struct {
 	maxOutput        float64
 	decodeRate       estimate.Average
 
-	// For how long outputs have grown so far, up to summedAt since Ledger.start.
-	prompts                         float64 // tokens of the sequences with output
-	sequenceSeconds, contextSeconds float64
-	summedAt                        time.Duration
+	// Sums over the steps up to summedAt since Ledger.start, as far as is known.
+	prompts                           float64 // tokens of the sequences with output
+	steps, stepSequences, stepContext float64
+	summedAt                          time.Duration
 
 	// What the last poll returned.
 	capacity   int     // tokens; 0: unknown
@@ -61,7 +61,6 @@ func newKVAccount() kvAccount {
 // startOutputGrowth counts a request's output as growing from now on. meanOutput is the mean
 // length of its backend's outputs, sinceStart the time since Ledger.start.
 func (k *kvAccount) startOutputGrowth(e *Entry, meanOutput float64, sinceStart time.Duration) {
-	k.addGrowth(sinceStart)
 	k.prompts += e.Prediction.PromptTokens
 	e.kv.outputSince = sinceStart.Microseconds()
 	k.sequences += e.Prediction.Sequences
@@ -80,7 +79,6 @@ func (k *kvAccount) recordEnd(e *Entry, o *Outcome, sinceStart time.Duration) {
 	if e.Streams && !e.prefilled {
 		return
 	}
-	k.addGrowth(sinceStart)
 	k.prompts -= e.Prediction.PromptTokens
 	sequences := e.Prediction.Sequences
 	k.sequences -= sequences
@@ -92,14 +90,6 @@ func (k *kvAccount) recordEnd(e *Entry, o *Outcome, sinceStart time.Duration) {
 	if e.Streams && o.End == Completed && o.OutputTokens > 1 && took > 0 {
 		k.decodeRate.Add(float64(o.OutputTokens) / float64(sequences) / took)
 	}
-}
-
-// addGrowth adds the time up to sinceStart to the sums.
-func (k *kvAccount) addGrowth(sinceStart time.Duration) {
-	passed := sinceStart - k.summedAt
-	k.sequenceSeconds += float64(k.sequences) * passed.Seconds()
-	k.contextSeconds += (k.prompts + k.outputTokensInFlight(sinceStart-passed/2)) * passed.Seconds()
-	k.summedAt = sinceStart
 }
 
 // outputTokensInFlight returns how many tokens the outputs in flight have at a time since Ledger.start.

@@ -125,8 +125,9 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 		e.Prediction.Distance, e.Prediction.Use, e.Prediction.Reused = e.pin.ReuseDistance, e.pin.Use, e.pin.Reused
 		e.kv.unindexed = p.UnindexedMediaTokens
 	}
+	sent := l.workDone(a, slot, now)
 	a.prefill.add(e, now)
-	l.recordSent(a, e, now)
+	e.steps = entrySteps{sent: sent, queuedSince: a.prefill.since, tokens: a.prefill.tokens, attended: a.prefill.depth}
 	l.interactive.RecordSent(&a.classes, e.Class, e.Prediction.Sequences, e.Prediction.Uncached/l.estimates.PrefillRate(slot), now)
 	if e.OfPeer {
 		a.backend.PeerInFlight.Add(e.Prediction.Sequences)
@@ -152,6 +153,7 @@ func (l *Ledger) Prefilled(e *Entry, now time.Time) {
 		return
 	}
 	a := e.account
+	l.addGrowth(a, now)
 	a.prefill.recordPrefilled(e, now)
 	if e.Streams {
 		l.recordPrefillEnd(a, e, now)
@@ -200,6 +202,7 @@ func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, n
 		a.prefill.removePending(e)
 		l.index.Rollback(&e.pin, e.blocks, 0)
 	}
+	l.addGrowth(a, now)
 	a.prefill.recordEnd(e)
 	a.kv.recordEnd(e, o, now.Sub(l.start))
 	e.blocks = nil
@@ -373,6 +376,7 @@ func (l *Ledger) ReadFigures(f *Figures, slot int, prefillRate float64, now time
 	k, p := &a.kv, &a.prefill
 	f.QueuedTokens, f.Pending = p.queuedTokens(now, prefillRate)
 	if workOff {
+		l.addGrowth(a, now)
 		p.removeWorkedOff(now, prefillRate)
 	}
 	f.Requests, f.UnstartedTokens, f.UnstartedAttention = p.requests, p.unstarted, p.attended

@@ -36,6 +36,10 @@ type prefillAccount struct {
 	depth   float64   // sum of their attendedTokens
 	since   time.Time // up to when time has been counted as work
 
+	// Those that are not streamed: kvAccount counts their outputs as if they had begun.
+	wholeSequences int64
+	wholePrompts   float64 // tokens
+
 	sent, sentDepth float64 // sums of all requests so far, but for those that were not prefilled
 
 	adapters map[string]int // requests in flight, by adapter
@@ -67,6 +71,9 @@ func (p *prefillAccount) add(e *Entry, now time.Time) {
 	p.sentDepth += e.attendedTokens()
 	if e.Streams {
 		p.streams += e.Prediction.Uncached
+	} else {
+		p.wholeSequences += e.Prediction.Sequences
+		p.wholePrompts += e.Prediction.PromptTokens
 	}
 }
 
@@ -104,9 +111,11 @@ func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
 	p.since, p.tokens = since, tokens
 	for _, e := range p.pending[:done] {
 		p.depth -= e.attendedTokens()
+		p.wholeSequences -= e.Prediction.Sequences
+		p.wholePrompts -= e.Prediction.PromptTokens
 	}
 	if p.pending = slices.Delete(p.pending, 0, done); len(p.pending) == 0 {
-		p.tokens, p.streams, p.depth = 0, 0, 0 // no rounding error is left
+		p.tokens, p.streams, p.depth, p.wholePrompts = 0, 0, 0, 0 // no rounding error is left
 	}
 }
 
@@ -177,10 +186,13 @@ func (p *prefillAccount) removePendingAt(index int) {
 	p.depth -= e.attendedTokens()
 	if e.Streams {
 		p.streams -= e.Prediction.Uncached
+	} else {
+		p.wholeSequences -= e.Prediction.Sequences
+		p.wholePrompts -= e.Prediction.PromptTokens
 	}
 	p.pending = slices.Delete(p.pending, index, index+1)
 	if len(p.pending) == 0 {
-		p.tokens, p.streams, p.depth = 0, 0, 0 // no rounding error is left
+		p.tokens, p.streams, p.depth, p.wholePrompts = 0, 0, 0, 0 // no rounding error is left
 	}
 }
 

@@ -15,9 +15,9 @@ const (
 
 // workDone is what a backend has done up to a moment, since its account began.
 type workDone struct {
-	at                              time.Time
-	tokens, attended                float64 // of prompts
-	sequenceSeconds, contextSeconds float64 // of outputs
+	at                                time.Time
+	tokens, attended                  float64 // of prompts
+	steps, stepSequences, stepContext float64 // see kvAccount
 }
 
 // prefillEnd is the end of a step in which prefills ended.
@@ -35,17 +35,26 @@ type entrySteps struct {
 	prefilled   *prefillEnd
 }
 
-// workDone returns what the backend of an account has done so far.
-func (l *Ledger) workDone(a *account, slot int, now time.Time) workDone {
-	a.kv.addGrowth(now.Sub(l.start))
-	w := workDone{at: now, sequenceSeconds: a.kv.sequenceSeconds, contextSeconds: a.kv.contextSeconds}
-	w.tokens, w.attended = a.prefill.computedTokens(now, l.estimates.PrefillRate(slot))
-	return w
+// addGrowth adds the steps up to now to the sums over outputs that grow. It comes before every change of these. While
+// there is more context, there are fewer steps.
+func (l *Ledger) addGrowth(a *account, now time.Time) {
+	k, sinceStart := &a.kv, now.Sub(l.start)
+	passed := sinceStart - k.summedAt
+	sequences := float64(k.sequences - a.prefill.wholeSequences)
+	context := k.prompts - a.prefill.wholePrompts + k.outputTokensInFlight(sinceStart-passed/2)
+	steps := passed.Seconds() / l.estimates.Step(a.backend.Slot).DecodeSeconds(sequences, context)
+	k.steps += steps
+	k.stepSequences += sequences * steps
+	k.stepContext += context * steps
+	k.summedAt = sinceStart
 }
 
-// recordSent records the work before a request that was just counted.
-func (l *Ledger) recordSent(a *account, e *Entry, now time.Time) {
-	e.steps = entrySteps{sent: l.workDone(a, e.Slot, now), queuedSince: a.prefill.since, tokens: a.prefill.tokens, attended: a.prefill.depth}
+// workDone returns what the backend of an account has done so far.
+func (l *Ledger) workDone(a *account, slot int, now time.Time) workDone {
+	l.addGrowth(a, now)
+	w := workDone{at: now, steps: a.kv.steps, stepSequences: a.kv.stepSequences, stepContext: a.kv.stepContext}
+	w.tokens, w.attended = a.prefill.computedTokens(now, l.estimates.PrefillRate(slot))
+	return w
 }
 
 // recordPrefillEnd records that the prefill of a stream is over. The prefills that end in one step share a record, since
@@ -97,11 +106,10 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 
 // sampleBetween returns what each of a backend's engines has done between two moments, in so many steps.
 func sampleBetween(from, to *workDone, steps, engines float64) estimate.StepSample {
-	seconds := to.at.Sub(from.at).Seconds()
-	mean := steps / (seconds * engines) // Sample.Seconds is checked
+	share := 1 / ((to.steps - from.steps) * engines) // of the sums in a step; not a number if no time has passed
 	return estimate.StepSample{
-		Seconds: seconds, Steps: steps,
+		Seconds: to.at.Sub(from.at).Seconds(), Steps: steps,
 		Tokens: max(0, to.tokens-from.tokens) / engines, Attended: max(0, to.attended-from.attended) / engines,
-		Sequences: mean * (to.sequenceSeconds - from.sequenceSeconds), Context: mean * (to.contextSeconds - from.contextSeconds),
+		Sequences: steps * share * (to.stepSequences - from.stepSequences), Context: steps * share * (to.stepContext - from.stepContext),
 	}
 }
