@@ -95,7 +95,10 @@ func (p *prefillAccount) computedTokens(now time.Time, prefillRate float64) (tok
 	if p.tokens <= 0 {
 		return p.sent, p.sentDepth
 	}
-	queued, _ := p.queuedTokens(now, prefillRate)
+	queued := p.tokens
+	if prefillRate > 0 {
+		queued, _ = p.queuedTokens(now, prefillRate)
+	}
 	return p.sent - queued, p.sentDepth - p.depth*queued/p.tokens
 }
 

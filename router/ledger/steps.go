@@ -18,6 +18,7 @@ type workDone struct {
 	at                                time.Time
 	tokens, attended                  float64 // of prompts
 	steps, stepSequences, stepContext float64 // see kvAccount
+	waited                            bool    // requests wait there for room in the KV cache
 }
 
 // prefillEnd is the end of a step in which prefills ended.
@@ -42,6 +43,10 @@ func (l *Ledger) addGrowth(a *account, now time.Time) {
 	passed := sinceStart - k.summedAt
 	sequences := float64(k.sequences - a.prefill.wholeSequences)
 	context := k.prompts - a.prefill.wholePrompts + k.outputTokensInFlight(sinceStart-passed/2)
+	if load := a.backend.Load(); load != nil && load.QueuesKnown && int64(load.Running) > load.OwnInFlight { // other clients' too
+		sequences += float64(int64(load.Running) - load.OwnInFlight)
+		context += max(0, k.external)
+	}
 	steps := passed.Seconds() / l.estimates.Step(a.backend.Slot).DecodeSeconds(sequences, context)
 	k.steps += steps
 	k.stepSequences += sequences * steps
@@ -53,7 +58,11 @@ func (l *Ledger) addGrowth(a *account, now time.Time) {
 func (l *Ledger) workDone(a *account, slot int, now time.Time) workDone {
 	l.addGrowth(a, now)
 	w := workDone{at: now, steps: a.kv.steps, stepSequences: a.kv.stepSequences, stepContext: a.kv.stepContext}
-	w.tokens, w.attended = a.prefill.computedTokens(now, l.estimates.PrefillRate(slot))
+	rate := l.estimates.PrefillRate(slot)
+	if w.waited = a.kv.waiting > 0; w.waited { // prompts wait for room: they make no progress
+		rate = 0
+	}
+	w.tokens, w.attended = a.prefill.computedTokens(now, rate)
 	return w
 }
 
@@ -81,7 +90,7 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 	done := l.workDone(e.account, e.Slot, now)
 	cached := max(0, p.PromptTokens-uncached)
 	first := s.prefilled
-	if e.Streams && p.TTFT > 0 && first != nil && first.last == e {
+	if e.Streams && p.TTFT > 0 && first != nil && first.last == e && !s.sent.waited && !first.waited {
 		// Of the others' tokens each engine computes its share.
 		sample := sampleBetween(&s.sent, &first.workDone, 1+s.tokens/engines/estimate.StepTokens, engines)
 		sample.Seconds = e.SentAt.Add(p.TTFT).Sub(s.queuedSince).Seconds()
@@ -94,6 +103,7 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 		return
 	}
 	switch {
+	case s.sent.waited && !e.Streams:
 	case !e.Streams:
 		sample := sampleBetween(&s.sent, &done, float64(o.OutputTokens), engines)
 		sample.Prompt = p.PromptTokens
