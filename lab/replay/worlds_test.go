@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	committedWorlds     = 32
+	committedWorlds     = 40
 	committedWorldsSeed = 7
 	worldsFile          = "testdata/worlds.json"
 	// maxWorse is by how much the geometric mean of a figure may exceed the committed one.
