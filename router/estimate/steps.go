@@ -69,8 +69,11 @@ var maxCoefficients = coefficients{termBase: 10, termTokens: 1 / minPrefillRate,
 
 var minCoefficients = coefficients{termBase: 1e-6, termTokens: 1 / maxPrefillRate}
 
-// scaledBy is the term to which each one is in proportion, as long as nothing else is known.
-var scaledBy = [stepTerms]int{termBase, termTokens, termTokens, termBase, termBase, termTokens, termBase}
+// scaledBy is the term to which each one is in proportion, as long as nothing else is known. The API server is as fast
+// beside a slow engine as beside a fast one.
+var scaledBy = [stepTerms]int{termBase, termTokens, termTokens, termBase, termBase, unscaled, termBase}
+
+const unscaled = -1
 
 // coefficientsOf returns the coefficients of a model.
 func coefficientsOf(m step.Model) coefficients {
@@ -187,7 +190,9 @@ func (r *stepRegression) solve(expected *coefficients) {
 	var prior coefficients
 	least := minMainShare * r.scaleOf(expected)
 	for i, main := range scaledBy {
-		prior[i] = expected[i] / expected[main] * max(r.learned[main], least*expected[main])
+		if prior[i] = expected[i]; main != unscaled {
+			prior[i] *= max(r.learned[main]/expected[main], least)
+		}
 	}
 	for range solveSweeps {
 		for i := range prior {

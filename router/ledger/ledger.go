@@ -128,7 +128,11 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	sent := l.workDone(a, slot, now)
 	a.prefill.add(e, now)
 	e.steps = entrySteps{sent: sent, queuedSince: a.prefill.since, tokens: a.prefill.tokens, attended: a.prefill.depth}
-	l.interactive.RecordSent(&a.classes, e.Class, e.Prediction.Sequences, l.estimates.Step(slot).Base+e.Prediction.Uncached/l.estimates.PrefillRate(slot), now)
+	seconds := e.Prediction.Uncached / l.estimates.PrefillRate(slot)
+	if e.Class == queue.Batch { // it is charged for the whole step
+		seconds += l.estimates.Step(slot).Base
+	}
+	l.interactive.RecordSent(&a.classes, e.Class, e.Prediction.Sequences, seconds, now)
 	if e.OfPeer {
 		a.backend.PeerInFlight.Add(e.Prediction.Sequences)
 	} else {

@@ -89,10 +89,10 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 	}
 	done := l.workDone(e.account, e.Slot, now)
 	cached := max(0, p.PromptTokens-uncached)
-	first := s.prefilled
+	first, prefillSteps := s.prefilled, s.tokens/engines/estimate.StepTokens
 	if e.Streams && p.TTFT > 0 && first != nil && first.last == e && !s.sent.waited && !first.waited {
 		// Of the others' tokens each engine computes its share.
-		sample := sampleBetween(&s.sent, &first.workDone, 1+s.tokens/engines/estimate.StepTokens, engines)
+		sample := sampleBetween(&s.sent, &first.workDone, 1+prefillSteps, engines)
 		sample.Seconds = e.SentAt.Add(p.TTFT).Sub(s.queuedSince).Seconds()
 		sample.Tokens = (s.tokens-p.Uncached)/engines + uncached
 		sample.Attended = (s.attended-e.attendedTokens())/engines + uncached*(cached+uncached/2)
@@ -105,8 +105,8 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 	switch {
 	case s.sent.waited && !e.Streams:
 	case !e.Streams:
-		sample := sampleBetween(&s.sent, &done, float64(o.OutputTokens), engines)
-		sample.Prompt = p.PromptTokens
+		sample := sampleBetween(&s.sent, &done, float64(o.OutputTokens)+prefillSteps, engines)
+		sample.Prompt = 1 // longer prompts wait longer: this is not the API server's time
 		l.estimates.LearnSteps(e.Slot, &sample)
 	case p.TTFT > 0 && first != nil:
 		sample := sampleBetween(&first.workDone, &done, float64(o.OutputTokens-1), engines)
