@@ -38,7 +38,7 @@ func TestBatchSharesBackend(t *testing.T) {
 	r.Tick()
 	waits(t, "a twentieth of a second was paid off", second)
 	sent(t, "an interactive request passes", submit(r, ask(fleet, 4, 10))).RecordFirstEvent()
-	c.advance(time.Second)
+	c.advance(2 * time.Second)
 	r.Tick()
 	sent(t, "the first is paid off", second)
 }
