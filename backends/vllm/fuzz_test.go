@@ -211,6 +211,8 @@ func (o oracle) loadOfEngines(comments string, sharers int) (l Load) {
 		}
 	}
 	prompt, _, promptOK := o.sum(math.MaxFloat64, "vllm:prompt_tokens_total", "vllm:prompt_tokens")
+	l.Gaps, _, _ = o.sum(math.MaxFloat64, "vllm:inter_token_latency_seconds_count")
+	l.GapSeconds, _, _ = o.sum(math.MaxFloat64, "vllm:inter_token_latency_seconds_sum")
 	generated, _, generatedOK := o.sum(math.MaxFloat64, "vllm:generation_tokens_total", "vllm:generation_tokens")
 	if l.TokensKnown = promptOK && generatedOK; l.TokensKnown {
 		l.PromptTokens, l.GenerationTokens = prompt, generated

@@ -91,6 +91,8 @@ type Load struct {
 	PromptTokens, GenerationTokens float64 // counters; they grow while the engine makes progress
 	TokensKnown                    bool    // both were reported
 
+	Gaps, GapSeconds float64 // between two tokens of a response: how many so far, and their sum; 0 when unknown
+
 	Asleep      bool      // engine_sleep_state is anything but awake
 	AsleepSince time.Time // when the first of the consecutive polls that say so was sent; set by the poller
 
@@ -129,6 +131,8 @@ const (
 	hostHits // all hits that were not on the GPU, on versions that do not tell them apart
 	promptTokens
 	generationTokens
+	gaps
+	gapSeconds
 	startTime
 	summed // quantities below have labels that are read instead of a value
 
@@ -173,6 +177,8 @@ var metrics = map[string]metric{
 	"vllm:prompt_tokens":                        {promptTokens, 1, math.MaxFloat64},
 	"vllm:generation_tokens_total":              {generationTokens, 0, math.MaxFloat64},
 	"vllm:generation_tokens":                    {generationTokens, 1, math.MaxFloat64},
+	"vllm:inter_token_latency_seconds_count":    {gaps, 0, math.MaxFloat64},
+	"vllm:inter_token_latency_seconds_sum":      {gapSeconds, 0, math.MaxFloat64},
 	"process_start_time_seconds":                {startTime, 0, math.MaxFloat64},
 	"vllm:cache_config_info":                    {quantity: cacheConfig},
 	"vllm:lora_requests_info":                   {quantity: loraInfo},
@@ -474,6 +480,9 @@ func (p *sampleSums) newLoad(t *totals, from, to, sharers int) Load {
 	if promptOK && generationOK {
 		l.PromptTokens, l.GenerationTokens, l.TokensKnown = prompt.sum, generation.sum, true
 	}
+	count, _ := t.firstKnown(gaps)
+	seconds, _ := t.firstKnown(gapSeconds)
+	l.Gaps, l.GapSeconds = count.sum, seconds.sum
 	start, _ := t.firstKnown(startTime)
 	l.StartTime = start.max
 	for name := range bytes.SplitSeq(p.adapters, []byte(",")) {

@@ -23,7 +23,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 			QueuesKnown: true, KVKnown: true,
 			Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32,
 			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true, HostHitsKnown: true,
-			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true,
+			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true, Gaps: 26604, GapSeconds: 58.32603010099979,
 			StartTime: 1795199784.85,
 		},
 		// Two engines behind two API server processes, idle: those have no gauges before the first request.

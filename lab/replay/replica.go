@@ -116,6 +116,7 @@ func (p *replica) reportedLoad(now time.Time, cacheSizeFactor float64) *backends
 		PrefixQueries:    float64(st.PrefixQueries), PrefixHits: float64(st.PrefixHits + st.HostHits), PrefixKnown: true,
 		HostHits: float64(st.HostHits), HostHitsKnown: true,
 		PromptTokens: float64(st.PromptTokens), GenerationTokens: float64(st.GenerationTokens), TokensKnown: true,
+		Gaps: float64(st.Gaps), GapSeconds: st.GapSeconds,
 		StartTime:   startUnix + p.started.Seconds(),
 		OwnInFlight: p.backend.InFlight.Load(),
 		PolledAt:    now,

@@ -42,6 +42,7 @@ type account struct {
 	prefill prefillAccount
 	kv      kvAccount
 	classes queue.ClassLoad
+	polled  polledGaps
 	lastEnd *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
 
 	cacheResets uint64 // that were found
@@ -284,6 +285,7 @@ func (l *Ledger) ObserveLoad(slot int, load *backends.Load, now time.Time) {
 	l.dropLostCache(slot)
 	l.ResizeIndex(slot)
 	l.index.SweepAndEvict(upkeepBlocks)
+	l.learnFromGaps(a, slot, load, now)
 	a.kv.observe(load, l.ownKVTokens(slot, now), a.prefill.unseen)
 }
 

@@ -3,6 +3,7 @@ package ledger
 import (
 	"time"
 
+	"warmroute/backends"
 	"warmroute/router/estimate"
 )
 
@@ -11,6 +12,10 @@ const (
 	maxStepSpread = time.Millisecond
 	// minLearnedOutput is below which the end of an output says little about the time of a step.
 	minLearnedOutput = 8
+	// minPolledGaps is how many gaps between tokens tell the time of a step, and minNotStreamed for how long nothing was
+	// streamed where they are needed: streams tell more.
+	minPolledGaps  = 16
+	minNotStreamed = time.Minute
 )
 
 // workDone is what a backend has done up to a moment, since its account began.
@@ -19,6 +24,12 @@ type workDone struct {
 	tokens, attended                  float64 // of prompts
 	steps, stepSequences, stepContext float64 // see kvAccount
 	waited                            bool    // requests wait there for room in the KV cache
+}
+
+// polledGaps is the state at a poll.
+type polledGaps struct {
+	done          workDone // by then
+	gaps, seconds float64
 }
 
 // prefillEnd is the end of a step in which prefills ended.
@@ -112,6 +123,22 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 		sample := sampleBetween(&first.workDone, &done, float64(o.OutputTokens-1), engines)
 		l.estimates.LearnSteps(e.Slot, &sample)
 	}
+}
+
+// learnFromGaps learns from a poll how long the steps since the poll before took, unless there are streams.
+func (l *Ledger) learnFromGaps(a *account, slot int, load *backends.Load, now time.Time) {
+	done, before := l.workDone(a, slot, now), a.polled
+	a.polled = polledGaps{done, load.Gaps, load.GapSeconds}
+	gaps, seconds := load.Gaps-before.gaps, load.GapSeconds-before.seconds
+	if a.lastEnd != nil && now.Sub(a.lastEnd.at) < minNotStreamed || before.done.at.IsZero() || gaps < minPolledGaps || seconds <= 0 {
+		return
+	}
+	sequences := seconds / done.at.Sub(before.done.at).Seconds() // that generate at a time, on average
+	sample := sampleBetween(&before.done, &done, gaps, float64(max(1, load.Engines)))
+	sample.Seconds = seconds
+	sample.Tokens *= sequences
+	sample.Attended *= sequences
+	l.estimates.LearnSteps(slot, &sample)
 }
 
 // sampleBetween returns what each of a backend's engines has done between two moments, in so many steps.

@@ -364,6 +364,8 @@ func (e *Engine) Step(now time.Duration) StepResult {
 	}
 	done.KVEvents = e.pool.takeEvents()
 	e.countStep(&done)
+	e.stats.Gaps += int64(done.Decoded)
+	e.stats.GapSeconds += float64(done.Decoded) * (done.End - now).Seconds()
 	e.setTimes(&done)
 	return done
 }

@@ -18,6 +18,9 @@ type Stats struct {
 	PromptTokens, CachedPromptTokens, LoadedPromptTokens int64
 	GenerationTokens                                     int64
 
+	Gaps       int64 // between two tokens of a response
+	GapSeconds float64
+
 	// StepTokens counts steps with output in StepBuckets; the last one counts those above
 	// all bounds. A step's tokens are those generated and the uncached part of each prompt
 	// that got its first token, also of those that took several steps.
@@ -40,6 +43,8 @@ func (s *Stats) Add(o Stats) {
 	s.CachedPromptTokens += o.CachedPromptTokens
 	s.LoadedPromptTokens += o.LoadedPromptTokens
 	s.GenerationTokens += o.GenerationTokens
+	s.Gaps += o.Gaps
+	s.GapSeconds += o.GapSeconds
 	for i, n := range o.StepTokens {
 		s.StepTokens[i] += n
 	}
