@@ -92,19 +92,40 @@ func learnedAndTrueSteps(t *testing.T, e engine.Config, w spread, load, nonStrea
 // stepErrors are relative errors, by what they are of.
 type stepErrors map[string][]float64
 
+// stepLimit bounds the errors of one thing.
+type stepLimit struct {
+	name          string
+	median, ninth float64 // decile
+}
+
 // TestLearnedSteps draws engines, and compares what the router learns of their steps with the truth: the times of
 // prefills and steps that it was not shown, and each parameter that makes up 30 % of such a time or more.
 func TestLearnedSteps(t *testing.T) {
 	t.Parallel()
-	const worlds, clearShare = 40, 0.3
+	checkLearnedSteps(t, 40, func(world uint64) float64 { return float64(world%3) / 3 }, []stepLimit{
+		{"prefill", 0.05, 0.15}, {"step", 0.05, 0.15}, {"base", 0.05, 0.2}, {"rate", 0.05, 0.2}, {"attention", 0.1, 0.2}, {"context", 0.1, 0.2},
+	})
+}
+
+// Where nothing is streamed, prompts that wait hide how long they take.
+func TestLearnedStepsWithoutStreams(t *testing.T) {
+	t.Parallel()
+	checkLearnedSteps(t, 40, func(uint64) float64 { return 1 }, []stepLimit{
+		{"prefill", 0.15, 0.3}, {"step", 0.05, 0.2}, {"base", 0.05, 0.2}, {"rate", 0.05, 0.2}, {"context", 0.1, 0.2},
+	})
+}
+
+func checkLearnedSteps(t *testing.T, worlds uint64, nonStreamingOf func(world uint64) float64, limits []stepLimit) {
+	t.Helper()
+	const clearShare = 0.3
 	all := stepErrors{}
 	var table strings.Builder
 	fmt.Fprintf(&table, "\n load streams longest | learned/true: base rate attention sequence context API | worst prefill, step\n")
-	for world := range uint64(worlds) {
+	for world := range worlds {
 		draw := rand.New(rand.NewPCG(1, world))
 		e := drawStepEngine(draw)
 		w := spread{requests: 1500, maxPrompt: drawBetween(draw, 4000, 100_000), maxOutput: drawBetween(draw, 200, 2000), continued: draw.Float64()}
-		load, nonStreaming := 0.1+0.5*draw.Float64(), float64(world%3)/3
+		load, nonStreaming := 0.1+0.5*draw.Float64(), nonStreamingOf(world)
 		got, want := learnedAndTrueSteps(t, e, w, load, nonStreaming, world)
 		relative := func(got, want float64) float64 { return max(got/want, want/got) - 1 }
 		prefill, decode := 0., 0.
@@ -146,12 +167,7 @@ func TestLearnedSteps(t *testing.T) {
 		}
 		fmt.Fprintf(&table, " | %.2f, %.2f\n", prefill, decode)
 	}
-	for _, limit := range []struct {
-		name          string
-		ninth, median float64 // decile
-	}{
-		{"prefill", 0.15, 0.05}, {"step", 0.15, 0.05}, {"base", 0.2, 0.05}, {"rate", 0.2, 0.05}, {"attention", 0.2, 0.1}, {"context", 0.2, 0.1},
-	} {
+	for _, limit := range limits {
 		errors := all[limit.name]
 		slices.Sort(errors)
 		median, ninth := errors[len(errors)/2], errors[len(errors)*9/10]
