@@ -53,7 +53,7 @@ const (
 	minMainShare   = 0.1  // of what the samples tell if all coefficients are in the expected proportion
 	maxScale       = 1e4  // of expected coefficients
 	minShare       = 0.03 // of the expected coefficient
-	priorTrust     = 0.1  // in what is expected of a coefficient, as the weight of a sample without noise
+	priorTrust     = 0.02 // in what is expected of a coefficient, as the weight of a sample without noise
 	restoredTrust  = 100  // in coefficients of a snapshot, which may be a tenth off
 	medianInterval = 16   // samples
 
