@@ -48,7 +48,7 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. QUEUED: "+
 		"tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.", estimate.MinUncachedTokens)
 	if len(meanings) > 0 {
-		legend += " COST: the sum of its terms, in tokens of prefill. " + strings.Join(meanings, " ")
+		legend += " COST: the sum of its terms, in seconds. " + strings.Join(meanings, " ")
 	}
 	for _, text := range []string{stripUnprintable(e.Sentence), legend} {
 		s.WriteString("\n" + strings.Join(wrapWords(text, explainColumns), "\n") + "\n")
@@ -70,10 +70,10 @@ func writeLowestCosts(s *strings.Builder, bestFirst []router.BackendExplanation)
 		}
 		var terms []string
 		for _, term := range b.Terms {
-			if term.Tokens == 0 {
+			if term.Seconds == 0 {
 				continue
 			}
-			terms = append(terms, stripUnprintable(term.Name)+" "+formatIntegerWithCommas(term.Tokens))
+			terms = append(terms, stripUnprintable(term.Name)+" "+formatDecimal(term.Seconds, 3))
 			meaning := term.Name + ": " + policy.TermMeaning(term.Name) + "."
 			if policy.TermMeaning(term.Name) != "" && !slices.Contains(meanings, meaning) {
 				meanings = append(meanings, meaning)
@@ -141,13 +141,13 @@ func formatBackendRow(b *router.BackendExplanation, chosen bool) []string {
 	if b.Score != nil {
 		score = formatIntegerWithCommas(*b.Score)
 		if *b.Score != math.Trunc(*b.Score) && *b.Score < 100 {
-			score = formatDecimal(*b.Score, 2)
+			score = formatDecimal(*b.Score, 3)
 		}
 	}
 	switch {
 	case b.Queued != "":
 		note = "wait: " + stripUnprintable(b.Queued)
-	case b.AdapterTokens > 0 && note == "":
+	case b.AdapterSeconds > 0 && note == "":
 		note = "must load the adapter"
 	}
 	return []string{

@@ -31,9 +31,10 @@ type QueuedRequest struct {
 	done    chan struct{}
 
 	// Guarded by router.mu.
-	waitsFor     int    // slot of the backend that was the best when it was scored last; or noSlot
-	matched      []int  // leading blocks that each backend holds, by slot
-	indexVersion uint64 // that matched was read from
+	waitsFor     int       // slot of the backend that was the best when it was scored last; or noSlot
+	scoredAt     time.Time // when that was
+	matched      []int     // leading blocks that each backend holds, by slot
+	indexVersion uint64    // that matched was read from
 
 	reservation *Reservation // with err: the result, set before deliver is called or done closed
 	err         error

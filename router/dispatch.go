@@ -17,6 +17,8 @@ const (
 	// maxReordered queued requests are matched again in each reorderInterval.
 	maxReordered    = 96
 	reorderInterval = 5 * TickInterval
+	// scoreInterval is for how long a request that waits for a backend is not scored for another one.
+	scoreInterval = TickInterval
 )
 
 // dispatch routes those of the first queued requests that can start now, in one round. It
@@ -174,7 +176,7 @@ func (a *admission) batchRooms(f *fleet, v *decide.Fleet) map[*queue.Group[*Queu
 // request cannot start, after it has claimed what the request waits for.
 func (a *admission) decide(f *fleet, v *decide.Fleet, t *QueuedRequest) (*decide.Query, decide.Choice, error) {
 	q, c := f.matchQueued(t), &f.scratch.candidates
-	if t.waitsFor != noSlot && !v.FitsNextStepAnywhere(q) {
+	if t.waitsFor != noSlot && (!v.FitsNextStepAnywhere(q) || v.Now.Sub(t.scoredAt) < scoreInterval && !v.FitsNextStep(q, t.waitsFor)) {
 		v.Claim(q, t.waitsFor)
 		return nil, decide.Choice{}, errQueue
 	}
@@ -187,6 +189,8 @@ func (a *admission) decide(f *fleet, v *decide.Fleet, t *QueuedRequest) (*decide
 		}
 		return nil, decide.Choice{}, errQueue
 	}
+	t.scoredAt = v.Now
+	v.Waiting = a.queue.WaitingAhead(queue.Batch, q.Backends).Count
 	choice := v.Choose(q, c, f.policy.Policy, nil)
 	blocked := v.BlockedBy(q, choice)
 	if blocked != decide.NotBlocked && v.Now.Sub(t.item.Arrived) >= settleDelay {

@@ -224,6 +224,7 @@ func TestEngineCacheTokens(t *testing.T) {
 func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 	perRequest := func(queued int) float64 {
 		r, fleet, c := newFleet(t, 8, "prefix", func(o *Options) { o.Queue = QueueSettings{Requests: 2 * queued} })
+		learnPrefillRate(r, testPrefillRate)
 		count := recordChoices(r)
 		var running []*Reservation
 		key, sent := 0, 0
@@ -239,7 +240,7 @@ func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 		fill()
 		count.choices, sent = 0, 0
 		for sent < 2000 {
-			c.advance(50 * time.Millisecond)
+			c.advance(10 * time.Millisecond)
 			d := running[0]
 			running = running[1:]
 			d.RecordFirstEvent()

@@ -6,6 +6,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/decide"
+	"warmroute/router/queue"
 )
 
 // Explanation is what Pick would do with a request, and why.
@@ -25,6 +26,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	req.Backends = currentBackends(r.catalog(), &req)
 	var s scratch
 	v := f.viewAll(&s, nil, r.now())
+	v.Waiting = r.admission.queue.WaitingAhead(queue.Batch, req.Backends).Count
 	q, l := f.match(&s, &req, tried), f.ledger.WithCopiedClasses()
 	hasBatchRoom := sync.OnceValue(func() func(int) bool { return f.batchRoom(v, req.Backends, l) })
 	e := v.Explain(q, func(slot int) bool { return hasBatchRoom()(slot) })

@@ -165,13 +165,13 @@ func TestHotAdapterSpreads(t *testing.T) {
 	}
 }
 
-func TestContextTokens(t *testing.T) {
+func TestKVTokens(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "dynamo")
 	f := func(when string, want float64) {
 		t.Helper()
 		d := mustFilterAll(t, r, ask(fleet, 9, 1), c.now)
-		if got := d.seen(t, r).candidates[0].ContextTokens; got != want {
-			t.Errorf("%s: a context of %.0f tokens, want %.0f", when, got, want)
+		if got := d.seen(t, r).candidates[0].KVTokens; got != want {
+			t.Errorf("%s: %.0f tokens in use, want %.0f", when, got, want)
 		}
 	}
 	f("nothing sent", 0)

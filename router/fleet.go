@@ -164,7 +164,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 	for len(v.Backends) < len(f.states) {
 		v.Backends = append(v.Backends, decide.Backend{})
 	}
-	v.Now, v.Rule = now, f.policy.definition
+	v.Now, v.Rule, v.Waiting = now, f.policy.definition, 0
 	v.QueueEnabled, v.StepTokens = f.isQueueEnabled(), f.settings.Queue.StepTokens
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
 	f.updateBatchLimit(v)

@@ -27,7 +27,7 @@ func kvWait(t *testing.T, r *Router, req *Request, claimed float64, now time.Tim
 		t.Fatal(err)
 	}
 	c := d.seen(t, r).candidates[0]
-	return c.KVWaitTokens / c.PrefillRate
+	return c.KVWaitSeconds
 }
 
 func TestKVWait(t *testing.T) {
@@ -110,10 +110,13 @@ func TestKVWaitOfLongOutputs(t *testing.T) {
 // TestKVWaitRouting has a prompt, and an idle backend without any of it. The other one holds some
 // of the prompt, and its cache has more or less room.
 func TestKVWaitRouting(t *testing.T) {
-	const kvWaitCost = 4 // of the policy prefix
+	const (
+		kvWaitCost  = 4      // of the policy prefix
+		prefillRate = 26_000 // of prompts of 33,000 tokens
+	)
 	// One missing token costs what half of one costs to prefill.
 	r, _, _ := newFleet(t, 1, "prefix")
-	capacity := kvWaitCost * r.fleet.estimates.OutputTokens(0) / ledger.DefaultDecodeRate * r.fleet.estimates.PrefillRate(0) / 0.5
+	capacity := kvWaitCost * r.fleet.estimates.OutputTokens(0) / ledger.DefaultDecodeRate * prefillRate / 0.5
 	blocks := int((1 - fullKVUsage) / 2 * capacity / tokensPerBlock)
 	for _, tc := range []struct {
 		name    string
@@ -186,7 +189,7 @@ func TestKVWaitIsOfPolicyPrefix(t *testing.T) {
 		usesKV(r, fleet[0], c, 1000, 1)
 		d := mustFilterAll(t, r, ask(fleet, 1, 1), c.now)
 		candidates := d.seen(t, r).candidates
-		full, empty := candidates[0].KVWaitTokens, candidates[1].KVWaitTokens
+		full, empty := candidates[0].KVWaitSeconds, candidates[1].KVWaitSeconds
 		if full > 0 != (name == "prefix") || empty != 0 {
 			t.Errorf("%s: the waits for room are %.0f and %.0f tokens", name, full, empty)
 		}

@@ -23,9 +23,8 @@ func TestExternalLoadShiftsTraffic(t *testing.T) {
 		}
 		d.Release(Outcome{End: NotProcessed})
 	}
-	// Each costs 160 tokens of decoding and stalls: 16·(1+0.6) + 160·2 against 640, then 5 of them.
 	f("two others decode", 2, 0, holder.Backend)
-	f("five others decode", 5, 0, other)
+	f("fifty others decode", 50, 0, other)
 	f("one waits: 640 tokens more", 1, 1, other)
 	c.advance(4 * time.Second)
 	d := mustPick(t, r, ask(fleet, 1, 10))

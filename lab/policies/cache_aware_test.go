@@ -139,8 +139,8 @@ func TestDynamo(t *testing.T) {
 	f("640 - 512 against 640 tokens", 0, 0, policy.Candidate{}, policy.Candidate{})
 	f("600 + 128 against 640", 1, 0, policy.Candidate{UnstartedTokens: 600}, policy.Candidate{})
 	// Pathology: 600 tokens of context weigh as much as 600 of prefill.
-	f("the same in decode", 1, 0, policy.Candidate{ContextTokens: 600}, policy.Candidate{})
-	f("500 + 128 against 640", 0, 0, policy.Candidate{ContextTokens: 500}, policy.Candidate{})
+	f("the same in decode", 1, 0, policy.Candidate{KVTokens: 600}, policy.Candidate{})
+	f("500 + 128 against 640", 0, 0, policy.Candidate{KVTokens: 500}, policy.Candidate{})
 	f("after 120 s it is still there", 0, 120*time.Second, policy.Candidate{UnstartedTokens: 1}, policy.Candidate{})
 	f("… and then no longer", 1, 120*time.Second+1, policy.Candidate{UnstartedTokens: 1}, policy.Candidate{})
 }

@@ -31,7 +31,7 @@ func (p *dynamo) Choose(r *policy.Request, candidates []policy.Candidate) (index
 	matched := p.countPrefixMatchesSince(r.Blocks, candidates, r.Now.Add(-maxDynamoAge))
 	return pickLowest(r, "tokens to prefill and in use", len(candidates), p.rng, func(i int) float64 {
 		c := &candidates[i]
-		return max(c.UnstartedTokens+uncachedTokens(r, matched[i]), 0) + c.ContextTokens
+		return max(c.UnstartedTokens+uncachedTokens(r, matched[i]), 0) + c.KVTokens
 	})
 }
 

@@ -48,7 +48,7 @@ func definitions(maxBlocks int) policy.Registry {
 		{Name: "aibrix", Settings: []string{"routing.imbalance_abs"}, New: limited(newAIBrix)},
 		{Name: "preble", Settings: []string{"routing.match_ratio"}, New: limited(newPreble)},
 		{Name: "ray", Settings: []string{"routing.match_ratio", "routing.imbalance_abs"}, New: limited(newRay)},
-		{Name: "dynamo", NeedsContext: true, New: limited(newDynamo)},
+		{Name: "dynamo", New: limited(newDynamo)},
 		{Name: "lmetric", New: func(o policy.Options) policy.Policy { return lMetric{o.Rand} }},
 		{Name: "smetric", Settings: []string{"routing.match_ratio"}, New: newSMetric},
 	}

@@ -10,6 +10,7 @@ import (
 
 	"warmroute/prompt"
 	"warmroute/router/policy"
+	"warmroute/router/step"
 )
 
 // mustNew makes the policy of that name.
@@ -40,9 +41,11 @@ func requestFor(s string) policy.Request {
 	return policy.Request{Now: epoch, Blocks: blocksOf(s), BlockTokens: 64, PromptTokens: float64(64 * len(s))}
 }
 
-// fleet sets the slots, names and default rates of candidates.
+// fleet sets the slots, names, steps and default rates of candidates.
 func fleet(candidates ...policy.Candidate) []policy.Candidate {
+	steps := step.Default()
 	for i := range candidates {
+		candidates[i].Step = &steps
 		candidates[i].Slot, candidates[i].NameHash = i, policy.RendezvousRank(uint64(i+1), 0)
 		if candidates[i].PrefillRate == 0 {
 			candidates[i].PrefillRate = 8000
@@ -137,14 +140,15 @@ func (d *generator) request() *policy.Request {
 func (d *generator) candidates() []policy.Candidate {
 	fleet := 1 << d.IntN(8)
 	var out []policy.Candidate
+	steps := step.Default()
 	for slot := range fleet + fleet/60 {
 		if d.IntN(4) == 0 && len(out) > 0 {
 			continue
 		}
 		out = append(out, policy.Candidate{
-			Slot: slot, NameHash: policy.RendezvousRank(uint64(slot), 9), Weight: 1, PrefillRate: 8000 * d.Float64(),
-			MatchedTokens: float64(64 * d.IntN(50)), UncachedTokens: float64(16 + d.IntN(5000)), QueuedTokens: float64(d.IntN(50_000)),
-			InFlight: float64(d.IntN(100)), ContextTokens: float64(d.IntN(1_000_000)),
+			Slot: slot, NameHash: policy.RendezvousRank(uint64(slot), 9), Weight: 1, PrefillRate: 8000 * d.Float64(), Step: &steps,
+			MatchedTokens: float64(64 * d.IntN(50)), UncachedTokens: float64(16 + d.IntN(5000)), QueuedSeconds: float64(d.IntN(50_000)),
+			InFlight: float64(d.IntN(100)), KVTokens: float64(d.IntN(1_000_000)),
 			Requests: float64(d.IntN(100)), UnstartedTokens: float64(d.IntN(400_000)),
 			Waiting: float64(d.IntN(10)), KVUsage: d.Float64(), CacheTokens: float64(64 * d.IntN(2) * (1 + d.IntN(100))),
 		})
@@ -171,7 +175,7 @@ func scenario(seed uint64) func(step int) (*policy.Request, []policy.Candidate) 
 			if rng.IntN(6) > 0 || slot == 0 {
 				n := float64(rng.IntN(20))
 				all = append(all, policy.Candidate{
-					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, UncachedTokens: 64 + float64(rng.IntN(500)), QueuedTokens: float64(rng.IntN(9000)),
+					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, UncachedTokens: 64 + float64(rng.IntN(500)), QueuedSeconds: float64(rng.IntN(9000)),
 					InFlight: n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
 				})
 			}
@@ -244,7 +248,7 @@ func TestDefinitionSettingsHaveEffect(t *testing.T) {
 // backend.
 func TestForgetAllPolicies(t *testing.T) {
 	r := &policy.Request{Now: time.Unix(1000, 0), Blocks: []prompt.Block{1, 2, 3}, BlockTokens: 64, PromptTokens: 192, MeanOutputTokens: 100}
-	forgetters := 0
+	forgetters, steps := 0, step.Default()
 	for _, name := range All().Names() {
 		other := false
 		for seed := range uint64(50) {
@@ -254,7 +258,7 @@ func TestForgetAllPolicies(t *testing.T) {
 				other = true
 				break
 			}
-			candidates := []policy.Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000}, {Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000}}
+			candidates := []policy.Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000, Step: &steps}, {Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000, Step: &steps}}
 			for range 5 {
 				chooseAndRecord(p, r, candidates[:1])
 			}
@@ -364,7 +368,7 @@ func TestTraceScores(t *testing.T) {
 			for i, terms := range trace.Terms {
 				sum := 0.0
 				for _, term := range terms {
-					sum += term.Tokens
+					sum += term.Seconds
 				}
 				if sum/all[i].Weight != trace.Scores[i] {
 					t.Fatalf("candidate %d: the terms %v add up to %v, not to the cost %v", i, terms, sum, trace.Scores[i])

@@ -13,7 +13,7 @@ import (
 type skyWalker struct{ rng *rand.Rand }
 
 func (p skyWalker) Choose(r *policy.Request, candidates []policy.Candidate) (index int) {
-	idle := func(i int) bool { return candidates[i].QueuedTokens == 0 }
+	idle := func(i int) bool { return candidates[i].QueuedSeconds == 0 }
 	anyIdle, longest := false, 0.0
 	for i := range candidates {
 		anyIdle = anyIdle || idle(i)

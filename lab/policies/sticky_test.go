@@ -49,7 +49,7 @@ func TestSkyWalker(t *testing.T) {
 		p.expect(why, policy.Request{PromptTokens: 1000}, fleet(candidates...), want)
 	}
 	f("the longest match", 1, policy.Candidate{MatchedTokens: 100}, policy.Candidate{MatchedTokens: 200, Requests: 5})
-	f("which has nothing to prefill", 0, policy.Candidate{MatchedTokens: 100}, policy.Candidate{MatchedTokens: 200, QueuedTokens: 1})
+	f("which has nothing to prefill", 0, policy.Candidate{MatchedTokens: 100}, policy.Candidate{MatchedTokens: 200, QueuedSeconds: 1})
 	f("the least loaded of equals", 1, policy.Candidate{Requests: 2}, policy.Candidate{Requests: 1})
-	f("none is idle: the longest match", 1, policy.Candidate{QueuedTokens: 1}, policy.Candidate{QueuedTokens: 9, MatchedTokens: 10})
+	f("none is idle: the longest match", 1, policy.Candidate{QueuedSeconds: 1}, policy.Candidate{QueuedSeconds: 9, MatchedTokens: 10})
 }

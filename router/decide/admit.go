@@ -1,5 +1,11 @@
 package decide
 
+import (
+	"slices"
+
+	"warmroute/backends"
+)
+
 // Blocker is what keeps a request from starting soon on a backend.
 type Blocker int
 
@@ -29,9 +35,8 @@ func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 	case b.KnownInFlight == 0:
 		return NotBlocked // nothing of ours could make room, and what others have there may last
 	}
-	ours := b.ourQueuedTokens()
 	switch {
-	case c.UncachedTokens > f.stepRoom(b, ours, c.QueuedTokens-ours):
+	case c.UncachedTokens > f.stepRoom(b):
 		return BlockedByStep
 	case b.isWaitingForKV(), f.NeedsHeadroom(q.Request, q.Promoted) && b.HasWaiting:
 		return BlockedByQueue
@@ -60,19 +65,21 @@ func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 // FitsNextStepAnywhere reports whether a backend has room in its next step for the request. Where none has, it
 // need not be scored: it waits for the one that was the best last time.
 func (f *Fleet) FitsNextStepAnywhere(q *Query) bool {
-	for _, b := range q.Backends {
-		if f.UncachedTokens(q, b.Slot) <= f.Backends[b.Slot].Room {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(q.Backends, func(b *backends.Backend) bool { return f.FitsNextStep(q, b.Slot) })
+}
+
+// FitsNextStep reports whether a backend has room in its next step for the request.
+func (f *Fleet) FitsNextStep(q *Query, slot int) bool {
+	return f.UncachedTokens(q, slot) <= f.Backends[slot].Room
 }
 
 // Claim claims what the request takes of a backend for the rest of the round. Where there is no room anyway,
 // requiredKVTokens is not computed: within a round no room becomes free.
 func (f *Fleet) Claim(q *Query, slot int) {
 	b := &f.Backends[slot]
-	b.Claimed.Uncached += f.UncachedTokens(q, slot)
+	uncached := f.UncachedTokens(q, slot)
+	b.Claimed.Uncached += uncached
+	b.Claimed.Prefill += f.Estimates.Step(slot).PrefillSeconds(max(0, q.promptTokens()-uncached), uncached)
 	if b.Room == 0 {
 		return
 	}

@@ -158,7 +158,8 @@ func TestClaim(t *testing.T) {
 	q.Matched[0] = 4 // which no request uses
 	b := &f.Backends[0]
 	f.Claim(q, 0)
-	if b.Claimed != (Claim{Uncached: 6 * blockTokens, KV: 10 * blockTokens}) || b.Room != share-6*blockTokens {
+	prefill := f.Estimates.Step(0).PrefillSeconds(4*blockTokens, 6*blockTokens)
+	if b.Claimed != (Claim{Uncached: 6 * blockTokens, KV: 10 * blockTokens, Prefill: prefill}) || b.Room != share-6*blockTokens {
 		t.Errorf("claimed %+v, room for %v", b.Claimed, b.Room)
 	}
 	f.Claim(q, 0)

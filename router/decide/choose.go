@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"math"
 	"slices"
 
 	"warmroute/backends"
@@ -38,19 +39,20 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 		MatchedTokens:      matched,
 		UncachedTokens:     max(estimate.MinUncachedTokens, tokens-matched),
 		Recomputed:         b.Recomputed,
-		QueuedTokens:       b.QueuedTokens + b.ExternalTokens + b.Claimed.Uncached,
-		AdapterTokens:      f.Ledger.AdapterCost(b.Slot, q.Adapter, b.Load),
+		QueuedSeconds:      b.QueuedSeconds + b.ExternalTokens/b.PrefillRate + b.Claimed.Prefill,
+		AdapterSeconds:     f.Ledger.AdapterCost(b.Slot, q.Adapter, b.Load),
 		InFlight:           float64(b.KnownInFlight) + b.ExternalRequests,
+		ContextTokens:      b.ContextTokens + b.ExternalRequests*tokens, // prompts of other clients count as equally long
+		KVTokens:           b.OwnKVTokens,
+		Step:               f.Estimates.Step(b.Slot),
 		PrefillRate:        b.PrefillRate,
 		Requests:           float64(b.Requests) / b.Weight,
 		UnstartedTokens:    b.UnstartedTokens / b.Weight,
 		UnstartedAttention: b.UnstartedAttention / b.Weight,
 	}
+	c.PrefillSeconds = c.Step.PrefillSeconds(max(0, tokens-c.UncachedTokens), c.UncachedTokens)
 	if f.Rule.NeedsKVWait {
-		c.KVWaitTokens = f.kvWait(q, b) * b.PrefillRate
-	}
-	if f.Rule.NeedsContext {
-		c.ContextTokens = b.OwnKVTokens
+		c.KVWaitSeconds = f.kvWait(q, b)
 	}
 	if l := b.Load; l != nil {
 		c.Waiting = float64(l.Waiting)
@@ -65,7 +67,7 @@ func (f *Fleet) Choose(q *Query, c *Candidates, rule policy.Policy, trace *polic
 		Now: f.Now, Blocks: q.Blocks, BlockTokens: float64(f.BlockBytes) / q.Sizes.BytesPerToken, PromptTokens: q.promptTokens(),
 		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0, Session: q.Session,
 		MeanOutputTokens: f.expectedOutputTokens(q, c.backends), MeanUncachedTokens: f.Estimates.MeanUncachedTokens(q.Model),
-		Trace: trace,
+		Waiting: float64(f.Waiting), Trace: trace,
 	}
 	return f.choice(c, rule.Choose(&c.request, c.list))
 }
@@ -135,7 +137,7 @@ func minUncachedTokens(q *Query, c *Candidates) float64 {
 type Prefill struct {
 	Tokens  float64 // to compute at least
 	Rate    float64 // tokens a second that its backends prefill together
-	Seconds float64 // on one candidate
+	Seconds float64 // that it takes at least, on one candidate
 }
 
 // LeastPrefill returns the prefill of a request on its candidates. The whole prompt and the median
@@ -150,10 +152,9 @@ func (f *Fleet) LeastPrefill(q *Query, c *Candidates) Prefill {
 		tokens := q.promptTokens()
 		return Prefill{tokens, rate, tokens / median}
 	}
-	sum := 0.0
+	seconds := math.Inf(1)
 	for i := range c.list {
-		sum += c.list[i].PrefillRate
+		seconds = min(seconds, c.list[i].PrefillSeconds)
 	}
-	tokens := minUncachedTokens(q, c)
-	return Prefill{tokens, rate, tokens * float64(len(c.list)) / sum}
+	return Prefill{minUncachedTokens(q, c), rate, seconds}
 }

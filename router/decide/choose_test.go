@@ -114,43 +114,45 @@ func TestChoose(t *testing.T) {
 func equalRequests(a, b policy.Request) bool {
 	return a.Now.Equal(b.Now) && a.BlockTokens == b.BlockTokens && a.PromptTokens == b.PromptTokens && a.PromptKey == b.PromptKey &&
 		a.Turn == b.Turn && a.Retry == b.Retry && a.Session == b.Session && a.MeanOutputTokens == b.MeanOutputTokens &&
-		a.MeanUncachedTokens == b.MeanUncachedTokens && a.Trace == b.Trace
+		a.MeanUncachedTokens == b.MeanUncachedTokens && a.Waiting == b.Waiting && a.Trace == b.Trace
 }
 
 func TestFillCandidate(t *testing.T) {
 	f, all := newFleet(t, 1)
-	f.Rule.NeedsContext = true
 	b := &f.Backends[0]
 	b.NameHash, b.Weight, b.Device, b.KnownInFlight, b.ExternalRequests, b.ExternalTokens = 99, 2, 4, 3, 1.5, 100
 	b.MissingHits, b.Recomputed = 0.25, 0.125
-	b.QueuedTokens, b.Claimed.Uncached, b.Requests, b.UnstartedTokens, b.UnstartedAttention, b.OwnKVTokens = 1000, 10, 4, 500, 600, 700
+	b.QueuedSeconds, b.Claimed.Prefill, b.Requests, b.UnstartedTokens, b.UnstartedAttention = 0.5, 0.25, 4, 500, 600
+	b.OwnKVTokens, b.ContextTokens = 700, 900
 	b.Capacity, b.UsedKVTokens = 12_000, 12_000
 	b.Load = &backends.Load{Engines: 3, Waiting: 2, KVCacheUsage: 0.5, CacheTokens: 12_000, RunningAdapters: []string{"other"}}
 	q := newQuery(all, 10)
 	q.Matched[0], q.Adapter = 8, "sql"
 	var got policy.Candidate
 	f.fillCandidate(&got, q, b)
+	steps := f.Estimates.Step(0)
 	want := policy.Candidate{
 		NameHash: 99, Weight: 2, Device: 4, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens, Recomputed: 0.125,
-		QueuedTokens: 1000 + 100 + 10, AdapterTokens: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
-		KVWaitTokens: f.kvWait(q, b) * prefillRate, ContextTokens: 700, PrefillRate: prefillRate,
+		PrefillSeconds: steps.PrefillSeconds(6*blockTokens, 4*blockTokens),
+		QueuedSeconds:  0.5 + 100./prefillRate + 0.25, AdapterSeconds: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
+		KVWaitSeconds: f.kvWait(q, b), ContextTokens: 900 + 1.5*10*blockTokens, KVTokens: 700, Step: steps, PrefillRate: prefillRate,
 		Requests: 2, UnstartedTokens: 250, UnstartedAttention: 300,
 		Waiting: 2, KVUsage: 0.5, CacheTokens: 12_000, EngineCacheTokens: 4000,
 	}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if want.AdapterTokens == 0 || want.KVWaitTokens == 0 {
-		t.Errorf("an adapter costs %v, and waiting for room %v", want.AdapterTokens, want.KVWaitTokens)
+	if want.AdapterSeconds == 0 || want.KVWaitSeconds == 0 {
+		t.Errorf("an adapter costs %v, and waiting for room %v", want.AdapterSeconds, want.KVWaitSeconds)
 	}
 
-	f.Rule.NeedsContext, f.Rule.NeedsKVWait, b.Load, b.MissingHits = false, false, nil, 0
+	f.Rule.NeedsKVWait, b.Load, b.MissingHits = false, nil, 0
 	q.Matched[0], q.Adapter = 10, ""
 	f.fillCandidate(&got, q, b)
 	if got.MatchedTokens != 10*blockTokens || got.UncachedTokens != 16 {
 		t.Errorf("of a prompt that it holds, %v tokens match and %v do not, want 640 and 16", got.MatchedTokens, got.UncachedTokens)
 	}
-	if got.AdapterTokens != 0 || got.KVWaitTokens != 0 || got.ContextTokens != 0 || got.Waiting != 0 || got.KVUsage != 0 ||
+	if got.AdapterSeconds != 0 || got.KVWaitSeconds != 0 || got.Waiting != 0 || got.KVUsage != 0 ||
 		got.CacheTokens != 0 || got.EngineCacheTokens != 0 {
 		t.Errorf("what is unknown, or needed by no rule, is filled in: %+v", got)
 	}
@@ -158,6 +160,9 @@ func TestFillCandidate(t *testing.T) {
 
 func TestLeastPrefill(t *testing.T) {
 	medianRate := estimate.New(256, 1).MedianPrefillRate() // while nothing is known
+	known, _ := newFleet(t, 1)
+	holder := known.Estimates.Step(0).PrefillSeconds(6*blockTokens, 4*blockTokens)
+	others := known.Estimates.Step(0).PrefillSeconds(0, 10*blockTokens)
 	down := func(b *Backend) { b.State = backends.Down }
 	full := func(b *Backend) { b.MaxInFlight, b.KnownInFlight = 1, 1 }
 	ready := func(*Backend) {}
@@ -166,10 +171,10 @@ func TestLeastPrefill(t *testing.T) {
 		change [3]func(*Backend)
 		want   Prefill
 	}{
-		{"three candidates", [3]func(*Backend){ready, ready, ready}, Prefill{4 * blockTokens, 14_000, 4 * blockTokens * 3 / 14_000.}},
-		{"one is down", [3]func(*Backend){ready, ready, down}, Prefill{4 * blockTokens, 12_000, 4 * blockTokens * 2 / 12_000.}},
-		{"one will work on it as well", [3]func(*Backend){ready, ready, full}, Prefill{4 * blockTokens, 14_000, 4 * blockTokens * 2 / 12_000.}},
-		{"the holder is down", [3]func(*Backend){ready, down, ready}, Prefill{10 * blockTokens, 10_000, 10 * blockTokens * 2 / 10_000.}},
+		{"three candidates", [3]func(*Backend){ready, ready, ready}, Prefill{4 * blockTokens, 14_000, holder}},
+		{"one is down", [3]func(*Backend){ready, ready, down}, Prefill{4 * blockTokens, 12_000, holder}},
+		{"one will work on it as well", [3]func(*Backend){ready, ready, full}, Prefill{4 * blockTokens, 14_000, holder}},
+		{"the holder is down", [3]func(*Backend){ready, down, ready}, Prefill{10 * blockTokens, 10_000, others}},
 		{"none", [3]func(*Backend){down, down, down}, Prefill{10 * blockTokens, medianRate, 10 * blockTokens / medianRate}},
 		{"none but a full one", [3]func(*Backend){down, down, full}, Prefill{10 * blockTokens, 2000, 10 * blockTokens / medianRate}},
 	} {

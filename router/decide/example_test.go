@@ -36,19 +36,19 @@ func ExampleFleet_Choose() {
 	}
 	query := decide.Query{Request: &request, Sizes: estimates.TokenSizes(request.Model, request.TextClass), Matched: []int{0, 30}}
 
-	for _, queued := range []float64{0, 1000, 10_000} {
-		fleet.Backends[1].QueuedTokens = queued
+	for _, queued := range []float64{0, 0.01, 0.1} {
+		fleet.Backends[1].QueuedSeconds = queued
 		var candidates decide.Candidates
 		if err := fleet.Filter(&query, &candidates); err != nil {
 			panic(err)
 		}
 		choice := fleet.Choose(&query, &candidates, rule.New(policy.Options{}), nil)
-		fmt.Printf("%v tokens queued on b: %s computes %v tokens, reason %s\n",
+		fmt.Printf("%v s queued on b: %s computes %v tokens, reason %s\n",
 			queued, choice.Backend.Backend.Name, choice.Candidate.UncachedTokens, fleet.Reason(&query, &candidates, choice))
 	}
 
 	// Output:
-	// 0 tokens queued on b: b computes 640 tokens, reason prefix
-	// 1000 tokens queued on b: b computes 640 tokens, reason prefix
-	// 10000 tokens queued on b: a computes 2560 tokens, reason spill
+	// 0 s queued on b: b computes 640 tokens, reason prefix
+	// 0.01 s queued on b: b computes 640 tokens, reason prefix
+	// 0.1 s queued on b: a computes 2560 tokens, reason spill
 }

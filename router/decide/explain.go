@@ -28,7 +28,6 @@ type Explanation struct {
 
 	ScoreIs      string  `json:"score_is,omitempty"` // what decided, in words
 	HighestWins  bool    `json:"highest_wins,omitempty"`
-	Kappa        float64 `json:"kappa"`         // κ, under the policy prefix
 	OutputTokens float64 `json:"output_tokens"` // L̂
 
 	Sentence string `json:"sentence"`
@@ -51,7 +50,7 @@ type BackendExplanation struct {
 	MatchedTokens  float64 `json:"matched_tokens"`
 	UncachedTokens float64 `json:"uncached_tokens"` // u
 	QueuedTokens   float64 `json:"queued_tokens"`   // W
-	AdapterTokens  float64 `json:"adapter_tokens"`  // of an adapter that it has not loaded
+	AdapterSeconds float64 `json:"adapter_seconds"` // to load an adapter that it has not loaded
 	InFlight       float64 `json:"in_flight"`       // n: sequences on it, other clients' included
 	PrefillRate    float64 `json:"tokens_per_second"`
 
@@ -90,9 +89,9 @@ func (f *Fleet) explainBackend(q *Query, b *Backend, hasBatchRoom func(slot int)
 	x := BackendExplanation{
 		Name: b.Backend.Name, State: b.State.String(), Breaker: b.Breaker.String(), Stalled: b.Stalled,
 		MatchedBlocks: q.Matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
-		QueuedTokens: roundMilli(c.QueuedTokens), AdapterTokens: c.AdapterTokens, InFlight: roundMilli(c.InFlight),
+		QueuedTokens: roundMilli(b.QueuedTokens + b.ExternalTokens + b.Claimed.Uncached), AdapterSeconds: c.AdapterSeconds, InFlight: roundMilli(c.InFlight),
 		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
-		Step: *f.Estimates.Step(b.Slot), TTFTSeconds: roundMilli((c.QueuedTokens + c.AdapterTokens + c.KVWaitTokens + c.UncachedTokens) / c.PrefillRate),
+		Step: *f.Estimates.Step(b.Slot), TTFTSeconds: roundMilli(c.TTFT()),
 	}
 	x.Filter, x.WhyNot = f.explainFilter(q, b, hasBatchRoom)
 	if l := b.Load; l != nil && l.KVKnown {
@@ -125,7 +124,7 @@ func (f *Fleet) ExplainChoice(e *Explanation, q *Query, c *Candidates, rule poli
 	var t policy.Trace
 	chosen := f.Choose(q, c, rule, &t)
 	e.Choice, e.Reason = chosen.Backend.Backend.Name, f.Reason(q, c, chosen)
-	e.ScoreIs, e.HighestWins, e.Kappa, e.OutputTokens = t.Criterion, t.HighestWins, roundMilli(t.Kappa), roundMilli(c.request.MeanOutputTokens)
+	e.ScoreIs, e.HighestWins, e.OutputTokens = t.Criterion, t.HighestWins, roundMilli(c.request.MeanOutputTokens)
 	for i, b := range c.backends {
 		x := e.find(b)
 		x.Candidate, x.WhyNot = true, ""
@@ -134,13 +133,13 @@ func (f *Fleet) ExplainChoice(e *Explanation, q *Query, c *Candidates, rule poli
 			blockedReason = x.Queued
 		}
 		if i < len(t.Scores) && !math.IsInf(t.Scores[i], 0) {
-			score := roundMilli(t.Scores[i])
+			score := roundMicro(t.Scores[i])
 			x.Score = &score
 		}
 		if i < len(t.Terms) {
 			x.Terms = t.Terms[i]
 			for k := range x.Terms {
-				x.Terms[k].Tokens = roundMilli(x.Terms[k].Tokens)
+				x.Terms[k].Seconds = roundMicro(x.Terms[k].Seconds)
 			}
 		}
 	}
@@ -152,4 +151,6 @@ func (e *Explanation) find(b *backends.Backend) *BackendExplanation {
 	return &e.Backends[slices.IndexFunc(e.Backends, func(x BackendExplanation) bool { return x.Name == b.Name })]
 }
 
-func roundMilli(x float64) float64 { return math.Round(x*1000) / 1000 }
+func roundMilli(x float64) float64 { return math.Round(x*1e3) / 1e3 }
+
+func roundMicro(x float64) float64 { return math.Round(x*1e6) / 1e6 }

@@ -23,7 +23,7 @@ func explain(f *Fleet, q *Query, rule policy.Policy) (e *Explanation, blockedRea
 func TestExplain(t *testing.T) {
 	f, all := newFleet(t, 4)
 	f.Backends[1].State = backends.Down
-	f.Backends[2].KnownInFlight, f.Backends[2].Pending, f.Backends[2].QueuedTokens = 1, 1, 5000
+	f.Backends[2].KnownInFlight, f.Backends[2].Pending, f.Backends[2].QueuedTokens, f.Backends[2].QueuedSeconds = 1, 1, 5000, 0.625
 	f.Backends[2].Load = &backends.Load{KVKnown: true, KVCacheUsage: 0.5}
 	q := newQuery(all[:3], 10)
 	q.Matched = []int{5, 0, 10, 0}
@@ -39,7 +39,7 @@ func TestExplain(t *testing.T) {
 	if len(b) != 4 || !b[0].Candidate || b[1].Candidate || !b[2].Candidate || b[3].Candidate {
 		t.Fatalf("candidates of %+v", b)
 	}
-	if b[0].MatchedTokens != 320 || b[0].UncachedTokens != 320.75 || b[0].KVUsage != -1 || b[0].Queued != "" || b[0].TTFTSeconds != 0.04 {
+	if b[0].MatchedTokens != 320 || b[0].UncachedTokens != 320.75 || b[0].KVUsage != -1 || b[0].Queued != "" || b[0].TTFTSeconds != 0.041 {
 		t.Errorf("b0: got %+v", b[0])
 	}
 	if b[1].Filter != "unready" || b[1].WhyNot != "is not ready" || b[1].Score != nil {
@@ -56,7 +56,7 @@ func TestExplain(t *testing.T) {
 	}
 	sum := 0.0
 	for _, term := range b[2].Terms {
-		sum += term.Tokens
+		sum += term.Seconds
 	}
 	if difference := sum - *b[2].Score; difference > 0.01 || difference < -0.01 {
 		t.Errorf("the terms of b2 add up to %v, its score is %v", sum, *b[2].Score)
@@ -150,10 +150,10 @@ func TestDescribe(t *testing.T) {
 		{
 			"the lowest cost",
 			Explanation{Choice: "a", Reason: ReasonCold, PromptTokens: 2112, Backends: []BackendExplanation{
-				cost(scored("a", 1000, 12), 0, 0, 0), cost(scored("b", 2000.4, 0.005), 0, 0, 3),
+				cost(scored("a", 1, 12), 0, 0, 0), cost(scored("b", 2.004, 0.005), 0, 0, 3),
 			}},
 			"No candidate holds any of its 2,112 prompt tokens, and a has the lowest cost: " +
-				"1,000 tokens of prefill against 2,000 on b, which has 3 in flight and holds nothing.",
+				"1.00 s against 2.00 s on b, which has 3 in flight and holds nothing.",
 		},
 		{
 			"spilled, within the SLO",

@@ -88,8 +88,8 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 	case chosen.Score == nil || other.Score == nil || *chosen.Score > *other.Score: // slo.ttft takes precedence over the cost
 		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(chosen.TTFTSeconds))
 	}
-	return fmt.Sprintf("has the lowest cost: %s tokens of prefill against %s on %s, which %s",
-		groupRoundedDigits(*chosen.Score), groupRoundedDigits(*other.Score), other.Name, e.describeLoadAndMatch(other))
+	return fmt.Sprintf("has the lowest cost: %s against %s on %s, which %s",
+		formatSeconds(*chosen.Score), formatSeconds(*other.Score), other.Name, e.describeLoadAndMatch(other))
 }
 
 // tieKeyName names what the policy prefix breaks ties by.

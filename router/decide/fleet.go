@@ -41,6 +41,7 @@ type Fleet struct {
 
 	Rule         policy.Definition
 	QueueEnabled bool // requests wait until a backend can start them soon
+	Waiting      int  // requests in the queue
 	StepTokens   int  // scheduler's budget for a step, as configured; 0: not known
 	// LimitsBatch: batch requests start only where there is headroom, since interactive requests
 	// were seen recently.
@@ -100,6 +101,7 @@ func (a *Availability) IsAvailable() bool {
 // round: nothing behind them may take it.
 type Claim struct {
 	Uncached, KV float64 // tokens
+	Prefill      float64 // seconds that the uncached ones take
 	Sequences    int64
 }
 
@@ -169,7 +171,7 @@ func (f *Fleet) roomOf(b *Backend) (uncachedTokens float64) {
 	case b.isWaitingForKV() || !b.fitsKV(0):
 		return 0
 	}
-	return f.stepRoom(b, b.ourQueuedTokens(), b.ExternalTokens)
+	return f.stepRoom(b)
 }
 
 // stepRoom returns how many uncached tokens may be added to what is queued, of
@@ -177,7 +179,7 @@ func (f *Fleet) roomOf(b *Backend) (uncachedTokens float64) {
 // ours are queued than it has engines any number may: other clients may always have something
 // queued. So it is while the prefill rate is unknown: what is queued would be worked off too
 // slowly in our account, and an engine that is faster than thought would be idle.
-func (f *Fleet) stepRoom(b *Backend, ourQueuedTokens, externalQueuedTokens float64) (uncachedTokens float64) {
+func (f *Fleet) stepRoom(b *Backend) (uncachedTokens float64) {
 	configured := f.StepTokens > 0
 	engines := b.engines()
 	if b.Claimed.Uncached == 0 && b.Pending < engines || !configured && !b.PrefillRateKnown {
@@ -192,7 +194,7 @@ func (f *Fleet) stepRoom(b *Backend, ourQueuedTokens, externalQueuedTokens float
 	}
 	most := stepShare * float64(stepTokens)
 	if !configured {
-		most = max(most, queuedSeconds*b.PrefillRate)
+		most = max(most, queuedSeconds*f.Estimates.Step(b.Slot).Rate)
 	}
-	return max(0, most*float64(engines)-ourQueuedTokens-externalQueuedTokens)
+	return max(0, most*float64(engines)-b.ourQueuedTokens()-b.ExternalTokens)
 }

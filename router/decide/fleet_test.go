@@ -16,8 +16,9 @@ import (
 
 const (
 	blockBytes  = 256
-	blockTokens = 64   // of newQuery
-	prefillRate = 8000 // of newFleet
+	blockTokens = 64           // of newQuery
+	prefillRate = 8000         // of newFleet
+	testModel   = "test-38.5b" // whose prefill rate is guessed to be that
 )
 
 // testTime is when tests decide.
@@ -39,6 +40,7 @@ func newFleet(t testing.TB, n int) (*Fleet, []*backends.Backend) {
 	for slot := range n {
 		b := &backends.Backend{Name: fmt.Sprint("b", slot), Slot: slot}
 		f.Ledger.SetBackend(slot, b)
+		estimates.SetModel(slot, testModel)
 		f.Backends = append(f.Backends, Backend{
 			Backend: b, Slot: slot, NameHash: uint64(slot), Weight: 1, PrefillRate: prefillRate, PrefillRateKnown: true,
 			Availability: Availability{State: backends.Ready}, Figures: ledger.Figures{DecodeRate: ledger.DefaultDecodeRate},
@@ -132,8 +134,8 @@ func TestRoom(t *testing.T) {
 		{"as many as there are engines", func(_ *Fleet, b *Backend) { b.Load, b.Pending = &backends.Load{Engines: 2}, 2 }, 2*share - 1000},
 		{"tokens of other clients", func(_ *Fleet, b *Backend) { b.ExternalTokens = 500 }, share - 1500},
 		{"never below none", func(_ *Fleet, b *Backend) { b.ExternalTokens = 5000 }, 0},
-		{"fast prefill", func(_ *Fleet, b *Backend) { b.PrefillRate = 40_000 }, queuedSeconds*40_000 - 1000},
-		{"step as configured", func(f *Fleet, b *Backend) { f.StepTokens, b.PrefillRate = 5000, 40_000 }, stepShare*5000 - 1000},
+		{"fast prefill", func(f *Fleet, _ *Backend) { f.Estimates.SetModel(0, "test-7.7b") }, queuedSeconds*40_000 - 1000},
+		{"step as configured", func(f *Fleet, _ *Backend) { f.StepTokens = 5000 }, stepShare*5000 - 1000},
 		{"unknown rate", func(_ *Fleet, b *Backend) { b.PrefillRateKnown = false }, inf},
 		{"unknown rate, step as configured", func(f *Fleet, b *Backend) {
 			f.StepTokens, b.PrefillRateKnown = 5000, false

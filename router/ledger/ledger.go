@@ -358,6 +358,9 @@ type Figures struct {
 	Pending      int     // requests that are not prefilled yet
 	Requests     int     // in flight, those of peers included
 
+	QueuedSeconds float64 // that their prefill takes
+	ContextTokens float64 // to which the requests in flight attend
+
 	UnstartedTokens    float64 // uncached tokens of requests without output
 	UnstartedAttention float64 // tokens that these attend to
 
@@ -381,6 +384,8 @@ func (l *Ledger) ReadFigures(f *Figures, slot int, prefillRate float64, now time
 	a := l.accounts[slot]
 	k, p := &a.kv, &a.prefill
 	f.QueuedTokens, f.Pending = p.queuedTokens(now, prefillRate)
+	f.QueuedSeconds = l.estimates.Step(slot).PrefillSecondsOf(f.QueuedTokens, p.queuedAttended(f.QueuedTokens, f.Pending))
+	f.ContextTokens = k.prompts + p.unseen + k.outputTokensInFlight(now.Sub(l.start))
 	if workOff {
 		l.addGrowth(a, now)
 		p.removeWorkedOff(now, prefillRate)

@@ -420,7 +420,10 @@ func TestFiguresChangeNothing(t *testing.T) {
 		if math.Abs(after.QueuedTokens-figures.QueuedTokens) > 0.001 { // times are whole nanoseconds
 			t.Errorf("%v tokens are queued, and %v once some are worked off", figures.QueuedTokens, after.QueuedTokens)
 		}
-		if after.QueuedTokens = figures.QueuedTokens; after != figures {
+		if math.Abs(after.QueuedSeconds-figures.QueuedSeconds) > 1e-6 {
+			t.Errorf("%v s of prefill are queued, and %v once some are worked off", figures.QueuedSeconds, after.QueuedSeconds)
+		}
+		if after.QueuedTokens, after.QueuedSeconds = figures.QueuedTokens, figures.QueuedSeconds; after != figures {
 			t.Errorf("the figures are %+v, and %+v once some are worked off", figures, after)
 		}
 	}

@@ -13,14 +13,14 @@ const (
 	minStreamsPending = 0.2 // of the streams' queued tokens remains until their first events are seen
 )
 
-// What an adapter costs a backend that does not run it, in tokens of prefill. These are costs and no order of
+// What an adapter costs a backend that does not run it, in seconds. These are costs and no order of
 // preference: else all requests for a popular adapter would go to the replica that had the first of them.
 const (
-	adapterLoadTokens = 2000 // a quarter of a second: it is read from memory or a disk
-	// adapterWaitTokens is where all places for adapters are taken: an engine starts
+	adapterLoadSeconds = 0.25 // it is read from memory or a disk
+	// adapterWaitSeconds is where all places for adapters are taken: an engine starts
 	// no request for another one before one of them has no request left.
-	adapterWaitTokens = 8 * adapterLoadTokens
-	maxAdapters       = 64 // that an account keeps apart; engines have places for far fewer
+	adapterWaitSeconds = 8 * adapterLoadSeconds
+	maxAdapters        = 64 // that an account keeps apart; engines have places for far fewer
 )
 
 // prefillAccount is what one backend was sent, by this router and its peers, and has in flight,
@@ -88,6 +88,19 @@ func (p *prefillAccount) queuedTokens(now time.Time, prefillRate float64) (token
 		return 0, 0
 	}
 	return max(minStreamsPending*p.streams, tokens-worked), len(p.pending) - done
+}
+
+// queuedAttended returns how many tokens so many tokens attend to that are still to be prefilled, of so many requests.
+func (p *prefillAccount) queuedAttended(tokens float64, requests int) (attended float64) {
+	if requests == 0 {
+		return 0
+	}
+	all, attended := p.tokens, p.depth
+	for _, e := range p.pending[:len(p.pending)-requests] {
+		all -= e.Prediction.Uncached
+		attended -= e.attendedTokens()
+	}
+	return attended * tokens / all
 }
 
 // computedTokens returns how many tokens were prefilled so far, and how many these attended to.
@@ -223,13 +236,13 @@ func (p *prefillAccount) removeAdapter(e *Entry) {
 }
 
 // adapterCost returns what it costs the replica whose last poll returned l to load an adapter,
-// in tokens of prefill; 0 if it has it.
-func (p *prefillAccount) adapterCost(adapter string, l *backends.Load) (tokens float64) {
+// in seconds; 0 if it has it.
+func (p *prefillAccount) adapterCost(adapter string, l *backends.Load) (seconds float64) {
 	switch {
 	case adapter == "" || l != nil && slices.Contains(l.RunningAdapters, adapter) || p.adapters[adapter] > 0:
 		return 0
 	case l != nil && l.MaxAdapters > 0 && len(l.RunningAdapters) >= l.MaxAdapters:
-		return adapterWaitTokens
+		return adapterWaitSeconds
 	}
-	return adapterLoadTokens
+	return adapterLoadSeconds
 }

@@ -81,17 +81,17 @@ func TestAdapterAccount(t *testing.T) {
 		}
 	}
 	check("no adapter", "", nil, 0)
-	check("not polled", "a", nil, adapterLoadTokens)
+	check("not polled", "a", nil, adapterLoadSeconds)
 	check("running", "a", &backends.Load{RunningAdapters: []string{"a"}, MaxAdapters: 1}, 0)
-	check("a free place", "a", &backends.Load{RunningAdapters: []string{"b"}, MaxAdapters: 2}, adapterLoadTokens)
-	check("all places are taken", "a", &backends.Load{RunningAdapters: []string{"b"}, MaxAdapters: 1}, adapterWaitTokens)
-	check("the number of places is unknown", "a", &backends.Load{RunningAdapters: []string{"b"}}, adapterLoadTokens)
+	check("a free place", "a", &backends.Load{RunningAdapters: []string{"b"}, MaxAdapters: 2}, adapterLoadSeconds)
+	check("all places are taken", "a", &backends.Load{RunningAdapters: []string{"b"}, MaxAdapters: 1}, adapterWaitSeconds)
+	check("the number of places is unknown", "a", &backends.Load{RunningAdapters: []string{"b"}}, adapterLoadSeconds)
 	first, second := send("a"), send("a")
 	check("just sent", "a", &backends.Load{RunningAdapters: []string{"b"}, MaxAdapters: 1}, 0)
 	p.recordEnd(first)
 	check("one of two ended", "a", nil, 0)
 	p.recordEnd(second)
-	check("both ended", "a", nil, adapterLoadTokens)
+	check("both ended", "a", nil, adapterLoadSeconds)
 
 	var sent []*Entry
 	for key := range 2 * maxAdapters {
@@ -101,7 +101,7 @@ func TestAdapterAccount(t *testing.T) {
 		t.Errorf("%d adapters are kept apart, want %d", n, maxAdapters)
 	}
 	check("within the bound", "0", nil, 0)
-	check("beyond the bound", fmt.Sprint(maxAdapters), nil, adapterLoadTokens)
+	check("beyond the bound", fmt.Sprint(maxAdapters), nil, adapterLoadSeconds)
 	sent = append(sent, send("0"))
 	if n := p.adapters["0"]; n != 2 {
 		t.Errorf("%d requests of an adapter that was kept at the bound, want 2", n)

@@ -39,14 +39,20 @@ type conversationStats struct {
 	// Those that had a turn lately, those whose next turn is overdue, and those that do not count any more but
 	// whose next turn would still say how long the pauses are; by ConversationKey. nil: none yet.
 	active, overdue, idle *simplelru.LRU[uint64, conversation]
-	count                 []int     // of active and overdue, by slot
-	tokens                []float64 // in the last prompts of these, by slot
+	underWay              []conversations // active and overdue, by slot
 
 	turnGap  float64 // mean seconds between two turns of a conversation
 	turnGaps float64 // that it is the mean of
 
 	later float64 // later turns seen
 	ended float64 // conversations that had all of their turns, as far as is known
+}
+
+// conversations are those under way at one backend.
+type conversations struct {
+	count   int
+	tokens  float64 // in their last prompts, less the shared ones
+	context float64 // tokens in their last prompts
 }
 
 // conversation is one that is under way.
@@ -56,6 +62,22 @@ type conversation struct {
 	at     time.Time // of its last turn
 	tokens float64   // in the prompt of its last turn, less the shared ones
 	shared float64   // tokens that were cached at its first turn, of a system prompt for instance
+}
+
+// add counts a conversation.
+func (c *conversations) add(v *conversation) {
+	c.count++
+	c.tokens += v.tokens
+	c.context += v.tokens + v.shared
+}
+
+// remove undoes add.
+func (c *conversations) remove(v *conversation) {
+	c.count--
+	c.tokens -= v.tokens
+	if c.context -= v.tokens + v.shared; c.count == 0 {
+		c.tokens, c.context = 0, 0 // no rounding error is left
+	}
 }
 
 // ConversationKey returns what the turns of a conversation have in common, of one of its requests; 0: unknown.
@@ -93,7 +115,7 @@ func (c *conversationStats) sequencesPerConversation(candidates []Candidate) flo
 	inFlight, underWay := 0.0, 0.0
 	for i := range candidates {
 		inFlight += candidates[i].InFlight - candidates[i].externalSequences()
-		underWay += c.countOn(candidates[i].Slot)
+		underWay += float64(c.on(candidates[i].Slot).count)
 	}
 	if underWay <= inFlight {
 		return 1
@@ -101,12 +123,12 @@ func (c *conversationStats) sequencesPerConversation(candidates []Candidate) flo
 	return inFlight / underWay
 }
 
-// countOn returns how many conversations are under way at a backend.
-func (c *conversationStats) countOn(slot int) float64 {
-	if slot >= len(c.count) {
-		return 0
+// on returns the conversations under way at a backend.
+func (c *conversationStats) on(slot int) (underWay conversations) {
+	if slot < len(c.underWay) {
+		underWay = c.underWay[slot]
 	}
-	return float64(c.count[slot])
+	return underWay
 }
 
 // ageConversations counts the conversations whose next turn is overdue as ended, and no longer
@@ -141,11 +163,10 @@ func moveOlder(list *simplelru.LRU[uint64, conversation], before time.Time, move
 
 // add adds a conversation to one of the lists.
 func (c *conversationStats) add(list *simplelru.LRU[uint64, conversation], key uint64, v conversation) {
-	for len(c.count) <= v.slot {
-		c.count, c.tokens = append(c.count, 0), append(c.tokens, 0)
+	for len(c.underWay) <= v.slot {
+		c.underWay = append(c.underWay, conversations{})
 	}
-	c.count[v.slot]++
-	c.tokens[v.slot] += v.tokens
+	c.underWay[v.slot].add(&v)
 	list.Add(key, v)
 }
 
@@ -190,9 +211,7 @@ func (c *conversationStats) find(key uint64) (v conversation, known bool) {
 func (c *conversationStats) spareShare(candidates []Candidate) float64 {
 	tokens, capacity := 0.0, 0.0
 	for i := range candidates {
-		if slot := candidates[i].Slot; slot < len(c.tokens) {
-			tokens += c.tokens[slot]
-		}
+		tokens += c.on(candidates[i].Slot).tokens
 		if candidates[i].EngineCacheTokens == 0 {
 			return 0
 		}
@@ -232,26 +251,42 @@ func (p *Prefix) expectFutureTurns(r *Request, candidates []Candidate) futureTur
 	return f
 }
 
-// cost returns what the later turns cost at a candidate, in tokens of prefill.
-func (f *futureTurns) cost(c *Candidate, slowdown, kappa float64) float64 {
+// cost returns what the later turns cost at one of the candidates, in seconds. Each second of their prefills delays so
+// many later requests, on a backend of the mean speed.
+func (f *futureTurns) cost(c *Candidate, candidates []Candidate, delayed, meanRate float64) (seconds float64) {
 	if f.turns == 0 {
 		return 0
 	}
-	perTurn := f.spare * f.overflow(c)
-	if f.request.Turn == prompt.TurnFirst {
-		turn := Candidate{UncachedTokens: f.request.MeanUncachedTokens, InFlight: f.perConversation*f.countOn(c.Slot) + c.externalSequences()}
-		perTurn += costOf(&turn, slowdown, f.request.MeanOutputTokens, kappa).sum()
+	r := f.request
+	perTurn := f.spare * f.overflow(c) / c.Step.Rate
+	if r.Turn == prompt.TurnFirst {
+		w := f.workOn(c)
+		for i := range candidates {
+			if o := &candidates[i]; o != c && o.Device == c.Device && c.Device != 0 {
+				beside := f.workOn(o)
+				w.sequences += beside.sequences
+				w.context += beside.context
+			}
+		}
+		// The prompt of the turn in the middle of them.
+		tokens := r.PromptTokens + f.turns/2*(r.MeanUncachedTokens+r.MeanOutputTokens)
+		turn := Candidate{Step: c.Step, PrefillSeconds: c.Step.PrefillSeconds(tokens, r.MeanUncachedTokens)}
+		perTurn += costOf(&turn, &w, tokens, r.MeanOutputTokens, delayed, meanRate).sum()
 	}
 	return f.turns * perTurn
+}
+
+// workOn returns what a later turn shares a candidate with, on average.
+func (f *futureTurns) workOn(c *Candidate) work {
+	underWay := f.on(c.Slot)
+	return work{sequences: f.perConversation*float64(underWay.count) + c.externalSequences(), context: f.perConversation * underWay.context}
 }
 
 // overflow returns how many more tokens would have to be computed again, in a turn of every conversation at a
 // candidate, if the request's were there: what does not fit into the cache is evicted before the next turn.
 func (f *futureTurns) overflow(c *Candidate) (tokens float64) {
-	n, others := 0.0, 0.0
-	if c.Slot < len(f.count) {
-		n, others = float64(f.count[c.Slot]), f.tokens[c.Slot]
-	}
+	underWay := f.on(c.Slot)
+	n, others := float64(underWay.count), underWay.tokens
 	r := f.request
 	own := r.PromptTokens - c.MatchedTokens
 	if f.isCounted {
@@ -274,12 +309,7 @@ func (c *conversationStats) countTurn(r *Request, candidate *Candidate) {
 		return
 	}
 	if c.active == nil {
-		uncount := func(_ uint64, v conversation) {
-			c.count[v.slot]--
-			if c.tokens[v.slot] -= v.tokens; c.count[v.slot] == 0 {
-				c.tokens[v.slot] = 0 // no rounding error is left
-			}
-		}
+		uncount := func(_ uint64, v conversation) { c.underWay[v.slot].remove(&v) }
 		c.active, c.overdue, c.idle = newConversationList(uncount), newConversationList(uncount), newConversationList(nil)
 	}
 	c.ageConversations(r.Now)

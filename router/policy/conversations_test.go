@@ -3,6 +3,7 @@ package policy
 import (
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,7 +32,7 @@ func (c *turns) pass(d time.Duration) {
 func (c *turns) expectCounts(t *testing.T, when string, want ...float64) {
 	t.Helper()
 	for slot, n := range want {
-		if got := c.countOn(slot); got != n {
+		if got := float64(c.on(slot).count); got != n {
 			t.Errorf("%s: %v conversations at backend %d, want %v", when, got, slot, n)
 		}
 	}
@@ -121,15 +122,15 @@ func TestChooseRecordsNoTurn(t *testing.T) {
 	first := Request{Now: time.Unix(1000, 0), PromptKey: 1, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000}
 	choose(&p, first, Candidate{UncachedTokens: 100})
 	before := p.conversationStats
-	before.count = append([]int(nil), p.count...)
+	before.underWay = slices.Clone(p.underWay)
 	dry := first
 	dry.Now, dry.PromptKey, dry.Trace = first.Now.Add(2*maxConversationTimeout), 2, &Trace{}
-	plain := Candidate{NameHash: 1, Weight: 1, PrefillRate: 8000, UncachedTokens: 100}
+	plain := Candidate{NameHash: 1, Weight: 1, Step: &testStep, UncachedTokens: 100}
 	p.Choose(&dry, []Candidate{plain, plain})
 	if !reflect.DeepEqual(p.conversationStats, before) || p.active.Len() != 1 || p.overdue.Len() != 0 {
 		t.Errorf("a dry run changed %+v to %+v", before, p.conversationStats)
 	}
-	if terms := dry.Trace.Terms[0]; terms[len(terms)-1].Name != "later turns" || terms[len(terms)-1].Tokens <= 0 {
+	if terms := dry.Trace.Terms[0]; terms[len(terms)-1].Name != "later turns" || terms[len(terms)-1].Seconds <= 0 {
 		t.Errorf("the terms are %v, without later turns", terms)
 	}
 	later := first
@@ -396,8 +397,8 @@ func TestRetryIsNoTurn(t *testing.T) {
 	c.record(prompt.TurnFirst, 1, 0)
 	before := c.conversationStats
 	c.countTurn(&Request{Now: c.now, Turn: prompt.TurnFirst, PromptKey: 1, Retry: true}, &Candidate{Slot: 1})
-	if c.ended != before.ended || c.later != before.later || c.countOn(0) != 0 || c.countOn(1) != 1 {
-		t.Errorf("ended %.0f, later %.0f, %.0f and %.0f under way", c.ended, c.later, c.countOn(0), c.countOn(1))
+	if c.ended != before.ended || c.later != before.later || c.on(0).count != 0 || c.on(1).count != 1 {
+		t.Errorf("ended %.0f, later %.0f, %d and %d under way", c.ended, c.later, c.on(0).count, c.on(1).count)
 	}
 }
 
@@ -413,7 +414,7 @@ func (c *conversationStats) beginConversations(n, key, slot int, tokens, sharedT
 func (c *turns) expectTokens(t *testing.T, when string, want ...float64) {
 	t.Helper()
 	for slot, tokens := range want {
-		if got := c.tokens[slot]; got != tokens {
+		if got := c.on(slot).tokens; got != tokens {
 			t.Errorf("%s: %v tokens at backend %d, want %v", when, got, slot, tokens)
 		}
 	}
@@ -442,7 +443,7 @@ func TestConversationTokens(t *testing.T) {
 		c.beginConversations(1, key+1, 0, tokens, 0)
 	}
 	c.pass(minTurnTimeout + time.Second)
-	if got := c.tokens[0]; math.Abs(got-0.6) > 1e-9 {
+	if got := c.on(0).tokens; math.Abs(got-0.6) > 1e-9 {
 		t.Errorf("overdue: %v tokens, want 0.6", got)
 	}
 	c.pass(minConversationTimeout)

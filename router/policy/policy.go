@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"warmroute/prompt"
+	"warmroute/router/step"
 )
 
 // Policy chooses among candidates. The Router calls it under its lock, so a
@@ -58,6 +59,7 @@ type Request struct {
 	Retry        bool   // it was sent to another backend before
 	Session      uint64 // hash of the session's name; 0: none
 
+	Waiting            float64 // requests in the admission queue
 	MeanOutputTokens   float64 // L̂: mean length of outputs; 0 before the first
 	MeanUncachedTokens float64 // mean uncached tokens of earlier requests, where they were sent; 0 before the first
 
@@ -80,15 +82,18 @@ type Candidate struct {
 	Weight   float64 // share of the traffic that the operator wants it to have; 1 by default
 	Device   int     // candidates with the same one share their hardware; 0: it has its own
 
-	MatchedTokens  float64 // prompt tokens that it likely has cached
-	UncachedTokens float64 // u: prompt tokens that it would have to compute
-	Recomputed     float64 // share of what it computed lately that had been evicted from its cache
-	QueuedTokens   float64 // W: uncached tokens sent to it and not yet computed
-	AdapterTokens  float64 // tokens that could be computed while it loads the request's LoRA adapter
-	InFlight       float64 // n: sequences on it, other clients' included
-	KVWaitTokens   float64 // tokens that could be computed while it waits for room in its KV cache; 0 unless Definition.NeedsKVWait
-	ContextTokens  float64 // tokens in its KV cache for sequences in flight; 0 unless Definition.NeedsContext
-	PrefillRate    float64 // prefill tokens a second, as learned
+	MatchedTokens  float64     // prompt tokens that it likely has cached
+	UncachedTokens float64     // u: prompt tokens that it would have to compute
+	Recomputed     float64     // share of what it computed lately that had been evicted from its cache
+	PrefillSeconds float64     // p: that these take
+	QueuedSeconds  float64     // W: that the prefills take which were sent to it before and are not over
+	AdapterSeconds float64     // that it takes to load the request's LoRA adapter
+	KVWaitSeconds  float64     // that the request waits for room in its KV cache; 0 unless Definition.NeedsKVWait
+	InFlight       float64     // n: sequences on it, other clients' included
+	ContextTokens  float64     // K: tokens in the contexts of the sequences in flight
+	KVTokens       float64     // distinct ones of these, in its KV cache
+	Step           *step.Model // how long its steps take
+	PrefillRate    float64     // prefill tokens a second, as learned
 
 	// What a router that only counts would know of its own requests: how many are in
 	// flight, and the uncached tokens of those without a first event, whatever time
@@ -109,6 +114,11 @@ func AttendedTokens(promptTokens, uncachedTokens float64) float64 {
 	return uncachedTokens * max(0, promptTokens-uncachedTokens/2)
 }
 
+// TTFT returns the expected time to the first token of the request, in seconds.
+func (c *Candidate) TTFT() float64 {
+	return c.QueuedSeconds + c.AdapterSeconds + c.KVWaitSeconds + c.PrefillSeconds
+}
+
 // externalSequences returns how many of the sequences in flight are not of this router's requests.
 func (c *Candidate) externalSequences() float64 { return max(0, c.InFlight-c.Requests*c.Weight) }
 
@@ -119,11 +129,10 @@ type Trace struct {
 	Scores      []float64 // by candidate; nil: the policy compares none
 	HighestWins bool      // else the lowest score wins
 	Terms       [][]Term  // by candidate, of the policy prefix; nil for others
-	Kappa       float64   // of the policy prefix
 }
 
 // Term is a named part of a cost.
 type Term struct {
-	Name   string  `json:"name"`
-	Tokens float64 `json:"tokens"` // of prefill
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
 }

@@ -6,31 +6,30 @@ import (
 	"time"
 )
 
-// Constants of the cost, found by simulation; see docs/routing.md.
+// Constants of the cost; see docs/routing.md.
 const (
-	stallPerDecode = 0.25 // θ: how much a decode is delayed by a prefill beside it
-	maxStall       = 4    // times the prefill, for all decodes together
-	decodeCost     = 0.64 // δ: what a token of output costs each sequence beside it, in tokens of prefill
-	// kvWaitCost is what a token's time of waiting for room in the KV cache costs: what waits in
+	// decodeWeight is what a second that an output takes longer counts for, beside a second before its first token.
+	decodeWeight = 0.5
+	// outputShare is the share of an output that is generated beside another one, which may begin or end meanwhile.
+	outputShare = 0.5
+	// kvWaitCost is what a second of waiting for room in the KV cache costs: what waits in
 	// a replica keeps everything behind it waiting.
-	kvWaitCost = 4
-	// evictionCost is what evicting a token that will be computed again costs.
-	evictionCost     = 0.3
-	kappaScale       = 2
-	maxKappa         = 64
-	pressureInterval = 20 * time.Second // over which W is averaged
+	kvWaitCost     = 4
+	maxUtilization = 0.9
+	maxDelayed     = 64 // requests that each second of a prefill delays
 
 	laterTurnsTerm = "later turns" // its name
 )
 
-// Prefix chooses the backend where the request has the lowest cost to the fleet, in tokens of
-// prefill. The cost is the sum of its terms over the operator's weight:
+// Prefix chooses the backend where the request costs the fleet the least time, in seconds: the time to its first token,
+// and by how much it delays others. Both follow from how long the steps of each backend's engine take. The cost is the
+// sum of its terms over the operator's weight:
 //
-//	cost = W + u·(1 + κ + min(θ·n, 4) + 0.3·ρ/(1-ρ)) + δ·L̂·n
+//	cost = W + p·(1 + b + n/2 + r/(1-r)) + L·(2·d·n + c·(K + n·P))/4
 //
-// κ makes matches count for more as queues grow: under pressure, a token computed twice delays everyone behind
-// it. W and u, the time to the first token, are scaled by how much slower than the mean the backend is. The
-// other terms are not: if they were, the faster backends would fill up long before the slower ones.
+// W is what is prefilled before it, and p its own prefill. That delays b requests that come later, n outputs, of which a
+// second counts half, and as much prefill as what it evicts takes. Each of the L tokens of its output adds to the steps
+// of the n outputs beside it, which add to its own: d seconds for each, and c for each token of its context.
 //
 // A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
 // the others there, because the cache has no room for all of these conversations. The first turn also costs
@@ -40,33 +39,53 @@ type Prefix struct {
 	// one with the longest match is chosen, which leaves idle ones to requests without a match.
 	SLO time.Duration
 
-	queued []averagedQueue // by slot
+	arrivals arrivals
 	conversationStats
 }
 
-// averagedQueue is a backend's W, averaged over pressureInterval.
-type averagedQueue struct {
-	tokens float64
-	at     time.Time // of the last value; zero: none yet
-}
-
-// costTerms are the terms of a cost, in tokens of prefill. More than four would
+// costTerms are the terms of a cost, in seconds. More than four would
 // not fit into registers, and double the time of Choose.
 type costTerms struct {
 	queue   float64 // W, an adapter's loading and the wait for room: what comes before its prefill
-	prefill float64 // u: its prefill
-	delay   float64 // of those behind it, of the decodes that its prefill stalls, and by what it evicts
+	prefill float64 // p: its prefill
+	delay   float64 // of those behind it, of the outputs that its prefill interrupts, and by what it evicts
 	decode  float64 // how much its output and those beside it slow each other down
 }
 
-// costOf returns the terms for a candidate. slowdown is the mean prefill rate over
-// the candidate's, outputTokens is L̂.
-func costOf(c *Candidate, slowdown, outputTokens, kappa float64) costTerms {
+// work is what a request has to share an engine's time with.
+type work struct {
+	queued    float64 // seconds of prefill
+	sequences float64
+	context   float64 // tokens to which these attend
+}
+
+// workOn returns the work of a candidate and of those that share its device.
+func workOn(c *Candidate, candidates []Candidate) work {
+	w := work{c.QueuedSeconds, c.InFlight, c.ContextTokens}
+	if c.Device == 0 {
+		return w
+	}
+	for i := range candidates {
+		if o := &candidates[i]; o != c && o.Device == c.Device {
+			w.queued += o.QueuedSeconds
+			w.sequences += o.InFlight
+			w.context += o.ContextTokens
+		}
+	}
+	return w
+}
+
+// costOf returns what a request with a prompt and an output of so many tokens costs on a candidate, beside its wait for
+// others. Each second of its prefill delays so many later requests, on a backend of the mean speed.
+func costOf(c *Candidate, w *work, promptTokens, outputTokens, delayed, meanRate float64) costTerms {
+	beside := 2*c.Step.Sequence*w.sequences + c.Step.Context*(w.context+w.sequences*promptTokens)
+	// A slower backend has fewer later requests.
+	behind := c.Step.Rate / meanRate * (delayed + c.Recomputed/(1-c.Recomputed))
 	return costTerms{
-		queue:   slowdown * (c.QueuedTokens + c.AdapterTokens + kvWaitCost*c.KVWaitTokens),
-		prefill: slowdown * c.UncachedTokens,
-		delay:   c.UncachedTokens * (kappa + min(stallPerDecode*c.InFlight, maxStall) + evictionCost*c.Recomputed/(1-c.Recomputed)),
-		decode:  decodeCost * outputTokens * c.InFlight,
+		queue:   w.queued + c.AdapterSeconds + kvWaitCost*c.KVWaitSeconds,
+		prefill: c.PrefillSeconds,
+		delay:   c.PrefillSeconds * (behind + decodeWeight*w.sequences),
+		decode:  decodeWeight * outputShare * outputTokens * beside,
 	}
 }
 
@@ -81,18 +100,23 @@ func (t costTerms) named() []Term {
 // first block, so that two routers send the same request to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
-	kappa := kappaFor(p.updatePressure(r, candidates, rate), r.MeanUncachedTokens)
+	perSecond, utilization := p.arrivals.mean(r.Now, candidates)
+	waiting := r.Waiting / float64(len(candidates))
+	delayed := func(queued, prefill float64) float64 {
+		return min(maxDelayed, waiting+perSecond*(queued+prefill/2)/(1-min(utilization, maxUtilization)))
+	}
 	tieKey := cmp.Or(r.Session, r.FirstBlock())
 	future := p.expectFutureTurns(r, candidates)
 	best, lowest := 0, math.Inf(1)
 	matched := -1.0 // tokens, of the best one if that meets the SLO
 	for i := range candidates {
 		c := &candidates[i]
-		terms := costOf(c, rate/c.PrefillRate, r.MeanOutputTokens, kappa)
-		later := future.cost(c, rate/c.PrefillRate, kappa)
+		w := workOn(c, candidates)
+		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(w.queued, c.PrefillSeconds), rate)
+		later := future.cost(c, candidates, delayed(w.queued, 0), rate)
 		cost := (terms.sum() + later) / c.Weight
 		if r.Trace != nil {
-			r.Trace.addCost(cost, kappa, terms, later)
+			r.Trace.addCost(cost, terms, later)
 		}
 		if p.SLO > 0 {
 			if m := p.matchIfWithinSLO(c); m != matched {
@@ -110,11 +134,14 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 }
 
 // RecordSent implements Recorder.
-func (p *Prefix) RecordSent(r *Request, c *Candidate) { p.countTurn(r, c) }
+func (p *Prefix) RecordSent(r *Request, c *Candidate) {
+	p.arrivals.add(c.Slot, c.PrefillSeconds, r.Now)
+	p.countTurn(r, c)
+}
 
 // addCost records the next candidate's cost and its terms, of which that of the later turns is left out if 0.
-func (t *Trace) addCost(cost, kappa float64, terms costTerms, later float64) {
-	t.Criterion, t.Kappa = "cost in tokens of prefill", kappa
+func (t *Trace) addCost(cost float64, terms costTerms, later float64) {
+	t.Criterion = "cost in seconds"
 	named := terms.named()
 	if later > 0 {
 		named = append(named, Term{laterTurnsTerm, later})
@@ -142,7 +169,7 @@ func TermMeaning(name string) string {
 // matchIfWithinSLO returns the matched tokens of a candidate that is predicted to
 // meet the SLO, and -1 for others.
 func (p *Prefix) matchIfWithinSLO(c *Candidate) (tokens float64) {
-	if (c.QueuedTokens+c.AdapterTokens+c.KVWaitTokens+c.UncachedTokens)/c.PrefillRate > p.SLO.Seconds() {
+	if c.TTFT() > p.SLO.Seconds() {
 		return -1
 	}
 	return c.MatchedTokens
@@ -151,52 +178,13 @@ func (p *Prefix) matchIfWithinSLO(c *Candidate) (tokens float64) {
 func meanPrefillRate(candidates []Candidate) float64 {
 	sum := 0.0
 	for i := range candidates {
-		sum += candidates[i].PrefillRate
+		sum += candidates[i].Step.Rate
 	}
 	return sum / float64(len(candidates))
 }
 
-func kappaFor(pressure, meanUncachedTokens float64) float64 {
-	if meanUncachedTokens == 0 {
-		return 0
-	}
-	return min(maxKappa, kappaScale*pressure/meanUncachedTokens)
-}
-
-// updatePressure returns the mean of the candidates' averaged queues, scaled by their speed.
-// Unless r is a dry run, the averages are updated.
-func (p *Prefix) updatePressure(r *Request, candidates []Candidate, meanRate float64) (tokens float64) {
-	var last time.Time
-	gain := 0.0
-	for i := range candidates {
-		c := &candidates[i]
-		var q averagedQueue
-		if c.Slot < len(p.queued) {
-			q = p.queued[c.Slot]
-		}
-		if i == 0 || !q.at.Equal(last) { // most often all have the same
-			last, gain = q.at, 1
-			if !q.at.IsZero() {
-				gain = 1 - math.Exp(-r.Now.Sub(q.at).Seconds()/pressureInterval.Seconds())
-			}
-		}
-		q.tokens += gain * (c.QueuedTokens - q.tokens)
-		q.at = r.Now
-		tokens += q.tokens * (meanRate / c.PrefillRate)
-		if r.Trace == nil {
-			for len(p.queued) <= c.Slot {
-				p.queued = append(p.queued, averagedQueue{})
-			}
-			p.queued[c.Slot] = q
-		}
-	}
-	return tokens / float64(len(candidates))
-}
-
 // ForgetBackend implements Forgetter.
 func (p *Prefix) ForgetBackend(slot int) {
-	if slot < len(p.queued) {
-		p.queued[slot] = averagedQueue{}
-	}
+	p.arrivals.forget(slot)
 	p.conversationStats.ForgetBackend(slot)
 }

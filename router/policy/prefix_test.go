@@ -7,24 +7,31 @@ import (
 	"time"
 
 	"warmroute/prompt"
+	"warmroute/router/step"
 )
+
+// testStep is how long the steps of the backends take in tests.
+var testStep = step.Model{Base: 0.008, Rate: 8000, Sequence: 1e-3, Context: 24e-9}
 
 // choose makes p choose among candidates that are plain where they say nothing else, and record
 // the choice.
 func choose(p *Prefix, r Request, candidates ...Candidate) int {
 	for i := range candidates {
-		if candidates[i].NameHash == 0 {
-			candidates[i].NameHash = uint64(i + 1)
+		c := &candidates[i]
+		if c.NameHash == 0 {
+			c.NameHash = uint64(i + 1)
 		}
-		if candidates[i].Weight == 0 {
-			candidates[i].Weight = 1
+		if c.Weight == 0 {
+			c.Weight = 1
 		}
-		if candidates[i].Slot == 0 {
-			candidates[i].Slot = i
+		if c.Slot == 0 {
+			c.Slot = i
 		}
-		if candidates[i].PrefillRate == 0 {
-			candidates[i].PrefillRate = 8000
+		model := testStep
+		if c.PrefillRate > 0 {
+			model.Rate = c.PrefillRate
 		}
+		c.Step, c.PrefillSeconds = &model, c.UncachedTokens/model.Rate
 	}
 	if r.Now.IsZero() {
 		r.Now = time.Unix(1000, 0)
@@ -36,58 +43,88 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 }
 
 func TestPrefixCost(t *testing.T) {
-	f := func(name string, want int, candidates ...Candidate) {
+	f := func(name string, want int, r Request, candidates ...Candidate) {
 		t.Helper()
 		var p Prefix
-		if got := choose(&p, Request{Blocks: []prompt.Block{7}, MeanUncachedTokens: 100}, candidates...); got != want {
+		r.Blocks, r.MeanUncachedTokens = []prompt.Block{7}, 100
+		if got := choose(&p, r, candidates...); got != want {
 			t.Errorf("%s: got candidate %d, want %d", name, got, want)
 		}
 	}
-	f("a hit beats a cold backend", 1,
+	f("a hit beats a cold backend", 1, Request{},
 		Candidate{UncachedTokens: 2000},
 		Candidate{MatchedTokens: 1900, UncachedTokens: 100})
-	// κ = 2·mean(W)/u = 2·4000/100 = 80 → 64 for both: 100·65 + 8000 against 2000·65
-	f("under pressure a hit is worth a longer queue", 1,
+	f("a hit behind a long queue does not", 0, Request{},
 		Candidate{UncachedTokens: 2000},
-		Candidate{MatchedTokens: 1900, UncachedTokens: 100, QueuedTokens: 8000})
-	// 16 tokens beside ten sequences: 16·(1+min(θ·10, 4)) + δ·L̂·10
-	beside10 := 16*(1+min(stallPerDecode*10, maxStall)) + decodeCost*250*10
-	f("a hot prompt does not pile its decodes on one backend", 0,
+		Candidate{MatchedTokens: 1900, UncachedTokens: 100, QueuedSeconds: 1})
+	// Eight requests wait, four for each: 0.25·(1+4) against 1 + 0.0125·(1+4)
+	f("unless others wait: a prompt that is computed twice delays them", 1, Request{Waiting: 8},
+		Candidate{UncachedTokens: 2000},
+		Candidate{MatchedTokens: 1900, UncachedTokens: 100, QueuedSeconds: 1})
+	// 16 tokens beside ten outputs: 0.002·(1 + 10/2) + 250·2·0.001·10/4
+	beside10 := 8000 * (0.002*6 + 1.25)
+	f("a hot prompt does not pile its outputs on one backend", 0, Request{},
 		Candidate{UncachedTokens: beside10 - 1},
 		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 10})
-	f("… but up to there it does", 1,
+	f("… but up to there it does", 1, Request{},
 		Candidate{UncachedTokens: beside10 + 1},
 		Candidate{MatchedTokens: 1484, UncachedTokens: 16, InFlight: 10})
-	f("a wait for room costs more than a queue", 0,
-		Candidate{UncachedTokens: 500, QueuedTokens: 2000},
-		Candidate{UncachedTokens: 500, KVWaitTokens: 2001 / kvWaitCost})
-	f("a long match is worth a short wait for room", 1,
+	f("a wait for room costs more than a queue", 0, Request{},
+		Candidate{UncachedTokens: 500, QueuedSeconds: 0.25},
+		Candidate{UncachedTokens: 500, KVWaitSeconds: 0.2501 / kvWaitCost})
+	f("a long match is worth a short wait for room", 1, Request{},
 		Candidate{UncachedTokens: 2000},
-		Candidate{MatchedTokens: 1900, UncachedTokens: 100, KVWaitTokens: 1800 / kvWaitCost})
+		Candidate{MatchedTokens: 1900, UncachedTokens: 100, KVWaitSeconds: 0.2 / kvWaitCost})
+	// 100,000 tokens more beside it: 250·24e-9·100,000/4 = 0.15 s, and 0.05 s for what the 33,333 of its own do to two
+	f("long contexts beside it slow its output down", 1, Request{PromptTokens: 33_333},
+		Candidate{UncachedTokens: 100, InFlight: 2, ContextTokens: 100_000},
+		Candidate{UncachedTokens: 1600})
+	f("… by what they have", 0, Request{PromptTokens: 33_333},
+		Candidate{UncachedTokens: 100, InFlight: 2, ContextTokens: 100_000},
+		Candidate{UncachedTokens: 10_000})
+	f("what it evicts is computed again", 1, Request{},
+		Candidate{UncachedTokens: 1000, Recomputed: 0.5},
+		Candidate{UncachedTokens: 1000, QueuedSeconds: 0.12})
 }
 
-func TestPrefixPressureAverage(t *testing.T) {
-	var p Prefix
+// TestPrefixSharedDevice chooses among backends of which two share a GPU: what one has to do delays the other.
+func TestPrefixSharedDevice(t *testing.T) {
+	f := func(name string, want int, candidates ...Candidate) {
+		t.Helper()
+		var p Prefix
+		if got := choose(&p, Request{}, candidates...); got != want {
+			t.Errorf("%s: got candidate %d, want %d", name, got, want)
+		}
+	}
+	f("an idle one beside a busy one is not idle", 2,
+		Candidate{UncachedTokens: 500, Device: 1, QueuedSeconds: 1, InFlight: 4},
+		Candidate{UncachedTokens: 500, Device: 1},
+		Candidate{UncachedTokens: 500, Device: 2, QueuedSeconds: 0.1})
+	f("the match decides between two that share one", 0,
+		Candidate{MatchedTokens: 400, UncachedTokens: 100, Device: 1, QueuedSeconds: 1, InFlight: 4},
+		Candidate{UncachedTokens: 500, Device: 1})
+	f("but not between two that do not", 1,
+		Candidate{MatchedTokens: 400, UncachedTokens: 100, QueuedSeconds: 1, InFlight: 4},
+		Candidate{UncachedTokens: 500})
+}
+
+func TestArrivals(t *testing.T) {
+	var a arrivals
 	start := time.Unix(1000, 0)
-	choose(&p, Request{Now: start}, Candidate{UncachedTokens: 1000})
-	choose(&p, Request{Now: start.Add(20 * time.Second)}, Candidate{UncachedTokens: 1000, QueuedTokens: 10000})
-	if got, want := p.queued[0].tokens, 10000*(1-1/math.E); math.Abs(got-want) > 1 {
-		t.Errorf("after one time constant: pressure %.0f, want %.0f", got, want)
+	all := []Candidate{{Slot: 0}, {Slot: 1}}
+	for i := range 3000 { // ten a second, of which each takes 50 ms
+		a.add(i%2, 0.05, start.Add(time.Duration(i)*100*time.Millisecond))
 	}
-	if k := kappaFor(p.queued[0].tokens, 1000); math.Abs(k-kappaScale*p.queued[0].tokens/1000) > 1e-9 {
-		t.Errorf("kappa %.3f is not in proportion to pressure over u", k)
+	end := start.Add(300 * time.Second)
+	if perSecond, utilization := a.mean(end, all); math.Abs(perSecond-5) > 0.2 || math.Abs(utilization-0.25) > 0.01 {
+		t.Errorf("%.2f requests a second and a utilization of %.3f for each backend, want 5 and 0.25", perSecond, utilization)
 	}
-	if k := kappaFor(1e9, 1000); k != maxKappa {
-		t.Errorf("kappa %.3f under any pressure, want %d", k, maxKappa)
+	if perSecond, _ := a.mean(end.Add(arrivalWindow*time.Second), all); math.Abs(perSecond-5/math.E) > 0.1 {
+		t.Errorf("%.2f requests a second after a pause, want %.2f", perSecond, 5/math.E)
 	}
-	// A model on another backend has the pressure of that one.
-	r := Request{Now: start.Add(20 * time.Second), MeanUncachedTokens: 1000, Trace: new(Trace)}
-	if choose(&p, r, Candidate{Slot: 1, UncachedTokens: 1000}); r.Trace.Kappa != 0 {
-		t.Errorf("kappa %.3f for an idle backend beside a busy one of another model", r.Trace.Kappa)
-	}
-	p.ForgetBackend(0)
-	if p.queued[0] != (averagedQueue{}) {
-		t.Errorf("a forgotten backend has pressure %+v", p.queued[0])
+	a.forget(1)
+	if perSecond, _ := a.mean(end, all[1:]); perSecond != 0 {
+		t.Errorf("%.2f requests a second for a backend that was forgotten", perSecond)
 	}
 }
 
@@ -146,10 +183,10 @@ func TestPrefixAdapterCost(t *testing.T) {
 			t.Errorf("%s: got candidate %d, want %d", name, got, want)
 		}
 	}
-	f("who has it first", 1, Candidate{UncachedTokens: 500, AdapterTokens: 2000}, Candidate{UncachedTokens: 500})
-	// 16·(1+2) + 160·8 = 1328 against 2016, then 16·(1+3.25) + 160·13 = 2148
-	f("… while it is not too busy", 1, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 8})
-	f("… and no longer", 0, Candidate{UncachedTokens: 16, AdapterTokens: 2000}, Candidate{UncachedTokens: 16, InFlight: 13})
+	f("who has it first", 1, Candidate{UncachedTokens: 500, AdapterSeconds: 0.25}, Candidate{UncachedTokens: 500})
+	// Beside n outputs: 0.002·(1 + n/2) + 250·2·0.001·n/4
+	f("… while it is not too busy", 1, Candidate{UncachedTokens: 16, AdapterSeconds: 0.25}, Candidate{UncachedTokens: 16, InFlight: 1})
+	f("… and no longer", 0, Candidate{UncachedTokens: 16, AdapterSeconds: 0.25}, Candidate{UncachedTokens: 16, InFlight: 3})
 }
 
 func TestPrefixSlowBackends(t *testing.T) {
@@ -163,32 +200,7 @@ func TestPrefixSlowBackends(t *testing.T) {
 	f("a cold prompt goes to the faster", 1, Candidate{UncachedTokens: 1000, PrefillRate: 4000}, Candidate{UncachedTokens: 1000})
 	f("the slower has less than twice to compute", 0, Candidate{UncachedTokens: 450, PrefillRate: 4000}, Candidate{UncachedTokens: 1000})
 	f("the slower has more than half to compute", 1, Candidate{UncachedTokens: 550, PrefillRate: 4000}, Candidate{UncachedTokens: 1000})
-	// (2000+1000)·0.75 against 1000·1.5
-	f("a queue on the faster", 0, Candidate{UncachedTokens: 1000, PrefillRate: 4000}, Candidate{UncachedTokens: 1000, QueuedTokens: 2000})
-	f("what a request costs its neighbours is not stretched", 0, Candidate{UncachedTokens: 16, InFlight: 6, PrefillRate: 4000}, Candidate{UncachedTokens: 16, InFlight: 11})
-}
-
-// The learned rate of a uniform fleet is another number than the default. It
-// must not change a single choice.
-func TestPrefixEqualRates(t *testing.T) {
-	var a, b Prefix
-	start := time.Unix(1000, 0)
-	state := uint64(7)
-	draw := func(n uint64) float64 { state = RendezvousRank(state, 99); return float64(state % n) }
-	for i := range 5000 {
-		plain := make([]Candidate, 1+int(draw(8)))
-		for j := range plain {
-			plain[j] = Candidate{NameHash: uint64(j + 1), QueuedTokens: draw(9000), UncachedTokens: 16 + draw(3000), InFlight: draw(20)}
-		}
-		learned := slices.Clone(plain)
-		for j := range learned {
-			learned[j].PrefillRate = 5417.3
-		}
-		r := Request{Now: start.Add(time.Duration(i) * time.Second), MeanUncachedTokens: 700, Blocks: []prompt.Block{prompt.Block(i)}}
-		if x, y := choose(&a, r, plain...), choose(&b, r, learned...); x != y {
-			t.Fatalf("request %d: candidate %d at the default rate, %d at another", i, x, y)
-		}
-	}
+	f("a queue on the faster", 0, Candidate{UncachedTokens: 1000, PrefillRate: 4000}, Candidate{UncachedTokens: 1000, QueuedSeconds: 0.25})
 }
 
 func TestPrefixWeight(t *testing.T) {
@@ -214,17 +226,17 @@ func TestPrefixSLO(t *testing.T) {
 		}
 	}
 	f("the most cached tokens win, whatever the queue", 0,
-		Candidate{QueuedTokens: 7000, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 2900, UncachedTokens: 600})
+		Candidate{QueuedSeconds: 7000.0 / 8000, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 2900, UncachedTokens: 600})
 	f("… where the SLO is met", 1,
-		Candidate{QueuedTokens: 7600, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 0, UncachedTokens: 3500})
+		Candidate{QueuedSeconds: 7600.0 / 8000, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 0, UncachedTokens: 3500})
 	f("a slower backend takes longer", 1,
 		Candidate{MatchedTokens: 3000, UncachedTokens: 4500, PrefillRate: 4000}, Candidate{MatchedTokens: 0, UncachedTokens: 7500})
 	f("so does an adapter to be loaded", 1,
-		Candidate{MatchedTokens: 1, UncachedTokens: 7000, AdapterTokens: 2000}, Candidate{UncachedTokens: 7001})
+		Candidate{MatchedTokens: 1, UncachedTokens: 7000, AdapterSeconds: 0.25}, Candidate{UncachedTokens: 7001})
 	f("so does a wait for room", 1,
-		Candidate{MatchedTokens: 1, UncachedTokens: 7000, KVWaitTokens: 2000}, Candidate{UncachedTokens: 7001})
+		Candidate{MatchedTokens: 1, UncachedTokens: 7000, KVWaitSeconds: 0.25}, Candidate{UncachedTokens: 7001})
 	f("among equals the cheapest", 1,
-		Candidate{QueuedTokens: 100, UncachedTokens: 500}, Candidate{UncachedTokens: 500}, Candidate{QueuedTokens: 200, UncachedTokens: 500})
+		Candidate{QueuedSeconds: 0.0125, UncachedTokens: 500}, Candidate{UncachedTokens: 500}, Candidate{QueuedSeconds: 0.025, UncachedTokens: 500})
 	f("none meets it: the cheapest", 1,
-		Candidate{QueuedTokens: 30_000, MatchedTokens: 7000, UncachedTokens: 2000}, Candidate{MatchedTokens: 0, UncachedTokens: 9000})
+		Candidate{QueuedSeconds: 3.75, MatchedTokens: 7000, UncachedTokens: 2000}, Candidate{MatchedTokens: 0, UncachedTokens: 9000})
 }

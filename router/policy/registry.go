@@ -16,10 +16,9 @@ type Definition struct {
 
 	UsesQueue          bool // requests may wait in the admission queue
 	WaitsForIdle       bool // with UsesQueue: until a backend has nothing to prefill, not until its next step has room
-	NeedsKVWait        bool // Candidate.KVWaitTokens has to be filled, which takes time
+	NeedsKVWait        bool // Candidate.KVWaitSeconds has to be filled, which takes time
 	FiltersLength      bool // backends for which the prompt is too long are filtered out
 	NeedsSession       bool // its rule is to keep sessions together, not only to break ties by them
-	NeedsContext       bool // Candidate.Context has to be filled, which takes time
 	ReportsMatchReason bool // a decision's reason says how the match decided; else it is the policy's name
 
 	// PollInterval is how often the router that the policy comes from polls its replicas,

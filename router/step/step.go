@@ -25,7 +25,12 @@ func Default() Model {
 
 // PrefillSeconds returns how long tokens of a prompt take to compute that follow cached ones.
 func (m *Model) PrefillSeconds(cached, tokens float64) float64 {
-	return tokens / m.Rate * (1 + m.Attention*(cached+tokens/2))
+	return m.PrefillSecondsOf(tokens, tokens*(cached+tokens/2))
+}
+
+// PrefillSecondsOf returns how long tokens of prompts take to compute that attend to attended tokens, all together.
+func (m *Model) PrefillSecondsOf(tokens, attended float64) float64 {
+	return (tokens + m.Attention*attended) / m.Rate
 }
 
 // DecodeSeconds returns how long a step takes that only decodes.
