@@ -328,7 +328,7 @@ func TestTraceIsADryRun(t *testing.T) {
 					*asked = chance
 					return index, trace
 				}
-				more := append(slices.Clone(all), policy.Candidate{Slot: 70, NameHash: 70, Weight: 1, PrefillRate: 8000})
+				more := append(slices.Clone(all), policy.Candidate{Slot: 70, NameHash: 70, Weight: 1, PrefillRate: 8000, Step: all[0].Step})
 				later := time.Duration(1+step) * time.Minute
 				once, _ := dryRun(later, more)
 				if again, _ := dryRun(later, more); again != once {
