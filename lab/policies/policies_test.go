@@ -160,7 +160,7 @@ func (d *generator) candidates() []policy.Candidate {
 // scenario makes candidates and requests from a seed, so that two policies can be
 // shown the same.
 func scenario(seed uint64) func(step int) (*policy.Request, []policy.Candidate) {
-	rng := rand.New(rand.NewPCG(seed, 1))
+	rng, steps := rand.New(rand.NewPCG(seed, 1)), step.Default()
 	return func(step int) (*policy.Request, []policy.Candidate) {
 		r := &policy.Request{
 			Now: time.Unix(1000, 0).Add(time.Duration(step) * 5 * time.Second), BlockTokens: 64,
@@ -176,7 +176,7 @@ func scenario(seed uint64) func(step int) (*policy.Request, []policy.Candidate) 
 				n := float64(rng.IntN(20))
 				all = append(all, policy.Candidate{
 					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, UncachedTokens: 64 + float64(rng.IntN(500)), QueuedSeconds: float64(rng.IntN(9000)),
-					InFlight: n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
+					InFlight: n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Step: &steps, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
 				})
 			}
 		}
