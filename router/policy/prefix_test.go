@@ -84,7 +84,7 @@ func TestPrefixCost(t *testing.T) {
 		Candidate{UncachedTokens: 10_000})
 	f("what it evicts is computed again", 1, Request{},
 		Candidate{UncachedTokens: 1000, Recomputed: 0.5},
-		Candidate{UncachedTokens: 1000, QueuedSeconds: 0.12})
+		Candidate{UncachedTokens: 1000, QueuedSeconds: 0.03})
 }
 
 // TestPrefixSharedDevice chooses among backends of which two share a GPU: what one has to do delays the other.
