@@ -45,7 +45,7 @@ func requestFor(s string) policy.Request {
 func fleet(candidates ...policy.Candidate) []policy.Candidate {
 	steps := step.Default()
 	for i := range candidates {
-		candidates[i].Step = &steps
+		candidates[i].Engines, candidates[i].Step = 1, &steps
 		candidates[i].Slot, candidates[i].NameHash = i, policy.RendezvousRank(uint64(i+1), 0)
 		if candidates[i].PrefillRate == 0 {
 			candidates[i].PrefillRate = 8000
@@ -146,7 +146,7 @@ func (d *generator) candidates() []policy.Candidate {
 			continue
 		}
 		out = append(out, policy.Candidate{
-			Slot: slot, NameHash: policy.RendezvousRank(uint64(slot), 9), Weight: 1, PrefillRate: 8000 * d.Float64(), Step: &steps,
+			Slot: slot, NameHash: policy.RendezvousRank(uint64(slot), 9), Weight: 1, PrefillRate: 8000 * d.Float64(), Engines: 1, Step: &steps,
 			MatchedTokens: float64(64 * d.IntN(50)), UncachedTokens: float64(16 + d.IntN(5000)), QueuedSeconds: float64(d.IntN(50_000)),
 			InFlight: float64(d.IntN(100)), KVTokens: float64(d.IntN(1_000_000)),
 			Requests: float64(d.IntN(100)), UnstartedTokens: float64(d.IntN(400_000)),
@@ -176,7 +176,7 @@ func scenario(seed uint64) func(step int) (*policy.Request, []policy.Candidate) 
 				n := float64(rng.IntN(20))
 				all = append(all, policy.Candidate{
 					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, UncachedTokens: 64 + float64(rng.IntN(500)), QueuedSeconds: float64(rng.IntN(9000)),
-					InFlight: n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Step: &steps, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
+					InFlight: n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Engines: 1, Step: &steps, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
 				})
 			}
 		}
@@ -258,7 +258,7 @@ func TestForgetAllPolicies(t *testing.T) {
 				other = true
 				break
 			}
-			candidates := []policy.Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000, Step: &steps}, {Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000, Step: &steps}}
+			candidates := []policy.Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000, Engines: 1, Step: &steps}, {Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000, Engines: 1, Step: &steps}}
 			for range 5 {
 				chooseAndRecord(p, r, candidates[:1])
 			}
@@ -328,7 +328,7 @@ func TestTraceIsADryRun(t *testing.T) {
 					*asked = chance
 					return index, trace
 				}
-				more := append(slices.Clone(all), policy.Candidate{Slot: 70, NameHash: 70, Weight: 1, PrefillRate: 8000, Step: all[0].Step})
+				more := append(slices.Clone(all), policy.Candidate{Slot: 70, NameHash: 70, Weight: 1, PrefillRate: 8000, Engines: 1, Step: all[0].Step})
 				later := time.Duration(1+step) * time.Minute
 				once, _ := dryRun(later, more)
 				if again, _ := dryRun(later, more); again != once {

@@ -31,6 +31,7 @@ type Choice struct {
 func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 	tokens := q.promptTokens()
 	matched := (1 - b.MissingHits) * min(f.tokensBefore(q, q.Matched[b.Slot]), tokens)
+	engines := float64(b.engines())
 	*c = policy.Candidate{
 		Slot:               b.Slot,
 		NameHash:           b.NameHash,
@@ -39,11 +40,12 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 		MatchedTokens:      matched,
 		UncachedTokens:     max(estimate.MinUncachedTokens, tokens-matched),
 		Recomputed:         b.Recomputed,
-		QueuedSeconds:      b.QueuedSeconds + b.ExternalTokens/b.PrefillRate + b.Claimed.Prefill,
+		QueuedSeconds:      (b.QueuedSeconds+b.Claimed.Prefill)/engines + b.ExternalTokens/b.PrefillRate,
 		AdapterSeconds:     f.Ledger.AdapterCost(b.Slot, q.Adapter, b.Load),
 		InFlight:           float64(b.KnownInFlight) + b.ExternalRequests,
 		ContextTokens:      b.ContextTokens + b.ExternalRequests*tokens, // prompts of other clients count as equally long
 		KVTokens:           b.OwnKVTokens,
+		Engines:            engines,
 		Step:               f.Estimates.Step(b.Slot),
 		PrefillRate:        b.PrefillRate,
 		Requests:           float64(b.Requests) / b.Weight,
@@ -57,7 +59,7 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 	if l := b.Load; l != nil {
 		c.Waiting = float64(l.Waiting)
 		c.KVUsage, c.CacheTokens = l.KVCacheUsage, float64(l.CacheTokens)
-		c.EngineCacheTokens = c.CacheTokens / float64(b.engines())
+		c.EngineCacheTokens = c.CacheTokens / engines
 	}
 }
 

@@ -24,7 +24,8 @@ func (a *arrivals) decayUntil(now time.Time) float64 {
 	return math.Exp(-max(0, now.Sub(a.at).Seconds()) / arrivalWindow)
 }
 
-// mean returns the mean over the candidates of the requests a second, and of the share of its time that a backend prefills.
+// mean returns the mean over the candidates of the requests a second, and of the share of its time that a backend
+// prefills.
 func (a *arrivals) mean(now time.Time, candidates []Candidate) (perSecond, utilization float64) {
 	share := a.decayUntil(now) / float64(len(candidates))
 	for i := range candidates {

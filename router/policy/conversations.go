@@ -279,7 +279,10 @@ func (f *futureTurns) cost(c *Candidate, candidates []Candidate, delayed, meanRa
 // workOn returns what a later turn shares a candidate with, on average.
 func (f *futureTurns) workOn(c *Candidate) work {
 	underWay := f.on(c.Slot)
-	return work{sequences: f.perConversation*float64(underWay.count) + c.externalSequences(), context: f.perConversation * underWay.context}
+	return work{
+		sequences: (f.perConversation*float64(underWay.count) + c.externalSequences()) / c.Engines,
+		context:   f.perConversation * underWay.context / c.Engines,
+	}
 }
 
 // overflow returns how many more tokens would have to be computed again, in a turn of every conversation at a

@@ -125,7 +125,7 @@ func TestChooseRecordsNoTurn(t *testing.T) {
 	before.underWay = slices.Clone(p.underWay)
 	dry := first
 	dry.Now, dry.PromptKey, dry.Trace = first.Now.Add(2*maxConversationTimeout), 2, &Trace{}
-	plain := Candidate{NameHash: 1, Weight: 1, Step: &testStep, UncachedTokens: 100}
+	plain := Candidate{NameHash: 1, Weight: 1, Engines: 1, Step: &testStep, UncachedTokens: 100}
 	p.Choose(&dry, []Candidate{plain, plain})
 	if !reflect.DeepEqual(p.conversationStats, before) || p.active.Len() != 1 || p.overdue.Len() != 0 {
 		t.Errorf("a dry run changed %+v to %+v", before, p.conversationStats)

@@ -53,7 +53,7 @@ type costTerms struct {
 	decode  float64 // how much its output and those beside it slow each other down
 }
 
-// work is what a request has to share an engine's time with.
+// work is what a request has to share an engine's time with, on average.
 type work struct {
 	queued    float64 // seconds of prefill
 	sequences float64
@@ -62,15 +62,15 @@ type work struct {
 
 // workOn returns the work of a candidate and of those that share its device.
 func workOn(c *Candidate, candidates []Candidate) work {
-	w := work{c.QueuedSeconds, c.InFlight, c.ContextTokens}
+	w := work{c.QueuedSeconds, c.InFlight / c.Engines, c.ContextTokens / c.Engines}
 	if c.Device == 0 {
 		return w
 	}
 	for i := range candidates {
 		if o := &candidates[i]; o != c && o.Device == c.Device {
 			w.queued += o.QueuedSeconds
-			w.sequences += o.InFlight
-			w.context += o.ContextTokens
+			w.sequences += o.InFlight / o.Engines
+			w.context += o.ContextTokens / o.Engines
 		}
 	}
 	return w

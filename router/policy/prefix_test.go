@@ -31,7 +31,7 @@ func choose(p *Prefix, r Request, candidates ...Candidate) int {
 		if c.PrefillRate > 0 {
 			model.Rate = c.PrefillRate
 		}
-		c.Step, c.PrefillSeconds = &model, c.UncachedTokens/model.Rate
+		c.Engines, c.Step, c.PrefillSeconds = max(1, c.Engines), &model, c.UncachedTokens/model.Rate
 	}
 	if r.Now.IsZero() {
 		r.Now = time.Unix(1000, 0)
@@ -82,6 +82,9 @@ func TestPrefixCost(t *testing.T) {
 	f("… by what they have", 0, Request{PromptTokens: 33_333},
 		Candidate{UncachedTokens: 100, InFlight: 2, ContextTokens: 100_000},
 		Candidate{UncachedTokens: 10_000})
+	f("several engines share what it has", 1, Request{},
+		Candidate{UncachedTokens: 500, InFlight: 3},
+		Candidate{UncachedTokens: 500, InFlight: 4, Engines: 2})
 	f("what it evicts is computed again", 1, Request{},
 		Candidate{UncachedTokens: 1000, Recomputed: 0.5},
 		Candidate{UncachedTokens: 1000, QueuedSeconds: 0.03})
