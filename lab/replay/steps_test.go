@@ -102,20 +102,29 @@ type stepLimit struct {
 // prefills and steps that it was not shown, and each parameter that makes up 30 % of such a time or more.
 func TestLearnedSteps(t *testing.T) {
 	t.Parallel()
-	checkLearnedSteps(t, 40, func(world uint64) float64 { return float64(world%3) / 3 }, []stepLimit{
+	checkLearnedSteps(t, 40, drawStepEngine, func(world uint64) float64 { return float64(world%3) / 3 }, []stepLimit{
 		{"prefill", 0.05, 0.2}, {"step", 0.05, 0.15}, {"base", 0.05, 0.2}, {"rate", 0.05, 0.2}, {"attention", 0.1, 0.25}, {"context", 0.1, 0.2},
 	})
 }
 
-// Where nothing is streamed, prompts that wait hide how long they take.
+// Where nothing is streamed, prompts that wait hide how long they take: the rate follows from the base, as both do from
+// the size of the model and of the GPU. Here they are in the usual proportion, but for a factor of two.
 func TestLearnedStepsWithoutStreams(t *testing.T) {
 	t.Parallel()
-	checkLearnedSteps(t, 40, func(uint64) float64 { return 1 }, []stepLimit{
-		{"prefill", 0.15, 0.3}, {"step", 0.05, 0.2}, {"base", 0.05, 0.2}, {"rate", 0.05, 0.2}, {"context", 0.1, 0.2},
+	draw := func(draw *rand.Rand) engine.Config {
+		e := drawStepEngine(draw)
+		base := 5.07e-3 * engine.DefaultPrefillRate / e.PrefillRate * drawBetween(draw, 0.5, 2)
+		e.StepTime = time.Duration(base * float64(time.Second))
+		return e
+	}
+	checkLearnedSteps(t, 40, draw, func(uint64) float64 { return 1 }, []stepLimit{
+		{"step", 0.15, 0.7}, {"base", 0.05, 0.2}, {"rate", 0.5, 1},
 	})
 }
 
-func checkLearnedSteps(t *testing.T, worlds uint64, nonStreamingOf func(world uint64) float64, limits []stepLimit) {
+func checkLearnedSteps(
+	t *testing.T, worlds uint64, drawEngine func(*rand.Rand) engine.Config, nonStreamingOf func(world uint64) float64, limits []stepLimit,
+) {
 	t.Helper()
 	const clearShare = 0.3
 	all := stepErrors{}
@@ -123,7 +132,7 @@ func checkLearnedSteps(t *testing.T, worlds uint64, nonStreamingOf func(world ui
 	fmt.Fprintf(&table, "\n load streams longest | learned/true: base rate attention sequence context API | worst prefill, step\n")
 	for world := range worlds {
 		draw := rand.New(rand.NewPCG(1, world))
-		e := drawStepEngine(draw)
+		e := drawEngine(draw)
 		w := spread{requests: 1500, maxPrompt: drawBetween(draw, 4000, 100_000), maxOutput: drawBetween(draw, 200, 2000), continued: draw.Float64()}
 		load, nonStreaming := 0.1+0.5*draw.Float64(), nonStreamingOf(world)
 		got, want := learnedAndTrueSteps(t, e, w, load, nonStreaming, world)

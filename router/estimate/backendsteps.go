@@ -138,7 +138,7 @@ func (f *Estimates) restoreSteps(slot int, learned coefficients) {
 // is not known, it is what most GPUs can do.
 func (f *Estimates) PrefillRate(slot int) float64 {
 	steps := f.stepsOf(slot)
-	if steps.prefills < minPrefills {
+	if !steps.isRateKnown() {
 		return unknownRateShare * steps.rate
 	}
 	return float64(max(1, f.backends[slot].engines)) * steps.rate
@@ -157,7 +157,7 @@ func (f *Estimates) IsPrefillRateKnown(slot int) bool {
 // KnowsPrefillRate reports whether PrefillRate was measured, if only roughly, on the backend or
 // on another with the same model. Without learning the default is all there is.
 func (f *Estimates) KnowsPrefillRate(slot int) bool {
-	return f.disabled || f.stepsOf(slot).prefills >= minPrefills
+	return f.disabled || f.stepsOf(slot).isRateKnown()
 }
 
 func (f *Estimates) updateMedianPrefillRate() {

@@ -107,6 +107,11 @@ type stepRegression struct {
 	rate        float64 // prefill tokens a second at the usual depth
 }
 
+// isRateKnown reports whether the prefill rate was learned, or follows from steps that were.
+func (r *stepRegression) isRateKnown() bool {
+	return r.prefills >= minPrefills || r.prefills == 0 && r.samples >= minOwnSamples
+}
+
 func newStepRegression(expected step.Model) stepRegression {
 	r := stepRegression{learned: coefficientsOf(expected), noise: [2]float64{initialNoise, initialNoise}}
 	r.publish()
@@ -190,6 +195,9 @@ func (r *stepRegression) solve(expected *coefficients) {
 	var prior coefficients
 	least := minMainShare * r.scaleOf(expected)
 	for i, main := range scaledBy {
+		if main == termTokens && r.prefills == 0 {
+			main = termBase
+		}
 		if prior[i] = expected[i]; main != unscaled {
 			prior[i] *= max(r.learned[main]/expected[main], least)
 		}

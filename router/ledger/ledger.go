@@ -385,7 +385,7 @@ func (l *Ledger) ReadFigures(f *Figures, slot int, prefillRate float64, now time
 	k, p := &a.kv, &a.prefill
 	f.QueuedTokens, f.Pending = p.queuedTokens(now, prefillRate)
 	f.QueuedSeconds = l.estimates.Step(slot).PrefillSecondsOf(f.QueuedTokens, p.queuedAttended(f.QueuedTokens, f.Pending))
-	f.ContextTokens = k.prompts + p.unseen + k.outputTokensInFlight(now.Sub(l.start))
+	f.ContextTokens = p.prompts + k.outputTokensInFlight(now.Sub(l.start))
 	if workOff {
 		l.addGrowth(a, now)
 		p.removeWorkedOff(now, prefillRate)

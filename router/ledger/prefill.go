@@ -49,6 +49,7 @@ type prefillAccount struct {
 	unstarted float64 // uncached tokens of requests without output
 	attended  float64 // by these; see attendedTokens
 	unseen    float64 // prompt tokens of requests without output
+	prompts   float64 // prompt tokens of all requests
 }
 
 // add counts a request that is being sent.
@@ -64,6 +65,7 @@ func (p *prefillAccount) add(e *Entry, now time.Time) {
 	p.unstarted += e.Prediction.Uncached
 	p.attended += e.attendedTokens()
 	p.unseen += e.Prediction.PromptTokens
+	p.prompts += e.Prediction.PromptTokens
 	p.pending = append(p.pending, e)
 	p.tokens += e.Prediction.Uncached
 	p.depth += e.attendedTokens()
@@ -181,6 +183,7 @@ func (p *prefillAccount) removePending(e *Entry) {
 // recordEnd records that e is no longer in flight.
 func (p *prefillAccount) recordEnd(e *Entry) {
 	p.requests--
+	p.prompts -= e.Prediction.PromptTokens
 	if e.OfPeer {
 		p.ofPeers--
 	}
@@ -191,7 +194,7 @@ func (p *prefillAccount) recordEnd(e *Entry) {
 		p.unseen -= e.Prediction.PromptTokens
 	}
 	if p.requests == 0 {
-		p.unstarted, p.attended, p.unseen = 0, 0, 0 // no rounding error is left
+		p.unstarted, p.attended, p.unseen, p.prompts = 0, 0, 0, 0 // no rounding error is left
 	}
 }
 

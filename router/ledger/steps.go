@@ -118,6 +118,7 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 	case !e.Streams:
 		sample := sampleBetween(&s.sent, &done, float64(o.OutputTokens)+prefillSteps, engines)
 		sample.Prompt = 1 // longer prompts wait longer: this is not the API server's time
+		l.removePrefill(e.Slot, &sample)
 		l.estimates.LearnSteps(e.Slot, &sample)
 	case p.TTFT > 0 && first != nil:
 		sample := sampleBetween(&first.workDone, &done, float64(o.OutputTokens-1), engines)
@@ -138,7 +139,15 @@ func (l *Ledger) learnFromGaps(a *account, slot int, load *backends.Load, now ti
 	sample.Seconds = seconds
 	sample.Tokens *= sequences
 	sample.Attended *= sequences
+	l.removePrefill(slot, &sample)
 	l.estimates.LearnSteps(slot, &sample)
+}
+
+// removePrefill removes from a sample the prefill and the time that it is expected to take: where nothing is streamed, it
+// is not known when a prefill ended.
+func (l *Ledger) removePrefill(slot int, s *estimate.StepSample) {
+	s.Seconds -= l.estimates.Step(slot).PrefillSecondsOf(s.Tokens, s.Attended)
+	s.Tokens, s.Attended = 0, 0
 }
 
 // sampleBetween returns what each of a backend's engines has done between two moments, in so many steps.
