@@ -29,19 +29,19 @@ func TestExternalLoad(t *testing.T) {
 	if again := g.goesTo("sim", known+"two"); again != holder {
 		t.Fatalf("the second request went to %d, and the prefix is on %d", again, holder)
 	}
-	leave := g.openExternalStreams(holder, 24, "sim", "of another client", 8000)
-	g.until("the poll sees them", func() bool { return g.load(holder).Running >= 24 })
+	leave := g.openExternalStreams(holder, 96, "sim", "of another client", 8000)
+	g.until("the poll sees them", func() bool { return g.load(holder).Running >= 96 })
 	if busy := g.goesTo("sim", known+"three"); busy == holder {
-		t.Error("a request went where another client has 24")
+		t.Error("a request went where another client has 96")
 	}
 	leave()
 	// The other replica holds the prompt by now as well, so it takes its load for
 	// requests to come back.
 	g.until("they are gone", func() bool { return g.load(holder).Running == 0 && g.load(holder).QueuesKnown })
-	g.openExternalStreams(1-holder, 24, "sim", "of another client", 8000)
-	g.until("the poll sees them", func() bool { return g.load(1-holder).Running >= 24 })
+	g.openExternalStreams(1-holder, 96, "sim", "of another client", 8000)
+	g.until("the poll sees them", func() bool { return g.load(1-holder).Running >= 96 })
 	if back := g.goesTo("sim", known+"four"); back != holder {
-		t.Error("a request went where another client has 24, though the other one has left")
+		t.Error("a request went where another client has 96, though the other one has left")
 	}
 }
 

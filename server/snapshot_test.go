@@ -78,11 +78,11 @@ func turn(n int) *replay.Trace {
 }
 
 // A proxy is restarted between two turns of 60 conversations, on replicas that
-// each hold a third of them.
+// each hold two thirds of them.
 func TestSnapshotRestoresIndex(t *testing.T) {
 	hits := func(restored int, change func(*config.Config)) float64 {
 		t.Helper()
-		fleet := startSimFleet(t, 4, 32_000)
+		fleet := startSimFleet(t, 4, 64_000)
 		first := fleet.startProxy(t, change)
 		// The first prompts go where the queue is short. Later ones are sent one
 		// at a time, so that only their prefix decides.

@@ -28,6 +28,7 @@ type backendSteps struct {
 	// Mean relative errors of predictions. Equal backends have the group's model, so that noise does not make one
 	// of them seem the faster one: own is used only where it predicts much better.
 	ownError, groupError float64
+	compared             int // samples of these
 	usesOwn              bool
 }
 
@@ -101,15 +102,18 @@ func (f *Estimates) LearnSteps(slot int, s *StepSample) {
 	if b.own.samples == 0 {
 		b.own = newStepRegression(g.all.model)
 	}
-	b.ownError += errorGain * (min(1, math.Abs(b.own.relativeError(&x))) - b.ownError)
-	b.groupError += errorGain * (min(1, math.Abs(g.all.relativeError(&x))) - b.groupError)
+	if s.Seconds >= minComparedSeconds {
+		b.compared++
+		b.ownError += errorGain * (min(1, math.Abs(b.own.relativeError(&x))) - b.ownError)
+		b.groupError += errorGain * (min(1, math.Abs(g.all.relativeError(&x))) - b.groupError)
+	}
 	b.own.add(x, &g.all.learned)
 	g.all.add(x, &g.guess.learned)
 	if s.Prompt > 0 && s.Tokens >= minPrefill {
 		b.own.prefills++
 		g.all.prefills++
 	}
-	b.usesOwn = b.own.samples >= minOwnSamples && b.groupError-b.ownError > minAdvantage
+	b.usesOwn = b.compared >= minOwnSamples && b.groupError > noiseMargin*b.ownError+minAdvantage
 	if g.all.samples%medianInterval == 1 {
 		f.updateMedianPrefillRate()
 	}

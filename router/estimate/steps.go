@@ -42,6 +42,7 @@ const (
 
 	minOwnSamples = 16   // of a backend's own model
 	minAdvantage  = 0.1  // of its mean error over that of the group's model
+	noiseMargin   = 1.5  // times its mean error, beside that: where times vary, the errors of both are large
 	errorGain     = 0.05 // of a sample in the mean errors
 
 	stepDecay      = 0.995 // of information, by each sample
@@ -57,8 +58,10 @@ const (
 	restoredTrust  = 100  // in coefficients of a snapshot, which may be a tenth off
 	medianInterval = 16   // samples
 
-	maxSampleSeconds = 3600
-	maxSampleValue   = 1e12
+	// In less time, the network and the proxy may take most of it. Backends are not compared by what is short.
+	minSampleSeconds, minComparedSeconds = 0.02, 0.1
+	maxSampleSeconds                     = 3600
+	maxSampleValue                       = 1e12
 )
 
 // coefficients are seconds for one unit of each term.
@@ -128,9 +131,10 @@ func (r *stepRegression) publish() {
 	r.rate = 1 / (r.learned[termTokens] + r.learned[termAttended]*depth)
 }
 
-// relativeTerms returns the terms of a sample, divided by its time. It returns false if the sample is not plausible.
+// relativeTerms returns the terms of a sample, divided by its time. It returns false if the sample is not plausible, or
+// says little.
 func (s *StepSample) relativeTerms() (x coefficients, ok bool) {
-	if !(s.Seconds > 0 && s.Seconds <= maxSampleSeconds) {
+	if !(s.Seconds >= minSampleSeconds && s.Seconds <= maxSampleSeconds) {
 		return x, false
 	}
 	x = coefficients{s.Steps, s.Tokens, s.Attended, s.Sequences, s.Context, s.Prompt, min(1, s.Prompt)}
