@@ -113,6 +113,7 @@ func (f *Estimates) ForgetReplicaProcess(slot int) {
 	b := &f.backends[slot]
 	b.window, b.missing = counterWindow{}, missingHits{}
 	b.reset = cacheReset{missShare: b.reset.missShare}
+	b.steps = backendSteps{group: b.steps.group} // it may be another version, or on other hardware
 }
 
 func newBackend(g *stepGroup) backend {
