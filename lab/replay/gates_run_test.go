@@ -76,7 +76,7 @@ func TestGates(t *testing.T) {
 // rivalFigures has the figures of policies other than prefix, by row and policy.
 type rivalFigures map[string]map[string]replay.Summary
 
-// readRivals reads the file that write has written; none if there is no such file yet.
+// readRivals reads the figures in a file of write. It returns none if the file does not exist.
 func readRivals(path string) (rivalFigures, error) {
 	all := rivalFigures{}
 	data, err := os.ReadFile(path)

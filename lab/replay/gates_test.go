@@ -423,7 +423,7 @@ type table struct {
 	out            io.Writer
 	passed, judged int
 
-	group   row // the one that is being printed, by one of its rows
+	group   row // a row of the group that is printed
 	values  map[string][]float64
 	reports []replay.Report
 }

@@ -74,8 +74,8 @@ func guessSteps(model string) step.Model {
 	return guess
 }
 
-// stepsOf returns what is used of a backend.
-func (f *Estimates) stepsOf(slot int) *stepRegression {
+// regressionOf returns the regression that is used for a backend.
+func (f *Estimates) regressionOf(slot int) *stepRegression {
 	b := &f.backends[slot].steps
 	switch {
 	case f.disabled:
@@ -89,7 +89,7 @@ func (f *Estimates) stepsOf(slot int) *stepRegression {
 // Step returns how long the steps of a backend take; of one of its engines, if it has several. It is valid until the
 // next call of a method that learns. Backends of one model have the same, unless the samples of one tell that it is
 // another.
-func (f *Estimates) Step(slot int) *step.Model { return &f.stepsOf(slot).model }
+func (f *Estimates) Step(slot int) *step.Model { return &f.regressionOf(slot).model }
 
 // LearnSteps learns from what an engine of a backend did in a time.
 func (f *Estimates) LearnSteps(slot int, s *StepSample) {
@@ -141,7 +141,7 @@ func (f *Estimates) restoreSteps(slot int, learned coefficients) {
 // PrefillRate returns how many tokens a backend prefills in a second, with contexts of the usual length. As long as it
 // is not known, it is what most GPUs can do.
 func (f *Estimates) PrefillRate(slot int) float64 {
-	steps := f.stepsOf(slot)
+	steps := f.regressionOf(slot)
 	if !steps.isRateKnown() {
 		return unknownRateShare * steps.rate
 	}
@@ -161,7 +161,7 @@ func (f *Estimates) IsPrefillRateKnown(slot int) bool {
 // KnowsPrefillRate reports whether PrefillRate was measured, if only roughly, on the backend or
 // on another with the same model. Without learning the default is all there is.
 func (f *Estimates) KnowsPrefillRate(slot int) bool {
-	return f.disabled || f.stepsOf(slot).isRateKnown()
+	return f.disabled || f.regressionOf(slot).isRateKnown()
 }
 
 func (f *Estimates) updateMedianPrefillRate() {

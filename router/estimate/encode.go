@@ -21,7 +21,7 @@ func (f *Estimates) AppendBackend(to []byte, slot int) []byte {
 	numbers = append(numbers, b.capacity.absent[:]...)
 	numbers = append(numbers, float64(b.capacity.lastKept), b.ratio.bytes, b.ratio.tokens,
 		b.output.Value, b.output.count)
-	if times := f.stepsOf(slot); times.samples > 0 {
+	if times := f.regressionOf(slot); times.samples > 0 {
 		numbers = append(numbers, times.learned[:]...)
 	}
 	numbers = numbers[:encodedNumbers] // 0: not learned

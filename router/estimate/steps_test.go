@@ -163,7 +163,7 @@ func FuzzLearnSteps(f *testing.F) {
 			if e.LearnSteps(0, &s); i%3 == 0 {
 				e.LearnSteps(0, &StepSample{seconds, steps, tokens, attended, sequences, context, prompt})
 			}
-			if learned := &e.stepsOf(0).learned; !learned.isPlausible() || !(e.PrefillRate(0) > 0) || math.IsInf(e.PrefillRate(0), 0) {
+			if learned := &e.regressionOf(0).learned; !learned.isPlausible() || !(e.PrefillRate(0) > 0) || math.IsInf(e.PrefillRate(0), 0) {
 				t.Fatalf("learned %v, %v tokens a second", learned, e.PrefillRate(0))
 			}
 		}

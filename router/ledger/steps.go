@@ -38,7 +38,7 @@ type prefillEnd struct {
 	last *Entry // the one of these that was sent last
 }
 
-// entrySteps is what a request tells of the steps of its backend.
+// entrySteps records the work of a backend when a request was sent and when its prefill ended.
 type entrySteps struct {
 	sent        workDone
 	queuedSince time.Time // up to when time had been counted as work when it was sent

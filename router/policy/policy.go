@@ -92,7 +92,7 @@ type Candidate struct {
 	InFlight       float64     // n: sequences on it, other clients' included
 	ContextTokens  float64     // K: tokens in the contexts of the sequences in flight
 	KVTokens       float64     // distinct ones of these, in its KV cache
-	Engines        float64     // data-parallel ones, each of which has a share of these
+	Engines        float64     // data-parallel engines of the replica, at least 1
 	Step           *step.Model // how long the steps of one engine take
 	PrefillRate    float64     // prefill tokens a second, as learned
 
