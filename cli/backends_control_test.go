@@ -45,7 +45,7 @@ func TestControlCommands(t *testing.T) {
 		{"resume --all", 200, "hello", `POST /api/backends/resume {}`, 1, "", "unexpected response"},
 		{"sleep", 200, ok, "", 2, "", "name backends, or use --all"},
 		{"sleep gpu-0 --all", 200, ok, "", 2, "", "name backends, or use --all"},
-		{"sleep --all --level deep", 200, ok, "", 2, "", "invalid argument"},
+		{"sleep --all --level deep", 200, ok, "", 2, "", `--level: "deep" is not a whole number`},
 		{"load-adapter --all --adapter sql", 200, ok, "", 2, "", "--path is missing"},
 	} {
 		request, response, status = "", c.response, c.status

@@ -85,6 +85,7 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 	}
 	root.AddCommand(newVersionCommand())
 	root.SetVersionTemplate(versionLine())
+	root.SetFlagErrorFunc(describeFlagError)
 	// By itself, cobra does not wrap the descriptions of flags.
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 100"))
 	return root

@@ -115,7 +115,7 @@ func TestErrorMessages(t *testing.T) {
 
 		{"serve", 2, "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration\n"},
 		{"serve --lisen :1", 2, "unknown flag: --lisen"},
-		{"serve --listen", 2, "flag needs an argument: --listen"},
+		{"serve --listen", 2, "--listen has no value: it takes ADDRESS (listen on ADDRESS for clients (default :8080))"},
 		{"serve --listen 8080 http://a:8000", 2, "listen (from --listen): \"8080\" is not an address such as :8080 or 127.0.0.1:8080\n"},
 		{"serve --config none.yaml", 2, "--config none.yaml: no such file\n"},
 		{"serve --config .", 2, "--config . is a directory, expected a file\n"},
@@ -125,8 +125,8 @@ func TestErrorMessages(t *testing.T) {
 		{"serve --log-level error --listen 127.0.0.1:0 --admin " + usedPort + " http://127.0.0.1:1", 1, portInUse + "admin\n"},
 		{"serve --log-level error --listen 192.0.2.1:8080 http://127.0.0.1:1", 1, "192.0.2.1:8080 is not an address of this machine: set another address with --listen\n"},
 
-		{"demo --for 30", 2, "invalid argument \"30\" for \"--for\" flag: time: missing unit in duration \"30\""},
-		{"demo --backends many", 2, "invalid argument \"many\" for \"--backends\" flag: strconv.ParseInt: parsing \"many\": invalid syntax"},
+		{"demo --for 30", 2, `--for: "30" is not a duration such as 250ms, 30s or 1m30s`},
+		{"demo --backends many", 2, `--backends: "many" is not a whole number`},
 		{"demo --backends 0", 2, "--backends 0 is not between 1 and 64"},
 		{"demo --for -1s", 2, "--for -1s is negative"},
 		{"demo --listen " + usedPort, 1, portInUse + "listen\n"},
@@ -134,7 +134,7 @@ func TestErrorMessages(t *testing.T) {
 		{"sim --listen here", 2, `--listen: "here" is not an address such as :8080 or 127.0.0.1:8080`},
 		{"sim --listen " + usedPort, 1, portInUse + "listen\n"},
 		{"sim --script none.json", 2, "--script: open none.json: no such file or directory"},
-		{"sim --scheduling-policy lifo", 2, `invalid argument "lifo" for "--scheduling-policy" flag: choose fcfs or priority`},
+		{"sim --scheduling-policy lifo", 2, `--scheduling-policy: "lifo" is invalid: choose fcfs or priority`},
 		{"sim --max-num-seqs -1", 2, "sequence limit must be above 0"},
 		{"sim --kv-events ipc:///tmp/kv", 2, `endpoint "ipc:///tmp/kv" of KV events is neither a port nor tcp://HOST:PORT`},
 		{"sim --listen 127.0.0.1:0 --kv-events tcp://" + usedPort, 1, portInUse + "kv-events\n"},
@@ -142,6 +142,7 @@ func TestErrorMessages(t *testing.T) {
 		{"replay", 2, "name either --trace FILE or --workload agentic|hot|chats|documents"},
 		{"replay --trace none.jsonl", 2, "--trace: open none.jsonl: no such file or directory"},
 		{"replay --trace bad.jsonl", 2, "--trace: parse bad.jsonl: trace line 1: timestamp is missing"},
+		{"replay --workload hot --load much", 2, `--load: "much" is not a list of numbers such as 0.5,1`},
 		{"replay --workload hott", 2, `--workload: unknown workload "hott"; choose one of agentic, hot, chats, documents`},
 
 		{"bench", 2, "--url is missing: name one or more endpoints, such as --url http://127.0.0.1:8080"},
@@ -157,6 +158,7 @@ func TestErrorMessages(t *testing.T) {
 		{"bench --url http://a --for 5s --conversations 9", 2, "--for and --conversations exclude each other"},
 		{"bench --url http://127.0.0.1:1", 1, "connect to http://127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: check that the server runs at this address\n"},
 
+		{"health --policy prefix", 2, "unknown flag: --policy"},
 		{"health http://127.0.0.1:1/livez", 1, "http://127.0.0.1:1/livez: dial tcp 127.0.0.1:1: connect: connection refused\n"},
 	} {
 		status, stdout, stderr := execute(t.Context(), strings.Fields(c.args)...)

@@ -16,7 +16,7 @@ import (
 const healthTimeout = 3 * time.Second
 
 // newHealthCommand returns the health command, for container images without a shell
-// and curl. defaults is the content of config.yaml.
+// and curl.
 func newHealthCommand(configs config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "health [URL]",
@@ -41,7 +41,10 @@ request URL. The exit status is 0 if the response has status 200, else 1.`,
 			return CheckHealth(ctx, c.PublicURL()+"/livez")
 		},
 	}
-	configs.AddFlags(cmd.Flags())
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.String("config", "", "configuration `FILE` of the proxy (default: $WARMROUTE_CONFIG)")
+	f.String("listen", "", "`ADDRESS` on which the proxy listens for clients (default: from the configuration)")
 	return cmd
 }
 

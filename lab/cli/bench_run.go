@@ -37,7 +37,7 @@ type benchRun struct {
 	o         *benchOptions
 	targets   []*benchTarget
 	nonce     string // differs between runs, so that no run is served from the caches that another filled
-	bar       progressBar
+	bar       *progressBar
 	slotsDone int          // a slot is one URL's part of a round
 	requests  atomic.Int64 // completed in the current slot
 }
@@ -50,7 +50,7 @@ func runBench(ctx context.Context, o *benchOptions, targets []*benchTarget, stdo
 		}
 		return err
 	}
-	r := &benchRun{o: o, targets: targets, nonce: rand.Text()[:8], bar: newProgressBar(stderr)}
+	r := &benchRun{o: o, targets: targets, nonce: rand.Text()[:8], bar: newProgressBar(stderr, "bench")}
 	start := time.Now()
 	r.runRounds(ctx)
 	r.bar.clear()

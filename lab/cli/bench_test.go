@@ -71,7 +71,7 @@ func openAI(t *testing.T, chat http.HandlerFunc) string {
 func TestBenchTable(t *testing.T) {
 	tells, silent := benchReplica(t, sim.Config{}), benchReplica(t, sim.Config{NoTokenDetails: true})
 	status, out, errs := bench(t.Context(), t, smallBench("--url", tells, "--url", silent+"/v1/")...)
-	if status != 0 || errs != "" {
+	if status != 0 || errs != "A, round 1 of 2\nB, round 1 of 2\nB, round 2 of 2\nA, round 2 of 2\n" {
 		t.Fatalf("status %d, stderr %s", status, errs)
 	}
 	for _, want := range []string{

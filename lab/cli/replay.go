@@ -115,7 +115,7 @@ and 22 ns for each token before it.`,
 			return runReplay(cmd.Context(), o, configs, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	o.addFlags(cmd.Flags())
+	addFlagGroups(cmd, o.everydayFlags(), o.researchFlags())
 	return cmd
 }
 
@@ -132,7 +132,7 @@ func runReplay(ctx context.Context, o replayOptions, configs config.Loader, stdo
 	}
 	defer func() { err = errors.Join(err, plot.closeAndRemoveEmpty()) }()
 
-	bar := newProgressBar(stderr)
+	bar := newProgressBar(stderr, "replay")
 	start := time.Now()
 	runs, err := replay.RunAll(ctx, plan.scenarios, bar.set)
 	bar.clear()
@@ -152,34 +152,46 @@ func runReplay(ctx context.Context, o replayOptions, configs config.Loader, stdo
 	return writeReplayTables(stdout, reports)
 }
 
-func (o *replayOptions) addFlags(f *pflag.FlagSet) {
+// everydayFlags returns the flags that compare policies on a recording or a workload.
+func (o *replayOptions) everydayFlags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("replay", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.StringVar(&o.trace, "trace", "", "run recorded requests from `FILE`, one JSON object per line")
 	f.StringVar(&o.workload, "workload", "", "run generated requests, by `NAME`: "+strings.Join(workloadNames(), ", "))
 	f.BoolVar(&o.closedLoop, "closed-loop", false, "play each session of the trace as a client: a turn is sent as long after the previous response as their recorded timestamps are apart")
 	f.IntVar(&o.sessions, "sessions", 0, "agentic, --closed-loop: number `N` of concurrent sessions (default 48, of a trace 64)")
-	f.IntVar(&o.prompts, "prompts", 0, "hot: number `N` of shared prompts (default 1)")
-	f.Float64Var(&o.rate, "rate", 0, "hot: `N` requests per second (default 20)")
 	f.Float64SliceVar(&o.loads, "load", nil, "scale the arrival rate to each of `LOADS`, such as 0.7,0.9, and print a report for each (default: a trace as recorded, hot by --rate, chats and documents 1.5)")
-	f.IntVar(&o.worlds, "worlds", 0, "compare policies in `N` random worlds")
-	f.IntVar(&o.seeds, "seeds", 1, "number `N` of runs with different seeds, whose mean is printed")
-	f.Uint64Var(&o.seed, "seed", 1, "first `SEED`")
-
 	f.StringSliceVar(&o.policies, "policy", defaultReplayPolicies(), "`POLICIES` to compare, or all")
-	f.BoolVar(&o.queue, "queue", true, "use the admission queue; --queue=false sends all requests at once (only the policy prefix has a queue)")
 	f.StringVar(&o.config, "config", "", "read the settings of routing, slo and poll from configuration `FILE`")
 	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `DURATION` (default: slo.ttft)")
-	f.BoolVar(&o.learning, "learning", true, "let the router estimate what the replicas do not report, or report wrongly")
-
 	f.IntVar(&o.backends, "backends", 8, "number `N` of simulated replicas")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600)")
-	f.IntVar(&o.perDevice, "per-device", 1, "number `N` of replicas that share a GPU, and slow each other down; the router knows which")
 	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: with 1,0.5 every second one is half as fast")
+	f.StringVar(&o.step, "step", "", "read the times of the replicas' steps from `FILE`: the JSON object step of a backend in the response of /api/explain")
+	f.IntVar(&o.seeds, "seeds", 1, "number `N` of runs with different seeds, whose mean is printed")
+	f.BoolVar(&o.json, "json", false, "print one JSON object per line and load")
+	f.StringVar(&o.plot, "plot", "", "draw the results to SVG `FILE`")
+	f.BoolP("help", "h", false, "help for replay")
+	for _, list := range []string{"load", "speeds"} {
+		f.Lookup(list).DefValue = "" // not "[]" in the help
+	}
+	return f
+}
+
+// researchFlags returns the flags that change the simulation, or what the router knows of it.
+func (o *replayOptions) researchFlags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("replay", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.IntVar(&o.worlds, "worlds", 0, "compare policies in `N` random worlds")
+	f.Uint64Var(&o.seed, "seed", 1, "first `SEED`")
+	f.IntVar(&o.prompts, "prompts", 0, "hot: number `N` of shared prompts (default 1)")
+	f.Float64Var(&o.rate, "rate", 0, "hot: `N` requests per second (default 20)")
+	f.BoolVar(&o.queue, "queue", true, "use the admission queue; --queue=false sends all requests at once (only the policy prefix has a queue)")
+	f.BoolVar(&o.learning, "learning", true, "let the router estimate what the replicas do not report, or report wrongly")
+	f.IntVar(&o.perDevice, "per-device", 1, "number `N` of replicas that share a GPU, and slow each other down; the router knows which")
 	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "maximum number `N` of tokens in an engine step")
 	addQuadraticFlag(f, &o.engine.QuadraticDepth)
-	f.StringVar(&o.step, "step", "", "read the times of the replicas' steps from `FILE`: the JSON object step of a backend in the response of /api/explain")
 	f.StringArrayVar(&o.changes, "change", nil, "`join:N@TIME`, leave:N@TIME or restart:N@TIME: change backend N, counted from 0, at a time such as 20m; a restart takes a minute (repeatable)")
-
 	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `DURATION` (default: poll.interval with --config, else 1s, but 50ms for weighted)")
 	f.DurationVar(&o.pollLag, "poll-lag", 0, "delay these metrics by `DURATION`")
 	f.Float64Var(&o.nonStreaming, "non-streaming", 0, "`SHARE` of the requests without streaming")
@@ -189,13 +201,16 @@ func (o *replayOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.kvEvents, "kv-events", false, "let the router read the replicas' KV events")
 	f.Float64Var(&o.bypass, "bypass", 0, "send a `SHARE` of the sessions to replicas at random, bypassing the router; the report excludes them")
 	f.Float64Var(&o.evictions, "evictions", 0, "evict `F` further blocks, unknown to the router, per block that the cache evicts")
+	return f
+}
 
-	f.BoolVar(&o.json, "json", false, "print one JSON object per line and load")
-	f.StringVar(&o.plot, "plot", "", "draw the results to SVG `FILE`")
-
-	for _, list := range []string{"load", "speeds"} {
-		f.Lookup(list).DefValue = "" // not "[]" in the help
-	}
+// addFlagGroups adds both sets of flags to a command, whose help lists them separately.
+func addFlagGroups(cmd *cobra.Command, everyday, research *pflag.FlagSet) {
+	cmd.Flags().AddFlagSet(everyday)
+	cmd.Flags().AddFlagSet(research)
+	const allFlags, width = "{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}", 100
+	groups := everyday.FlagUsagesWrapped(width) + "\nFlags for research:\n" + strings.TrimRight(research.FlagUsagesWrapped(width), "\n")
+	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), allFlags, groups, 1))
 }
 
 // defaultReplayPolicies are compared if --policy is not given.

@@ -218,6 +218,15 @@ func TestReplayPlot(t *testing.T) {
 	f("0.7,0.9")
 }
 
+func TestReplayHelpSeparatesResearch(t *testing.T) {
+	_, help, _ := execute(t.Context(), t, "replay", "--help")
+	everyday, research, _ := strings.Cut(help, "\nFlags for research:\n")
+	_, everyday, _ = strings.Cut(everyday, "\nFlags:\n")
+	if !strings.Contains(everyday, "  --trace FILE") || strings.Contains(everyday, "--evictions") || !strings.Contains(research, "  --evictions F") || strings.Contains(research, "--trace") {
+		t.Errorf("got %s", help)
+	}
+}
+
 func TestReplayUsageErrors(t *testing.T) {
 	trace := writeReplayTrace(t)
 	f := func(want int, advice string, args ...string) {
@@ -243,7 +252,7 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "choose one of prefix", "--trace", trace, "--policy", "best")
 	f(2, "duplicate policy prefix", "--trace", trace, "--policy", "prefix,prefix")
 	f(2, "--load 0 is not above 0", "--trace", trace, "--load", "0.9,0")
-	f(2, `invalid argument "much" for "--load"`, "--trace", trace, "--load", "much")
+	f(2, `--load: "much" is not a list of numbers`, "--trace", trace, "--load", "much")
 	f(2, "--backends 0", "--trace", trace, "--backends", "0")
 	f(2, "--seeds 0", "--trace", trace, "--seeds", "0")
 	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")

@@ -41,7 +41,7 @@ func (o *replayOptions) runWorlds(ctx context.Context, stdout, stderr io.Writer)
 		}
 		trace = t
 	}
-	bar := newProgressBar(stderr)
+	bar := newProgressBar(stderr, "replay")
 	defer bar.clear()
 	lines := json.NewEncoder(stdout)
 	var results []replay.WorldResult
