@@ -12,6 +12,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/proxy/accesslog"
 	"warmroute/router"
 )
 
@@ -109,7 +110,7 @@ func (r *request) fleetView() fleetView {
 // recordFailure adds a failed attempt to the history.
 func (r *request) recordFailure(f *failure) {
 	if len(r.failures) < maxLoggedFailures {
-		r.failures = append(r.failures, string(f.reason))
+		r.failures = append(r.failures, accesslog.Failure{Backend: f.decision.Backend.Name, Reason: string(f.reason)})
 	}
 	r.history.addFailure(f.decision.Backend, f, time.Now())
 	if r.history.isBetterFailure(f) {

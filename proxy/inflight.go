@@ -44,6 +44,7 @@ type Activity struct {
 	numbers   atomic.Uint64
 	shards    [inFlightShards]inFlightShard
 	decisions decisionRing
+	finished  finishedRequests
 	stats     statsWindow
 }
 

@@ -139,7 +139,7 @@ func (r *request) finish() {
 	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
 	r.proxy.activity.stats.countEndedRequest(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
 	r.finishRecording()
-	r.endTraceAndLog()
+	r.endTraceAndRecord()
 }
 
 // endInFlight ends what beginRequest and authenticate have begun. A second call does nothing.

@@ -19,13 +19,13 @@ type summary struct {
 	spans     *tracing.Request  // nil: requests are not traced
 	recording *recorder.Request // nil: traffic is not recorded, or not this request
 
-	bytesIn        int                // of the body
-	reason         string             // of the last attempt's decision
-	matchedTokens  int                // by that decision
-	estimatedInput int                // tokens of the prompt, by that decision
-	cachedKnown    bool               // the replica reported how much of the prompt it had cached
-	failures       []string           // reasons of failed attempts, the first of them
-	phase          metrics.AbortPhase // in which the client was lost
+	bytesIn        int                 // of the body
+	reason         string              // of the last attempt's decision
+	matchedTokens  int                 // by that decision
+	estimatedInput int                 // tokens of the prompt, by that decision
+	cachedKnown    bool                // the replica reported how much of the prompt it had cached
+	failures       []accesslog.Failure // attempts that failed, the first of them
+	phase          metrics.AbortPhase  // in which the client was lost
 }
 
 func (r *request) beginAttemptSpan(d *router.Reservation) {
@@ -64,31 +64,29 @@ func (a *attempt) endAttemptSpan() {
 	a.spans.EndAttempt(reason, a.result.PromptTokens, a.result.OutputTokens, cached)
 }
 
-// endTraceAndLog ends the request's trace and writes its line of the access log.
-func (r *request) endTraceAndLog() {
-	if r.spans == nil && !r.proxy.accessLog.Enabled() {
-		return
-	}
+// endTraceAndRecord ends the request's trace, keeps the request for operators, and writes its line of the access log.
+func (r *request) endTraceAndRecord() {
 	o, s := &r.outcome, &r.summary
-	e := &accesslog.Entry{
+	f := &FinishedRequest{Entry: accesslog.Entry{
 		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.clientName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
 		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.waited.Total(), Overhead: o.Overhead},
-	}
+	}}
 	if r.account != nil {
-		e.Key = r.account.Name
+		f.Key = r.account.Name
 	}
-	if e.Tokens.Prompt == 0 {
-		e.Tokens.Prompt = s.estimatedInput
+	if f.Tokens.Prompt == 0 {
+		f.Tokens.Prompt = s.estimatedInput
 	}
 	if s.cachedKnown {
-		e.Tokens.Observed = o.ObservedTokens
+		f.Tokens.Observed = o.ObservedTokens
 	}
-	r.spans.End(e)
+	r.spans.End(&f.Entry)
+	r.proxy.activity.finished.add(f)
 	if r.proxy.accessLog.Enabled() {
-		r.proxy.accessLog.EnqueueSampled(e)
+		r.proxy.accessLog.EnqueueSampled(&f.Entry)
 	}
 }
 

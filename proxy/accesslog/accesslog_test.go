@@ -105,7 +105,7 @@ func ok(id string) *Entry {
 func TestLines(t *testing.T) {
 	full := &Entry{
 		At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), ID: "r-1", Client: "10.0.0.1:5", Key: "team", Endpoint: "/v1/chat/completions",
-		Model: "m", Backend: "b", Reason: "prefix", Phase: "in_stream", TraceID: "0af7651916cd43dd8448eb211c80319c", Failures: []string{"connect", "status_503"},
+		Model: "m", Backend: "b", Reason: "prefix", Phase: "in_stream", TraceID: "0af7651916cd43dd8448eb211c80319c", Failures: []Failure{{"a", "connect"}, {"b", "status_503"}},
 		Code: 499, Attempts: 3, BytesIn: 10, BytesOut: 20, Tokens: Tokens{Prompt: 100, Predicted: 64, Observed: 0, Output: 7},
 		Times: Times{Total: 2 * time.Second, TTFT: 1500 * time.Microsecond, Queued: 30 * time.Millisecond, Overhead: 42 * time.Microsecond},
 	}

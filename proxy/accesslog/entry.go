@@ -20,13 +20,19 @@ type Entry struct {
 	Reason   string // of the choice of the backend
 	Phase    string // in which the request was aborted; empty: it was not
 	TraceID  string
-	Failures []string // reasons of failed attempts
-	Code     int      // 499: client disconnected
+	Failures []Failure // attempts that failed, the first of them
+	Code     int       // 499: client disconnected
 	Attempts int
 	BytesIn  int64 // of the request's body
 	BytesOut int64 // of the response's body
 	Tokens   Tokens
 	Times    Times
+}
+
+// Failure is an attempt that failed.
+type Failure struct {
+	Backend string
+	Reason  string
 }
 
 // Tokens are the numbers of tokens of a request and its response.
@@ -70,7 +76,11 @@ func (e *Entry) record() slog.Record {
 	if e.Times.Queued > 0 {
 		attrs = append(attrs, slog.Float64("queue_ms", milliseconds(e.Times.Queued)))
 	}
-	attrs = append(attrs, slog.String("failures", strings.Join(e.Failures, ",")), slog.String("aborted", e.Phase), slog.String("trace_id", e.TraceID))
+	reasons := make([]string, len(e.Failures))
+	for i, f := range e.Failures {
+		reasons[i] = f.Reason
+	}
+	attrs = append(attrs, slog.String("failures", strings.Join(reasons, ",")), slog.String("aborted", e.Phase), slog.String("trace_id", e.TraceID))
 	r := slog.NewRecord(e.At, level, "request", 0)
 	r.AddAttrs(slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.Kind() == slog.KindString && a.Value.String() == "" })...)
 	return r

@@ -1,0 +1,157 @@
+package proxy
+
+import (
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/proxy/accesslog"
+)
+
+func TestFinishedFilter(t *testing.T) {
+	r := &FinishedRequest{Entry: accesslog.Entry{
+		ID: "a", Key: "team", Model: "m", Backend: "gpu-1", Code: 200, Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}},
+		Times: accesslog.Times{Total: time.Second},
+	}}
+	for _, c := range []struct {
+		filter FinishedFilter
+		want   bool
+	}{
+		{FinishedFilter{}, true},
+		{FinishedFilter{ID: "a", Key: "team", Model: "m", Backend: "gpu-1", MinStatus: 200, MaxStatus: 299, SlowerThan: time.Millisecond}, true},
+		{FinishedFilter{ID: "A"}, false},
+		{FinishedFilter{Key: "another"}, false},
+		{FinishedFilter{Model: "another"}, false},
+		{FinishedFilter{Backend: "gpu-0"}, true},
+		{FinishedFilter{Backend: "gpu-2"}, false},
+		{FinishedFilter{MinStatus: 201, MaxStatus: 299}, false},
+		{FinishedFilter{MinStatus: 100, MaxStatus: 199}, false},
+		{FinishedFilter{SlowerThan: time.Second}, false},
+	} {
+		if got := c.filter.matches(r); got != c.want {
+			t.Errorf("%+v: got %v, want %v", c.filter, got, c.want)
+		}
+	}
+}
+
+func TestFinishedRequestsOverwriteTheOldest(t *testing.T) {
+	a := newActivity()
+	if got := a.FindFinished(FinishedFilter{}, 10); got.Found != 0 || got.Requests != nil || !got.Oldest.IsZero() {
+		t.Errorf("at first: %+v", got)
+	}
+	began := time.Now()
+	for i := range MaxFinished + 5 {
+		code := 200
+		if i%1000 == 0 {
+			code = 503
+		}
+		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{ID: fmt.Sprint(i), Code: code, At: began.Add(time.Duration(i))}})
+	}
+	all := a.FindFinished(FinishedFilter{}, 3)
+	if all.Found != MaxFinished || all.Finished != MaxFinished+5 || !all.Oldest.Equal(began.Add(5)) || len(all.Requests) != 3 || all.Requests[0].ID != fmt.Sprint(MaxFinished+4) || all.Requests[2].ID != fmt.Sprint(MaxFinished+2) {
+		t.Errorf("got %+v", all)
+	}
+	if failed := a.FindFinished(FinishedFilter{MinStatus: 500, MaxStatus: 599}, 100); failed.Found != 10 || failed.Requests[0].ID != "10000" || failed.Requests[9].ID != "1000" {
+		t.Errorf("failed ones: %+v", failed)
+	}
+	if got := a.FindFinished(FinishedFilter{ID: "4"}, 10); got.Found != 0 {
+		t.Errorf("an overwritten one is found: %+v", got)
+	}
+}
+
+// With the race detector it shows that searches may run beside requests.
+func TestFinishedRequestsConcurrency(t *testing.T) {
+	a := newActivity()
+	var adding sync.WaitGroup
+	for range 4 {
+		adding.Go(func() {
+			for range MaxFinished {
+				a.finished.add(&FinishedRequest{Entry: accesslog.Entry{ID: "x"}})
+			}
+		})
+	}
+	for range 20 {
+		last := uint64(1<<64 - 1)
+		for _, r := range a.FindFinished(FinishedFilter{ID: "x"}, MaxFinished).Requests {
+			if r.Number >= last {
+				t.Fatalf("%d after %d", r.Number, last)
+			}
+			last = r.Number
+		}
+	}
+	adding.Wait()
+	if got := a.FindFinished(FinishedFilter{ID: "x"}, 1); got.Found != MaxFinished || got.Requests[0].Number != 4*MaxFinished {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestFinishedRequestIsRecorded(t *testing.T) {
+	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
+	f.post("/v1/chat/completions", askWhole, "X-Request-Id", "mine")
+	f.post("/v1/chat/completions", `{"model":"unknown","messages":[]}`, "X-Request-Id", "theirs")
+	f.awaitIdle()
+	eventually(t, "both are kept", func() bool { return f.proxy.Activity().FindFinished(FinishedFilter{}, 0).Finished == 2 })
+	got := f.proxy.Activity().FindFinished(FinishedFilter{ID: "mine"}, 10)
+	if got.Found != 1 || got.Finished != 2 {
+		t.Fatalf("got %+v", got)
+	}
+	r := got.Requests[0]
+	if r.Code != 200 || r.Backend != f.backends[0].Name || r.Model == "" || r.Reason == "" || r.Attempts != 1 || r.Endpoint != "/v1/chat/completions" ||
+		r.Tokens.Prompt != 12 || r.Tokens.Observed != 8 || r.Tokens.Output == 0 || r.Times.Total <= 0 || r.Times.Overhead <= 0 {
+		t.Errorf("got %+v", r)
+	}
+	refused := f.proxy.Activity().FindFinished(FinishedFilter{MinStatus: 404, MaxStatus: 404}, 10)
+	if refused.Found != 1 || refused.Requests[0].ID != "theirs" || refused.Requests[0].Backend != "" {
+		t.Errorf("got %+v", refused)
+	}
+}
+
+// maxActivityBytes bounds what 10,000 finished requests and an hour of history take.
+const maxActivityBytes = 24 << 20
+
+func TestMemoryOfActivity(t *testing.T) {
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	a := newActivity()
+	for i := range 2 * MaxFinished {
+		suffix := fmt.Sprintf("-%d", i)
+		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{
+			ID: strings.Repeat("i", maxRequestIDBytes-len(suffix)) + suffix, Client: "[2001:db8::1]:5" + suffix, Key: "key", Endpoint: "/v1/chat/completions",
+			Model: "model", Backend: "gpu-1", Reason: "prefix", TraceID: strings.Repeat("t", 32-len(suffix)) + suffix,
+			Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}, {Backend: "gpu-2", Reason: "connect"}},
+		}})
+		model := fmt.Sprintf("model-%d", i)
+		a.stats.countEndedRequest(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: time.Second}, false)
+	}
+	if took := heap() - before; took > maxActivityBytes {
+		t.Errorf("%d MiB", took>>20)
+	} else {
+		t.Logf("%.1f MiB", float64(took)/(1<<20))
+	}
+	runtime.KeepAlive(a)
+}
+
+// BenchmarkRecordFinished is what keeping a request for operators and counting it for the history costs: compare
+// with BenchmarkRelay, a whole request.
+func BenchmarkRecordFinished(b *testing.B) {
+	a := newActivity()
+	backend := &backends.Backend{Name: "gpu-1"}
+	o := metrics.Request{Model: "m", Code: 200, Duration: time.Second, TTFT: 100 * time.Millisecond, PromptTokens: 1000, PredictedTokens: 900}
+	b.ReportAllocs()
+	for b.Loop() {
+		now := time.Now()
+		a.stats.countEndedRequest(backend, now, &o, false)
+		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{At: now, ID: "wr-1", Model: o.Model, Backend: backend.Name, Code: 200}})
+	}
+}
