@@ -50,6 +50,7 @@ type Handler struct {
 	dryRuns  chan struct{}
 	streams  chan struct{}
 	actions  chan struct{}
+	searches chan struct{}
 
 	streamsEnded   chan struct{} // closed by EndEventStreams; actions on backends end too
 	endStreamsOnce sync.Once
@@ -61,6 +62,7 @@ const (
 	maxDryRuns  = 4  // each has its body in memory, within the bounds of the proxy
 	maxStreams  = 16 // pages that are open
 	maxActions  = 8  // requests for actions on backends
+	maxSearches = 4  // of finished requests, of which a response has 7 MB at most
 )
 
 // New returns a Handler. It starts no goroutine.
@@ -69,7 +71,7 @@ func New(o Options) *Handler {
 		Options: o, started: time.Now(), timeout: requestTimeout,
 		scrapes: make(chan struct{}, maxScrapes), profiles: make(chan struct{}, maxProfiles),
 		dryRuns: make(chan struct{}, maxDryRuns), streams: make(chan struct{}, maxStreams),
-		actions:      make(chan struct{}, maxActions),
+		actions:      make(chan struct{}, maxActions), searches: make(chan struct{}, maxSearches),
 		streamsEnded: make(chan struct{}),
 	}
 	h.SetToken(o.Token)
@@ -87,9 +89,11 @@ func New(o Options) *Handler {
 	mux.HandleFunc("GET /api/state", h.serveState)
 	mux.HandleFunc("GET /api/events", h.streamState)
 	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancelRequest)
+	mux.HandleFunc("GET /api/requests", h.findFinishedRequests)
+	mux.HandleFunc("GET /api/history", h.serveHistory)
 	h.addProfileRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.ActionNames(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, GET /api/history, GET /api/requests, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.ActionNames(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.api = mux
 	return h

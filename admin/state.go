@@ -21,7 +21,7 @@ import (
 const (
 	maxRequests       = 200 // that are listed, the oldest
 	maxQueuedRequests = 10
-	maxModels         = 100 // that are listed
+	maxModels         = 256 // that are listed
 	maxLastReady      = 3   // models that are named for a backend
 	maxFailingNames   = 10  // names in DNS that are listed
 
@@ -40,7 +40,6 @@ type State struct {
 	Now       time.Time       `json:"now"`
 	Uptime    number          `json:"uptime_seconds"`
 	Recent    recentState     `json:"recent"`
-	Series    seriesState     `json:"series"`
 	Fleet     fleetState      `json:"fleet"`
 	Backends  []backendState  `json:"backends"`
 	Models    modelsState     `json:"models"`
@@ -71,13 +70,12 @@ type recentState struct {
 	PerSecond number `json:"requests_per_second"` // finished, including refused ones
 	Failed    number `json:"failed_ratio"`        // share with an error
 	HitRatio  number `json:"hit_ratio"`
-	TTFT      number `json:"ttft_p50_seconds"`
+	TTFT50    number `json:"ttft_p50_seconds"`
+	TTFT99    number `json:"ttft_p99_seconds"`
 }
 
-type seriesState struct {
-	Step     number   `json:"step_seconds"`
-	TTFT     []number `json:"ttft_p50_seconds"`
-	HitRatio []number `json:"hit_ratio"`
+func newRecentState(r *proxy.Recent) recentState {
+	return recentState{number(r.PerSecond), number(r.Failed), number(r.HitRatio), number(r.TTFT50), number(r.TTFT99)}
 }
 
 // fleetState explains why the backends may differ from what the configuration and DNS say now.
@@ -208,6 +206,9 @@ type modelState struct {
 	Reason   string     `json:"reason,omitempty"` // why none is ready
 	Since    *time.Time `json:"since"`            // none is ready; null: one is, or unknown
 
+	Recent *recentState `json:"recent"` // null: no request
+	Queued int          `json:"queued"` // requests, up to 10 s ago
+
 	adapter bool
 }
 
@@ -299,10 +300,9 @@ func (h *Handler) computeState(now time.Time) *State {
 	f := h.newFleetSnapshot()
 	s := &State{
 		Version: h.Version, Policy: h.Router.Policy(), Now: now.UTC(), Uptime: seconds(now.Sub(h.started)),
-		Recent:    recentState{number(stats.PerSecond), number(stats.Failed), number(stats.Recent.HitRatio), number(stats.Recent.TTFT)},
-		Series:    seriesState{seconds(proxy.StatsInterval), numbers(stats.TTFT), numbers(stats.HitRatio)},
+		Recent:    newRecentState(&stats.Recent),
 		Fleet:     newFleetState(h.Fleet.ReloadError(), h.Fleet.Names()),
-		Models:    modelStates(f),
+		Models:    modelStates(f, stats.Models),
 		Backends:  h.backendStates(f, stats.Backends, now),
 		Queue:     newQueueState(h.Router.CountWaiting(), requestStates(listed.Queued, f, now)),
 		Requests:  requestsState{listed.Total, requestStates(listed.Oldest, f, now)},
@@ -439,7 +439,7 @@ func (f *fleetSnapshot) filterReady(list []*backends.Backend) (ready []*backends
 	return ready
 }
 
-func modelStates(f *fleetSnapshot) modelsState {
+func modelStates(f *fleetSnapshot, recent map[string]proxy.Recent) modelsState {
 	s := modelsState{All: len(f.catalog.Models), Listed: []modelState{}}
 	for _, m := range f.catalog.Models {
 		entry, _ := f.catalog.Find(m.ID)
@@ -447,6 +447,10 @@ func modelStates(f *fleetSnapshot) modelsState {
 		if one.Ready == 0 {
 			s.Unready++
 			one.Reason, one.Since = f.whyUnready(entry.Backends)
+		}
+		if r, ok := recent[m.ID]; ok {
+			figures := newRecentState(&r)
+			one.Recent, one.Queued = &figures, r.Queued
 		}
 		s.Listed = append(s.Listed, one)
 	}

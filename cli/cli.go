@@ -78,6 +78,7 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 		setGroup(groupRun, newCheckCommand(configs)),
 		setGroup(groupRun, newExplainCommand(configs)),
 		setGroup(groupRun, newBackendsCommand(configs)),
+		setGroup(groupRun, newRequestsCommand(configs)),
 		setGroup(groupRun, newHealthCommand(configs)),
 	)
 	for _, cmd := range lab {

@@ -47,6 +47,9 @@ func TestExplainRunningProxy(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &e); status != 0 || err != nil || e.Choice != holder || e.Reason != router.ReasonPrefix {
 		t.Errorf("status %d, %v, %s%s", status, err, out, stderr)
 	}
+	if status, out, stderr := runCommand(t, "requests", "--backend", holder, "--status", "200"); status != 0 || !strings.Contains(out, resp.Header.Get("X-Request-Id")) || !strings.Contains(out, "1 of 1 found") {
+		t.Errorf("finished requests: status %d, %s%s", status, out, stderr)
+	}
 	cmd := exec.Command(binary, "explain", "-f", "-", "--tried", holder, "-H", "X-Warmroute-Priority: 4")
 	cmd.Stdin = strings.NewReader(body)
 	if printed, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(printed), "tried already") {

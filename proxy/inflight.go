@@ -208,6 +208,22 @@ func (a *Activity) OldestRequests(limit, queuedLimit int) Requests {
 	return out
 }
 
+// countQueuedByModel returns how many requests for each model are queued, as far as they are among the oldest in flight.
+func (a *Activity) countQueuedByModel() map[string]int {
+	out := map[string]int{}
+	for i := range a.shards {
+		s := &a.shards[i]
+		s.mu.Lock()
+		for n, p := 0, s.root.next; n < maxScannedEntries && p != &s.root; n, p = n+1, p.next {
+			if p.model != "" && Phase(p.phase.Load()) == Queued {
+				out[p.model]++
+			}
+		}
+		s.mu.Unlock()
+	}
+	return out
+}
+
 // sortByArrival sorts the list in place, and returns up to limit of the oldest.
 func sortByArrival(list []InFlightRequest, limit int) []InFlightRequest {
 	slices.SortFunc(list, func(a, b InFlightRequest) int {

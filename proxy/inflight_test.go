@@ -5,13 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"warmroute/backends"
@@ -265,14 +262,14 @@ func TestStatsOfServedRequests(t *testing.T) {
 	if got := pulse.Recent.HitRatio; got < 0.66 || got > 0.67 {
 		t.Errorf("hit ratio %v", got)
 	}
-	if got := pulse.Recent.TTFT; !(got > 0 && got < failsafe.Seconds()) {
+	if got := pulse.Recent.TTFT50; !(got > 0 && got < failsafe.Seconds()) {
 		t.Errorf("TTFT %v", got)
 	}
 	if of := pulse.Backends[f.backends[0]]; of.PerSecond <= 0 || of.HitRatio < 0.66 {
 		t.Errorf("of the backend: %+v", of)
 	}
-	if n := len(pulse.TTFT); n != statsPoints || len(pulse.HitRatio) != n {
-		t.Errorf("%d points", n)
+	if of := pulse.Models["m"]; of != pulse.Recent {
+		t.Errorf("of the model: %+v", of)
 	}
 }
 
@@ -310,38 +307,6 @@ func TestStatsOfRejectedRequests(t *testing.T) {
 	if of := f.proxy.Activity().Stats().Backends[f.backends[0]]; of.Failed != 0 || of.PerSecond == 0 {
 		t.Errorf("of the backend: %+v", of)
 	}
-}
-
-func TestStatsWindowExpiry(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newActivity()
-		b := &backends.Backend{Name: "b"}
-		ended := func(ttft time.Duration, cached int) {
-			l.stats.countEndedRequest(b, time.Now(), &metrics.Request{Code: http.StatusOK, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
-		}
-		time.Sleep(time.Minute)
-		for _, ttft := range []time.Duration{10, 20, 30, 9000} {
-			ended(ttft*time.Millisecond, 75)
-		}
-		time.Sleep(StatsInterval)
-		now := l.Stats()
-		if now.Recent.HitRatio != 0.75 || math.Abs(now.Recent.TTFT-0.020) > 0.003 || math.Abs(now.PerSecond-4./30) > 0.03 || now.Backends[b].HitRatio != 0.75 {
-			t.Errorf("got %+v, %+v", now.Recent, now.Backends[b])
-		}
-		if last := len(now.TTFT) - 1; math.IsNaN(now.TTFT[last-1]) || !math.IsNaN(now.TTFT[last]) || now.HitRatio[last-1] != 0.75 {
-			t.Errorf("got %v", now.TTFT)
-		}
-		time.Sleep(time.Minute)
-		later := l.Stats()
-		if later.PerSecond != 0 || !math.IsNaN(later.Recent.HitRatio) || later.Backends[b].PerSecond != 0 || math.IsNaN(later.TTFT[statsPoints-14]) {
-			t.Errorf("a minute later: %+v, %+v, %v", later.Recent, later.Backends[b], later.TTFT)
-		}
-		time.Sleep(5 * time.Minute) // its places are others' by now
-		ended(time.Millisecond, 50)
-		if last := l.Stats(); last.Recent.HitRatio != 0.5 || slices.ContainsFunc(last.HitRatio[:statsPoints-1], func(r float64) bool { return !math.IsNaN(r) }) {
-			t.Errorf("six minutes later: %+v", last)
-		}
-	})
 }
 
 func TestCancelOverHTTP2(t *testing.T) {

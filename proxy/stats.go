@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"math"
 	"sync"
 	"time"
@@ -10,11 +11,13 @@ import (
 )
 
 const (
-	// StatsInterval is the time between two points of a series, of which statsPoints are kept: five minutes.
-	StatsInterval = 5 * time.Second
-	statsPoints   = 60
-	// recentPoints are averaged for Recent: one point alone may have few requests.
-	recentPoints = 6
+	// StatsInterval is the time between two points of a series, of which statsPoints are kept: an hour.
+	StatsInterval = 10 * time.Second
+	statsPoints   = 360
+	// recentSteps are averaged for Recent, and the current one: one alone may have few requests.
+	recentSteps = 3
+	// maxStatsModels is how many models have series. The one without requests for the longest time makes room.
+	maxStatsModels = 512
 
 	// The buckets of TTFT grow by a quarter of an octave, from a millisecond to more than two minutes.
 	minTTFT       = time.Millisecond
@@ -22,142 +25,142 @@ const (
 	ttftBuckets   = 18 * ttftPerOctave
 )
 
-// statsWindow counts the requests of the last minutes, by intervals.
+// statsWindow counts the requests of the last hour, by intervals.
 type statsWindow struct {
 	began time.Time
 
-	mu    sync.Mutex // guards what follows
-	steps [statsPoints]statsPoint
-	fleet []backendStats // by slot
+	mu       sync.Mutex // guards what follows
+	fleet    series
+	models   map[string]*series
+	backends []backendStats // by slot
 }
 
 // counts are figures of requests that have ended.
 type counts struct {
-	tick     int64 // number of the interval; the counts of another one are outdated
 	requests int
 	failed   int // with an error; a client disconnect is none
 	prompt   int // tokens, of successful requests
 	cached   int // of them, as reported, else as predicted
 }
 
-type statsPoint struct {
+// series are the counts of the fleet or of a model.
+type series struct {
+	first, tick int64                      // number of the first step and of the current one
+	used        int64                      // step of the last request
+	steps       [recentSteps + 1]statsStep // by number
+	points      [statsPoints]statsPoint    // of the steps before the current one, by number
+	queued      int                        // requests, at the last sample
+}
+
+type statsStep struct {
 	counts
-	ttft [ttftBuckets]uint32
+	ttft ttftHistogram
+}
+
+// statsPoint is what is kept of a step. NaN: unknown.
+type statsPoint struct {
+	requests, queued         uint32
+	ttft50, ttft99, hitRatio float32
 }
 
 type backendStats struct {
 	backend *backends.Backend // whose counts these are
-	steps   [recentPoints + 1]counts
+	steps   [recentSteps + 1]backendStep
 }
 
-func newStatsWindow() statsWindow { return statsWindow{began: time.Now()} }
+// backendStep has the counts of a step of that number; those of another one are outdated.
+type backendStep struct {
+	tick int64
+	counts
+}
+
+func newStatsWindow() statsWindow {
+	return statsWindow{began: time.Now(), models: map[string]*series{}}
+}
+
+// tickAt returns the number of the step at a time.
+func (w *statsWindow) tickAt(at time.Time) int64 { return int64(at.Sub(w.began) / StatsInterval) }
 
 // countEndedRequest counts a request that was last sent to b; nil: to none. cachedKnown is false for a stream without usage, though
 // the replica may report that of others.
 func (w *statsWindow) countEndedRequest(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
-	tick := int64(arrived.Add(o.Duration).Sub(w.began) / StatsInterval)
-	prompt, cached := 0, 0
+	tick := w.tickAt(arrived.Add(o.Duration))
+	c := counts{requests: 1}
+	if o.Code >= 400 && o.Code != statusClientClosed {
+		c.failed = 1
+	}
 	if o.Code == 200 {
-		prompt, cached = o.PromptTokens, o.PredictedTokens
+		c.prompt, c.cached = o.PromptTokens, o.PredictedTokens
 		if cachedKnown {
-			cached = o.ObservedTokens
+			c.cached = o.ObservedTokens
 		}
 	}
+	bucket := ttftBucket(o.TTFT)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := &w.steps[tick%statsPoints]
-	if s.tick != tick {
-		*s = statsPoint{counts: counts{tick: tick}}
-	}
-	failed := o.Code >= 400 && o.Code != statusClientClosed
-	s.add(failed, prompt, cached)
-	if o.TTFT > 0 {
-		s.ttft[ttftBucket(o.TTFT)]++
+	w.fleet.add(tick, &c, bucket)
+	if o.Model != "" {
+		w.ensureModelLocked(o.Model, tick).add(tick, &c, bucket)
 	}
 	if b == nil {
 		return
 	}
-	for len(w.fleet) <= b.Slot {
-		w.fleet = append(w.fleet, backendStats{})
+	for len(w.backends) <= b.Slot {
+		w.backends = append(w.backends, backendStats{})
 	}
-	of := &w.fleet[b.Slot]
+	of := &w.backends[b.Slot]
 	if of.backend != b {
 		*of = backendStats{backend: b}
 	}
-	c := &of.steps[tick%int64(len(of.steps))]
-	if c.tick != tick {
-		*c = counts{tick: tick}
+	s := &of.steps[tick%int64(len(of.steps))]
+	if s.tick != tick {
+		*s = backendStep{tick: tick}
 	}
-	c.add(failed, prompt, cached)
+	s.merge(&c)
 }
 
-func (c *counts) add(failed bool, prompt, cached int) {
-	c.requests++
-	if failed {
-		c.failed++
+// ensureModelLocked returns the series of a model, and makes it if necessary. w.mu is held.
+func (w *statsWindow) ensureModelLocked(model string, tick int64) *series {
+	if s := w.models[model]; s != nil {
+		return s
 	}
-	c.prompt += prompt
-	c.cached += cached
-}
-
-func ttftBucket(d time.Duration) (index int) {
-	i := int(ttftPerOctave * math.Log2(float64(d)/float64(minTTFT)))
-	return min(max(i, 0), ttftBuckets-1)
-}
-
-// Recent are figures of the last half minute. Unknown ones are NaN.
-type Recent struct {
-	PerSecond float64 // requests that ended
-	Failed    float64 // share of them that failed; a client disconnect is no failure
-	HitRatio  float64 // share of prompt tokens from the cache, as reported, else as predicted
-	TTFT      float64 // median in seconds; NaN for a single backend
-}
-
-// Stats are figures of the last minutes.
-type Stats struct {
-	Recent
-	// Series of points StatsInterval apart, oldest first.
-	TTFT, HitRatio []float64
-	Backends       map[*backends.Backend]Recent
-}
-
-// Stats returns figures of the requests that ended in the last minutes.
-func (a *Activity) Stats() Stats {
-	p := &a.stats
-	since := time.Since(p.began)
-	now := int64(since / StatsInterval)
-	seconds := min(since, recentPoints*StatsInterval+since%StatsInterval).Seconds()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := Stats{Backends: map[*backends.Backend]Recent{}}
-	var recent statsPoint
-	for tick := now - statsPoints + 1; tick <= now; tick++ {
-		s := statsPoint{}
-		if tick >= 0 && p.steps[tick%statsPoints].tick == tick {
-			s = p.steps[tick%statsPoints]
-		}
-		out.TTFT, out.HitRatio = append(out.TTFT, s.medianTTFT()), append(out.HitRatio, s.hitRatio())
-		if tick >= now-recentPoints {
-			recent.merge(&s.counts)
-			for i, n := range s.ttft {
-				recent.ttft[i] += n
+	if len(w.models) >= maxStatsModels {
+		oldest, used := "", int64(math.MaxInt64)
+		for name, s := range w.models {
+			if s.used < used {
+				oldest, used = name, s.used
 			}
 		}
+		delete(w.models, oldest)
 	}
-	out.Recent = Recent{float64(recent.requests) / seconds, recent.failedRatio(), recent.hitRatio(), recent.medianTTFT()}
-	for i := range p.fleet {
-		of := &p.fleet[i]
-		var c counts
-		for _, s := range of.steps {
-			if s.tick >= now-recentPoints {
-				c.merge(&s)
-			}
-		}
-		if of.backend != nil {
-			out.Backends[of.backend] = Recent{float64(c.requests) / seconds, c.failedRatio(), c.hitRatio(), math.NaN()}
-		}
+	s := &series{first: tick, tick: tick, used: tick}
+	w.models[model] = s
+	return s
+}
+
+// add counts a request of the step tick, or of the current one if that is later. ttft is its bucket; negative: none.
+func (s *series) add(tick int64, c *counts, ttft int) {
+	s.advance(tick)
+	s.used = s.tick
+	step := s.current()
+	step.merge(c)
+	if ttft >= 0 {
+		step.ttft[ttft]++
 	}
-	return out
+}
+
+func (s *series) current() *statsStep { return &s.steps[s.tick%int64(len(s.steps))] }
+
+// advance ends the steps before tick.
+func (s *series) advance(tick int64) {
+	s.tick = max(s.tick, tick-statsPoints-1) // no more steps are shown
+	for ; s.tick < tick; s.tick++ {
+		step := s.current()
+		s.points[s.tick%statsPoints] = statsPoint{
+			uint32(step.requests), uint32(s.queued), float32(step.ttft.quantile(0.5)), float32(step.ttft.quantile(0.99)), float32(step.hitRatio()),
+		}
+		s.steps[(s.tick+1)%int64(len(s.steps))] = statsStep{}
+	}
 }
 
 func (c *counts) merge(more *counts) {
@@ -171,19 +174,163 @@ func (c *counts) failedRatio() float64 { return float64(c.failed) / float64(c.re
 
 func (c *counts) hitRatio() float64 { return min(float64(c.cached)/float64(c.prompt), 1) }
 
-// medianTTFT returns the median TTFT in seconds, with an error of a tenth at most.
-func (s *statsPoint) medianTTFT() float64 {
+// ttftHistogram counts TTFTs by ttftBucket.
+type ttftHistogram [ttftBuckets]uint32
+
+// ttftBucket returns the bucket of a TTFT; -1 if it is 0, as there was none.
+func ttftBucket(d time.Duration) (index int) {
+	if d == 0 {
+		return -1
+	}
+	i := int(ttftPerOctave * math.Log2(float64(d)/float64(minTTFT)))
+	return min(max(i, 0), ttftBuckets-1)
+}
+
+// quantile returns a quantile of the TTFT in seconds, with an error of a tenth at most. NaN: there is none.
+func (h *ttftHistogram) quantile(share float64) float64 {
 	all := uint32(0)
-	for _, n := range s.ttft {
+	for _, n := range h {
 		all += n
 	}
-	below := uint32(0)
-	for i, n := range s.ttft {
-		if n > 0 && 2*(below+n) >= all {
-			within := (float64(all)/2 - float64(below)) / float64(n)
+	rank, below := share*float64(all), uint32(0)
+	for i, n := range h {
+		if n > 0 && float64(below+n) >= rank {
+			within := (rank - float64(below)) / float64(n)
 			return minTTFT.Seconds() * math.Exp2((float64(i)+within)/ttftPerOctave)
 		}
 		below += n
 	}
 	return math.NaN()
+}
+
+// Recent are figures of the last half minute. Unknown ones are NaN.
+type Recent struct {
+	PerSecond      float64 // requests that ended
+	Failed         float64 // share of them that failed; a client disconnect is no failure
+	HitRatio       float64 // share of prompt tokens from the cache, as reported, else as predicted
+	TTFT50, TTFT99 float64 // median and 99th percentile in seconds; NaN for a single backend
+	Queued         int     // requests in the queue, up to StatsInterval ago; 0 for a single backend
+}
+
+// Stats are figures of the last half minute.
+type Stats struct {
+	Recent
+	Models   map[string]Recent // of those with requests
+	Backends map[*backends.Backend]Recent
+}
+
+// Stats returns figures of the requests that ended in the last half minute.
+func (a *Activity) Stats() Stats {
+	w := &a.stats
+	since := time.Since(w.began)
+	now := int64(since / StatsInterval)
+	seconds := min(since, recentSteps*StatsInterval+since%StatsInterval).Seconds()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := Stats{Models: map[string]Recent{}, Backends: map[*backends.Backend]Recent{}}
+	out.Recent = w.fleet.recent(now, seconds)
+	for model, s := range w.models {
+		if r := s.recent(now, seconds); r.PerSecond > 0 || r.Queued > 0 {
+			out.Models[model] = r
+		}
+	}
+	for i := range w.backends {
+		of := &w.backends[i]
+		var c counts
+		for _, s := range of.steps {
+			if s.tick >= now-recentSteps {
+				c.merge(&s.counts)
+			}
+		}
+		if of.backend != nil {
+			out.Backends[of.backend] = Recent{float64(c.requests) / seconds, c.failedRatio(), c.hitRatio(), math.NaN(), math.NaN(), 0}
+		}
+	}
+	return out
+}
+
+// recent returns the figures of the last steps, which took so many seconds.
+func (s *series) recent(now int64, seconds float64) Recent {
+	s.advance(now)
+	var sum statsStep
+	for i := range s.steps {
+		step := &s.steps[i]
+		sum.merge(&step.counts)
+		for bucket, n := range step.ttft {
+			sum.ttft[bucket] += n
+		}
+	}
+	return Recent{float64(sum.requests) / seconds, sum.failedRatio(), sum.hitRatio(), sum.ttft.quantile(0.5), sum.ttft.quantile(0.99), s.queued}
+}
+
+// History has series of points StatsInterval apart, oldest first. Unknown values are NaN, as are those before the
+// start of the proxy and the first request for the model.
+type History struct {
+	End       time.Time // of the last interval
+	PerSecond []float64 // requests that ended
+	TTFT50    []float64 // median in seconds, of streams
+	TTFT99    []float64
+	HitRatio  []float64 // share of prompt tokens from the cache
+	Queued    []float64 // requests in the queue
+}
+
+// History returns the last hour of a model, or of the fleet if the name is empty. isKnown is false for a model that had
+// no request.
+func (a *Activity) History(model string) (h History, isKnown bool) {
+	w := &a.stats
+	now := w.tickAt(time.Now())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := &w.fleet
+	if model != "" {
+		if s = w.models[model]; s == nil {
+			return History{}, false
+		}
+	}
+	s.advance(now)
+	h.End = w.began.Add(time.Duration(now) * StatsInterval)
+	for tick := now - statsPoints; tick < now; tick++ {
+		perSecond, queued := math.NaN(), math.NaN()
+		p := statsPoint{ttft50: float32(math.NaN()), ttft99: float32(math.NaN()), hitRatio: float32(math.NaN())}
+		if tick >= s.first {
+			p = s.points[tick%statsPoints]
+			perSecond, queued = float64(p.requests)/StatsInterval.Seconds(), float64(p.queued)
+		}
+		h.PerSecond, h.Queued = append(h.PerSecond, perSecond), append(h.Queued, queued)
+		h.TTFT50, h.TTFT99 = append(h.TTFT50, float64(p.ttft50)), append(h.TTFT99, float64(p.ttft99))
+		h.HitRatio = append(h.HitRatio, float64(p.hitRatio))
+	}
+	return h, true
+}
+
+// SampleQueue records how many requests are queued, every StatsInterval until ctx is done.
+func (p *Proxy) SampleQueue(ctx context.Context) {
+	ticker := time.NewTicker(StatsInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			p.activity.stats.recordQueue(now, p.router.CountWaiting(), p.activity.countQueuedByModel())
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// recordQueue records how many requests are queued now: in the fleet, and for each model.
+func (w *statsWindow) recordQueue(now time.Time, total int, models map[string]int) {
+	tick := w.tickAt(now)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	record := func(s *series, queued int) {
+		s.advance(tick)
+		s.queued = queued
+	}
+	record(&w.fleet, total)
+	for model := range models {
+		w.ensureModelLocked(model, tick).used = tick
+	}
+	for model, s := range w.models {
+		record(s, models[model])
+	}
 }

@@ -29,11 +29,12 @@ const (
 	Discovery    Place = "discovery" // lookups of a name
 	Wake         Place = "wake"      // of a model
 	Records      Place = "records"   // exchange of what was added and drained
+	History      Place = "history"   // of the queue
 )
 
 // Places returns all places.
 func Places() []Place {
-	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake, Records}
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake, Records, History}
 }
 
 // Reporter receives each recovered panic. It is safe for concurrent use.

@@ -36,6 +36,7 @@ func (s *Server) Run(ctx context.Context) error {
 	routing.Go(s.fleet.Start(background))
 	routing.Go(func() { s.panics.RunLoop(background, recovery.Tick, s.router.Run) })
 	routing.Go(func() { s.panics.RunLoop(background, recovery.Wake, s.waker.run) })
+	routing.Go(func() { s.panics.RunLoop(background, recovery.History, s.proxy.SampleQueue) })
 	if s.cluster != nil {
 		routing.Go(func() { s.cluster.Run(background) })
 	}

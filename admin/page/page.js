@@ -507,10 +507,21 @@ const showModels = rows('models', (row, first) => {
   cell(row, '', 'main', first.id);
   const state = stateIn(cell(row, 'State', 'why'));
   const ready = cell(row, 'Ready backends', 'right');
+  const perSecond = cell(row, 'Rate', 'right');
+  const ttft50 = cell(row, 'TTFT p50', 'right');
+  const ttft99 = cell(row, 'TTFT p99', 'right');
+  const hit = cell(row, 'Hit ratio', 'right');
+  const queued = cell(row, 'Queued', 'right');
   return (m) => {
     if (m.ready > 0) state('good', 'ready');
     else state('bad', 'not ready', cause(m));
     setText(ready, `${m.ready} of ${m.backends}`);
+    const recent = m.recent || {};
+    setText(perSecond, m.recent ? rate(recent.requests_per_second) : none);
+    setText(ttft50, span(recent.ttft_p50_seconds));
+    setText(ttft99, span(recent.ttft_p99_seconds));
+    setText(hit, percent(recent.hit_ratio));
+    setText(queued, whole.format(m.queued));
   };
 });
 
@@ -599,64 +610,6 @@ const showDecisions = rows('decisions', (row, d) => {
   return () => {};
 });
 
-// --- sparklines ---
-
-// shownPoints removes the time before the first point, but keeps at least two minutes.
-const minPoints = 24;
-const shownPoints = (series) => series.slice(Math.max(0, Math.min(series.findIndex((v) => v !== null), series.length - minPoints)));
-
-function draw(svg, all, top, label) {
-  const series = shownPoints(all);
-  const width = 100;
-  const height = 32;
-  svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
-  svg.setAttribute('preserveAspectRatio', 'none');
-  svg.setAttribute('aria-label', label);
-  const step = width / (series.length - 1);
-  const y = (v) => (height - 1 - (v / top) * (height - 3)).toFixed(2);
-  // Unknown values are gaps; a single point is a dot.
-  let line = '';
-  let area = '';
-  let run = [];
-  let last = '';
-  const end = () => {
-    if (run.length > 0) {
-      line += `M${run.join('L')}${run.length === 1 ? 'h0' : ''}`;
-      area += `M${run[0].split(' ')[0]} ${height}L${run.join('L')}L${run[run.length - 1].split(' ')[0]} ${height}Z`;
-      last = `M${run[run.length - 1]}h0`;
-    }
-    run = [];
-  };
-  series.forEach((v, i) => {
-    if (v === null) end();
-    else run.push(`${(i * step).toFixed(2)} ${y(v)}`);
-  });
-  end();
-  const shapes = { area, line, floor: `M0 ${height}H${width}`, last };
-  for (const [name, d] of Object.entries(shapes)) {
-    let path = svg.querySelector(`.${name}`);
-    if (!path) {
-      path = document.createElementNS(svgSpace, 'path');
-      path.setAttribute('class', name);
-      svg.append(path);
-    }
-    path.setAttribute('d', d);
-  }
-}
-
-function showSeries(state) {
-  const known = (series) => series.filter((v) => v !== null);
-  const ttft = known(state.series.ttft_p50_seconds);
-  const most = Math.max(...ttft, 0);
-  setText(byId('ttft'), span(state.recent.ttft_p50_seconds));
-  setText(byId('ttft-note'), ttft.length ? `highest ${span(most)} in 5 min` : 'no stream yet');
-  draw(byId('ttft-line'), state.series.ttft_p50_seconds, most || 1, `TTFT over the last five minutes, at most ${span(most)}`);
-  const hits = known(state.series.hit_ratio);
-  setText(byId('hit'), percent(state.recent.hit_ratio));
-  setText(byId('hit-note'), hits.length ? `lowest ${percent(Math.min(...hits))} in 5 min` : 'no response yet');
-  draw(byId('hit-line'), state.series.hit_ratio, 1, `Hit ratio over the last five minutes, now ${percent(state.recent.hit_ratio)}`);
-}
-
 // --- the state ---
 
 let paused = false;
@@ -689,7 +642,10 @@ function render(state) {
   setText(byId('queued-note'), state.queue.oldest_seconds === null ? 'queue is empty' : `oldest ${span(state.queue.oldest_seconds)}`);
   setText(byId('rate'), rate(state.recent.requests_per_second));
   setText(byId('rate-note'), state.recent.failed_ratio ? `last 30 s, errors ${percent(state.recent.failed_ratio)}` : 'over the last 30 s');
-  showSeries(state);
+  setText(byId('ttft'), span(state.recent.ttft_p50_seconds));
+  setText(byId('ttft-note'), state.recent.ttft_p99_seconds === null ? 'no stream in the last 30 s' : `p99 ${span(state.recent.ttft_p99_seconds)}`);
+  setText(byId('hit'), percent(state.recent.hit_ratio));
+  setText(byId('hit-note'), state.recent.hit_ratio === null ? 'no response in the last 30 s' : 'of prompt tokens');
   const ready = state.backends.filter((b) => b.state === 'ready').length;
   const failing = state.backends.filter((b) => b.state === 'ready' && b.breaker === 'open').length;
   byId('all-actions').hidden = state.backends.length === 0;
@@ -708,6 +664,7 @@ function render(state) {
   showQueue(state.queue.first, (r) => r.handle);
   showDecisions(state.decisions, (d) => `${state.version} ${d.number} ${d.at}`);
   byId('main').hidden = false;
+  document.dispatchEvent(new CustomEvent('state', { detail: state })); // to the other scripts
 }
 
 function connection(state, word) {
