@@ -34,7 +34,7 @@ const showFinished = rows('finished', (row, r) => {
   time.dateTime = r.at;
   cell(row, 'Ended', '', time);
   const aborted = r.aborted ? `aborted: ${r.aborted.replaceAll('_', ' ')}` : '';
-  stateIn(cell(row, 'Status', 'why'))(statusTone(r.status), String(r.status), aborted);
+  stateIn(cell(row, 'Status', ''))(statusTone(r.status), String(r.status), aborted);
   cell(row, 'Model', '', r.model || none);
   const failures = r.failures.map((f) => `${f.backend} failed: ${f.reason}`);
   textWithNote(cell(row, 'Backend', ''))(r.backend || none, [r.reason, ...failures].filter(Boolean).join('; '));
