@@ -71,7 +71,7 @@ func New(o Options) *Handler {
 		Options: o, started: time.Now(), timeout: requestTimeout,
 		scrapes: make(chan struct{}, maxScrapes), profiles: make(chan struct{}, maxProfiles),
 		dryRuns: make(chan struct{}, maxDryRuns), streams: make(chan struct{}, maxStreams),
-		actions:      make(chan struct{}, maxActions), searches: make(chan struct{}, maxSearches),
+		actions: make(chan struct{}, maxActions), searches: make(chan struct{}, maxSearches),
 		streamsEnded: make(chan struct{}),
 	}
 	h.SetToken(o.Token)

@@ -89,6 +89,9 @@ func TestCancelBeforeResponse(t *testing.T) {
 			if c.phase == Queued && (listed.Backend != "" || listed.MatchedTokens != 0) {
 				t.Errorf("it is shown on a backend: %+v", listed)
 			}
+			if got := f.proxy.Activity().countQueuedByModel(); c.phase == Queued && got["m"] != 1 || c.phase != Queued && len(got) != 0 {
+				t.Errorf("queued by model: %v", got)
+			}
 			if !f.proxy.Activity().Cancel(listed.Handle) {
 				t.Fatal("not found")
 			}
