@@ -16,6 +16,7 @@ import (
 	"warmroute/fleet"
 	"warmroute/proxy"
 	"warmroute/router"
+	"warmroute/usage"
 )
 
 // Options configure a Handler.
@@ -27,6 +28,7 @@ type Options struct {
 	Router   *router.Router
 	Fleet    *fleet.Fleet
 	Cluster  *cluster.Cluster // nil: this proxy is the only one
+	Usage    *usage.Table     // of the API keys
 	Metrics  http.Handler
 	Version  string
 	Log      *slog.Logger
@@ -51,6 +53,7 @@ type Handler struct {
 	streams  chan struct{}
 	actions  chan struct{}
 	searches chan struct{}
+	reports  chan struct{}
 
 	streamsEnded   chan struct{} // closed by EndEventStreams; actions on backends end too
 	endStreamsOnce sync.Once
@@ -63,6 +66,7 @@ const (
 	maxStreams  = 16 // pages that are open
 	maxActions  = 8  // requests for actions on backends
 	maxSearches = 4  // of finished requests, of which a response has 7 MB at most
+	maxReports  = 4  // of usage: one reads the file
 )
 
 // New returns a Handler. It starts no goroutine.
@@ -71,7 +75,7 @@ func New(o Options) *Handler {
 		Options: o, started: time.Now(), timeout: requestTimeout,
 		scrapes: make(chan struct{}, maxScrapes), profiles: make(chan struct{}, maxProfiles),
 		dryRuns: make(chan struct{}, maxDryRuns), streams: make(chan struct{}, maxStreams),
-		actions: make(chan struct{}, maxActions), searches: make(chan struct{}, maxSearches),
+		actions: make(chan struct{}, maxActions), searches: make(chan struct{}, maxSearches), reports: make(chan struct{}, maxReports),
 		streamsEnded: make(chan struct{}),
 	}
 	h.SetToken(o.Token)
@@ -88,12 +92,13 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/placed", h.recordPlacement)
 	mux.HandleFunc("GET /api/state", h.serveState)
 	mux.HandleFunc("GET /api/events", h.streamState)
+	mux.HandleFunc("GET /api/usage", h.serveUsage)
 	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancelRequest)
 	mux.HandleFunc("GET /api/requests", h.findFinishedRequests)
 	mux.HandleFunc("GET /api/history", h.serveHistory)
 	h.addProfileRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, GET /api/history, GET /api/requests, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.ActionNames(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, GET /api/history, GET /api/requests, GET /api/usage, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.ActionNames(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.api = mux
 	return h

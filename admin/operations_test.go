@@ -18,6 +18,7 @@ import (
 	"warmroute/proxy"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
+	"warmroute/usage"
 )
 
 // asked is a proxy that is asked over its admin listener, and whose replicas must
@@ -67,7 +68,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
 		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}, SessionHeaders: []string{"X-Session-Id"}, IsolateTenants: list != nil},
 	})
-	h := New(Options{Registry: registry, Fleet: newFleet(t, registry), Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Log: log})
+	h := New(Options{Registry: registry, Fleet: newFleet(t, registry), Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Usage: usage.NewInMemory(), Log: log})
 	s := httptest.NewServer(h)
 	client := &http.Client{Transport: &http.Transport{}}
 	a.listener = &listener{t: t, url: s.URL, client: client, handler: h}

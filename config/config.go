@@ -23,6 +23,7 @@ import (
 	"warmroute/router/policy"
 	"warmroute/router/queue"
 	"warmroute/router/responseindex"
+	"warmroute/usage"
 )
 
 // Config holds every setting. The fields are in the order of config.yaml, which documents them; each has a line
@@ -43,6 +44,7 @@ type Config struct {
 	Responses       responseindex.Settings  `mapstructure:"responses"`
 	Redis           cluster.Settings        `mapstructure:"redis" reload:"no"`
 	Record          recorder.Settings       `mapstructure:"record" reload:"no"`
+	Usage           usage.Settings          `mapstructure:"usage" reload:"no"`
 	Limits          Limits                  `mapstructure:"limits"`
 	Poll            backends.PollSettings   `mapstructure:"poll"`
 	Health          backends.HealthSettings `mapstructure:"health"`

@@ -101,7 +101,17 @@ func decodeDuration(value any) (any, error) {
 	} else if ok {
 		return time.Duration(0), nil
 	}
-	return decodeScalar(value, time.ParseDuration, "a duration such as 250ms, 2s or 1m30s")
+	return decodeScalar(value, parseDuration, "a duration such as 250ms, 2s or 1m30s")
+}
+
+// parseDuration is time.ParseDuration, but a number of days may be given as well, as in 30d.
+func parseDuration(s string) (time.Duration, error) {
+	days, ok := strings.CutSuffix(s, "d")
+	if !ok {
+		return time.ParseDuration(s)
+	}
+	n, err := strconv.ParseUint(days, 10, 16)
+	return time.Duration(n) * 24 * time.Hour, err
 }
 
 func decodeByteSize(value any) (any, error) {

@@ -24,6 +24,7 @@ import (
 	"warmroute/router"
 	"warmroute/router/queue"
 	"warmroute/router/responseindex"
+	"warmroute/usage"
 )
 
 // defaults is the content of config.yaml.
@@ -82,6 +83,7 @@ func TestDefaults(t *testing.T) {
 		Responses:       responseindex.Settings{MaxEntries: 100_000, TTL: 24 * time.Hour},
 		Redis:           cluster.Settings{Mode: "single", Prefix: "warmroute:", MaxBytes: 64 << 20},
 		Record:          recorder.Settings{MaxBytes: 256 << 20, Keep: 3},
+		Usage:           usage.Settings{Keep: 400 * 24 * time.Hour},
 		Limits:          Limits{proxy.Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, KVTransferParams: "refuse"}, 64 << 10},
 		Poll:            backends.PollSettings{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
 		Health:          backends.HealthSettings{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
@@ -202,6 +204,8 @@ func otherValues() map[string]struct {
 		"record.file":                  {"/tmp/traffic", "/tmp/traffic"},
 		"record.max_bytes":             {"16MiB", int64(16 << 20)},
 		"record.keep":                  {"0", 0},
+		"usage.file":                   {"/tmp/usage", "/tmp/usage"},
+		"usage.keep":                   {"90d", 90 * 24 * time.Hour},
 		"limits.in_flight":             {"100", 100},
 		"limits.connections":           {"200", 200},
 		"limits.query_bytes":           {"0", int64(0)},

@@ -109,7 +109,7 @@ func settingSchema(s *setting) schema {
 	}
 	switch s.value.Interface().(type) {
 	case time.Duration:
-		return schema{"anyOf": []schema{{"type": "string", "pattern": `^ *([0-9.]+(ns|us|µs|ms|s|m|h))+ *$`}, {"const": "0"}, {"const": 0}}}
+		return schema{"anyOf": []schema{{"type": "string", "pattern": `^ *(([0-9.]+(ns|us|µs|ms|s|m|h))+|[0-9]+d) *$`}, {"const": "0"}, {"const": 0}}}
 	case int64:
 		number := schema{"type": "integer"}
 		addBounds(number, s.tag, decodeByteSize)

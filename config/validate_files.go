@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"warmroute/router/snapshot"
+	"warmroute/usage"
 )
 
 // validateFiles checks that the files that serve writes are different ones and
@@ -16,7 +17,7 @@ func (c *Config) validateFiles(errs *errorList) {
 	files := []struct {
 		path, file string
 		check      func(errs *errorList, path, file string)
-	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}, {"state_file", c.StateFile, checkStateFile}}
+	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}, {"state_file", c.StateFile, checkStateFile}, {"usage.file", c.Usage.File, checkUsageFile}}
 	for i, f := range files {
 		if f.file == "" || i == 0 && (f.file == "stdout" || f.file == "stderr") {
 			continue
@@ -41,6 +42,14 @@ func checkStateFile(errs *errorList, path, file string) {
 		errs.add(path, "%s is not a regular file", file)
 	case info.Size() > 0 && !startsWithBrace(file):
 		errs.add(path, "%s is not a state file of warmroute; name another file", file)
+	}
+	checkCreatable(errs, path, file)
+}
+
+// checkUsageFile adds an error if a file cannot be written as a usage file, or is another file.
+func checkUsageFile(errs *errorList, path, file string) {
+	if err := usage.CheckFile(file); err != nil {
+		errs.add(path, "%v", err)
 	}
 	checkCreatable(errs, path, file)
 }

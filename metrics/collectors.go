@@ -7,6 +7,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router"
+	"warmroute/usage"
 )
 
 // fleetCollector reads the state of the backends and of the router at each scrape.
@@ -124,8 +125,6 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return b.estimates.PredictedTokens }),
 		newBackendMetric(prometheus.CounterValue, "compared_observed_tokens_total", "Cached tokens as reported by the replica.",
 			func(b *backendState) float64 { return b.estimates.ObservedTokens }),
-		newBackendMetric(prometheus.CounterValue, "saved_prefill_seconds_total", "Prefill time saved by cached tokens, at the replica's prefill rate.",
-			func(b *backendState) float64 { return b.estimates.SavedSeconds }),
 	}},
 }
 
@@ -220,6 +219,7 @@ type KeyUsage struct {
 	Requests                   int64
 	PromptTokens, OutputTokens int64
 	Refused                    map[string]int64 // by limit
+	Ended                      usage.Counts     // what its requests have used that have ended
 }
 
 // keyCollector reads the usage of the API keys at each scrape, so that a removed key
@@ -235,12 +235,16 @@ var (
 	keyRequests = newKeyDesc("key_requests_total", "Accepted requests of the API key.")
 	keyPrompt   = newKeyDesc("key_prompt_tokens_total", "Prompt tokens used by the API key, as reported by the replica or else estimated.")
 	keyOutput   = newKeyDesc("key_output_tokens_total", "Output tokens used by the API key, as reported by the replica or else one per event.")
+	keyCached   = newKeyDesc("key_cached_tokens_total", "Prompt tokens used by the API key that were cached, as reported by the replica or else estimated.")
+	keySaved    = newKeyDesc("key_saved_prefill_seconds_total", "Prefill time that these cached tokens have saved, by the learned times of steps.")
+	keyErrors   = newKeyDesc("key_errors_total", "Requests of the API key that ended with an error, refused ones included.")
+	keyQueued   = newKeyDesc("key_queue_seconds_total", "Time that requests of the API key have spent in the admission queue.")
 	keyRefused  = newKeyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, concurrency.", "reason")
 )
 
 // Describe implements prometheus.Collector.
 func (keyCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{keyInFlight, keyRequests, keyPrompt, keyOutput, keyRefused} {
+	for _, d := range []*prometheus.Desc{keyInFlight, keyRequests, keyPrompt, keyOutput, keyCached, keySaved, keyErrors, keyQueued, keyRefused} {
 		ch <- d
 	}
 }
@@ -248,15 +252,19 @@ func (keyCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (read keyCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, k := range read() {
-		send := func(d *prometheus.Desc, kind prometheus.ValueType, n int64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, kind, float64(n), append([]string{k.Name}, labels...)...)
+		send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, kind, v, append([]string{k.Name}, labels...)...)
 		}
-		send(keyInFlight, prometheus.GaugeValue, k.InFlight)
-		send(keyRequests, prometheus.CounterValue, k.Requests)
-		send(keyPrompt, prometheus.CounterValue, k.PromptTokens)
-		send(keyOutput, prometheus.CounterValue, k.OutputTokens)
+		send(keyInFlight, prometheus.GaugeValue, float64(k.InFlight))
+		send(keyRequests, prometheus.CounterValue, float64(k.Requests))
+		send(keyPrompt, prometheus.CounterValue, float64(k.PromptTokens))
+		send(keyOutput, prometheus.CounterValue, float64(k.OutputTokens))
+		send(keyCached, prometheus.CounterValue, float64(k.Ended.CachedTokens))
+		send(keySaved, prometheus.CounterValue, k.Ended.SavedPrefillSeconds)
+		send(keyErrors, prometheus.CounterValue, float64(k.Ended.Errors))
+		send(keyQueued, prometheus.CounterValue, k.Ended.QueueSeconds)
 		for reason, n := range k.Refused {
-			send(keyRefused, prometheus.CounterValue, n, reason)
+			send(keyRefused, prometheus.CounterValue, float64(n), reason)
 		}
 	}
 }

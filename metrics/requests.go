@@ -25,7 +25,9 @@ type Request struct {
 	Overhead                 time.Duration // 0: not sent to a backend
 	PromptTokens             int
 	PredictedTokens          int
-	ObservedTokens           int // 0 also if the replica does not report it
+	ObservedTokens           int     // 0 also if the replica does not report it
+	CachedTokens             int     // as the replica has reported, else as predicted
+	SavedPrefillSeconds      float64 // that the cached tokens would have taken
 	Spilled                  bool
 }
 
@@ -38,6 +40,8 @@ type requestMetrics struct {
 	prompt    *prometheus.CounterVec
 	predicted *prometheus.CounterVec
 	observed  *prometheus.CounterVec
+	cached    *prometheus.CounterVec
+	saved     *prometheus.CounterVec
 	spills    *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
 	ttft      *prometheus.HistogramVec
@@ -64,9 +68,9 @@ type requestCounters struct {
 }
 
 type placementMetrics struct {
-	prompt, predicted, observed, spills prometheus.Counter
-	duration, ttft                      *latencyHistogram
-	itl                                 prometheus.Observer
+	prompt, predicted, observed, cached, saved, spills prometheus.Counter
+	duration, ttft                                     *latencyHistogram
+	itl                                                prometheus.Observer
 }
 
 // The buckets range from a cached prompt on an idle replica to a cold prompt of 100,000 tokens behind a queue.
@@ -89,6 +93,8 @@ func newRequestMetrics(register promauto.Factory, fleet *backends.Registry) *req
 		prompt:    newCounterVec(register, "prompt_tokens_total", "Prompt tokens of successful requests, as reported by the replica or else estimated.", labels...),
 		predicted: newCounterVec(register, "predicted_cached_tokens_total", "Prompt tokens that were expected in the cache of the chosen backend (estimated).", labels...),
 		observed:  newCounterVec(register, "observed_cached_tokens_total", "Prompt tokens that replicas reported as cached.", labels...),
+		cached:    newCounterVec(register, "cached_tokens_total", "Prompt tokens of successful requests that were cached, as reported by the replica or else estimated.", labels...),
+		saved:     newCounterVec(register, "saved_prefill_seconds_total", "Prefill time that these cached tokens have saved, by the learned times of steps (estimated).", labels...),
 		spills:    newCounterVec(register, "spills_total", "Requests not sent to the best match because it was too busy.", "model"),
 		duration:  register.NewHistogramVec(durationOpts, labels),
 		ttft:      register.NewHistogramVec(ttftOpts, labels),
@@ -120,6 +126,8 @@ func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
 		p.prompt.Add(float64(r.PromptTokens))
 		p.predicted.Add(float64(r.PredictedTokens))
 		p.observed.Add(float64(r.ObservedTokens))
+		p.cached.Add(float64(r.CachedTokens))
+		p.saved.Add(r.SavedPrefillSeconds)
 	}
 	if m.fleet.Find(r.Backend) == nil { // removed while the request was in flight
 		m.DeleteBackend(r.Backend)
@@ -171,6 +179,8 @@ func (m *requestMetrics) ensurePlacement(at placement) *placementMetrics {
 		prompt:    m.prompt.WithLabelValues(at.model, at.backend),
 		predicted: m.predicted.WithLabelValues(at.model, at.backend),
 		observed:  m.observed.WithLabelValues(at.model, at.backend),
+		cached:    m.cached.WithLabelValues(at.model, at.backend),
+		saved:     m.saved.WithLabelValues(at.model, at.backend),
 		spills:    m.spills.WithLabelValues(at.model),
 		duration:  newLatencyHistogram(m.duration.WithLabelValues(at.model, at.backend), durationOpts.Buckets),
 		ttft:      newLatencyHistogram(m.ttft.WithLabelValues(at.model, at.backend), ttftOpts.Buckets),
@@ -236,7 +246,7 @@ func (m *Metrics) DeleteEndpoint(path string) {
 
 // deleteSeries deletes the series with the label and the cached instruments that match. m.mu is locked.
 func (m *requestMetrics) deleteSeries(label prometheus.Labels, matches func(placement) bool) {
-	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.spills} {
+	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.cached, m.saved, m.spills} {
 		c.DeletePartialMatch(label)
 	}
 	m.duration.DeletePartialMatch(label)

@@ -12,6 +12,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
+	"warmroute/usage"
 )
 
 // bytesPerToken estimates the tokens of a prompt before a replica has counted them.
@@ -23,6 +24,13 @@ type caller struct {
 	lease            apikey.Lease    // of the holder; zero: none
 	promptTokens     int             // as the key is charged; 0: no engine worked on the prompt
 	completionTokens int             // that the engine has generated, about if it has not counted them
+	estimated        estimatedTokens // of these
+}
+
+// estimatedTokens is how much of what a request has used is an estimate.
+type estimatedTokens struct {
+	tokens int // of the prompt and the output
+	cached int // of the cached tokens
 }
 
 // findAccount returns the holder of the key that a request came with, and counts requests without a valid one. It is nil
@@ -106,8 +114,10 @@ func (a *attempt) setTokenUsage() {
 		return
 	}
 	a.promptTokens, a.completionTokens = a.result.PromptTokens, a.result.OutputTokens
+	a.estimated = estimatedTokens{}
 	if a.promptTokens == 0 {
 		a.promptTokens = a.decision.PromptTokens
+		a.estimated.tokens = a.promptTokens
 	}
 	if a.completionTokens == 0 {
 		a.completionTokens = a.estimatedTokens
@@ -115,6 +125,33 @@ func (a *attempt) setTokenUsage() {
 	if a.result.End == router.ClientDisconnected && (a.completionTokens == 0 || !a.itl.last.IsZero()) {
 		a.completionTokens = a.decision.EstimateOutputTokens(a.completionTokens, a.itl.last)
 	}
+	a.estimated.tokens += max(a.completionTokens-a.result.OutputTokens, 0)
+	a.outcome.CachedTokens = min(a.result.CachedTokens, a.promptTokens)
+	if !a.result.CachedKnown {
+		a.outcome.CachedTokens = min(a.decision.MatchedTokens, a.promptTokens)
+		a.estimated.cached = a.outcome.CachedTokens
+	}
+	a.outcome.SavedPrefillSeconds = a.decision.SavedPrefillSeconds(a.promptTokens, a.outcome.CachedTokens)
+}
+
+// recordKeyUsage adds what the request has used to the account of its key. Requests without a valid one use nothing.
+func (r *request) recordKeyUsage(ended time.Time) {
+	key := ""
+	if r.account != nil {
+		key = r.account.Name
+	} else if !r.proxy.keys.Empty() {
+		return
+	}
+	o := &r.outcome
+	c := usage.Counts{
+		Requests: 1, PromptTokens: int64(r.promptTokens), CachedTokens: int64(o.CachedTokens), OutputTokens: int64(r.completionTokens),
+		EstimatedTokens: int64(r.estimated.tokens), EstimatedCachedTokens: int64(r.estimated.cached),
+		QueueSeconds: r.history.waited.Total().Seconds(), SavedPrefillSeconds: o.SavedPrefillSeconds,
+	}
+	if isFailure(o.Code) {
+		c.Errors = 1
+	}
+	r.proxy.usage.Record(key, o.Model, ended, &c)
 }
 
 // rateLimitError returns OpenAI's error for a request beyond a limit.

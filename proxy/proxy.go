@@ -23,6 +23,7 @@ import (
 	"warmroute/proxy/tracing"
 	"warmroute/router"
 	"warmroute/router/responseindex"
+	"warmroute/usage"
 )
 
 // Options configure a Proxy.
@@ -48,6 +49,7 @@ type Options struct {
 	AccessLog  *accesslog.Log     // nil: there is none
 	Tracer     *tracing.Tracer    // nil: requests are not traced
 	Keys       *apikey.Set        // nil: requests need none
+	Usage      *usage.Table       // of the keys; nil: nobody reads it
 
 	// Responses has the stored responses that replicas hold. nil: none is remembered.
 	Responses *responseindex.Index
@@ -97,6 +99,7 @@ type observers struct {
 	recorder   *recorder.Recorder // nil: traffic is not recorded
 	accessLog  *accesslog.Log     // nil: there is none
 	tracer     *tracing.Tracer    // nil: requests are not traced
+	usage      *usage.Table
 }
 
 // pools hold memory that requests pass on to each other.
@@ -127,7 +130,7 @@ func New(o Options) *Proxy {
 		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors,
 		observers: observers{
 			metrics: o.Metrics, log: o.Log, activity: newActivity(),
-			recorder: o.Recorder, accessLog: o.AccessLog, tracer: o.Tracer,
+			recorder: o.Recorder, accessLog: o.AccessLog, tracer: o.Tracer, usage: o.Usage,
 		},
 		pools: pools{
 			scratch: sync.Pool{New: func() any { return new(scratch) }},
@@ -145,10 +148,34 @@ func New(o Options) *Proxy {
 	if p.keys == nil {
 		p.keys = apikey.New(nil)
 	}
-	p.metrics.RegisterKeyUsage(p.keys.Usage)
+	if p.usage == nil {
+		p.usage = usage.NewInMemory()
+	}
+	p.metrics.RegisterKeyUsage(p.keyUsage)
 	p.metrics.RegisterRequestsInFlight(p.inFlight.Load)
 	p.Configure(o.Settings)
 	return p
+}
+
+// keyUsage returns the usage of each valid key.
+func (p *Proxy) keyUsage() []metrics.KeyUsage {
+	list := p.keys.Usage()
+	for i := range list {
+		list[i].Ended = p.usage.OfKey(list[i].Name)
+	}
+	return list
+}
+
+// CountInFlightByKey returns the number of unfinished requests of each key; without keys, that of all as the key "".
+func (p *Proxy) CountInFlightByKey() map[string]int64 {
+	if p.keys.Empty() {
+		return map[string]int64{"": p.inFlight.Load()}
+	}
+	inFlight := map[string]int64{}
+	for _, k := range p.keys.Usage() {
+		inFlight[k.Name] = k.InFlight
+	}
+	return inFlight
 }
 
 // ServeHTTP implements http.Handler. Every response carries the request's id.

@@ -138,6 +138,7 @@ func (r *request) finish() {
 	r.outcome.Duration = now.Sub(r.arrivedAt)
 	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
 	r.proxy.activity.stats.countEndedRequest(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
+	r.recordKeyUsage(now)
 	r.finishRecording()
 	r.endTraceAndRecord()
 }

@@ -423,7 +423,7 @@ func (a *attempt) recordBodyUsage(body []byte) {
 	if found == nil { // its text was not read
 		object = gjson.GetBytes(body, "usage")
 	}
-	var u usage
+	var u tokenUsage
 	u.parse(object, a.endpoint.format)
 	a.recordUsage(&u)
 	if !u.known && a.endpoint.format != responsesFormat { // those of a background response are not there yet
@@ -437,7 +437,7 @@ func (a *attempt) recordTailUsage(tail *tailReader, length int) {
 	if !a.endpoint.format.isRead() || a.outcome.Code >= http.StatusMultipleChoices {
 		return
 	}
-	var u usage
+	var u tokenUsage
 	if _, object, found := bytes.Cut(tail.tail, []byte(`"usage":`)); found {
 		u.parse(gjson.ParseBytes(object), a.endpoint.format)
 	}
@@ -457,7 +457,7 @@ func (a *attempt) estimateTokensByLength(length int) {
 }
 
 // recordUsage records what the response said of its tokens.
-func (a *attempt) recordUsage(u *usage) {
+func (a *attempt) recordUsage(u *tokenUsage) {
 	b := a.decision.Backend
 	if u.hasCached {
 		b.RecordReportsCached(a.endpoint.number)

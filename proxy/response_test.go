@@ -564,7 +564,7 @@ func FuzzBufferedResponse(f *testing.F) {
 		if isAbortedResponse(shape, []byte(body)) && !strings.Contains(body, "abort") {
 			t.Error("an abort that is not there")
 		}
-		var u usage
+		var u tokenUsage
 		u.parse(gjson.Get(body, "usage"), shape)
 		for _, n := range []int{u.promptTokens, u.cachedTokens, u.completionTokens} {
 			if n < 0 {

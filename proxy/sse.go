@@ -37,7 +37,7 @@ type eventScanner struct {
 	done        bool   // the last event has come
 	errorEvent  []byte // the first error event's data
 	responseID  string // as the first events name it; "": unknown
-	usage       usage
+	usage       tokenUsage
 	message     messageEnd
 }
 
@@ -57,8 +57,8 @@ type messageEnd struct {
 	zeroTokens    bool // the last one counted no output token
 }
 
-// usage is the usage that a response reports.
-type usage struct {
+// tokenUsage is the usage that a response reports.
+type tokenUsage struct {
 	known                                        bool
 	hasCached                                    bool // cachedTokens was reported, so that 0 means none
 	promptTokens, cachedTokens, completionTokens int
@@ -395,7 +395,7 @@ const maxTokenCount = 1 << 30
 // parse takes over what a usage object says. The prompt of a chat, a completion or a response includes the cached tokens. That of a
 // message is input_tokens and both cache_ figures together, where a replica sends these: vLLM does so only at the end of a stream,
 // whose first event has the whole prompt in input_tokens.
-func (u *usage) parse(object gjson.Result, f format) {
+func (u *tokenUsage) parse(object gjson.Result, f format) {
 	if !object.IsObject() {
 		return
 	}
@@ -439,7 +439,7 @@ func tokenCount(v gjson.Result) int {
 	return int(min(max(v.Int(), 0), maxTokenCount))
 }
 
-func (u *usage) parseCached(v gjson.Result) {
+func (u *tokenUsage) parseCached(v gjson.Result) {
 	if v.Type == gjson.Number {
 		u.hasCached = true
 		u.cachedTokens = max(u.cachedTokens, tokenCount(v))

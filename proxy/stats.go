@@ -86,7 +86,7 @@ func (w *statsWindow) tickAt(at time.Time) int64 { return int64(at.Sub(w.began) 
 func (w *statsWindow) countEndedRequest(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
 	tick := w.tickAt(arrived.Add(o.Duration))
 	c := counts{requests: 1}
-	if o.Code >= 400 && o.Code != statusClientClosed {
+	if isFailure(o.Code) {
 		c.failed = 1
 	}
 	if o.Code == 200 {
@@ -118,6 +118,9 @@ func (w *statsWindow) countEndedRequest(b *backends.Backend, arrived time.Time, 
 	}
 	s.merge(&c)
 }
+
+// isFailure reports whether a request with that status has failed; a client disconnect is no failure.
+func isFailure(code int) bool { return code >= 400 && code != statusClientClosed }
 
 // ensureModelLocked returns the series of a model, and makes it if necessary. w.mu is held.
 func (w *statsWindow) ensureModelLocked(model string, tick int64) *series {

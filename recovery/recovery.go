@@ -30,11 +30,12 @@ const (
 	Wake         Place = "wake"      // of a model
 	Records      Place = "records"   // exchange of what was added and drained
 	History      Place = "history"   // of the queue
+	Usage        Place = "usage"     // saves of the keys' usage
 )
 
 // Places returns all places.
 func Places() []Place {
-	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake, Records, History}
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake, Records, History, Usage}
 }
 
 // Reporter receives each recovered panic. It is safe for concurrent use.

@@ -177,6 +177,7 @@ func (s *Server) startChild() (childProcess, error) {
 	if s.files.snapshot != nil {
 		s.files.snapshot.save() // for the new process to read
 	}
+	s.usage.Save(s.log) // so that its reports have this, too
 	ready, childReady, err := os.Pipe()
 	if err != nil {
 		return childProcess{}, err

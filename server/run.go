@@ -41,6 +41,7 @@ func (s *Server) Run(ctx context.Context) error {
 		routing.Go(func() { s.cluster.Run(background) })
 	}
 	logs.Go(func() { s.accessLog.Run(background, s.panics) }) // not handed over: two processes may write to it at once
+	logs.Go(func() { s.saveUsageUntilDone(background) })
 	if s.tracer != nil {
 		logs.Go(func() { s.tracer.Run(background) })
 	}
@@ -65,6 +66,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		if ctx.Err() != nil { // the predecessor goes on with the sockets and the files
 			s.files.stopWithoutSaving()
+			s.usage.UnlockFile()
 			return nil
 		}
 		checked = nil
@@ -85,6 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return s.shutDownHTTP()
 	case errHandedOver:
 		s.files.stopWithoutSaving()
+		s.usage.UnlockFile()
 		return s.shutDownHandedOver(ctx)
 	default:
 		return errors.Join(err, s.shutDownHTTP())
@@ -172,4 +175,12 @@ func newHeapBallast() []byte {
 		return nil
 	}
 	return make([]byte, heapBallastBytes)
+}
+
+// saveUsageUntilDone saves the usage of keys every minute until ctx is done, and then that of the last requests: also after
+// a hand-over, when the successor saves to the same file.
+func (s *Server) saveUsageUntilDone(ctx context.Context) {
+	s.panics.RunLoop(ctx, recovery.Usage, func(ctx context.Context) { s.usage.SavePeriodically(ctx, s.log) })
+	s.usage.Save(s.log)
+	s.usage.UnlockFile()
 }

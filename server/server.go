@@ -33,6 +33,7 @@ import (
 	"warmroute/router/policy"
 	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
+	"warmroute/usage"
 )
 
 // Options are what a Server is made of. Config and Log are required.
@@ -69,6 +70,7 @@ type Server struct {
 	registration *registration.Handler // serves the public listener
 	admin        *admin.Handler        // serves the admin listener
 	keys         *apikey.Set
+	usage        *usage.Table
 	panics       recovery.Reporter
 	accessLog    *accesslog.Log
 	tracer       *tracing.Tracer // nil: requests are not traced
@@ -144,6 +146,9 @@ func New(o Options) (*Server, error) {
 			return nil, fmt.Errorf("record.file: %w", err)
 		}
 	}
+	if s.usage, err = usage.New(c.Usage, hasPredecessor); err != nil {
+		return nil, fmt.Errorf("usage.file: %w", err)
+	}
 	if s.accessLog, err = accesslog.New(c.AccessLog, o.Log); err != nil {
 		return nil, fmt.Errorf("access_log.file: %w", err)
 	}
@@ -176,6 +181,7 @@ func New(o Options) (*Server, error) {
 		AccessLog:        s.accessLog,
 		Tracer:           s.tracer,
 		Keys:             s.keys,
+		Usage:            s.usage,
 		Responses:        s.responses,
 		Settings:         c.ProxySettings(fileDescriptorLimit()),
 	})
@@ -187,7 +193,7 @@ func New(o Options) (*Server, error) {
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
 		Control: controller,
-		Fleet:   s.fleet, Cluster: s.cluster, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+		Fleet:   s.fleet, Cluster: s.cluster, Usage: s.usage, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.warnIfMoreDescriptorsNeeded(c)
 	s.listeners, err = s.openListeners()

@@ -61,7 +61,6 @@ type backend struct {
 // observed cached tokens are known.
 type Totals struct {
 	PromptTokens, PredictedTokens, ObservedTokens float64
-	SavedSeconds                                  float64 // that the observed ones would have taken to prefill, at the rate at that time
 }
 
 // Summary is what was learned of one backend.
@@ -351,7 +350,6 @@ func (f *Estimates) learnFromHits(slot int, p *predictions, hitTokens, promptTok
 	b.totals.PromptTokens += promptTokens
 	b.totals.PredictedTokens += p.tokens
 	b.totals.ObservedTokens += hitTokens
-	b.totals.SavedSeconds += hitTokens / f.PrefillRate(slot)
 	if f.disabled {
 		return
 	}

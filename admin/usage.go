@@ -1,0 +1,63 @@
+package admin
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"warmroute/usage"
+)
+
+// usageReport is the response to GET /api/usage.
+type usageReport struct {
+	*usage.Report
+	InFlight map[string]int64 `json:"in_flight"` // requests now, by key
+	// SinceStart is set if there is no usage.file: then nothing is known of the time before Started.
+	SinceStart bool      `json:"since_start"`
+	Started    time.Time `json:"started"`
+	Unsaved    string    `json:"unsaved,omitempty"` // why rows are in memory and not in the file
+}
+
+// serveUsage serves GET /api/usage, as CSV if the client accepts that or format=csv is given, else as JSON.
+func (h *Handler) serveUsage(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	known := []string{"from", "to", "by", "format"}
+	for name, values := range query {
+		if !slices.Contains(known, name) || len(values) > 1 {
+			writeError(w, http.StatusBadRequest, "the query parameters are "+strings.Join(known, ", ")+"; none may be repeated")
+			return
+		}
+	}
+	q, err := usage.ParseQuery(query.Get("from"), query.Get("to"), query.Get("by"))
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	format := query.Get("format")
+	if format == "" && strings.HasPrefix(r.Header.Get("Accept"), "text/csv") {
+		format = "csv"
+	}
+	if format != "" && format != "csv" && format != "json" {
+		writeError(w, http.StatusBadRequest, "format is neither json nor csv")
+		return
+	}
+	serveLimited(h.reports, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		report, err := h.Usage.Report(q)
+		if err != nil {
+			writeError(w, http.StatusInternalServerError, "read usage.file: "+err.Error())
+			return
+		}
+		if format == "csv" {
+			w.Header().Set("Content-Type", "text/csv; charset=utf-8")
+			report.WriteCSV(w)
+			return
+		}
+		s := h.Usage.Status()
+		out := usageReport{Report: report, InFlight: h.Proxy.CountInFlightByKey(), SinceStart: !s.HasFile, Started: s.Started.UTC()}
+		if s.Err != nil {
+			out.Unsaved = s.Err.Error()
+		}
+		writeJSON(w, http.StatusOK, out)
+	}))
+}

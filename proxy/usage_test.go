@@ -1,0 +1,58 @@
+package proxy
+
+import (
+	"strings"
+	"testing"
+
+	"warmroute/usage"
+)
+
+func TestUsageOfKeys(t *testing.T) {
+	table := usage.NewInMemory()
+	noUsage := strings.Split(whole, `,"usage"`)[0] + "}"
+	answers := []string{answered("200 OK", whole), answered("200 OK", noUsage), answered("400 Bad Request", "{}")}
+	f := serve(t, func(o *Options) {
+		withKeys(keyOf("a", nil), keyOf("b", nil))(o)
+		o.Usage = table
+	}, &replica{script: func(s *session) {
+		for _, answer := range answers {
+			if _, ok := s.request(); !ok {
+				return
+			}
+			s.say(answer)
+		}
+	}})
+	for range answers {
+		f.post("/v1/chat/completions", askWhole, bearer("a")...)
+	}
+	f.post("/v1/chat/completions", "no body", bearer("b")...)
+	f.post("/v1/chat/completions", askWhole, bearer("unknown")...)
+	f.awaitIdle()
+	prompt, output := int64(f.promptTokens(askWhole, bearer("a")...)), int64(len(noUsage)/bytesPerToken)
+	a := table.OfKey("a")
+	if a.SavedPrefillSeconds <= 0 {
+		t.Errorf("%v s saved", a.SavedPrefillSeconds)
+	}
+	a.SavedPrefillSeconds, a.QueueSeconds = 0, 0
+	cached := a.EstimatedCachedTokens // predicted from the first request, which had the same prompt
+	if want := (usage.Counts{
+		Requests: 3, Errors: 1, PromptTokens: 12 + prompt, CachedTokens: 8 + cached, OutputTokens: 3 + output,
+		EstimatedTokens: prompt + output, EstimatedCachedTokens: cached,
+	}); a != want || cached == 0 {
+		t.Errorf("a has used %+v, want %+v", a, want)
+	}
+	if b := table.OfKey("b"); b != (usage.Counts{Requests: 1, Errors: 1}) {
+		t.Errorf("b has used %+v", b)
+	}
+	r, err := table.Report(usage.Query{})
+	if err != nil || r.Total.Requests != 4 {
+		t.Errorf("%+v, %v: requests without a key are not counted", r, err)
+	}
+	f.awaitMetric(`warmroute_key_errors_total{key="b"} 1`)
+	f.awaitMetric(`warmroute_cached_tokens_total{backend="r0",model="m"} ` + strings.TrimSpace(strings.Split(strings.SplitAfter(f.exposition(), `warmroute_key_cached_tokens_total{key="a"} `)[1], "\n")[0]))
+	for key, n := range f.proxy.CountInFlightByKey() {
+		if n != 0 {
+			t.Errorf("%s has %d requests in flight", key, n)
+		}
+	}
+}

@@ -1,0 +1,313 @@
+package usage
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"warmroute/atomicfile"
+	"warmroute/filelock"
+)
+
+const (
+	// fileMark begins every file.
+	fileMark = `{"warmroute_usage":1,`
+	// headerFormat is the first line. The day is that of the last compaction.
+	headerFormat = fileMark + "\"compacted\":\"%s\"}\n"
+	// rowMark begins every other line, and is followed by the hour.
+	rowMark      = `{"hour":"`
+	maxLineBytes = 64 << 10
+	// lockSuffix ends the name of the file that is locked for as long as a proxy runs. The file itself is replaced by compactions.
+	lockSuffix = ".lock"
+
+	// A process that hands over and its successor write by turns. A write takes milliseconds, a compaction seconds.
+	writeLockInterval = 20 * time.Millisecond
+	maxWriteLockTries = 250
+	// compactInterval is the time between two checks of whether a compaction is due.
+	compactInterval = time.Hour
+)
+
+// file is the account on disk: one row a line. The rows of an hour are appended in parts, and a compaction sums them up
+// once a day. It is not safe for concurrent use; processes exclude each other by locks.
+type file struct {
+	path string
+	keep time.Duration // age of rows that a compaction removes; 0: none
+	lock *os.File      // nil: another process may have the file
+
+	compactAfter time.Time // so that a full disk is not filled by each try
+}
+
+// openFile returns the file, created if it does not exist. It fails if it cannot be written, and, with lockNow,
+// if it is another process's; else a predecessor still has it.
+func openFile(path string, keep time.Duration, lockNow bool) (f *file, err error) {
+	if err := CheckFile(path); err != nil {
+		return nil, err
+	}
+	f = &file{path: path, keep: keep}
+	if lockNow {
+		if err := f.tryLock(); err != nil {
+			return nil, err
+		}
+	}
+	atomicfile.RemoveStaleTemps(path, nil)
+	out, _, err := f.openForWriting()
+	if err != nil {
+		f.unlock()
+		return nil, err
+	}
+	return f, out.Close()
+}
+
+// tryLock makes the file this process's, or returns why it cannot, unless it is.
+func (f *file) tryLock() error {
+	if f.lock != nil {
+		return nil
+	}
+	lock, err := os.OpenFile(f.path+lockSuffix, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := filelock.TryLock(lock); err != nil {
+		lock.Close()
+		if errors.Is(err, filelock.ErrLocked) {
+			err = fmt.Errorf("another process writes %s: stop it, or set another file for one of the two", f.path)
+		}
+		return err
+	}
+	f.lock = lock
+	return nil
+}
+
+// unlock leaves the file to another process.
+func (f *file) unlock() {
+	if f.lock != nil {
+		f.lock.Close()
+		f.lock = nil
+	}
+}
+
+// openForWriting opens the file, locked until it is closed, and removes an incomplete last line. It returns the file and
+// its size.
+func (f *file) openForWriting() (out *os.File, size int64, err error) {
+	for range maxWriteLockTries {
+		if out, err = os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+			return nil, 0, err
+		}
+		if err = lockOpened(out); err == nil {
+			size, err = truncateToLines(out)
+		}
+		if err == nil {
+			return out, size, nil
+		}
+		out.Close()
+		if !errors.Is(err, filelock.ErrLocked) {
+			return nil, 0, err
+		}
+		time.Sleep(writeLockInterval)
+	}
+	return nil, 0, err
+}
+
+// lockOpened locks an opened file. It returns ErrLocked as well if a compaction has replaced the file since.
+func lockOpened(file *os.File) error {
+	if err := filelock.TryLock(file); err != nil {
+		return err
+	}
+	opened, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if named, err := os.Stat(file.Name()); err != nil || !os.SameFile(opened, named) {
+		return filelock.ErrLocked
+	}
+	return nil
+}
+
+// CheckFile returns an error if there is a file at path that is not a usage file.
+func CheckFile(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular(): // opening a pipe would block
+		return fmt.Errorf("%s is not a regular file", path)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	head := make([]byte, len(fileMark))
+	n, err := io.ReadFull(file, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return err
+	}
+	if !bytes.HasPrefix([]byte(fileMark), head[:n]) {
+		return fmt.Errorf("%s is not a usage file of warmroute; name another file", path)
+	}
+	return nil
+}
+
+// truncateToLines removes an incomplete last line, and returns the size of the file.
+func truncateToLines(file *os.File) (size int64, err error) {
+	info, err := file.Stat()
+	if err != nil {
+		return 0, err
+	}
+	tail := make([]byte, min(info.Size(), maxLineBytes))
+	if _, err := file.ReadAt(tail, info.Size()-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	size = info.Size() - int64(len(tail)-(bytes.LastIndexByte(tail, '\n')+1))
+	if size == info.Size() {
+		return size, nil
+	}
+	return size, file.Truncate(size)
+}
+
+// append appends the rows, all or none.
+func (f *file) append(rows []Row, now time.Time) error {
+	out, size, err := f.openForWriting()
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	var lines bytes.Buffer
+	if size == 0 {
+		fmt.Fprintf(&lines, headerFormat, now.UTC().Format(time.DateOnly))
+	}
+	encoder := json.NewEncoder(&lines)
+	for i := range rows {
+		if err := encoder.Encode(&rows[i]); err != nil {
+			return err
+		}
+	}
+	if _, err = out.WriteAt(lines.Bytes(), size); err == nil {
+		err = out.Sync() // a disk may report only now that it is full
+	}
+	if err != nil {
+		return errors.Join(err, out.Truncate(size))
+	}
+	return nil
+}
+
+// compactDaily sums up the rows of each hour, and removes old ones, unless that was done today.
+func (f *file) compactDaily(now time.Time) error {
+	if now.Before(f.compactAfter) {
+		return nil
+	}
+	f.compactAfter = now.Add(compactInterval)
+	out, size, err := f.openForWriting()
+	if err != nil || size == 0 {
+		return err
+	}
+	defer out.Close()
+	header := fmt.Sprintf(headerFormat, now.UTC().Format(time.DateOnly))
+	first := make([]byte, len(header))
+	if _, err := out.ReadAt(first, 0); err == nil && string(first) == header {
+		return nil
+	}
+	var from time.Time
+	if f.keep > 0 {
+		from = now.Add(-f.keep)
+	}
+	return atomicfile.Write(f.path, func(w io.Writer) error {
+		if _, err := io.WriteString(w, header); err != nil {
+			return err
+		}
+		encoder, hour, sums := json.NewEncoder(w), int64(0), rowSet{}
+		writeSums := func() error {
+			for _, row := range sums.rows() {
+				if err := encoder.Encode(&row); err != nil {
+					return err
+				}
+			}
+			clear(sums)
+			return nil
+		}
+		var writeErr error
+		_, err := Read(out, from, time.Time{}, func(r *Row) {
+			if id := r.id(); id.hour != hour && writeErr == nil {
+				writeErr, hour = writeSums(), id.hour
+			}
+			sums.add(r.id(), &r.Counts)
+		})
+		return errors.Join(err, writeErr, writeSums())
+	})
+}
+
+// Read calls add with each row of a usage file whose hour is not before that of from and before to, where they are not
+// zero, oldest first. It ignores lines that are not rows, as a crash may leave them, and returns how many there were,
+// without an incomplete last one.
+func Read(r io.Reader, from, to time.Time, add func(*Row)) (ignored int, err error) {
+	lines := bufio.NewReaderSize(r, maxLineBytes)
+	from = from.Truncate(time.Hour)
+	for number := 0; ; number++ {
+		line, err := lines.ReadSlice('\n')
+		isLong := errors.Is(err, bufio.ErrBufferFull)
+		for errors.Is(err, bufio.ErrBufferFull) {
+			_, err = lines.ReadSlice('\n')
+		}
+		switch {
+		case number == 0 && len(line) > 0 && !bytes.HasPrefix(line, []byte(fileMark)):
+			return 0, errors.New("not a usage file of warmroute")
+		case errors.Is(err, io.EOF):
+			return ignored, nil
+		case err != nil:
+			return ignored, err
+		case number == 0:
+			continue
+		}
+		hour, ok := parseHour(line)
+		if !ok || isLong {
+			ignored++
+			continue
+		}
+		if hour.Before(from) || !to.IsZero() && !hour.Before(to) {
+			continue
+		}
+		var row Row
+		if json.Unmarshal(line, &row) != nil || !row.isValid() {
+			ignored++
+			continue
+		}
+		row.Hour = hour
+		add(&row)
+	}
+}
+
+// parseHour returns the hour of a row, which is not decoded for that: most rows of a file are not asked for.
+func parseHour(line []byte) (hour time.Time, ok bool) {
+	rest, ok := bytes.CutPrefix(line, []byte(rowMark))
+	if !ok || len(rest) < len(time.RFC3339) {
+		return hour, false
+	}
+	text, _, ok := bytes.Cut(rest, []byte(`"`))
+	if !ok {
+		return hour, false
+	}
+	hour, err := time.Parse(time.RFC3339, string(text))
+	return hour.UTC().Truncate(time.Hour), err == nil
+}
+
+// read is Read for the file, which may not exist any more.
+func (f *file) read(from, to time.Time, add func(*Row)) error {
+	in, err := os.Open(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	_, err = Read(in, from, to, add)
+	return err
+}

@@ -1,0 +1,87 @@
+package usage
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// saveInterval bounds what a proxy that is killed forgets.
+const saveInterval = time.Minute
+
+// Settings configure a Table.
+type Settings struct {
+	File string        `mapstructure:"file"`                // "": none
+	Keep time.Duration `mapstructure:"keep" range:"0|1h.."` // age of rows that are removed from the file; 0: never
+}
+
+// NewInMemory returns a Table without a file.
+func NewInMemory() *Table {
+	return &Table{started: time.Now(), unsaved: rowSet{}, byKey: rowSet{}}
+}
+
+// New returns a Table with the file, if the settings have one. It fails if the file cannot be written or is locked by
+// another process; with a predecessor, which hands over, the file is locked later.
+func New(s Settings, hasPredecessor bool) (*Table, error) {
+	t := NewInMemory()
+	if s.File == "" {
+		return t, nil
+	}
+	var err error
+	t.file, err = openFile(s.File, s.Keep, !hasPredecessor)
+	return t, err
+}
+
+// SavePeriodically saves the rows every minute until ctx is done.
+func (t *Table) SavePeriodically(ctx context.Context, log *slog.Logger) {
+	ticks := time.NewTicker(saveInterval)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ticks.C:
+			t.Save(log)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Save appends the rows that are not in the file to it. If that fails, they stay in memory. It does nothing
+// without a file.
+func (t *Table) Save(log *slog.Logger) {
+	if t.file == nil {
+		return
+	}
+	t.saving.Lock()
+	defer t.saving.Unlock()
+	if !t.leftFile {
+		_ = t.file.tryLock() // a predecessor may still have it, and both may append
+	}
+	rows, err := t.takeUnsaved(), error(nil)
+	if len(rows) > 0 {
+		err = t.file.append(rows, time.Now())
+	}
+	if err == nil && !t.leftFile {
+		if err = t.file.compactDaily(time.Now()); err != nil {
+			rows, err = nil, fmt.Errorf("compact: %w", err)
+		}
+	}
+	switch before := t.setSaveResult(rows, err); {
+	case err != nil && before == nil:
+		log.Warn("failed to save usage", "file", t.file.path, "err", err)
+	case err == nil && before != nil:
+		log.Info("usage saved again", "file", t.file.path)
+	}
+}
+
+// UnlockFile leaves the file to a successor. Requests that end from then on are saved all the same.
+func (t *Table) UnlockFile() {
+	if t.file == nil {
+		return
+	}
+	t.saving.Lock()
+	defer t.saving.Unlock()
+	t.leftFile = true
+	t.file.unlock()
+}
