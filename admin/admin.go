@@ -15,6 +15,7 @@ import (
 	"warmroute/cluster"
 	"warmroute/fleet"
 	"warmroute/proxy"
+	"warmroute/proxy/recorder"
 	"warmroute/router"
 	"warmroute/usage"
 )
@@ -27,8 +28,9 @@ type Options struct {
 	Control  *control.Controller
 	Router   *router.Router
 	Fleet    *fleet.Fleet
-	Cluster  *cluster.Cluster // nil: this proxy is the only one
-	Usage    *usage.Table     // of the API keys
+	Cluster  *cluster.Cluster   // nil: this proxy is the only one
+	Usage    *usage.Table       // of the API keys
+	Recorder *recorder.Recorder // nil: traffic is not recorded
 	Metrics  http.Handler
 	Version  string
 	Log      *slog.Logger
@@ -47,26 +49,28 @@ type Handler struct {
 	cache       stateCache
 
 	// Semaphores: each has an element for each request in progress.
-	scrapes  chan struct{}
-	profiles chan struct{}
-	dryRuns  chan struct{}
-	streams  chan struct{}
-	actions  chan struct{}
-	searches chan struct{}
-	reports  chan struct{}
+	scrapes    chan struct{}
+	profiles   chan struct{}
+	dryRuns    chan struct{}
+	streams    chan struct{}
+	actions    chan struct{}
+	searches   chan struct{}
+	reports    chan struct{}
+	recordings chan struct{}
 
 	streamsEnded   chan struct{} // closed by EndEventStreams; actions on backends end too
 	endStreamsOnce sync.Once
 }
 
 const (
-	maxScrapes  = 8
-	maxProfiles = 2
-	maxDryRuns  = 4  // each has its body in memory, within the bounds of the proxy
-	maxStreams  = 16 // pages that are open
-	maxActions  = 8  // requests for actions on backends
-	maxSearches = 4  // of finished requests, of which a response has 7 MB at most
-	maxReports  = 4  // of usage: one reads the file
+	maxScrapes    = 8
+	maxProfiles   = 2
+	maxDryRuns    = 4  // each has its body in memory, within the bounds of the proxy
+	maxStreams    = 16 // pages that are open
+	maxActions    = 8  // requests for actions on backends
+	maxSearches   = 4  // of finished requests, of which a response has 7 MB at most
+	maxReports    = 4  // of usage: one reads the file
+	maxRecordings = 2
 )
 
 // New returns a Handler. It starts no goroutine.
@@ -76,6 +80,7 @@ func New(o Options) *Handler {
 		scrapes: make(chan struct{}, maxScrapes), profiles: make(chan struct{}, maxProfiles),
 		dryRuns: make(chan struct{}, maxDryRuns), streams: make(chan struct{}, maxStreams),
 		actions: make(chan struct{}, maxActions), searches: make(chan struct{}, maxSearches), reports: make(chan struct{}, maxReports),
+		recordings:   make(chan struct{}, maxRecordings),
 		streamsEnded: make(chan struct{}),
 	}
 	h.SetToken(o.Token)
@@ -91,6 +96,7 @@ func New(o Options) *Handler {
 	mux.HandleFunc("POST /api/explain", h.explainDecision)
 	mux.HandleFunc("POST /api/placed", h.recordPlacement)
 	mux.HandleFunc("GET /api/state", h.serveState)
+	mux.HandleFunc("GET /api/recording", h.serveRecording)
 	mux.HandleFunc("GET /api/events", h.streamState)
 	mux.HandleFunc("GET /api/usage", h.serveUsage)
 	mux.HandleFunc("POST /api/requests/{handle}/cancel", h.cancelRequest)
@@ -98,7 +104,7 @@ func New(o Options) *Handler {
 	mux.HandleFunc("GET /api/history", h.serveHistory)
 	h.addProfileRoutes(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/events, GET /api/history, GET /api/requests, GET /api/usage, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.ActionNames(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
+		writeError(w, http.StatusNotFound, "unknown path or method; available: GET /metrics, GET / (the live page), GET /api/state, GET /api/recording, GET /api/events, GET /api/history, GET /api/requests, GET /api/usage, POST /api/requests/{handle}/cancel, GET and POST /api/backends, GET and DELETE /api/backends/{name}, POST /api/backends/{name}/drain, /undrain and /reset, POST /api/backends/{name}/{action} and /api/backends/{action} with the actions "+strings.Join(control.ActionNames(), ", ")+", POST /api/explain, POST /api/placed, and GET /debug/pprof/")
 	})
 	h.api = mux
 	return h

@@ -25,6 +25,40 @@ const maxAdminResponseBytes = 16 << 20 // enough for thousands of backends
 // adminFlags are the flags that name the admin listener of a running proxy.
 type adminFlags struct {
 	admin, tokenFile, caFile, config string
+	urlFlag                          string // name of the flag for admin; empty: admin
+}
+
+// AdminListener names the admin listener of a running proxy. Empty files are taken from the configuration.
+type AdminListener struct {
+	URL       string
+	TokenFile string // has the admin token
+	CAFile    string // has certificate authorities
+	Config    string // configuration of the proxy
+	URLFlag   string // name of the flag with the URL, for errors
+}
+
+// Get requests a path and returns the body of the response, which the caller closes. The error is that of a response with
+// another status than 2xx, or what is wrong with the options or the connection.
+func (l AdminListener) Get(ctx context.Context, configs config.Loader, path string) (io.ReadCloser, error) {
+	flags := adminFlags{l.URL, l.TokenFile, l.CAFile, l.Config, l.URLFlag}
+	endpoint, err := flags.resolveAdminEndpoint(configs)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint.url+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := endpoint.roundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode/100 == 2 {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	_, err = endpoint.readBody(resp)
+	return nil, err
 }
 
 func (o *adminFlags) addFlags(f *pflag.FlagSet) {
@@ -37,6 +71,7 @@ func (o *adminFlags) addFlags(f *pflag.FlagSet) {
 // adminEndpoint is the URL and the credentials of an admin listener.
 type adminEndpoint struct {
 	url   string
+	flag  string      // with the URL, such as --admin
 	token string      // empty: none
 	tls   *tls.Config // nil: the system's authorities verify the certificate
 }
@@ -44,6 +79,7 @@ type adminEndpoint struct {
 // resolveAdminEndpoint returns the admin listener that the flags or else the
 // configuration name. It reads the files with the token and the certificates.
 func (o *adminFlags) resolveAdminEndpoint(configs config.Loader) (a adminEndpoint, err error) {
+	a.flag = "--" + cmp.Or(o.urlFlag, "admin")
 	if o.admin == "" || o.tokenFile == "" {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.String("config", o.config, "")
@@ -81,7 +117,7 @@ func (o *adminFlags) resolveAdminEndpoint(configs config.Loader) (a adminEndpoin
 			a.url = "http://" + a.url
 		}
 		if u, err := url.Parse(a.url); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return a, fmt.Errorf("--admin: %q is not a URL such as http://127.0.0.1:9090", o.admin)
+			return a, fmt.Errorf("%s: %q is not a URL such as http://127.0.0.1:9090", a.flag, o.admin)
 		}
 	}
 	return a, nil
@@ -133,6 +169,16 @@ func (a *adminEndpoint) request(ctx context.Context, method, path string, body [
 // send sends a request with the token, and returns the body of the response. The error is that of a response
 // with another status than 2xx.
 func (a *adminEndpoint) send(req *http.Request) ([]byte, error) {
+	resp, err := a.roundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return a.readBody(resp)
+}
+
+// roundTrip sends a request with the token.
+func (a *adminEndpoint) roundTrip(req *http.Request) (*http.Response, error) {
 	if a.token != "" {
 		req.Header.Set("Authorization", "Bearer "+a.token)
 	}
@@ -142,9 +188,13 @@ func (a *adminEndpoint) send(req *http.Request) ([]byte, error) {
 		return nil, fmt.Errorf("verify the certificate of %s: %w: name its authority with --ca-file", a.url, unverified.Err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connect to the admin listener at %s: %w: check that the proxy runs, or name another address with --admin", a.url, err)
+		return nil, fmt.Errorf("connect to the admin listener at %s: %w: check that the proxy runs, or name another address with %s", a.url, err, a.flag)
 	}
-	defer resp.Body.Close()
+	return resp, nil
+}
+
+// readBody returns the body of a response, and the error of one with another status than 2xx.
+func (a *adminEndpoint) readBody(resp *http.Response) ([]byte, error) {
 	response, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminResponseBytes))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", a.url, err)
@@ -152,22 +202,22 @@ func (a *adminEndpoint) send(req *http.Request) ([]byte, error) {
 	if resp.StatusCode/100 == 2 {
 		return response, nil
 	}
-	return response, adminError(a.url, resp, response)
+	return response, a.responseError(resp, response)
 }
 
-// adminError returns the error for a response with another status than 2xx.
-func adminError(base string, resp *http.Response, response []byte) error {
+// responseError returns the error for a response with another status than 2xx.
+func (a *adminEndpoint) responseError(resp *http.Response, response []byte) error {
 	var body struct {
 		Error struct{ Message, Src, Code string }
 	}
 	_ = json.Unmarshal(response, &body) // the response of another server has no such fields
 	switch {
 	case resp.StatusCode == http.StatusBadRequest && strings.Contains(string(response), "HTTP request to an HTTPS server"):
-		return fmt.Errorf("%s requires https: use --admin https://…", base)
+		return fmt.Errorf("%s requires https: use %s https://…", a.url, a.flag)
 	case body.Error.Src != "warmroute", body.Error.Code == "not_found": // not_found: the public listener
-		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with --admin", base, stripUnprintable(resp.Status))
+		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with %s", a.url, stripUnprintable(resp.Status), a.flag)
 	case resp.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("%s requires the admin token: use --token-file, or set WARMROUTE_ADMIN_TOKEN", base)
+		return fmt.Errorf("%s requires the admin token: use --token-file, or set WARMROUTE_ADMIN_TOKEN", a.url)
 	}
 	return errors.New(stripUnprintable(cmp.Or(body.Error.Message, resp.Status)))
 }

@@ -139,7 +139,7 @@ func TestErrorMessages(t *testing.T) {
 		{"sim --kv-events ipc:///tmp/kv", 2, `endpoint "ipc:///tmp/kv" of KV events is neither a port nor tcp://HOST:PORT`},
 		{"sim --listen 127.0.0.1:0 --kv-events tcp://" + usedPort, 1, portInUse + "kv-events\n"},
 
-		{"replay", 2, "name either --trace FILE or --workload agentic|hot|chats|documents"},
+		{"replay", 2, "name one of --from URL, --trace FILE and --workload agentic|hot|chats|documents"},
 		{"replay --trace none.jsonl", 2, "--trace: open none.jsonl: no such file or directory"},
 		{"replay --trace bad.jsonl", 2, "--trace: parse bad.jsonl: trace line 1: timestamp is missing"},
 		{"replay --workload hot --load much", 2, `--load: "much" is not a list of numbers such as 0.5,1`},

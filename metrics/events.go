@@ -47,7 +47,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		}),
 		droppedRecords: register.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_record_dropped_total",
-			Help: "Requests missing from the traffic recording (record.file): the queue was full, the request was too large to replay, it ended after shutdown, or writing failed.",
+			Help: "Requests missing from the traffic recording (record.memory, record.file): the queue was full, the request was too large to replay, it ended after shutdown, or writing failed.",
 		}),
 	}
 	initLabels(e.panics, recovery.Places()...)

@@ -146,7 +146,7 @@ func TestRecordingHasNoContent(t *testing.T) {
 			t.Errorf("%q stands in\n%s", word, data)
 		}
 	}
-	keys := []string{"cached_tokens", "code", "counted", "duration_ms", "extra_bytes", "hash_ids", "input_bytes", "input_length", "model", "output_length", "session", "stream", "timestamp", "ttft_ms"}
+	keys := []string{"block_runs", "cached_tokens", "code", "counted", "duration_ms", "extra_bytes", "input_bytes", "input_length", "model", "output_length", "session", "stream", "timestamp", "ttft_ms"}
 	for _, line := range lines[1:] {
 		var fields map[string]any
 		if err := json.Unmarshal([]byte(line), &fields); err != nil {

@@ -141,7 +141,7 @@ func New(o Options) (*Server, error) {
 			return nil, fmt.Errorf("index.snapshot: %w", err)
 		}
 	}
-	if c.Record.File != "" {
+	if c.Record.File != "" || c.Record.Memory > 0 {
 		if s.files.recorder, err = newRecorder(c, s.metrics, o.Log, hasPredecessor); err != nil {
 			return nil, fmt.Errorf("record.file: %w", err)
 		}
@@ -193,7 +193,7 @@ func New(o Options) (*Server, error) {
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
 		Control: controller,
-		Fleet:   s.fleet, Cluster: s.cluster, Usage: s.usage, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+		Fleet:   s.fleet, Cluster: s.cluster, Usage: s.usage, Recorder: s.files.recorder, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.warnIfMoreDescriptorsNeeded(c)
 	s.listeners, err = s.openListeners()

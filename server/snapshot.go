@@ -31,7 +31,7 @@ const (
 )
 
 // stateFiles are the files that outlive the process: the snapshot of the index and the
-// recording of the traffic.
+// recording of the traffic, which may also be in memory only.
 type stateFiles struct {
 	snapshot *snapshotFile      // nil: none
 	recorder *recorder.Recorder // nil: traffic is not recorded

@@ -771,4 +771,5 @@ async function run() {
   }
 }
 
+byId('replay-command').textContent = `warmroute replay --from ${location.origin}`;
 run();

@@ -19,8 +19,15 @@ import (
 	"warmroute/router/policy"
 )
 
+const (
+	maxReplayBackends  = 1024
+	minSpeed, maxSpeed = 0.01, 100.0 // of a replica, relative to others
+)
+
 // replayOptions are the flags of replay.
 type replayOptions struct {
+	from, tokenFile, caFile string // admin listener of a running proxy
+
 	trace, workload string
 	closedLoop      bool
 	sessions        int // 0: the workload's default, also for the next three
@@ -62,8 +69,8 @@ type replayOptions struct {
 func newReplayCommand(configs config.Loader) *cobra.Command {
 	var o replayOptions
 	cmd := &cobra.Command{
-		Use:   "replay --trace FILE | --workload NAME | --worlds N",
-		Short: "Compare routing policies on a workload in virtual time",
+		Use:   "replay --from URL | --trace FILE | --workload NAME | --worlds N",
+		Short: "Compare routing policies in virtual time, on your traffic or a workload",
 		Long: `Run a workload against simulated replicas in virtual time, once per policy, and
 print the cache hit ratio, the time to first token (TTFT), the time per token
 after the first (TPOT), the end-to-end latency (E2E), and the load balance: the
@@ -72,6 +79,10 @@ maximum over the mean, across backends, of prefill work and of in-flight request
 The router is that of "warmroute serve", the replicas are those of "warmroute
 sim". The same command always prints the same figures.
 
+  --from URL            the traffic of the last hour of a running proxy, or as much of it as
+                        fits into its record.memory: times, lengths and numbers of blocks,
+                        no text. The simulated fleet has the size, the KV caches and the
+                        times of steps that the proxy knows of its own.
   --trace FILE          recorded requests, in Mooncake's format or as written to
                         record.file of the configuration; with --closed-loop its
                         sessions, each turn sent after the previous response
@@ -88,7 +99,9 @@ sim". The same command always prints the same figures.
 A load of 1 is what the fleet can do without a cache: 44,000 prompt tokens per
 second and backend; of a trace, also its output tokens, of which each takes 5 µs
 and 22 ns for each token before it.`,
-		Example: `  warmroute replay --workload agentic --sessions 128 --policy prefix,round-robin,chwbl
+		Example: `  warmroute replay --from http://127.0.0.1:9090
+  warmroute replay --from http://127.0.0.1:9090 --policy all --load 1.2,1.5
+  warmroute replay --workload agentic --sessions 128 --policy prefix,round-robin,chwbl
   warmroute replay --workload hot --rate 60
   warmroute replay --workload documents --load 0.9,1.5 --policy all
   warmroute replay --trace conversation.jsonl --load 0.7,0.9,1.1 --policy all --plot replay.svg
@@ -112,7 +125,7 @@ and 22 ns for each token before it.`,
 			if o.worlds > 0 {
 				return o.runWorlds(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}
-			return runReplay(cmd.Context(), o, configs, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return runReplay(cmd.Context(), o, configs, cmd.Flags().Changed, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	addFlagGroups(cmd, o.everydayFlags(), o.researchFlags())
@@ -120,11 +133,18 @@ and 22 ns for each token before it.`,
 }
 
 // runReplay runs every policy at every load with every seed, and prints a report
-// per load, in the order of the flags.
-func runReplay(ctx context.Context, o replayOptions, configs config.Loader, stdout, stderr io.Writer) (err error) {
-	plan, err := o.loadPlan(configs)
+// per load, in the order of the flags. isSet reports whether a flag was given.
+func runReplay(ctx context.Context, o replayOptions, configs config.Loader, isSet func(flag string) bool, stdout, stderr io.Writer) (err error) {
+	plan, err := o.loadPlan(ctx, configs, isSet)
 	if err != nil {
 		return err
+	}
+	if plan.description != "" {
+		out := stdout
+		if o.json {
+			out = stderr
+		}
+		fmt.Fprintln(out, plan.description)
 	}
 	plot, err := openPlotFile(o.plot)
 	if err != nil {
@@ -156,6 +176,9 @@ func runReplay(ctx context.Context, o replayOptions, configs config.Loader, stdo
 func (o *replayOptions) everydayFlags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("replay", pflag.ContinueOnError)
 	f.SortFlags = false
+	f.StringVar(&o.from, "from", "", "run the traffic that the proxy with the admin listener at `URL` has in memory")
+	f.StringVar(&o.tokenFile, "token-file", "", "--from: read the admin token from `FILE` (default: from the configuration)")
+	f.StringVar(&o.caFile, "ca-file", "", "--from: trust the certificate authorities in `FILE` (default: the system's)")
 	f.StringVar(&o.trace, "trace", "", "run recorded requests from `FILE`, one JSON object per line")
 	f.StringVar(&o.workload, "workload", "", "run generated requests, by `NAME`: "+strings.Join(workloadNames(), ", "))
 	f.BoolVar(&o.closedLoop, "closed-loop", false, "play each session of the trace as a client: a turn is sent as long after the previous response as their recorded timestamps are apart")
@@ -164,8 +187,8 @@ func (o *replayOptions) everydayFlags() *pflag.FlagSet {
 	f.StringSliceVar(&o.policies, "policy", defaultReplayPolicies(), "`POLICIES` to compare, or all")
 	f.StringVar(&o.config, "config", "", "read the settings of routing, slo and poll from configuration `FILE`")
 	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `DURATION` (default: slo.ttft)")
-	f.IntVar(&o.backends, "backends", 8, "number `N` of simulated replicas")
-	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600)")
+	f.IntVar(&o.backends, "backends", 8, "number `N` of simulated replicas (with --from: as many as are ready)")
+	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600; --from: as reported)")
 	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: with 1,0.5 every second one is half as fast")
 	f.StringVar(&o.step, "step", "", "read the times of the replicas' steps from `FILE`: the JSON object step of a backend in the response of /api/explain")
 	f.IntVar(&o.seeds, "seeds", 1, "number `N` of runs with different seeds, whose mean is printed")
@@ -254,8 +277,8 @@ func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 // validate returns the first error in the flags other than --policy.
 func (o *replayOptions) validate() error {
 	switch {
-	case o.backends < 1 || o.backends > 1024:
-		return fmt.Errorf("--backends %d is not between 1 and 1,024", o.backends)
+	case o.backends < 1 || o.backends > maxReplayBackends:
+		return fmt.Errorf("--backends %d is not between 1 and %d", o.backends, maxReplayBackends)
 	case o.perDevice < 1 || o.perDevice > o.backends:
 		return fmt.Errorf("--per-device %d is not between 1 and --backends, %d", o.perDevice, o.backends)
 	case o.kvTokens != 0 && o.kvTokens < 1024 || o.kvTokens > 1<<30:
@@ -285,8 +308,8 @@ func (o *replayOptions) validate() error {
 		}
 	}
 	for _, speed := range o.speeds {
-		if !(speed >= 0.01 && speed <= 100) {
-			return fmt.Errorf("--speeds: %g is not between 0.01 and 100", speed)
+		if !(speed >= minSpeed && speed <= maxSpeed) {
+			return fmt.Errorf("--speeds: %g is not between %g and %g", speed, minSpeed, maxSpeed)
 		}
 	}
 	if len(o.speeds) > o.backends {
@@ -302,13 +325,21 @@ func (o *replayOptions) validate() error {
 // validateWorkload returns an error for flags that contradict each other, or do
 // not apply to the workload.
 func (o *replayOptions) validateWorkload() error {
+	sources := 0
+	for _, source := range []string{o.from, o.trace, o.workload} {
+		if source != "" {
+			sources++
+		}
+	}
 	switch {
-	case (o.trace == "") == (o.workload == ""):
-		return fmt.Errorf("name either --trace FILE or --workload %s", strings.Join(workloadNames(), "|"))
+	case sources != 1:
+		return fmt.Errorf("name one of --from URL, --trace FILE and --workload %s", strings.Join(workloadNames(), "|"))
+	case o.from == "" && o.tokenFile+o.caFile != "":
+		return fmt.Errorf("--token-file and --ca-file require --from")
 	case o.workload != "" && !slices.Contains(workloadNames(), o.workload):
 		return fmt.Errorf("--workload: unknown workload %q; choose one of %s", o.workload, strings.Join(workloadNames(), ", "))
-	case o.closedLoop && o.trace == "":
-		return fmt.Errorf("--closed-loop requires --trace")
+	case o.closedLoop && o.workload != "":
+		return fmt.Errorf("--closed-loop requires --from or --trace")
 	case o.sessions != 0 && o.workload != "agentic" && !o.closedLoop:
 		return fmt.Errorf("--sessions requires --workload agentic or --closed-loop")
 	case (o.prompts != 0 || o.rate != 0) && o.workload != "hot":

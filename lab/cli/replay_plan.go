@@ -2,10 +2,14 @@ package cli
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -17,14 +21,37 @@ import (
 // replayPlan lists the runs: for each report its policies, and for each policy its
 // seeds.
 type replayPlan struct {
-	reports   []replay.Report // one per load, without results
-	policies  int             // in each report
-	scenarios []replay.Scenario
+	description string          // of the traffic of a running proxy; empty: another workload
+	reports     []replay.Report // one per load, without results
+	policies    int             // in each report
+	scenarios   []replay.Scenario
 }
 
-// loadPlan reads the trace and the configuration, if any, and returns the runs.
-func (o *replayOptions) loadPlan(configs config.Loader) (*replayPlan, error) {
-	w, err := o.loadWorkload()
+// loadPlan reads the traffic, the trace and the configuration, if any, and returns the runs. isSet reports whether a flag
+// was given.
+func (o *replayOptions) loadPlan(ctx context.Context, configs config.Loader, isSet func(flag string) bool) (*replayPlan, error) {
+	var traffic *liveTraffic
+	var fleet *liveFleet
+	if o.from != "" {
+		var err error
+		if traffic, err = o.readLiveTraffic(ctx, configs); err != nil {
+			return nil, err
+		}
+		if fleet, err = newLiveFleet(traffic.header.Backends); err != nil {
+			return nil, err
+		}
+		if !isSet("backends") {
+			o.backends = len(fleet.backends)
+		}
+		if fleet.servesSeveralModels() && !isSet("backends") {
+			traffic.trace.AssignModels(fleet.groupOf)
+			if len(traffic.trace.Requests) == 0 {
+				return nil, errors.New("no ready backend serves the models of the recorded requests: wait until one is ready, or name --backends")
+			}
+			o.policies = slices.DeleteFunc(o.policies, func(name string) bool { return name == replay.Pooled }) // it has one cache for all
+		}
+	}
+	w, err := o.loadWorkload(traffic)
 	if err != nil {
 		return nil, err
 	}
@@ -51,6 +78,13 @@ func (o *replayOptions) loadPlan(configs config.Loader) (*replayPlan, error) {
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
 		KVEvents: o.kvEvents, Bypass: o.bypass,
 	}
+	p := &replayPlan{policies: len(o.policies)}
+	if fleet != nil {
+		if err := fleet.apply(&base, isSet); err != nil {
+			return nil, err
+		}
+		p.description = traffic.describe(fleet, &base)
+	}
 	if o.config != "" && o.poll == 0 {
 		base.PollInterval = c.Poll.Interval
 	}
@@ -61,7 +95,6 @@ func (o *replayOptions) loadPlan(configs config.Loader) (*replayPlan, error) {
 	if len(loads) == 0 {
 		loads = []float64{0}
 	}
-	p := &replayPlan{policies: len(o.policies)}
 	for _, load := range loads {
 		report := replay.Report{Trace: w.name, Backends: o.backends, Load: load, Seeds: o.seeds}
 		if load == 0 {
@@ -127,8 +160,8 @@ type replayWorkload struct {
 	atLoad      func(load float64) replay.Workload // a load of 0 is the default
 }
 
-// loadWorkload returns the generated workload, or reads the trace.
-func (o *replayOptions) loadWorkload() (*replayWorkload, error) {
+// loadWorkload returns the traffic, if it is not nil, or the generated workload, or reads the trace.
+func (o *replayOptions) loadWorkload(traffic *liveTraffic) (*replayWorkload, error) {
 	switch o.workload {
 	case "agentic":
 		agentic := replay.Agentic{Concurrency: cmp.Or(o.sessions, 48)}
@@ -148,21 +181,29 @@ func (o *replayOptions) loadWorkload() (*replayWorkload, error) {
 			atLoad: func(load float64) replay.Workload { return replay.Documents{Load: cmp.Or(load, defaultLoad)} },
 		}, nil
 	}
+	if traffic != nil {
+		return o.newTraceWorkload(strings.TrimPrefix(o.from, "http://"), traffic.trace), nil
+	}
 	trace, err := readTrace(o.trace)
 	if err != nil {
 		return nil, cli.UsageError{Err: fmt.Errorf("--trace: %w", err)}
 	}
+	return o.newTraceWorkload(filepath.Base(o.trace), trace), nil
+}
+
+// newTraceWorkload returns the workload of a trace.
+func (o *replayOptions) newTraceWorkload(name string, trace *replay.Trace) *replayWorkload {
 	if o.closedLoop {
 		loop := replay.ClosedLoop{Trace: trace, Concurrency: cmp.Or(o.sessions, 64)}
 		return &replayWorkload{
-			name:   fmt.Sprintf("%s, %d sessions", filepath.Base(o.trace), loop.Concurrency),
+			name:   fmt.Sprintf("%s, %d sessions", name, loop.Concurrency),
 			atLoad: func(float64) replay.Workload { return loop },
-		}, nil
+		}
 	}
 	return &replayWorkload{
-		name: filepath.Base(o.trace), defaultLoad: trace.Load(o.backends),
+		name: name, defaultLoad: trace.Load(o.backends),
 		atLoad: func(load float64) replay.Workload { return replay.Traced{Trace: trace, Load: load} },
-	}, nil
+	}
 }
 
 func newSharedPromptsWorkload(name string, w replay.SharedPrompts, backends int) *replayWorkload {

@@ -236,11 +236,11 @@ func TestReplayUsageErrors(t *testing.T) {
 			t.Errorf("%v: status %d, want %d; stdout %q, stderr %q lacks %q", args, status, want, out, errs, advice)
 		}
 	}
-	f(2, "name either --trace FILE or --workload agentic|")
-	f(2, "name either --trace FILE or --workload agentic|", "--trace", trace, "--workload", "hot")
+	f(2, "name one of --from URL, --trace FILE and --workload agentic|")
+	f(2, "name one of --from URL, --trace FILE and --workload agentic|", "--trace", trace, "--workload", "hot")
 	f(2, "choose one of agentic", "--workload", "cold")
 	f(2, "requires --workload agentic", "--trace", trace, "--sessions", "3")
-	f(2, "--closed-loop requires --trace", "--workload", "agentic", "--closed-loop")
+	f(2, "--closed-loop requires --from or --trace", "--workload", "agentic", "--closed-loop")
 	f(2, "use --sessions", "--trace", trace, "--closed-loop", "--load", "0.9")
 	f(1, "no request of the trace names its session", "--trace", trace, "--closed-loop")
 	f(2, "require --workload hot", "--workload", "chats", "--rate", "3")

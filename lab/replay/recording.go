@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	recordVersion = 1 // of the format in which a proxy records
+	recordVersion = 2 // of the format in which a proxy records
 	// recordMark begins the first line of a recording.
 	recordMark  = `{"warmroute_record":`
 	maxRecordID = 1 << 40 // of a block or a session
@@ -40,12 +40,14 @@ type recordedLine struct {
 	Extra     int      `json:"extra_bytes"` // of the request beyond it
 	Counted   bool     `json:"counted"`     // Input was reported by the replica, for Bytes alone
 	Output    int      `json:"output_length"`
-	Blocks    []uint64 `json:"hash_ids"` // full ones, from the first; none if not cacheable
-	Session   uint64   `json:"session"`  // 0: none
+	Runs      []uint64 `json:"block_runs"` // of full blocks, from the first: the first id and the number of consecutive ones
+	Model     uint64   `json:"model"`
+	Session   uint64   `json:"session"` // 0: none
 	Stream    bool     `json:"stream"`
 	Code      int      `json:"code"`
 
-	at float64 // ms since 1970
+	at     float64  // ms since 1970
+	blocks []uint64 // the ids of Runs; none if not cacheable
 }
 
 // idSpace maps the ids of each run to unique ones.
@@ -87,19 +89,41 @@ func (r *recording) addLine(line []byte) error {
 		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxPromptTokens*CharsPerToken)
 	case l.Extra < 0 || l.Extra > maxPromptTokens*CharsPerToken-l.Bytes:
 		return fmt.Errorf("extra_bytes %d and input_bytes together exceed %d", l.Extra, maxPromptTokens*CharsPerToken)
-	case len(l.Blocks) > l.Bytes/r.blockBytes:
-		return fmt.Errorf("input_bytes %d makes %d blocks of %d bytes, hash_ids has %d", l.Bytes, l.Bytes/r.blockBytes, r.blockBytes, len(l.Blocks))
-	case l.Session > maxRecordID || slices.ContainsFunc(l.Blocks, func(id uint64) bool { return id > maxRecordID }):
+	case l.Session > maxRecordID || l.Model > maxRecordID:
 		return fmt.Errorf("an id is above %d", uint64(maxRecordID))
 	}
 	l.at = float64(r.started) + *l.Timestamp
-	for i, id := range l.Blocks {
-		l.Blocks[i] = r.blocks.toUnique(id)
+	if err := l.expandRuns(r.blockBytes); err != nil {
+		return err
+	}
+	for i, id := range l.blocks {
+		l.blocks[i] = r.blocks.toUnique(id)
 	}
 	if l.Session != 0 {
 		l.Session = r.sessions.toUnique(l.Session)
 	}
 	r.lines = append(r.lines, l)
+	return nil
+}
+
+// expandRuns sets the blocks to the ids of the runs.
+func (l *recordedLine) expandRuns(blockBytes int) error {
+	if len(l.Runs)%2 != 0 {
+		return fmt.Errorf("block_runs has %d numbers, expected pairs", len(l.Runs))
+	}
+	all := uint64(l.Bytes / blockBytes)
+	for i := 0; i < len(l.Runs); i += 2 {
+		first, count := l.Runs[i], l.Runs[i+1]
+		switch {
+		case count > all-uint64(len(l.blocks)):
+			return fmt.Errorf("input_bytes %d makes %d blocks of %d bytes, block_runs has more", l.Bytes, all, blockBytes)
+		case first > maxRecordID:
+			return fmt.Errorf("an id is above %d", uint64(maxRecordID))
+		}
+		for id := first; id < first+count; id++ {
+			l.blocks = append(l.blocks, id)
+		}
+	}
 	return nil
 }
 
@@ -153,12 +177,13 @@ func (r *recording) toTrace() (*Trace, error) {
 			PromptTokens: l.promptTokens(t.BlockTokens, r.blockBytes, perToken),
 			OutputTokens: max(1, l.Output),
 			Session:      l.Session,
+			ModelNumber:  l.Model,
 			NotStreamed:  !l.Stream,
 		}
 		if l.Output == 0 && l.Code >= 300 {
 			req.OutputTokens = max(1, int(math.Round(output)))
 		}
-		req.Blocks = l.Blocks[:min(len(l.Blocks), blockCount(req.PromptTokens, t.BlockTokens))]
+		req.Blocks = l.blocks[:min(len(l.blocks), blockCount(req.PromptTokens, t.BlockTokens))]
 		for len(req.Blocks) < blockCount(req.PromptTokens, t.BlockTokens) {
 			req.Blocks = append(req.Blocks, free)
 			free++
@@ -209,7 +234,7 @@ func (l *recordedLine) promptTokens(blockTokens, blockBytes int, bytesPerToken f
 	if !l.Counted && l.Bytes > 0 {
 		n, behind = int(float64(l.Bytes)/bytesPerToken), int(float64(l.Extra)/bytesPerToken)
 	}
-	full := min(len(l.Blocks), maxPromptTokens/blockTokens)
+	full := min(len(l.blocks), maxPromptTokens/blockTokens)
 	n = max(n, full*blockTokens, 1)
 	if full > 0 && full == l.Bytes/blockBytes {
 		n = min(n, (full+1)*blockTokens-1)

@@ -11,7 +11,7 @@ import (
 
 // header begins a run of a recording.
 func header(started int) string {
-	return fmt.Sprintf(`{"warmroute_record":1,"started_ms":%d,"block_bytes":256,"block_tokens":64}`, started)
+	return fmt.Sprintf(`{"warmroute_record":2,"started_ms":%d,"block_bytes":256,"block_tokens":64}`, started)
 }
 
 func parseRecorded(lines ...string) (*Trace, error) {
@@ -21,9 +21,9 @@ func parseRecorded(lines ...string) (*Trace, error) {
 func TestRecordingInOrderOfArrival(t *testing.T) {
 	got, err := parseRecorded(
 		header(5000),
-		`{"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"hash_ids":[7,8],"stream":true,"code":200,"model":0,"session":3,"ttft_ms":12.25,"duration_ms":300,"cached_tokens":64}`,
-		`{"timestamp":20,"input_length":64,"input_bytes":256,"counted":true,"output_length":7,"hash_ids":[7],"stream":false,"code":200}`,
-		`{"timestamp":60,"input_length":10,"input_bytes":40,"output_length":0,"hash_ids":[],"stream":true,"code":499}`,
+		`{"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"block_runs":[7,2],"stream":true,"code":200,"model":0,"session":3,"ttft_ms":12.25,"duration_ms":300,"cached_tokens":64}`,
+		`{"timestamp":20,"input_length":64,"input_bytes":256,"counted":true,"output_length":7,"block_runs":[7,1],"stream":false,"code":200}`,
+		`{"timestamp":60,"input_length":10,"input_bytes":40,"output_length":0,"block_runs":[],"stream":true,"code":499}`,
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestRecordingInOrderOfArrival(t *testing.T) {
 
 func TestRecordingRunsShareNoIDs(t *testing.T) {
 	line := func(at, id int) string {
-		return fmt.Sprintf(`{"timestamp":%d,"input_length":64,"input_bytes":256,"output_length":1,"hash_ids":[%d],"session":1,"code":200}`, at, id)
+		return fmt.Sprintf(`{"timestamp":%d,"input_length":64,"input_bytes":256,"output_length":1,"block_runs":[%d,1],"session":1,"code":200}`, at, id)
 	}
 	// The second file continues the first run, the third is another run's.
 	got, err := parseRecorded(header(1000), line(0, 0), line(1, 1), header(1000), line(2, 1), line(3, 2), header(9000), line(0, 1))
@@ -61,8 +61,8 @@ func TestRecordingRunsShareNoIDs(t *testing.T) {
 
 func TestRecordingPromptLengths(t *testing.T) {
 	line := func(input, bytes, blocks int, counted bool) string {
-		ids := strings.Trim(strings.ReplaceAll(fmt.Sprint(make([]int, blocks)), " ", ","), "[]")
-		return fmt.Sprintf(`{"timestamp":0,"input_length":%d,"input_bytes":%d,"counted":%v,"output_length":1,"hash_ids":[%s],"code":200}`, input, bytes, counted, ids)
+		ids := strings.TrimSuffix(strings.Repeat("0,1,", blocks), ",")
+		return fmt.Sprintf(`{"timestamp":0,"input_length":%d,"input_bytes":%d,"counted":%v,"output_length":1,"block_runs":[%s],"code":200}`, input, bytes, counted, ids)
 	}
 	beside := func(input, bytes, blocks, extra int) string {
 		return strings.Replace(line(input, bytes, blocks, false), `"counted"`, fmt.Sprintf(`"extra_bytes":%d,"counted"`, extra), 1)
@@ -104,8 +104,8 @@ func TestRecordingReplayableRequests(t *testing.T) {
 	f := func(code, output, want int) {
 		t.Helper()
 		got, err := parseRecorded(header(1),
-			`{"timestamp":0,"input_length":9,"input_bytes":40,"output_length":50,"hash_ids":[],"code":200}`,
-			fmt.Sprintf(`{"timestamp":1,"input_length":9,"input_bytes":40,"output_length":%d,"hash_ids":[],"code":%d}`, output, code))
+			`{"timestamp":0,"input_length":9,"input_bytes":40,"output_length":50,"block_runs":[],"code":200}`,
+			fmt.Sprintf(`{"timestamp":1,"input_length":9,"input_bytes":40,"output_length":%d,"block_runs":[],"code":%d}`, output, code))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,12 +141,14 @@ func TestRecordingErrorsNameTheLine(t *testing.T) {
 	f(`{"timestamp":0,"input_length":1,"input_bytes":1000000000,"code":200}`, "input_bytes")
 	f(`{"timestamp":0,"input_length":1,"extra_bytes":-1,"code":200}`, "extra_bytes")
 	f(`{"timestamp":0,"input_length":1,"input_bytes":16777216,"extra_bytes":1,"code":200}`, "extra_bytes")
-	f(`{"timestamp":0,"input_length":1,"input_bytes":511,"hash_ids":[1,2],"code":200}`, "makes 1 blocks")
-	f(`{"timestamp":0,"input_length":1,"input_bytes":256,"hash_ids":[2000000000000],"code":200}`, "above")
-	f(`{"warmroute_record":2,"started_ms":1,"block_bytes":256}`, "version 2")
-	f(`{"warmroute_record":1,"started_ms":1,"block_bytes":8}`, "block_bytes 8")
-	f(`{"warmroute_record":1,"started_ms":1,"block_bytes":512}`, "changes from 256 to 512")
-	f(`{"warmroute_record":1,"started_ms":-1,"block_bytes":256}`, "out of range")
+	f(`{"timestamp":0,"input_length":1,"input_bytes":511,"block_runs":[1,2],"code":200}`, "makes 1 blocks")
+	f(`{"timestamp":0,"input_length":1,"input_bytes":511,"block_runs":[1],"code":200}`, "expected pairs")
+	f(`{"timestamp":0,"input_length":1,"input_bytes":511,"block_runs":[1,1,9,18446744073709551615],"code":200}`, "has more")
+	f(`{"timestamp":0,"input_length":1,"input_bytes":256,"block_runs":[2000000000000,1],"code":200}`, "above")
+	f(`{"warmroute_record":3,"started_ms":1,"block_bytes":256}`, "version 3")
+	f(`{"warmroute_record":2,"started_ms":1,"block_bytes":8}`, "block_bytes 8")
+	f(`{"warmroute_record":2,"started_ms":1,"block_bytes":512}`, "changes from 256 to 512")
+	f(`{"warmroute_record":2,"started_ms":-1,"block_bytes":256}`, "out of range")
 
 	if _, err := parseRecorded(header(1)); err == nil {
 		t.Error("a recording without requests: no error")
@@ -160,15 +162,11 @@ func TestRecordingErrorsNameTheLine(t *testing.T) {
 // The blocks of an output that came back in the next turn are hit in the next.
 func TestRecordedConversationHitsOutput(t *testing.T) {
 	var lines []string
-	ids := ""
 	for turn := range 10 {
-		for i := range 20 {
-			ids += fmt.Sprintf("%d,", 20*turn+i)
-		}
 		n := 20 * (turn + 1)
 		lines = append(lines, fmt.Sprintf(
-			`{"timestamp":%d,"input_length":%d,"input_bytes":%d,"counted":true,"output_length":640,"hash_ids":[%s],"stream":true,"code":200}`,
-			20_000*turn, 64*n, 256*n, strings.TrimSuffix(ids, ",")))
+			`{"timestamp":%d,"input_length":%d,"input_bytes":%d,"counted":true,"output_length":640,"block_runs":[0,%d],"stream":true,"code":200}`,
+			20_000*turn, 64*n, 256*n, n))
 	}
 	trace, err := parseRecorded(append([]string{header(1)}, lines...)...)
 	if err != nil {

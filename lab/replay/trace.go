@@ -32,7 +32,7 @@ const (
 	mooncakeBlockTokens = 512                    // of each id of Mooncake's traces
 	maxPromptTokens     = 4 << 20                // of a trace: 16 MiB of text
 	maxOutputTokens     = 1 << 20                // of a trace
-	maxTraceLineBytes   = 1 << 20                // holds the ids of the longest prompt
+	maxTraceLineBytes   = 2 << 20                // holds the ids of the longest prompt
 	maxTimestampMillis  = 365 * 24 * 3600 * 1000 // a year
 
 	// maxSpread bounds the time over which requests with one timestamp are spread;
@@ -53,6 +53,8 @@ type TraceRequest struct {
 	Blocks []uint64
 
 	Session     uint64 // number of its session, from 1; 0: unknown
+	ModelNumber uint64 // of its model in a recording
+	Model       int    // which replicas serve it; see Scenario.ModelOf
 	NotStreamed bool   // its response was not a stream
 }
 
@@ -183,6 +185,20 @@ func (t *Trace) Truncate(n int) {
 	t.Requests = t.Requests[:min(n, len(t.Requests))]
 }
 
+// AssignModels sets the Model of each request to what modelOf has for its ModelNumber, and removes requests for which it
+// has nothing.
+func (t *Trace) AssignModels(modelOf map[uint64]int) {
+	t.later = nil
+	kept := t.Requests[:0]
+	for _, q := range t.Requests {
+		if model, ok := modelOf[q.ModelNumber]; ok {
+			q.Model = model
+			kept = append(kept, q)
+		}
+	}
+	t.Requests = kept
+}
+
 // Load returns the load of the trace on this many backends: the time that its requests take on one replica, over
 // that of all in its span. It is infinite when all requests arrive at once.
 func (t *Trace) Load(backends int) float64 {
@@ -266,7 +282,7 @@ func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *Trac
 		}
 	}
 	job := c.newJob(q.At, q.PromptTokens, q.OutputTokens, blockTokens)
-	job.NotStreamed = q.NotStreamed
+	job.NotStreamed, job.Model = q.NotStreamed, q.Model
 	if q.Session != 0 {
 		job.Session, job.PromptKey, job.Turn = mixBits(q.Session), place.key, place.turn
 		return job

@@ -63,10 +63,10 @@ func FuzzParseTrace(f *testing.F) {
 	f.Add([]byte(`{"timestamp": 0, "input_length": 600, "output_length": 5, "session": 3, "hash_ids": [0, 7]}`))
 	f.Add([]byte(`{"timestamp": 0.5, "input_length": 1e2, "hash_ids": [18446744073709551615]}`))
 	f.Add([]byte(header(5000) + `
-{"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"hash_ids":[7,8],"stream":true,"code":200,"model":0,"session":3}
-{"timestamp":20,"input_length":64,"input_bytes":256,"output_length":0,"hash_ids":[7],"code":503}
+{"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"block_runs":[7,2],"stream":true,"code":200,"model":0,"session":3}
+{"timestamp":20,"input_length":64,"input_bytes":256,"output_length":0,"block_runs":[7,1],"code":503}
 ` + header(9000) + `
-{"timestamp":0,"input_length":2000,"input_bytes":256,"counted":true,"output_length":7,"hash_ids":[7],"code":499}
+{"timestamp":0,"input_length":2000,"input_bytes":256,"counted":true,"output_length":7,"block_runs":[7,1],"code":499}
 `))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		tr, err := ParseTrace(strings.NewReader(string(data)))

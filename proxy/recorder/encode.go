@@ -1,7 +1,7 @@
 package recorder
 
 import (
-	"fmt"
+	"encoding/json"
 	"strconv"
 	"time"
 
@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	version       = 1
+	version       = 2
 	bytesPerToken = 4 // estimate
 
-	// How many different values keep their number at least. A block that did not occur
+	// How many different values keep their number at least, in a file. A block that did not occur
 	// among as many others gets a new number, and its prompt looks new.
 	minKnownBlocks   = 1 << 19
 	minKnownSessions = 1 << 16
@@ -23,23 +23,26 @@ const (
 type encoder struct {
 	start      time.Time
 	blockBytes int
-	header     []byte
+	header     Header
+	headerLine []byte
 	line       []byte
 	blocks     numbers[prompt.Block]
 	sessions   numbers[uint64]
 	models     numbers[string]
 }
 
-func newEncoder(start time.Time, blockBytes int) encoder {
+func newEncoder(start time.Time, blockBytes, knownBlocks, knownSessions int) encoder {
+	header := Header{version, start.UnixMilli(), blockBytes, blockBytes / bytesPerToken}
+	line, _ := json.Marshal(header) // numbers always marshal
 	return encoder{
 		// With its monotonic reading, so that changes of the clock do not matter.
 		start:      start,
 		blockBytes: blockBytes,
-		header: fmt.Appendf(nil, `{"warmroute_record":%d,"started_ms":%d,"block_bytes":%d,"block_tokens":%d}`+"\n",
-			version, start.UnixMilli(), blockBytes, blockBytes/bytesPerToken),
-		blocks:   numbers[prompt.Block]{minKnown: minKnownBlocks},
-		sessions: numbers[uint64]{minKnown: minKnownSessions, next: 1},
-		models:   numbers[string]{minKnown: minKnownModels},
+		header:     header,
+		headerLine: append(line, '\n'),
+		blocks:     numbers[prompt.Block]{minKnown: knownBlocks},
+		sessions:   numbers[uint64]{minKnown: knownSessions, next: 1},
+		models:     numbers[string]{minKnown: minKnownModels},
 	}
 }
 
@@ -84,15 +87,37 @@ func (e *encoder) encode(q *Request) []byte {
 		b = appendMillis(append(b, `,"ttft_ms":`...), q.TTFT)
 	}
 	b = appendMillis(append(b, `,"duration_ms":`...), q.Duration)
-	b = append(b, `,"hash_ids":[`...)
-	for i, block := range q.Blocks {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendUint(b, e.blocks.findOrAssign(block), 10)
-	}
+	b = append(b, `,"block_runs":[`...)
+	b = e.appendRuns(b, q.Blocks)
 	e.line = append(b, "]}\n"...)
 	return e.line
+}
+
+// appendRuns appends the numbers of blocks: for each run of consecutive ones the first, and how many they are.
+func (e *encoder) appendRuns(b []byte, blocks []prompt.Block) []byte {
+	var first, count uint64
+	end := func() {
+		if b[len(b)-1] != '[' {
+			b = append(b, ',')
+		}
+		b = strconv.AppendUint(b, first, 10)
+		b = strconv.AppendUint(append(b, ','), count, 10)
+	}
+	for i, block := range blocks {
+		number := e.blocks.findOrAssign(block)
+		if i > 0 && number == first+count {
+			count++
+			continue
+		}
+		if i > 0 {
+			end()
+		}
+		first, count = number, 1
+	}
+	if len(blocks) > 0 {
+		end()
+	}
+	return b
 }
 
 func appendInt(b []byte, key string, n int) []byte {

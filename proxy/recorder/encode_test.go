@@ -27,12 +27,12 @@ func TestEncode(t *testing.T) {
 	)
 	got := read(t, r.file)
 	want := []string{
-		fmt.Sprintf(`{"warmroute_record":1,"started_ms":%d,"block_bytes":256,"block_tokens":64}`, r.encode.start.UnixMilli()),
-		`{"timestamp":1.5,"input_length":170,"input_bytes":700,"counted":true,"output_length":9,"cached_tokens":64,"code":200,"stream":true,"model":0,"session":1,"ttft_ms":12.345,"duration_ms":1000,"hash_ids":[0,1]}`,
-		`{"timestamp":1.25,"input_length":175,"input_bytes":700,"output_length":0,"code":503,"stream":false,"model":1,"duration_ms":0,"hash_ids":[0,2]}`,
-		`{"timestamp":2,"input_length":0,"input_bytes":0,"output_length":0,"code":499,"stream":false,"model":0,"session":2,"duration_ms":0,"hash_ids":[]}`,
-		`{"timestamp":3,"input_length":90,"input_bytes":100,"extra_bytes":300,"output_length":1,"code":200,"stream":false,"duration_ms":0,"hash_ids":[]}`,
-		`{"timestamp":3,"input_length":100,"input_bytes":100,"extra_bytes":300,"output_length":0,"code":503,"stream":false,"duration_ms":0,"hash_ids":[]}`,
+		fmt.Sprintf(`{"warmroute_record":2,"started_ms":%d,"block_bytes":256,"block_tokens":64}`, r.encode.start.UnixMilli()),
+		`{"timestamp":1.5,"input_length":170,"input_bytes":700,"counted":true,"output_length":9,"cached_tokens":64,"code":200,"stream":true,"model":0,"session":1,"ttft_ms":12.345,"duration_ms":1000,"block_runs":[0,2]}`,
+		`{"timestamp":1.25,"input_length":175,"input_bytes":700,"output_length":0,"code":503,"stream":false,"model":1,"duration_ms":0,"block_runs":[0,1,2,1]}`,
+		`{"timestamp":2,"input_length":0,"input_bytes":0,"output_length":0,"code":499,"stream":false,"model":0,"session":2,"duration_ms":0,"block_runs":[]}`,
+		`{"timestamp":3,"input_length":90,"input_bytes":100,"extra_bytes":300,"output_length":1,"code":200,"stream":false,"duration_ms":0,"block_runs":[]}`,
+		`{"timestamp":3,"input_length":100,"input_bytes":100,"extra_bytes":300,"output_length":0,"code":503,"stream":false,"duration_ms":0,"block_runs":[]}`,
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -43,8 +43,8 @@ func TestEncode(t *testing.T) {
 }
 
 func TestMaxLineLength(t *testing.T) {
-	e := newEncoder(time.Now(), 64)
-	e.blocks.next, e.sessions.next, e.models.next = 1<<40-maxRequestBlocks, 1<<40, 1<<40 // after years
+	e := newEncoder(time.Now(), 64, minKnownBlocks, minKnownSessions)
+	e.blocks.next, e.sessions.next, e.models.next = 1<<40-2*maxRequestBlocks, 1<<40, 1<<40 // after years
 	q := Request{
 		Arrived: e.start.Add(maxTimestamp - time.Microsecond), Model: "m", Session: 1, Bytes: maxInputBytes / 2, ExtraBytes: maxInputBytes / 2,
 		Plain: true, Blocks: make([]prompt.Block, maxRequestBlocks), PromptTokens: maxPromptTokens, CachedTokens: math.MaxInt, CachedKnown: true,
@@ -52,8 +52,10 @@ func TestMaxLineLength(t *testing.T) {
 	}
 	for i := range q.Blocks {
 		q.Blocks[i] = prompt.Block(i)
+		e.blocks.findOrAssign(prompt.Block(i))
+		e.blocks.next++ // no two numbers are consecutive
 	}
-	if line := e.encode(&q); !e.isReplayable(&q) || len(line) > maxLineBytes || len(line) < maxLineBytes*3/4 {
+	if line := e.encode(&q); !e.isReplayable(&q) || len(line) > maxLineBytes || len(line) < maxLineBytes/2 {
 		t.Errorf("a line of %d bytes, of at most %d", len(line), maxLineBytes)
 	}
 }
@@ -61,7 +63,7 @@ func TestMaxLineLength(t *testing.T) {
 // A clock that is set while the proxy runs must not move requests: both times
 // have to have a monotonic reading.
 func TestMonotonicTimestamps(t *testing.T) {
-	if e := newEncoder(time.Now(), 256); e.start == e.start.Round(0) {
+	if e := newEncoder(time.Now(), 256, minKnownBlocks, minKnownSessions); e.start == e.start.Round(0) {
 		t.Errorf("the start %v has none", e.start)
 	}
 }

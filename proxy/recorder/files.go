@@ -16,7 +16,7 @@ const (
 	fileMark = `{"warmroute_record":`
 	// minWriteBytes is how much is buffered before it is written.
 	minWriteBytes = 64 << 10
-	maxLineBytes  = 1 << 20
+	maxLineBytes  = 2 << 20
 )
 
 // files is the current file of a recording and its predecessors; path.1 is the latest.

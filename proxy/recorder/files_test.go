@@ -21,7 +21,7 @@ func sizes(t *testing.T, names ...string) (all []int) {
 			if err := json.Unmarshal([]byte(line), &f); err != nil {
 				t.Fatalf("%s line %d: %v", name, i+1, err)
 			}
-			if (i == 0) != (f.Version == 1) {
+			if (i == 0) != (f.Version == version) {
 				t.Errorf("%s line %d: %s", name, i+1, line)
 			}
 			if i > 0 {

@@ -3,10 +3,12 @@
 // beginning. It writes no text, and no hash that could confirm a guessed prompt: blocks,
 // sessions and models are numbered in the order of their first appearance.
 //
+// It keeps the last hour in memory, and writes to a file if one is named.
+//
 // A recording is lines of JSON, which replay.ParseTrace parses. The first line, which is
 // repeated in each file, is
 //
-//	{"warmroute_record":1,"started_ms":…,"block_bytes":256,"block_tokens":64}
+//	{"warmroute_record":2,"started_ms":…,"block_bytes":256,"block_tokens":64}
 //
 // and each further one is a request, written at its end:
 //
@@ -19,7 +21,8 @@
 //	               or a whole body of which only the length is known; absent: none
 //	output_length  tokens of the response; 0: none, or unknown
 //	cached_tokens  of the prompt; absent if the replica did not report them
-//	hash_ids       numbers of the prompt's full blocks, block_bytes each
+//	block_runs     numbers of the prompt's full blocks, block_bytes each: for each run of
+//	               consecutive numbers the first one, and how many they are
 //	code           status sent to the client; 499: client disconnect; 502 and 504
 //	               with an output_length: the response was truncated
 //	stream, model, session, ttft_ms, duration_ms
@@ -56,8 +59,9 @@ const (
 	maxTimestamp    = 365 * 24 * time.Hour
 )
 
-// Settings name the files that a Recorder writes.
+// Settings say where a Recorder records to.
 type Settings struct {
+	Memory   int64  `mapstructure:"memory" range:"0..1GiB"`       // bytes for the requests of the last hour; 0: they are not kept
 	File     string `mapstructure:"file"`                         // empty: none
 	MaxBytes int64  `mapstructure:"max_bytes" range:"1MiB..1TiB"` // of one file; a full one is renamed to File.1
 	Keep     int    `mapstructure:"keep" range:"0..1000"`         // number of full files that are kept
@@ -91,7 +95,7 @@ type Request struct {
 	Duration     time.Duration
 }
 
-// Recorder writes requests to a file. NewRequest, Enqueue and Discard are safe for concurrent use
+// Recorder records requests to memory and to a file. NewRequest, Enqueue and Discard are safe for concurrent use
 // and do not block.
 type Recorder struct {
 	log     *slog.Logger
@@ -102,18 +106,25 @@ type Recorder struct {
 	ended  atomic.Bool  // nobody reads the queue
 	spare  sync.Pool    // of *Request
 
+	memory memory
+	encode encoder // memory.mu is held
+
 	// Used by Run only.
-	out      *files
-	encode   encoder
+	out      *files         // nil: none
 	warnings rate.Sometimes // are logged
 }
 
-// New opens the file, unless o.Wait is set. Nothing is written before Run.
+// New opens the file, if there is one, unless o.Wait is set. Nothing is written before Run.
 func New(o Options) (*Recorder, error) {
-	out := &files{path: o.File, max: o.MaxBytes, keep: o.Keep}
-	if !o.Wait {
-		if err := out.open(); err != nil {
-			return nil, err
+	var out *files
+	knownBlocks, knownSessions := int(o.Memory/memoryPerKnownBlock), int(o.Memory/memoryPerKnownSession)
+	if o.File != "" {
+		out = &files{path: o.File, max: o.MaxBytes, keep: o.Keep}
+		knownBlocks, knownSessions = minKnownBlocks, minKnownSessions
+		if !o.Wait {
+			if err := out.open(); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return &Recorder{
@@ -122,7 +133,8 @@ func New(o Options) (*Recorder, error) {
 		queue:    make(chan *Request, maxQueuedRequests),
 		spare:    sync.Pool{New: func() any { return new(Request) }},
 		out:      out,
-		encode:   newEncoder(time.Now(), o.BlockBytes),
+		memory:   memory{max: int(o.Memory / 2)},
+		encode:   newEncoder(time.Now(), o.BlockBytes, knownBlocks, knownSessions),
 		warnings: rate.Sometimes{Interval: warnInterval},
 	}, nil
 }
@@ -188,22 +200,23 @@ func (r *Recorder) Run(ctx context.Context) {
 		case q := <-r.queue:
 			r.write(q)
 		case <-ticks.C:
-			r.countLostLinesAndWarn(r.out.flush())
+			r.flushFile()
 		case <-ctx.Done():
 		}
 	}
 	for len(r.queue) > 0 { // nobody else receives
 		r.write(<-r.queue)
 	}
-	r.countLostLinesAndWarn(r.out.flush())
-	r.out.close()
+	if r.flushFile(); r.out != nil {
+		r.out.close()
+	}
 	r.ended.Store(true)
 	r.dropQueued()
 }
 
-// openFileWithRetry waits until another process releases the file, and opens it.
+// openFileWithRetry waits until another process releases the file, if there is one, and opens it.
 func (r *Recorder) openFileWithRetry(ctx context.Context) {
-	if r.out.file != nil {
+	if r.out == nil || r.out.file != nil {
 		return
 	}
 	r.warnings.Do(func() {}) // a short wait is normal: no warning before warnInterval
@@ -226,13 +239,32 @@ func (r *Recorder) write(q *Request) {
 		r.drop(q)
 		return
 	}
-	line := r.encode.encode(q)
+	line := r.encodeToMemory(q)
 	r.blocks.Add(-int64(len(q.Blocks)))
 	r.Discard(q)
-	r.countLostLinesAndWarn(r.out.addLine(line, r.encode.header))
+	if r.out != nil {
+		r.countLostLinesAndWarn(r.out.addLine(line, r.encode.headerLine))
+	}
 }
 
-// countLostLinesAndWarn counts the lines that the file has lost since the last call. It logs err, unless it is nil, at most once in warnInterval.
+// encodeToMemory encodes a Request, adds its line to the memory and returns it. It is valid until the next call.
+func (r *Recorder) encodeToMemory(q *Request) []byte {
+	r.memory.mu.Lock()
+	defer r.memory.mu.Unlock()
+	line := r.encode.encode(q)
+	r.memory.addLine(line, time.Now())
+	return line
+}
+
+// flushFile writes what is buffered for the file, if there is one.
+func (r *Recorder) flushFile() {
+	if r.out != nil {
+		r.countLostLinesAndWarn(r.out.flush())
+	}
+}
+
+// countLostLinesAndWarn counts the lines that the file has lost since the last call. It logs err, unless it is nil, at
+// most once in warnInterval.
 func (r *Recorder) countLostLinesAndWarn(err error) {
 	for ; r.out.lost > 0; r.out.lost-- {
 		r.dropped()
