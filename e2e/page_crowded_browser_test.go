@@ -13,12 +13,14 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/chromedp/cdproto/performance"
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/profiler"
 	"github.com/chromedp/chromedp"
 
 	"warmroute/admin"
@@ -138,39 +140,41 @@ func startCrowdedPage(t *testing.T) (url string) {
 	return h.URL
 }
 
-// metrics returns the seconds that the page has spent, by what it did.
-func (p *tab) metrics() map[string]float64 {
-	seconds := map[string]float64{}
+// profileScripts returns for how much of the next seconds the page's scripts run.
+func (p *tab) profileScripts(length time.Duration) (spent time.Duration) {
 	p.do(chromedp.Func(func(ctx context.Context, _ *chromedp.Target) error {
-		got, err := chromedp.Call(ctx, performance.GetMetrics, struct{}{})
+		for _, begin := range []cdp.Command[cdp.Empty, cdp.Empty]{profiler.Enable, profiler.Start} {
+			if _, err := chromedp.Call(ctx, begin, cdp.Empty{}); err != nil {
+				return err
+			}
+		}
+		time.Sleep(length)
+		got, err := chromedp.Call(ctx, profiler.Stop, cdp.Empty{})
 		if err != nil {
 			return err
 		}
-		for _, m := range got.Metrics {
-			seconds[m.Name] = m.Value
+		isScript := map[int64]bool{}
+		for _, n := range got.Profile.Nodes {
+			isScript[n.ID] = !slices.Contains([]string{"(root)", "(idle)", "(program)"}, n.CallFrame.FunctionName)
+		}
+		for i, id := range got.Profile.Samples {
+			if isScript[id] {
+				spent += time.Duration(got.Profile.TimeDeltas[i]) * time.Microsecond
+			}
 		}
 		return nil
 	}))
-	return seconds
+	return spent
 }
 
 func TestPageOfLargeFleet(t *testing.T) {
 	page := openPage(t, startCrowdedPage(t))
-	page.do(chromedp.Func(func(ctx context.Context, _ *chromedp.Target) error {
-		_, err := chromedp.Call(ctx, performance.Enable, performance.EnableParams{})
-		return err
-	}))
 	page.until(`document.querySelectorAll('#backends tbody tr').length === 64 && document.querySelectorAll('#models tbody tr').length === 200`)
 	page.until(`document.querySelectorAll('#finished tbody tr').length === 100 && document.querySelector('#finished-count').innerText.startsWith('the newest 100 of 10,000, ')`)
 	page.until(`document.querySelector('#history-rate .line')?.getAttribute('d').length > 20 && document.querySelector('#history-model').options.length === 201`)
 	if *screenshotDir != "" {
 		const seconds = 20
-		before := page.metrics()
-		time.Sleep(seconds * time.Second)
-		after := page.metrics()
-		for _, name := range []string{"ScriptDuration", "TaskDuration", "LayoutDuration", "RecalcStyleDuration"} {
-			t.Logf("%s: %.1f ms a second", name, 1000*(after[name]-before[name])/seconds)
-		}
+		t.Logf("%.1f ms of script a second", page.profileScripts(seconds*time.Second).Seconds()*1000/seconds)
 	}
 	for _, scheme := range []string{"light", "dark"} {
 		page.prefers(scheme)
