@@ -129,10 +129,11 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 	p.signal(syscall.SIGHUP)
 	p.awaitLog("config reloaded")
 	exposition, withIDs := p.exposition(), p.expositionAs("application/openmetrics-text; version=1.0.0")
+	_, finished, _ := runCommand(t, "requests", "--admin", p.admin, "--token-file", writeFile(t, "MARK-of-the-operators"), "--limit", "10000", "--json")
 	p.signal(syscall.SIGTERM)
 	p.exit()
 
-	for what, text := range map[string]string{"log": p.log.String(), "metrics": exposition, "exemplars": withIDs} {
+	for what, text := range map[string]string{"log": p.log.String(), "metrics": exposition, "exemplars": withIDs, "finished requests": finished} {
 		for line := range strings.Lines(text) {
 			if strings.Contains(line, mark) {
 				t.Errorf("in the %s: %.300s", what, line)
@@ -144,6 +145,9 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("nothing in the log says %q: the test has missed it", want)
 		}
+	}
+	if !strings.Contains(finished, `"key":"slow"`) {
+		t.Error("there are no finished requests: the test has missed them")
 	}
 	if !strings.Contains(withIDs, `{request_id="`) {
 		t.Error("the metrics show no request's id: the test has missed them")
