@@ -23,10 +23,15 @@ type finishedRequests struct {
 	slots [MaxFinished]atomic.Pointer[FinishedRequest]
 }
 
-// add keeps f, which must not be modified any more, and numbers it.
+// add numbers f and keeps it. It must not be modified any more.
 func (l *finishedRequests) add(f *FinishedRequest) {
 	f.Number = l.all.Add(1)
-	l.slots[f.Number%MaxFinished].Store(f)
+	slot := &l.slots[f.Number%MaxFinished]
+	for old := slot.Load(); old == nil || old.Number < f.Number; old = slot.Load() { // else f was overwritten at once
+		if slot.CompareAndSwap(old, f) {
+			return
+		}
+	}
 }
 
 // FinishedFilter says which finished requests are searched. Zero fields match all.

@@ -116,11 +116,11 @@ func TestFinishedRequestIsRecorded(t *testing.T) {
 const maxActivityBytes = 24 << 20
 
 func TestMemoryOfActivity(t *testing.T) {
-	heap := func() uint64 {
+	heap := func() int64 {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
+		return int64(m.HeapAlloc)
 	}
 	before := heap()
 	a := newActivity()

@@ -143,7 +143,7 @@ func (w *statsWindow) ensureModelLocked(model string, tick int64) *series {
 
 // add counts a request of the step tick, or of the current one if that is later. ttft is its bucket; negative: none.
 func (s *series) add(tick int64, c *counts, ttft int) {
-	s.advance(tick)
+	s.endStepsBefore(tick)
 	s.used = s.tick
 	step := s.current()
 	step.merge(c)
@@ -154,8 +154,8 @@ func (s *series) add(tick int64, c *counts, ttft int) {
 
 func (s *series) current() *statsStep { return &s.steps[s.tick%int64(len(s.steps))] }
 
-// advance ends the steps before tick.
-func (s *series) advance(tick int64) {
+// endStepsBefore makes tick the current step, unless a later one is, and the steps before it points.
+func (s *series) endStepsBefore(tick int64) {
 	s.tick = max(s.tick, tick-statsPoints-1) // no more steps are shown
 	for ; s.tick < tick; s.tick++ {
 		step := s.current()
@@ -254,7 +254,7 @@ func (a *Activity) Stats() Stats {
 
 // recent returns the figures of the last steps, which took so many seconds.
 func (s *series) recent(now int64, seconds float64) Recent {
-	s.advance(now)
+	s.endStepsBefore(now)
 	var sum statsStep
 	for i := range s.steps {
 		step := &s.steps[i]
@@ -290,7 +290,7 @@ func (a *Activity) History(model string) (h History, isKnown bool) {
 			return History{}, false
 		}
 	}
-	s.advance(now)
+	s.endStepsBefore(now)
 	h.End = w.began.Add(time.Duration(now) * StatsInterval)
 	for tick := now - statsPoints; tick < now; tick++ {
 		perSecond, queued := math.NaN(), math.NaN()
@@ -326,7 +326,7 @@ func (w *statsWindow) recordQueue(now time.Time, total int, models map[string]in
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	record := func(s *series, queued int) {
-		s.advance(tick)
+		s.endStepsBefore(tick)
 		s.queued = queued
 	}
 	record(&w.fleet, total)
