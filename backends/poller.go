@@ -130,7 +130,6 @@ func (w *pollState) applyPollResult(ctx context.Context, load *Load, err error) 
 	if w.OnPoll != nil {
 		w.OnPoll(ctx, w.backend, load)
 	}
-	w.backend.SetLoad(load)
 	w.misses, w.noMetrics = 0, false
 	before := w.last
 	w.last = map[*Backend]*Load{}
@@ -141,6 +140,7 @@ func (w *pollState) applyPollResult(ctx context.Context, load *Load, err error) 
 			m.SetLoad(nil)
 		}
 	}
+	w.backend.SetLoad(load) // at last, because PollUntil returns then
 }
 
 // applyLoad records the load of a part, where before is the one before it.
