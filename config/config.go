@@ -168,8 +168,7 @@ type Routing struct {
 	Policy         string         `mapstructure:"policy"`
 	Attempts       int            `mapstructure:"attempts" range:"1..10"` // the first one included
 	Queue          queue.Settings `mapstructure:"queue"`
-	StepTokens     int            `mapstructure:"step_tokens" range:"0|64..1048576"` // 0: a default
-	BatchSlowdown  float64        `mapstructure:"batch_slowdown" range:"0..10"`      // 0: no limit
+	BatchSlowdown  float64        `mapstructure:"batch_slowdown" range:"0..10"` // 0: no limit
 	Learn          bool           `mapstructure:"learn"`
 	SessionHeaders []string       `mapstructure:"session_headers"`
 
@@ -328,6 +327,6 @@ func (c *Config) RouterSettings() router.Settings {
 // QueueSettings returns the settings of the admission queue.
 func (r Routing) QueueSettings() queue.Settings {
 	q := r.Queue
-	q.StepTokens, q.BatchSlowdown = r.StepTokens, r.BatchSlowdown
+	q.BatchSlowdown = r.BatchSlowdown
 	return q
 }

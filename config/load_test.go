@@ -181,7 +181,6 @@ func otherValues() map[string]struct {
 		"routing.queue.time":           {"5s", 5 * time.Second},
 		"routing.queue.busy_time":      {"2m", 2 * time.Minute},
 		"routing.batch_slowdown":       {"0.2", 0.2},
-		"routing.step_tokens":          {"2048", 2048},
 		"routing.learn":                {"false", false},
 		"routing.session_headers":      {"X-Chat, x-agent", []string{"X-Chat", "x-agent"}},
 		"routing.match_ratio":          {"0.5", 0.5},

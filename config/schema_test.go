@@ -288,7 +288,7 @@ func TestSchemaValidates(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{
-		"lisen: x", "poll: {interval: 5}", "poll: {interval: soon}", "routing: {attempts: 0}", "routing: {step_tokens: 8}", "log: {level: loud}",
+		"lisen: x", "poll: {interval: 5}", "poll: {interval: soon}", "routing: {attempts: 0}", "routing: {breaker: {failures: -1}}", "log: {level: loud}",
 		"limits: {body_bytes: 64M}", "backends: [{name: a}]", "backends: [{url: a, weight: 0}]", "keys: [{name: a, secret: b}]", "routing: {policy: fastest}",
 	} {
 		if validate(bad) == nil {

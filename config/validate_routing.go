@@ -67,9 +67,6 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 	if c.SLO.TTFT > 0 && !chosen.Reads("slo.ttft") {
 		warn("slo.ttft: %v has no effect: policy %s does not use it; remove it or choose policy prefix", c.SLO.TTFT, r.Policy)
 	}
-	if r.StepTokens > 0 && (!chosen.UsesQueue || r.Queue.Requests == 0) {
-		warn("routing.step_tokens: %d has no effect: only the admission queue of policy prefix uses it (routing.queue.requests); remove it", r.StepTokens)
-	}
 	if len(c.Wake) > 0 && r.Queue.Requests == 0 {
 		warn("wake: has no effect: the admission queue is off (routing.queue.requests), so that no request waits; remove it or turn the queue on")
 	}

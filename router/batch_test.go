@@ -60,14 +60,14 @@ func TestBatchUsesUnreservedBackends(t *testing.T) {
 	c.advance(time.Second)
 	var open []*Reservation
 	for key := range 3 {
-		d := sent(t, "another backend is free", submit(r, batch(ask(fleet, 10+key, 50))))
+		d := sent(t, "another backend is free", submit(r, batch(ask(fleet, 10+key, blocksFor(1.1)))))
 		if d.Backend == chat.Backend {
 			t.Error("a batch request was sent to the backend that is reserved")
 		}
 		open = append(open, d)
 	}
 	queued := submit(r, batch(ask(fleet, 20, 50)))
-	waits(t, "their next steps are full", queued)
+	waits(t, "their prefill queues are full", queued)
 	queued.queued.Cancel()
 	// When interactive requests need all of them, each has a small share for batch.
 	for key := range 60 {

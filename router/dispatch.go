@@ -11,9 +11,6 @@ import (
 )
 
 const (
-	// settleDelay is after how long in the queue a request keeps the backend that it waits for: the best one
-	// can change so often that a long prompt finds each of them busy in turn.
-	settleDelay = 2 * time.Second
 	// maxReordered queued requests are matched again in each reorderInterval.
 	maxReordered    = 96
 	reorderInterval = 5 * TickInterval
@@ -45,7 +42,7 @@ func (r *Router) dispatch(now time.Time) {
 	a.queue.StartRound()
 	rooms := a.batchRooms(f, v)
 	hasRoom := func(b *backends.Backend, it *queue.Item[*QueuedRequest], g *queue.Group[*QueuedRequest]) bool {
-		return v.Backends[b.Slot].Room > 0 && (!v.NeedsHeadroom(&it.Value.req, it.Promoted) || rooms[g](b.Slot))
+		return v.Backends[b.Slot].HasRoom && (!v.NeedsHeadroom(&it.Value.req, it.Promoted) || rooms[g](b.Slot))
 	}
 	for it := a.queue.GiveNextTurn(hasRoom); it != nil; it = a.queue.GiveNextTurn(hasRoom) {
 		t := it.Value
@@ -176,7 +173,7 @@ func (a *admission) batchRooms(f *fleet, v *decide.Fleet) map[*queue.Group[*Queu
 // request cannot start, after it has claimed what the request waits for.
 func (a *admission) decide(f *fleet, v *decide.Fleet, t *QueuedRequest) (*decide.Query, decide.Choice, error) {
 	q, c := f.matchQueued(t), &f.scratch.candidates
-	if t.waitsFor != noSlot && (!v.FitsNextStepAnywhere(q) || v.Now.Sub(t.scoredAt) < scoreInterval && !v.FitsNextStep(q, t.waitsFor)) {
+	if t.waitsFor != noSlot && !v.Backends[t.waitsFor].HasRoom && v.Now.Sub(t.scoredAt) < scoreInterval {
 		v.Claim(q, t.waitsFor)
 		return nil, decide.Choice{}, errQueue
 	}
@@ -192,13 +189,7 @@ func (a *admission) decide(f *fleet, v *decide.Fleet, t *QueuedRequest) (*decide
 	t.scoredAt = v.Now
 	v.Waiting = a.queue.WaitingAhead(queue.Batch, q.Backends).Count
 	choice := v.Choose(q, c, f.policy.Policy, nil)
-	blocked := v.BlockedBy(q, choice)
-	if blocked != decide.NotBlocked && v.Now.Sub(t.item.Arrived) >= settleDelay {
-		if waiting, ok := v.ChooseSlot(c, t.waitsFor); ok {
-			choice, blocked = waiting, v.BlockedBy(q, waiting)
-		}
-	}
-	switch blocked {
+	switch v.BlockedBy(q, choice) {
 	case decide.NotBlocked:
 		return q, choice, nil
 	case decide.BlockedByNextTurns: // these may be behind it, and must not wait for it

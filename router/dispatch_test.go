@@ -31,10 +31,10 @@ func TestShortestPrefillFirstWithAgeing(t *testing.T) {
 		}
 	}
 	// 8,192 tokens: a second of work, five of ageing.
-	f("the short one first", 128, 4*time.Second, 3)
-	f("unless it came too late", 128, 6*time.Second, 2)
+	f("the short one first", 128, 4*time.Second, 3, 2)
+	f("unless it came too late", 128, 6*time.Second, 2, 3)
 	// 96,000 tokens would be 60 s of ageing, which is all the time there is.
-	f("before a very long one", 1500, 29*time.Second, 3)
+	f("before a very long one", 1500, 29*time.Second, 3, 2)
 	f("unless half of its time was over", 1500, 31*time.Second, 2)
 }
 
@@ -86,7 +86,7 @@ func TestUnqueuedRequestsAreCharged(t *testing.T) {
 		return submit(r, req)
 	}
 	busy := sent(t, "", of(1, 1, 2000)) // 16 s of the backend's work
-	second, other := of(1, 2, 120), of(2, 3, 120)
+	second, other := of(1, 2, 300), of(2, 3, 300)
 	busy.RecordFirstEvent()
 	sent(t, "the tenant that has had nothing", other)
 	waits(t, "the one that had everything", second)
@@ -96,7 +96,7 @@ func TestCancelledAndRetriedAreNotCharged(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", withQueue)
 	busy := sent(t, "", submit(r, ask(fleet[:1], 1, 2000)))
 	of := func(tenant uint64, key int, tried ...*backends.Backend) *waiter {
-		req := ask(fleet[:1], key, 120)
+		req := ask(fleet[:1], key, 300)
 		if tried != nil {
 			req.Backends, req.Priority = fleet, 1
 		}
@@ -178,25 +178,24 @@ func maxTime(a, b time.Time) time.Time {
 	return b
 }
 
-// TestDataParallelEngines sends requests to a replica until one is queued: each of its engines has
-// a step of its own.
+// TestDataParallelEngines sends requests to a replica until one is queued: each of its engines prefills its share.
 func TestDataParallelEngines(t *testing.T) {
 	for _, tc := range []struct {
-		name        string
-		engines     int     // as reported; 0: unknown
-		stepBudgets float64 // of each request
-		want        int     // requests sent
+		name    string
+		engines int     // as reported; 0: unknown
+		times   float64 // of blocksFor, of each request
+		want    int     // requests sent
 	}{
 		{"one engine, long prompts", 1, 2, 1},
-		{"one engine, short prompts", 1, 0.45, 2},
+		{"one engine, short prompts", 1, 0.45, 3},
 		{"not known", 0, 2, 1},
 		{"three engines, long prompts", 3, 2, 3},
-		{"three engines, short prompts", 3, 0.45, 6},
+		{"three engines, short prompts", 3, 0.45, 7},
 	} {
 		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 		fleet[0].SetLoad(&backends.Load{Engines: tc.engines, PolledAt: c.now})
 		var running []*Reservation
-		submitNext := func() *waiter { return submit(r, ask(fleet, len(running)+1, blocksFor(tc.stepBudgets))) }
+		submitNext := func() *waiter { return submit(r, ask(fleet, len(running)+1, blocksFor(tc.times))) }
 		for range tc.want {
 			running = append(running, sent(t, tc.name, submitNext()))
 		}
@@ -258,19 +257,25 @@ func TestWorkPerRequestIsIndependentOfQueueLength(t *testing.T) {
 func TestQueueReordersWhenPrefixIsComputed(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	busy := sent(t, "", submit(r, ask(fleet, 1, 500)))
-	urgent := ask(fleet, 2, 100)
+	urgent := ask(fleet, 2, blocksFor(1.2))
 	urgent.Priority = -1
 	first := submit(r, urgent)
-	other := submit(r, ask(fleet, 3, 80))
-	shared := submit(r, ask(fleet, 2, 101)) // all but a block is the first one's prompt
+	var order []string
+	put := func(name string, req *Request) {
+		r.Submit(req, func(*Reservation, error) { order = append(order, name) })
+	}
+	put("more to compute", ask(fleet, 3, blocksFor(1)))
+	put("all but a block is the first one's prompt", ask(fleet, 2, blocksFor(1.2)+1))
 	busy.RecordFirstEvent()
 	sent(t, "by priority", first)
-	waits(t, "the step is full", other)
-	waits(t, "the step is full", shared)
+	if len(order) > 0 {
+		t.Errorf("sent %q beside the first one", order)
+	}
 	c.advance(reorderInterval)
 	first.d.RecordFirstEvent()
-	sent(t, "only a block is to be computed", shared)
-	waits(t, "it has more to compute", other)
+	if len(order) != 2 || order[1] != "more to compute" {
+		t.Errorf("sent %q", order)
+	}
 }
 
 // panickingReporter panics when a request for a model is reported.

@@ -254,13 +254,13 @@ func TestExplainWithoutCandidates(t *testing.T) {
 func TestExplainQueued(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix", withQueue)
 	for i := range 2 {
-		mustPick(t, r, ask(fleet, 10+i, 200))
+		mustPick(t, r, ask(fleet, 10+i, 300))
 	}
 	e := r.Explain(*ask(fleet, 1, 200))
-	if e.Queued != decide.BlockedByStep.String() || e.Choice == "" {
+	if e.Queued != decide.BlockedByPrefill.String() || e.Choice == "" {
 		t.Errorf("got %+v", e)
 	}
-	says(t, e, "It would wait in the admission queue, most likely for "+e.Choice+": its next step is full.")
+	says(t, e, "It would wait in the admission queue, most likely for "+e.Choice+": its prefill queue is full.")
 	waits(t, "the next", submit(r, ask(fleet, 2, 200)))
 	if e := r.Explain(*ask(fleet, 1, 1)); e.Waiting != 1 || !strings.Contains(e.Queued, "other requests are queued") {
 		t.Errorf("got %+v", e)

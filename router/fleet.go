@@ -29,6 +29,7 @@ type fleet struct {
 	estimates  *estimate.Estimates
 	ledger     *ledger.Ledger
 	scratch    scratch
+	sharing    sharing
 }
 
 // activePolicy is the policy in use.
@@ -165,7 +166,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 		v.Backends = append(v.Backends, decide.Backend{})
 	}
 	v.Now, v.Rule, v.Waiting = now, f.policy.definition, 0
-	v.QueueEnabled, v.StepTokens = f.isQueueEnabled(), f.settings.Queue.StepTokens
+	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.sharing.until)
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
 	f.updateBatchLimit(v)
 	return v
@@ -185,12 +186,12 @@ func (f *fleet) addToView(s *scratch, slot int, due *callbacks) {
 	s.viewed = append(s.viewed, slot)
 	options := b.Options()
 	v.Backend, v.Slot, v.NameHash = b, slot, f.states[slot].nameHash
-	v.Weight, v.MaxInFlight, v.Claimed, v.Room = weightOf(options), options.MaxInFlight, decide.Claim{}, 0
+	v.Weight, v.MaxInFlight, v.Claimed, v.HasRoom = weightOf(options), options.MaxInFlight, decide.Claim{}, false
 	v.Device = s.numberDevice(options.Device)
 	v.Missing, v.Retiring, v.Load = b.MissingEndpoints(s.view.Now), b.Retiring(), b.Load()
 	v.State, v.Asleep = b.State(), v.Load != nil && v.Load.Asleep
 	v.PrefillRate, v.PrefillRateKnown = f.estimates.PrefillRate(slot), f.estimates.KnowsPrefillRate(slot)
-	v.MissingHits, v.Recomputed = f.estimates.MissingHits(slot)
+	v.MissingHits = f.estimates.MissingHits(slot)
 	v.ExternalRequests, v.ExternalTokens = f.ledger.External(v.Load, s.view.Now)
 	f.updateView(v, s.view.Now, due)
 }

@@ -27,11 +27,9 @@ const (
 const (
 	defaultOutputTokens = 250 // of estimate
 
-	defaultStepTokens = 8192 // these of decide
-	stepShare         = 0.25
-	queuedSeconds     = 0.25
-	fullKVUsage       = 0.95
-	maxSequences      = 1024
+	maxSharedQueue = 2 // these of decide
+	fullKVUsage    = 0.95
+	maxSequences   = 1024
 
 	reservedPrefills   = 0.3 // these of ledger
 	maxAdapters        = 64
@@ -42,12 +40,9 @@ const (
 	stoppingDelay  = time.Second
 )
 
-// stepBudget returns how many uncached tokens a backend of a prefill rate is sent ahead.
-func stepBudget(rate float64) float64 { return max(stepShare*defaultStepTokens, queuedSeconds*rate) }
-
-// blocksFor returns how many blocks have so many steps' budgets of tokens, at most.
-func blocksFor(budgets float64) int {
-	return int(budgets * stepBudget(testPrefillRate) / tokensPerBlock)
+// blocksFor returns how many blocks take so many times the prefill that a shared backend has before a request at most.
+func blocksFor(times float64) int {
+	return int(times * maxSharedQueue * testPrefillRate / tokensPerBlock)
 }
 
 // clock is a wall clock that stands still until a test moves it.
@@ -79,14 +74,19 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 	}
 	if o.Queue.Requests > 0 {
 		learnPrefillRate(r, testPrefillRate)
+		setShared(r)
 	}
 	return r, fleet, c
 }
 
-// timeToWorkOff returns in what time so many steps' budgets are worked off where nothing is heard.
-func timeToWorkOff(budgets float64) time.Duration {
-	return time.Duration(budgets * stepBudget(testPrefillRate) / (ledger.WorkRate * testPrefillRate) * float64(time.Second))
+// timeToWorkOff returns in what time the blocks of blocksFor are worked off where nothing is heard.
+func timeToWorkOff(times float64) time.Duration {
+	return time.Duration(times * maxSharedQueue / ledger.WorkRate * float64(time.Second))
 }
+
+// setShared makes the backends count as shared by several tenants for the rest of a test, so that requests wait where
+// enough is queued.
+func setShared(r *Router) { r.fleet.sharing.until = time.Unix(1<<40, 0) }
 
 // learnPrefillRate makes the router learn a rate for all backends.
 func learnPrefillRate(r *Router, tokensPerSecond int) {

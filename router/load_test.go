@@ -35,15 +35,15 @@ func TestExternalLoadShiftsTraffic(t *testing.T) {
 
 func TestLongPromptBesideExternalLoad(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	running := sent(t, "", submit(r, ask(fleet, 1, 160)))
-	long := submit(r, ask(fleet, 2, 160)) // 10,240 tokens: more than a step
+	running := sent(t, "", submit(r, ask(fleet, 1, 300)))
+	long := submit(r, ask(fleet, 2, 160))
 	poll := func() {
 		l := &backends.Load{QueuesKnown: true, Running: 40, Waiting: 1, PolledAt: c.now, OwnInFlight: 1}
 		fleet[0].SetLoad(l)
 		r.ObserveLoad(fleet[0], l)
 	}
 	poll()
-	waits(t, "10,240 tokens of ours are pending", long)
+	waits(t, "19,200 tokens of ours are pending", long)
 	running.RecordFirstEvent()
 	sent(t, "none of ours are", long)
 }

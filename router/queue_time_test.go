@@ -56,7 +56,7 @@ func TestQueueTimeInOutageAndWork(t *testing.T) {
 					pass(state)
 				}
 			}
-			sent(t, "", submit(r, ask(fleet, 1, 400)))
+			sent(t, "", submit(r, ask(fleet, 1, 2000)))
 			req := ask(fleet, 2, 10)
 			req.QueueTimeouts.Total = tc.total
 			set(tc.phases[0].state)

@@ -1,17 +1,11 @@
 package decide
 
-import (
-	"slices"
-
-	"warmroute/backends"
-)
-
 // Blocker is what keeps a request from starting soon on a backend.
 type Blocker int
 
 const (
 	NotBlocked         Blocker = iota
-	BlockedByStep              // its next step is full
+	BlockedByPrefill           // its prefill queue is full
 	BlockedByQueue             // requests wait there for room in the KV cache
 	BlockedByKV                // its KV cache has no room for the request
 	BlockedByNextTurns         // its KV cache has no room beside what conversations will use soon
@@ -19,12 +13,12 @@ const (
 
 // String returns the reason as it is explained to operators.
 func (b Blocker) String() string {
-	return [...]string{"", "its next step is full", "requests wait there for room", "its KV cache has no room", "its KV cache has no room beside conversations whose next turn is expected"}[b]
+	return [...]string{"", "its prefill queue is full", "requests wait there for room", "its KV cache has no room", "its KV cache has no room beside conversations whose next turn is expected"}[b]
 }
 
 // BlockedBy returns why the chosen candidate cannot start the request now, or nearly so; see docs/routing.md.
 func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
-	c, b := choice.Candidate, choice.Backend
+	b := choice.Backend
 	switch {
 	case !f.QueueEnabled || q.NoEngine:
 		return NotBlocked
@@ -36,8 +30,8 @@ func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 		return NotBlocked // nothing of ours could make room, and what others have there may last
 	}
 	switch {
-	case c.UncachedTokens > f.stepRoom(b):
-		return BlockedByStep
+	case !f.hasPrefillRoom(b):
+		return BlockedByPrefill
 	case b.isWaitingForKV(), f.NeedsHeadroom(q.Request, q.Promoted) && b.HasWaiting:
 		return BlockedByQueue
 	}
@@ -62,26 +56,11 @@ func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 	return BlockedByKV
 }
 
-// FitsNextStepAnywhere reports whether a backend has room in its next step for the request. Where none has, it
-// need not be scored: it waits for the one that was the best last time.
-func (f *Fleet) FitsNextStepAnywhere(q *Query) bool {
-	return slices.ContainsFunc(q.Backends, func(b *backends.Backend) bool { return f.FitsNextStep(q, b.Slot) })
-}
-
-// FitsNextStep reports whether a backend has room in its next step for the request.
-func (f *Fleet) FitsNextStep(q *Query, slot int) bool {
-	return f.UncachedTokens(q, slot) <= f.Backends[slot].Room
-}
-
-// Claim claims what the request takes of a backend for the rest of the round. Where there is no room anyway,
-// requiredKVTokens is not computed: within a round no room becomes free.
+// Claim claims what the request takes of a backend for the rest of the round.
 func (f *Fleet) Claim(q *Query, slot int) {
 	b := &f.Backends[slot]
-	uncached := f.UncachedTokens(q, slot)
-	b.Claimed.Uncached += uncached
-	b.Claimed.Prefill += f.Estimates.Step(slot).PrefillSeconds(max(0, q.promptTokens()-uncached), uncached)
-	if b.Room == 0 {
-		return
+	if !b.HasRoom {
+		return // nor has it for others
 	}
 	b.Claimed.KV += f.requiredKVTokens(q, slot)
 	f.UpdateRoom(b)

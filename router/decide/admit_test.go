@@ -27,7 +27,7 @@ func reserveForNextTurn(f *Fleet, slot int, conversation uint64, tokens float64)
 }
 
 func TestBlockedBy(t *testing.T) {
-	const share = stepShare * defaultStepTokens
+	const much = maxSharedQueue + 1
 	type fixture struct {
 		*Fleet
 		*Query
@@ -38,20 +38,15 @@ func TestBlockedBy(t *testing.T) {
 		change func(x fixture)
 		want   Blocker
 	}{
-		{"the next step has room", func(x fixture) { x.b.QueuedTokens = share - blockTokens }, NotBlocked},
-		{"the next step is full", func(x fixture) { x.b.QueuedTokens = share - blockTokens + 1 }, BlockedByStep},
-		{"with what other clients queue", func(x fixture) { x.b.QueuedTokens, x.b.ExternalTokens = 1500, share-1500 }, BlockedByStep},
-		{"with what is claimed", func(x fixture) { x.b.Claimed.Uncached = share }, BlockedByStep},
-		{"full, but the prompt is held", func(x fixture) {
-			x.Matched[0], x.b.QueuedTokens = 1, share-estimate.MinUncachedTokens
-		}, NotBlocked},
-
-		{"full, without a queue", func(x fixture) { x.b.QueuedTokens, x.QueueEnabled = share, false }, NotBlocked},
-		{"full, no engine works on it", func(x fixture) { x.b.QueuedTokens, x.NoEngine = share, true }, NotBlocked},
-		{"full, the prompt is too long", func(x fixture) { x.b.QueuedTokens, x.MaxPromptTokens = share, 1 }, NotBlocked},
-		{"full, a probe is due", func(x fixture) { x.b.QueuedTokens, x.b.ProbeDue = share, true }, NotBlocked},
-		{"full, by other clients alone", func(x fixture) {
-			x.b.ExternalTokens, x.b.KnownInFlight, x.b.HasWaiting, x.b.NearlyFull = share, 0, true, true
+		{"little is queued", func(x fixture) { x.b.QueuedSeconds = maxSharedQueue }, NotBlocked},
+		{"much is queued", func(x fixture) { x.b.QueuedSeconds = much }, BlockedByPrefill},
+		{"much is queued, of one tenant", func(x fixture) { x.b.QueuedSeconds, x.Shared = much, false }, NotBlocked},
+		{"without a queue", func(x fixture) { x.b.QueuedSeconds, x.QueueEnabled = much, false }, NotBlocked},
+		{"no engine works on it", func(x fixture) { x.b.QueuedSeconds, x.NoEngine = much, true }, NotBlocked},
+		{"the prompt is too long", func(x fixture) { x.b.QueuedSeconds, x.MaxPromptTokens = much, 1 }, NotBlocked},
+		{"a probe is due", func(x fixture) { x.b.QueuedSeconds, x.b.ProbeDue = much, true }, NotBlocked},
+		{"much is queued by other clients alone", func(x fixture) {
+			x.b.ExternalTokens, x.b.KnownInFlight, x.b.HasWaiting, x.b.NearlyFull = much*x.b.PrefillRate, 0, true, true
 		}, NotBlocked},
 
 		{"requests wait for room there", func(x fixture) { x.b.HasWaiting, x.b.NearlyFull = true, true }, BlockedByQueue},
@@ -63,15 +58,15 @@ func TestBlockedBy(t *testing.T) {
 			x.b.HasWaiting, x.LimitsBatch, x.Priority, x.Promoted = true, true, 1, true
 		}, NotBlocked},
 
-		{"it fits into the cache", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens = 1000, 1050-blockTokens }, NotBlocked},
-		{"it does not", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens = 1000, 1050-blockTokens+1 }, BlockedByKV},
+		{"it fits into the cache", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens = 1000, 1000-blockTokens }, NotBlocked},
+		{"it does not", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens = 1000, 1000-blockTokens+1 }, BlockedByKV},
 		{"beside what is claimed", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens, x.b.Claimed.KV = 1000, 900, 100 }, BlockedByKV},
 		{"other requests use its blocks", func(x fixture) {
 			e := ledger.Entry{Prediction: estimate.Prediction{Sequences: 1, PromptTokens: blockTokens, Uncached: blockTokens}}
 			x.Ledger.Begin(&e, ledger.Prompt{Blocks: x.Blocks, Bytes: blockBytes, BytesPerToken: 4}, true, x.Now)
-			x.Matched[0], x.b.Capacity, x.b.UsedKVTokens = 1, 1000, 1050
+			x.Matched[0], x.b.Capacity, x.b.UsedKVTokens = 1, 1000, 1000
 		}, NotBlocked},
-		{"its blocks are held, and in no use", func(x fixture) { x.Matched[0], x.b.Capacity, x.b.UsedKVTokens = 1, 1000, 1050 }, BlockedByKV},
+		{"its blocks are held, and in no use", func(x fixture) { x.Matched[0], x.b.Capacity, x.b.UsedKVTokens = 1, 1000, 1000 }, BlockedByKV},
 		{"it never fits", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens = blockTokens-1, 50 }, NotBlocked},
 
 		{"tokens of another conversation are reserved", func(x fixture) {
@@ -98,14 +93,13 @@ func TestBlockedBy(t *testing.T) {
 		f, all := newFleet(t, 1)
 		learnTextLength(f)
 		q, b := newQuery(all, 1), &f.Backends[0]
-		b.KnownInFlight, b.Pending = 1, 1
+		f.Shared, b.KnownInFlight, b.Pending = true, 1, 1
 		tc.change(fixture{f, q, b})
 		var c Candidates
 		if err := f.Filter(q, &c); err != nil {
 			t.Fatalf("%s: %v", tc.name, err)
 		}
-		choice, _ := f.ChooseSlot(&c, 0)
-		if got := f.BlockedBy(q, choice); got != tc.want {
+		if got := f.BlockedBy(q, f.choice(&c, 0)); got != tc.want {
 			t.Errorf("%s: blocked by %d (%s), want %d (%s)", tc.name, got, got, tc.want, tc.want)
 		}
 	}
@@ -123,31 +117,7 @@ func TestBlockerString(t *testing.T) {
 	}
 }
 
-func TestFitsNextStepAnywhere(t *testing.T) {
-	f, all := newFleet(t, 3)
-	for slot, room := range []float64{0, 2 * blockTokens, 100 * blockTokens} {
-		f.Backends[slot].Room = room
-	}
-	for _, tc := range []struct {
-		name    string
-		blocks  int
-		matched int // on the second one
-		want    bool
-	}{
-		{"as much as one has room for", 2, 0, true},
-		{"more than one that serves the model has room for", 3, 0, false},
-		{"without what it holds", 3, 1, true},
-	} {
-		q := newQuery(all[:2], tc.blocks)
-		q.Matched[1] = tc.matched
-		if got := f.FitsNextStepAnywhere(q); got != tc.want {
-			t.Errorf("%s: got %v, want %v", tc.name, got, tc.want)
-		}
-	}
-}
-
 func TestClaim(t *testing.T) {
-	const share = stepShare * defaultStepTokens
 	f, all := newFleet(t, 2)
 	for i := range f.Backends {
 		b := &f.Backends[i]
@@ -158,20 +128,19 @@ func TestClaim(t *testing.T) {
 	q.Matched[0] = 4 // which no request uses
 	b := &f.Backends[0]
 	f.Claim(q, 0)
-	prefill := f.Estimates.Step(0).PrefillSeconds(4*blockTokens, 6*blockTokens)
-	if b.Claimed != (Claim{Uncached: 6 * blockTokens, KV: 10 * blockTokens, Prefill: prefill}) || b.Room != share-6*blockTokens {
-		t.Errorf("claimed %+v, room for %v", b.Claimed, b.Room)
+	if b.Claimed != (Claim{KV: 10 * blockTokens}) || !b.HasRoom {
+		t.Errorf("claimed %+v, has room: %v", b.Claimed, b.HasRoom)
 	}
 	f.Claim(q, 0)
-	if b.Claimed.KV != 20*blockTokens || b.Room != 0 {
-		t.Errorf("claimed %+v of a cache that has 1,100 tokens free, room for %v", b.Claimed, b.Room)
+	if b.Claimed.KV != 20*blockTokens || b.HasRoom {
+		t.Errorf("claimed %+v of a cache that has 1,000 tokens free, has room: %v", b.Claimed, b.HasRoom)
 	}
 	f.Claim(q, 0)
-	if b.Claimed.Uncached != 18*blockTokens || b.Claimed.KV != 20*blockTokens || b.Room != 0 {
-		t.Errorf("without room: claimed %+v, room for %v", b.Claimed, b.Room)
+	if b.Claimed.KV != 20*blockTokens || b.HasRoom {
+		t.Errorf("without room: claimed %+v, has room: %v", b.Claimed, b.HasRoom)
 	}
-	if other := &f.Backends[1]; other.Claimed != (Claim{}) || other.Room != share {
-		t.Errorf("of another one: claimed %+v, room for %v", other.Claimed, other.Room)
+	if other := &f.Backends[1]; other.Claimed != (Claim{}) || !other.HasRoom {
+		t.Errorf("of another one: claimed %+v, has room: %v", other.Claimed, other.HasRoom)
 	}
 }
 
@@ -180,7 +149,7 @@ func TestClaimSequences(t *testing.T) {
 	for slot, inFlight := range []int64{7, 6, 5, 1} {
 		b := &f.Backends[slot]
 		b.MaxInFlight, b.KnownInFlight = 8, inFlight
-		if f.UpdateRoom(b); b.Room == 0 {
+		if f.UpdateRoom(b); !b.HasRoom {
 			t.Fatalf("b%d has no room for a request with one sequence", slot)
 		}
 	}
@@ -194,14 +163,14 @@ func TestClaimSequences(t *testing.T) {
 		}
 		f.ClaimSequences(q, &c)
 		b := &f.Backends[wantSlot]
-		if b.Claimed.Sequences != 4 || b.Room != 0 {
-			t.Errorf("%s: %d sequences of b%d are claimed, room for %v tokens; want 4, 0", name, b.Claimed.Sequences, wantSlot, b.Room)
+		if b.Claimed.Sequences != 4 || b.HasRoom {
+			t.Errorf("%s: %d sequences of b%d are claimed, has room: %v; want 4, false", name, b.Claimed.Sequences, wantSlot, b.HasRoom)
 		}
 	}
 	claim("the one with most free", 2)
 	claim("then that with most free beside the claim", 1)
 	claim("then the next", 0)
-	if b := &f.Backends[3]; b.Claimed.Sequences != 0 || b.Room == 0 {
+	if b := &f.Backends[3]; b.Claimed.Sequences != 0 || !b.HasRoom {
 		t.Error("a backend that does not serve the model was claimed")
 	}
 }

@@ -2,7 +2,6 @@ package decide
 
 import (
 	"math"
-	"slices"
 
 	"warmroute/backends"
 	"warmroute/router/estimate"
@@ -39,8 +38,7 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 		Device:             b.Device,
 		MatchedTokens:      matched,
 		UncachedTokens:     max(estimate.MinUncachedTokens, tokens-matched),
-		Recomputed:         b.Recomputed,
-		QueuedSeconds:      (b.QueuedSeconds+b.Claimed.Prefill)/engines + b.ExternalTokens/b.PrefillRate,
+		QueuedSeconds:      b.queuedSeconds(),
 		AdapterSeconds:     f.Ledger.AdapterCost(b.Slot, q.Adapter, b.Load),
 		InFlight:           float64(b.KnownInFlight) + b.ExternalRequests,
 		ContextTokens:      b.ContextTokens + b.ExternalRequests*tokens, // prompts of other clients count as equally long
@@ -72,15 +70,6 @@ func (f *Fleet) Choose(q *Query, c *Candidates, rule policy.Policy, trace *polic
 		Waiting: float64(f.Waiting), Trace: trace,
 	}
 	return f.choice(c, rule.Choose(&c.request, c.list))
-}
-
-// ChooseSlot returns the choice of the candidate in a slot; ok is false if there is none.
-func (f *Fleet) ChooseSlot(c *Candidates, slot int) (choice Choice, ok bool) {
-	at := slices.IndexFunc(c.list, func(c policy.Candidate) bool { return c.Slot == slot })
-	if at < 0 {
-		return Choice{}, false
-	}
-	return f.choice(c, at), true
 }
 
 // choice returns the choice of the candidate at an index.

@@ -45,27 +45,8 @@ func TestReason(t *testing.T) {
 		if err := f.Filter(q, &c); err != nil {
 			t.Fatalf("%s: %v", tc.name, err)
 		}
-		chosen, ok := f.ChooseSlot(&c, tc.chosen)
-		if got := f.Reason(q, &c, chosen); !ok || got != tc.want {
+		if got := f.Reason(q, &c, f.choice(&c, tc.chosen)); got != tc.want {
 			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
-		}
-	}
-}
-
-func TestChooseSlot(t *testing.T) {
-	f, all := newFleet(t, 3)
-	f.Backends[1].State = backends.Down
-	var c Candidates
-	if err := f.Filter(newQuery(all, 4), &c); err != nil {
-		t.Fatal(err)
-	}
-	for slot, want := range []bool{true, false, true, false} {
-		choice, ok := f.ChooseSlot(&c, slot)
-		if ok != want {
-			t.Errorf("slot %d: chosen %v, want %v", slot, ok, want)
-		}
-		if ok && (choice.Backend != &f.Backends[slot] || choice.Candidate.Slot != slot) {
-			t.Errorf("slot %d: chose %+v", slot, choice)
 		}
 	}
 }
@@ -121,8 +102,8 @@ func TestFillCandidate(t *testing.T) {
 	f, all := newFleet(t, 1)
 	b := &f.Backends[0]
 	b.NameHash, b.Weight, b.Device, b.KnownInFlight, b.ExternalRequests, b.ExternalTokens = 99, 2, 4, 3, 1.5, 100
-	b.MissingHits, b.Recomputed = 0.25, 0.125
-	b.QueuedSeconds, b.Claimed.Prefill, b.Requests, b.UnstartedTokens, b.UnstartedAttention = 0.5, 0.25, 4, 500, 600
+	b.MissingHits = 0.25
+	b.QueuedSeconds, b.Requests, b.UnstartedTokens, b.UnstartedAttention = 0.5, 4, 500, 600
 	b.OwnKVTokens, b.ContextTokens = 700, 900
 	b.Capacity, b.UsedKVTokens = 12_000, 12_000
 	b.Load = &backends.Load{Engines: 3, Waiting: 2, KVCacheUsage: 0.5, CacheTokens: 12_000, RunningAdapters: []string{"other"}}
@@ -132,9 +113,9 @@ func TestFillCandidate(t *testing.T) {
 	f.fillCandidate(&got, q, b)
 	steps := f.Estimates.Step(0)
 	want := policy.Candidate{
-		NameHash: 99, Weight: 2, Device: 4, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens, Recomputed: 0.125,
+		NameHash: 99, Weight: 2, Device: 4, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens,
 		PrefillSeconds: steps.PrefillSeconds(6*blockTokens, 4*blockTokens),
-		QueuedSeconds:  (0.5+0.25)/3 + 100./prefillRate, AdapterSeconds: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
+		QueuedSeconds:  0.5/3 + 100./prefillRate, AdapterSeconds: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
 		KVWaitSeconds: f.kvWait(q, b), ContextTokens: 900 + 1.5*10*blockTokens, KVTokens: 700, Engines: 3, Step: steps, PrefillRate: prefillRate,
 		Requests: 2, UnstartedTokens: 250, UnstartedAttention: 300,
 		Waiting: 2, KVUsage: 0.5, CacheTokens: 12_000, EngineCacheTokens: 4000,

@@ -89,7 +89,7 @@ func (f *Fleet) explainBackend(q *Query, b *Backend, hasBatchRoom func(slot int)
 	x := BackendExplanation{
 		Name: b.Backend.Name, State: b.State.String(), Breaker: b.Breaker.String(), Stalled: b.Stalled,
 		MatchedBlocks: q.Matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
-		QueuedTokens: roundMilli(b.QueuedTokens + b.ExternalTokens + b.Claimed.Uncached), AdapterSeconds: c.AdapterSeconds, InFlight: roundMilli(c.InFlight),
+		QueuedTokens: roundMilli(b.QueuedTokens + b.ExternalTokens), AdapterSeconds: c.AdapterSeconds, InFlight: roundMilli(c.InFlight),
 		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
 		Step: *f.Estimates.Step(b.Slot), TTFTSeconds: roundMilli(c.TTFT()),
 	}

@@ -23,7 +23,8 @@ func explain(f *Fleet, q *Query, rule policy.Policy) (e *Explanation, blockedRea
 func TestExplain(t *testing.T) {
 	f, all := newFleet(t, 4)
 	f.Backends[1].State = backends.Down
-	f.Backends[2].KnownInFlight, f.Backends[2].Pending, f.Backends[2].QueuedTokens, f.Backends[2].QueuedSeconds = 1, 1, 5000, 0.625
+	f.Shared = true
+	f.Backends[2].KnownInFlight, f.Backends[2].Pending, f.Backends[2].QueuedTokens, f.Backends[2].QueuedSeconds = 1, 1, 20_000, 2.5
 	f.Backends[2].Load = &backends.Load{KVKnown: true, KVCacheUsage: 0.5}
 	q := newQuery(all[:3], 10)
 	q.Matched = []int{5, 0, 10, 0}
@@ -45,7 +46,7 @@ func TestExplain(t *testing.T) {
 	if b[1].Filter != "unready" || b[1].WhyNot != "is not ready" || b[1].Score != nil {
 		t.Errorf("b1: got %+v", b[1])
 	}
-	if b[2].KVUsage != 0.5 || b[2].Queued != BlockedByStep.String() || b[2].QueuedTokens != 5000 {
+	if b[2].KVUsage != 0.5 || b[2].Queued != BlockedByPrefill.String() || b[2].QueuedTokens != 20_000 {
 		t.Errorf("b2: got %+v", b[2])
 	}
 	if b[0].Score == nil || b[2].Score == nil || *b[2].Score <= *b[0].Score {

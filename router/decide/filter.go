@@ -179,7 +179,7 @@ func (f *Fleet) NeedsHeadroom(req *Request, promoted bool) bool {
 // HasBatchRoom reports whether a backend may start a batch request: by its interactive load it has
 // room, and shares itself with that. Then it has nothing else to prefill.
 func (b *Backend) HasBatchRoom(hasRoom, shared bool) bool {
-	return hasRoom && (!shared || b.ourQueuedTokens() == 0 && b.fitsKV(minFreeKVShare*float64(b.Capacity)))
+	return hasRoom && (!shared || b.QueuedTokens == 0 && b.fitsKV(minFreeKVShare*float64(b.Capacity)))
 }
 
 // FilterByHeadroom keeps the candidates on which a batch request may start.

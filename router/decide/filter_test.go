@@ -252,9 +252,8 @@ func TestHasBatchRoom(t *testing.T) {
 		{"shared", func(*Backend) {}, true, true, true},
 		{"shared, without room", func(*Backend) {}, false, true, false},
 		{"shared, with something to prefill", func(b *Backend) { b.QueuedTokens = 1 }, true, true, false},
-		{"shared, with tokens claimed", func(b *Backend) { b.Claimed.Uncached = 1 }, true, true, false},
-		{"shared, a fifth of the cache fits", func(b *Backend) { b.UsedKVTokens = 850 }, true, true, true},
-		{"shared, less fits", func(b *Backend) { b.UsedKVTokens = 851 }, true, true, false},
+		{"shared, a fifth of the cache fits", func(b *Backend) { b.UsedKVTokens = 800 }, true, true, true},
+		{"shared, less fits", func(b *Backend) { b.UsedKVTokens = 801 }, true, true, false},
 	} {
 		f, _ := newFleet(t, 1)
 		b := &f.Backends[0]

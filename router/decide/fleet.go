@@ -4,7 +4,6 @@
 package decide
 
 import (
-	"math"
 	"slices"
 	"time"
 
@@ -16,20 +15,12 @@ import (
 )
 
 const (
-	defaultStepTokens = 8192 // a scheduler's budget for a step
-	// stepShare is how much of a step is sent ahead of it. A whole one would keep the
-	// engine as busy, but what waits there longer could have gone elsewhere.
-	stepShare = 0.25
-	// queuedSeconds is for how much prefill an engine is sent requests at least. Where
-	// prefill is fast, that share of a step takes no longer than the decodes beside it, and
-	// an engine that never has more is busy for half of the time.
-	queuedSeconds = 0.25
+	// maxSharedQueue is how many seconds of prefill a backend has before it at most, where requests of several tenants
+	// or priorities share it: what waits in a replica is served in the order of arrival.
+	maxSharedQueue = 2
 	// fullKVUsage is the share of its KV cache that a replica can use for a request to start
 	// there at once: beyond it, requests that run would soon preempt each other.
 	fullKVUsage = 0.95
-	// maxKVUsage is the share of its KV cache up to which a replica is sent requests from the
-	// queue. What ends there soon makes room for a little more than it has.
-	maxKVUsage = 1.05
 	// minFreeKVShare is the share of a KV cache that batch requests leave free.
 	minFreeKVShare = 0.2
 )
@@ -42,7 +33,7 @@ type Fleet struct {
 	Rule         policy.Definition
 	QueueEnabled bool // requests wait until a backend can start them soon
 	Waiting      int  // requests in the queue
-	StepTokens   int  // scheduler's budget for a step, as configured; 0: not known
+	Shared       bool // requests of several tenants or priorities were seen recently
 	// LimitsBatch: batch requests start only where there is headroom, since interactive requests
 	// were seen recently.
 	LimitsBatch bool
@@ -76,13 +67,12 @@ type Backend struct {
 	PrefillRate      float64 // tokens a second
 	PrefillRateKnown bool
 	MissingHits      float64 // share of the matched tokens that were not cached
-	Recomputed       float64 // share of what it computed lately that had been evicted from its cache
 	ledger.Figures
 	ExternalRequests, ExternalTokens float64 // of other clients; tokens are those that wait
 
 	// Of a round of the queue.
 	Claimed Claim
-	Room    float64 // uncached tokens that it could be sent
+	HasRoom bool // it could be sent a request
 }
 
 // Availability is whether a backend accepts requests at all.
@@ -100,9 +90,8 @@ func (a *Availability) IsAvailable() bool {
 // Claim is what queued requests that cannot be sent yet claim of a backend for one
 // round: nothing behind them may take it.
 type Claim struct {
-	Uncached, KV float64 // tokens
-	Prefill      float64 // seconds that the uncached ones take
-	Sequences    int64
+	KV        float64 // tokens
+	Sequences int64
 }
 
 // Find returns the view of a backend; nil if it is not in the fleet.
@@ -146,55 +135,41 @@ func (b *Backend) freeSequences() int64 {
 	return int64(b.MaxInFlight) - b.KnownInFlight - b.Claimed.Sequences
 }
 
-// ourQueuedTokens returns the tokens that were sent and are not yet computed, with those that were claimed.
-func (b *Backend) ourQueuedTokens() float64 { return b.QueuedTokens + b.Claimed.Uncached }
-
-// fitsKV reports whether so many tokens fit beside those in use into the share of a backend's
-// cache that queued requests are sent to.
+// fitsKV reports whether so many tokens fit into a backend's KV cache, beside those in use.
 func (b *Backend) fitsKV(tokens float64) bool {
-	return b.Capacity == 0 || b.UsedKVTokens+b.Claimed.KV+tokens <= maxKVUsage*float64(b.Capacity)
+	return b.Capacity == 0 || b.UsedKVTokens+b.Claimed.KV+tokens <= float64(b.Capacity)
 }
 
 // isWaitingForKV reports whether requests wait in the replica because there is no room in its cache.
 func (b *Backend) isWaitingForKV() bool { return b.NearlyFull && b.HasWaiting }
 
-// UpdateRoom sets how many uncached tokens a backend could be sent now, after what
-// was claimed in this round; 0 for none.
-func (f *Fleet) UpdateRoom(b *Backend) { b.Room = f.roomOf(b) }
-
-func (f *Fleet) roomOf(b *Backend) (uncachedTokens float64) {
-	switch {
-	case b.Backend == nil || !b.IsAvailable() || b.exceedsMaxInFlight(1):
-		return 0
-	case !f.QueueEnabled || b.KnownInFlight == 0:
-		return math.Inf(1)
-	case b.isWaitingForKV() || !b.fitsKV(0):
-		return 0
-	}
-	return f.stepRoom(b)
+// queuedSeconds returns for how long an engine of the backend prefills what was sent there, by us and other clients.
+func (b *Backend) queuedSeconds() float64 {
+	return b.QueuedSeconds/float64(b.engines()) + b.ExternalTokens/b.PrefillRate
 }
 
-// stepRoom returns how many uncached tokens may be added to what is queued, of
-// ours and of other clients, for the next step of a backend's engines. When fewer requests of
-// ours are queued than it has engines any number may: other clients may always have something
-// queued. So it is while the prefill rate is unknown: what is queued would be worked off too
-// slowly in our account, and an engine that is faster than thought would be idle.
-func (f *Fleet) stepRoom(b *Backend) (uncachedTokens float64) {
-	configured := f.StepTokens > 0
-	engines := b.engines()
-	if b.Claimed.Uncached == 0 && b.Pending < engines || !configured && !b.PrefillRateKnown {
-		return math.Inf(1)
+// UpdateRoom sets whether a backend could be sent a request now, after what was claimed in this round.
+func (f *Fleet) UpdateRoom(b *Backend) { b.HasRoom = f.hasRoom(b) }
+
+func (f *Fleet) hasRoom(b *Backend) bool {
+	switch {
+	case b.Backend == nil || !b.IsAvailable() || b.exceedsMaxInFlight(1):
+		return false
+	case !f.QueueEnabled || b.KnownInFlight == 0:
+		return true
 	}
-	if f.Rule.WaitsForIdle {
-		return 0
+	return !b.isWaitingForKV() && b.fitsKV(0) && f.hasPrefillRoom(b)
+}
+
+// hasPrefillRoom reports whether a backend may be sent more to prefill. It may if fewer requests of ours are queued
+// there than it has engines, since other clients may always have something queued; and while the prefill rate is
+// unknown: what is queued would be worked off too slowly in our account.
+func (f *Fleet) hasPrefillRoom(b *Backend) bool {
+	switch {
+	case !b.PrefillRateKnown || b.Pending < b.engines():
+		return true
+	case f.Rule.WaitsForIdle:
+		return false
 	}
-	stepTokens := defaultStepTokens
-	if configured {
-		stepTokens = f.StepTokens
-	}
-	most := stepShare * float64(stepTokens)
-	if !configured {
-		most = max(most, queuedSeconds*f.Estimates.Step(b.Slot).Rate)
-	}
-	return max(0, most*float64(engines)-b.ourQueuedTokens()-b.ExternalTokens)
+	return !f.Shared || b.queuedSeconds() <= maxSharedQueue
 }

@@ -2,7 +2,6 @@ package decide
 
 import (
 	"fmt"
-	"math"
 	"testing"
 	"time"
 
@@ -102,57 +101,52 @@ func TestFindBackend(t *testing.T) {
 }
 
 func TestRoom(t *testing.T) {
-	const (
-		share = stepShare * defaultStepTokens
-		inf   = -1 // any number of tokens
-	)
 	for _, tc := range []struct {
 		name   string
 		change func(f *Fleet, b *Backend)
-		want   float64
+		want   bool
 	}{
-		{"one is pending", func(*Fleet, *Backend) {}, share - 1000},
-		{"not in the view", func(_ *Fleet, b *Backend) { b.Backend = nil }, 0},
-		{"down", func(_ *Fleet, b *Backend) { b.State = backends.Down }, 0},
-		{"at max_in_flight", func(_ *Fleet, b *Backend) { b.MaxInFlight = 1 }, 0},
-		{"below max_in_flight", func(_ *Fleet, b *Backend) { b.MaxInFlight = 2 }, share - 1000},
-		{"the last sequence is claimed", func(_ *Fleet, b *Backend) { b.MaxInFlight, b.Claimed.Sequences = 2, 1 }, 0},
-		{"no queue", func(f *Fleet, _ *Backend) { f.QueueEnabled = false }, inf},
-		{"no queue, at max_in_flight", func(f *Fleet, b *Backend) { f.QueueEnabled, b.MaxInFlight = false, 1 }, 0},
-		{"idle", func(_ *Fleet, b *Backend) { b.KnownInFlight, b.NearlyFull, b.HasWaiting = 0, true, true }, inf},
-		{"requests wait there, the cache is full", func(_ *Fleet, b *Backend) { b.NearlyFull, b.HasWaiting = true, true }, 0},
-		{"requests wait there", func(_ *Fleet, b *Backend) { b.HasWaiting = true }, share - 1000},
-		{"the cache is full", func(_ *Fleet, b *Backend) { b.NearlyFull = true }, share - 1000},
-		{"maximum KV usage", func(_ *Fleet, b *Backend) { b.Capacity, b.UsedKVTokens = 1000, 1050 }, share - 1000},
-		{"beyond maximum KV usage", func(_ *Fleet, b *Backend) { b.Capacity, b.UsedKVTokens = 1000, 1051 }, 0},
-		{"with what is claimed of the cache", func(_ *Fleet, b *Backend) { b.Capacity, b.UsedKVTokens, b.Claimed.KV = 1000, 1000, 51 }, 0},
-		{"none is pending", func(_ *Fleet, b *Backend) { b.Pending = 0 }, inf},
-		{"none is pending, tokens are claimed", func(_ *Fleet, b *Backend) {
-			b.Pending, b.QueuedTokens, b.Claimed.Uncached = 0, 0, 100
-		}, share - 100},
-		{"fewer are pending than there are engines", func(_ *Fleet, b *Backend) { b.Load = &backends.Load{Engines: 2} }, inf},
-		{"as many as there are engines", func(_ *Fleet, b *Backend) { b.Load, b.Pending = &backends.Load{Engines: 2}, 2 }, 2*share - 1000},
-		{"tokens of other clients", func(_ *Fleet, b *Backend) { b.ExternalTokens = 500 }, share - 1500},
-		{"never below none", func(_ *Fleet, b *Backend) { b.ExternalTokens = 5000 }, 0},
-		{"fast prefill", func(f *Fleet, _ *Backend) { f.Estimates.SetModel(0, "test-7.7b") }, queuedSeconds*40_000 - 1000},
-		{"step as configured", func(f *Fleet, _ *Backend) { f.StepTokens = 5000 }, stepShare*5000 - 1000},
-		{"unknown rate", func(_ *Fleet, b *Backend) { b.PrefillRateKnown = false }, inf},
-		{"unknown rate, step as configured", func(f *Fleet, b *Backend) {
-			f.StepTokens, b.PrefillRateKnown = 5000, false
-		}, stepShare*5000 - 1000},
-		{"the rule sends to idle backends only", func(f *Fleet, _ *Backend) { f.Rule.WaitsForIdle = true }, 0},
-		{"the rule sends to idle backends, as this one", func(f *Fleet, b *Backend) { f.Rule.WaitsForIdle, b.Pending = true, 0 }, inf},
+		{"one is pending", func(*Fleet, *Backend) {}, true},
+		{"not in the view", func(_ *Fleet, b *Backend) { b.Backend = nil }, false},
+		{"down", func(_ *Fleet, b *Backend) { b.State = backends.Down }, false},
+		{"at max_in_flight", func(_ *Fleet, b *Backend) { b.MaxInFlight = 1 }, false},
+		{"below max_in_flight", func(_ *Fleet, b *Backend) { b.MaxInFlight = 2 }, true},
+		{"the last sequence is claimed", func(_ *Fleet, b *Backend) { b.MaxInFlight, b.Claimed.Sequences = 2, 1 }, false},
+		{"no queue", func(f *Fleet, b *Backend) { f.QueueEnabled, b.Capacity, b.UsedKVTokens = false, 1000, 1001 }, true},
+		{"no queue, at max_in_flight", func(f *Fleet, b *Backend) { f.QueueEnabled, b.MaxInFlight = false, 1 }, false},
+		{"idle", func(_ *Fleet, b *Backend) { b.KnownInFlight, b.NearlyFull, b.HasWaiting = 0, true, true }, true},
+		{"requests wait there, the cache is full", func(_ *Fleet, b *Backend) { b.NearlyFull, b.HasWaiting = true, true }, false},
+		{"requests wait there", func(_ *Fleet, b *Backend) { b.HasWaiting = true }, true},
+		{"the cache is nearly full", func(_ *Fleet, b *Backend) { b.NearlyFull = true }, true},
+		{"maximum KV usage", func(_ *Fleet, b *Backend) { b.Capacity, b.UsedKVTokens = 1000, 1000 }, true},
+		{"beyond maximum KV usage", func(_ *Fleet, b *Backend) { b.Capacity, b.UsedKVTokens = 1000, 1001 }, false},
+		{"with what is claimed of the cache", func(_ *Fleet, b *Backend) { b.Capacity, b.UsedKVTokens, b.Claimed.KV = 1000, 900, 101 }, false},
+
+		{"much is queued", func(_ *Fleet, b *Backend) { b.QueuedSeconds = 100 }, true},
+		{"much is queued, shared", func(f *Fleet, b *Backend) { f.Shared, b.QueuedSeconds = true, maxSharedQueue+0.01 }, false},
+		{"less is queued, shared", func(f *Fleet, b *Backend) { f.Shared, b.QueuedSeconds = true, maxSharedQueue }, true},
+		{"by other clients too", func(f *Fleet, b *Backend) {
+			f.Shared, b.QueuedSeconds, b.ExternalTokens = true, maxSharedQueue, b.PrefillRate
+		}, false},
+		{"fewer are pending than there are engines", func(f *Fleet, b *Backend) {
+			f.Shared, b.QueuedSeconds, b.Load = true, 100, &backends.Load{Engines: 2}
+		}, true},
+		{"each engine has its share", func(f *Fleet, b *Backend) {
+			f.Shared, b.QueuedSeconds, b.Pending, b.Load = true, 2*maxSharedQueue, 2, &backends.Load{Engines: 2}
+		}, true},
+		{"and more", func(f *Fleet, b *Backend) {
+			f.Shared, b.QueuedSeconds, b.Pending, b.Load = true, 2*maxSharedQueue+0.01, 2, &backends.Load{Engines: 2}
+		}, false},
+		{"unknown rate", func(f *Fleet, b *Backend) { f.Shared, b.QueuedSeconds, b.PrefillRateKnown = true, 100, false }, true},
+		{"the rule sends to idle backends only", func(f *Fleet, _ *Backend) { f.Rule.WaitsForIdle = true }, false},
+		{"the rule sends to idle backends, as this one", func(f *Fleet, b *Backend) { f.Rule.WaitsForIdle, b.Pending = true, 0 }, true},
 	} {
 		f, _ := newFleet(t, 1)
 		b := &f.Backends[0]
-		b.KnownInFlight, b.Pending, b.QueuedTokens = 1, 1, 1000
+		b.KnownInFlight, b.Pending, b.QueuedSeconds = 1, 1, 0.1
 		tc.change(f, b)
-		want := tc.want
-		if want == inf {
-			want = math.Inf(1)
-		}
-		if f.UpdateRoom(b); b.Room != want {
-			t.Errorf("%s: room for %v tokens, want %v", tc.name, b.Room, want)
+		if f.UpdateRoom(b); b.HasRoom != tc.want {
+			t.Errorf("%s: has room: %v, want %v", tc.name, b.HasRoom, tc.want)
 		}
 	}
 }

@@ -25,11 +25,21 @@ type backendSteps struct {
 	group *stepGroup
 	own   stepRegression // from its samples alone; the zero value: none so far
 
-	// Mean relative errors of predictions. Equal backends have the group's model, so that noise does not make one
-	// of them seem the faster one: own is used only where it predicts much better.
-	ownError, groupError float64
-	compared             int // samples of these
-	usesOwn              bool
+	// By how much own's relative errors of predictions are less than those of the group's model: the mean, and that of
+	// its square. Equal backends have the group's model, so that noise does not make one of them seem the faster one:
+	// own is used only where it certainly predicts better.
+	advantage, advantageSquare float64
+	compared                   int // samples of these
+	usesOwn                    bool
+}
+
+// compareModels counts by how much own's error was less than that of the group's model, and updates usesOwn.
+func (b *backendSteps) compareModels(advantage float64) {
+	b.compared++
+	b.advantage += advantageGain * (advantage - b.advantage)
+	b.advantageSquare += advantageGain * (advantage*advantage - b.advantageSquare)
+	deviation := math.Sqrt(max(0, b.advantageSquare-b.advantage*b.advantage))
+	b.usesOwn = b.compared >= minOwnSamples && b.advantage > minAdvantage+minDeviations*deviation
 }
 
 // SetModel says which model a backend serves. Backends of one model learn from each other how long their steps take.
@@ -93,7 +103,7 @@ func (f *Estimates) Step(slot int) *step.Model { return &f.regressionOf(slot).mo
 
 // LearnSteps learns from what an engine of a backend did in a time.
 func (f *Estimates) LearnSteps(slot int, s *StepSample) {
-	x, ok := s.relativeTerms()
+	x, share, ok := s.relativeTerms()
 	if f.disabled || !ok {
 		return
 	}
@@ -103,17 +113,15 @@ func (f *Estimates) LearnSteps(slot int, s *StepSample) {
 		b.own = newStepRegression(g.all.model)
 	}
 	if s.Seconds >= minComparedSeconds {
-		b.compared++
-		b.ownError += errorGain * (min(1, math.Abs(b.own.relativeError(&x))) - b.ownError)
-		b.groupError += errorGain * (min(1, math.Abs(g.all.relativeError(&x))) - b.groupError)
+		own, all := math.Abs(b.own.relativeError(&x, share)), math.Abs(g.all.relativeError(&x, share))
+		b.compareModels(min(1, all) - min(1, own))
 	}
-	b.own.add(x, &g.all.learned)
-	g.all.add(x, &g.guess.learned)
+	b.own.add(x, share, &g.all.learned)
+	g.all.add(x, share, &g.guess.learned)
 	if s.Prompt > 0 && s.Tokens >= minPrefill {
 		b.own.prefills++
 		g.all.prefills++
 	}
-	b.usesOwn = b.compared >= minOwnSamples && b.groupError > noiseMargin*b.ownError+minAdvantage
 	if g.all.samples%medianInterval == 1 {
 		f.updateMedianPrefillRate()
 	}

@@ -323,7 +323,7 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 	var all predictions
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
 	if !f.disabled {
-		f.backends[slot].missing.addResponse(all.tokens, float64(u.CachedTokens), prompt)
+		f.backends[slot].missing.addResponse(all.tokens, float64(u.CachedTokens))
 		f.recordReuse(slot, p, float64(u.CachedTokens), prompt, all.hitTokensMargin(c))
 	}
 	f.learnFromHits(slot, &all, float64(u.CachedTokens), prompt, c)

@@ -14,6 +14,7 @@ type StepSample struct {
 	Sequences        float64 // sum of the sequences that generate
 	Context          float64 // sum of the tokens of their contexts
 	Prompt           float64 // tokens of the request that was sent at its beginning, cached ones too; 0: none was
+	Known            float64 // seconds for other work, from which nothing is learned
 }
 
 // The terms of a step's time. Their coefficients are seconds.
@@ -41,9 +42,9 @@ const (
 	minPrefill     = 1024 // tokens; a shorter one says little about the rate
 
 	minOwnSamples = 16   // of a backend's own model
-	minAdvantage  = 0.1  // of its mean error over that of the group's model
-	noiseMargin   = 1.5  // times its mean error, beside that: where times vary, the errors of both are large
-	errorGain     = 0.05 // of a sample in the mean errors
+	minAdvantage  = 0.05 // by which its error is less than that of the group's model, on average
+	minDeviations = 0.5  // standard deviations of that, beside it: three standard errors of the mean
+	advantageGain = 0.05 // of a sample in the mean
 
 	stepDecay      = 0.995 // of information, by each sample
 	solveSweeps    = 10
@@ -101,7 +102,7 @@ func (c *coefficients) model() step.Model {
 // was learned of long contexts is kept while there are none.
 type stepRegression struct {
 	information [stepTerms][stepTerms]float64 // weighted sum of the products of terms
-	evidence    coefficients                  // weighted sum of the terms
+	evidence    coefficients                  // weighted sum of the terms, times the shares that they explain
 	learned     coefficients
 	noise       [2]float64 // mean relative error: of samples that do not begin with a request, and of those that do
 	samples     int
@@ -131,43 +132,44 @@ func (r *stepRegression) publish() {
 	r.rate = 1 / (r.learned[termTokens] + r.learned[termAttended]*depth)
 }
 
-// relativeTerms returns the terms of a sample, divided by its time. It returns false if the sample is not plausible, or
-// says little.
-func (s *StepSample) relativeTerms() (x coefficients, ok bool) {
-	if !(s.Seconds >= minSampleSeconds && s.Seconds <= maxSampleSeconds) {
-		return x, false
+// relativeTerms returns the terms of a sample, divided by its time, and the share of its time that they explain. It returns
+// false if the sample is not plausible, or says little.
+func (s *StepSample) relativeTerms() (x coefficients, share float64, ok bool) {
+	if !(s.Seconds >= minSampleSeconds && s.Seconds <= maxSampleSeconds && s.Known >= 0 && s.Known < s.Seconds) {
+		return x, 0, false
 	}
 	x = coefficients{s.Steps, s.Tokens, s.Attended, s.Sequences, s.Context, s.Prompt, min(1, s.Prompt)}
 	for i := range x {
 		if !(x[i] >= 0 && x[i] <= maxSampleValue) {
-			return x, false
+			return x, 0, false
 		}
 		x[i] /= s.Seconds
 	}
-	return x, true
+	return x, 1 - s.Known/s.Seconds, true
 }
 
-// relativeError returns by which share of it the predicted time of a sample is too short.
-func (r *stepRegression) relativeError(x *coefficients) float64 {
-	short := 1.0
+// relativeError returns by which share of its time the predicted time of a sample is too short.
+func (r *stepRegression) relativeError(x *coefficients, share float64) float64 {
+	short := share
 	for i := range x {
 		short -= x[i] * r.learned[i]
 	}
 	return short
 }
 
-// add learns from the terms of a sample. expected are the coefficients as far as nothing else is known.
-func (r *stepRegression) add(x coefficients, expected *coefficients) {
+// add learns from the terms of a sample, which explain a share of its time. expected are the coefficients as far as nothing else is known.
+func (r *stepRegression) add(x coefficients, share float64, expected *coefficients) {
 	kind := 0
 	if x[termRequest] > 0 {
 		kind = 1
 	}
-	if excess := (1 - r.relativeError(&x)) / maxExcess; excess > 1 {
+	if excess := (1 - r.relativeError(&x, share)) / maxExcess; excess > 1 {
 		for i := range x {
 			x[i] /= excess
 		}
+		share /= excess
 	}
-	noise, miss := &r.noise[kind], math.Abs(r.relativeError(&x))
+	noise, miss := &r.noise[kind], math.Abs(r.relativeError(&x, share))
 	weight := 1 / (*noise * max(*noise, miss)) // of Huber: outliers count, but by their size and not its square
 	*noise = max(minNoise, *noise+max(noiseGain, 1/float64(r.samples+2))*(min(1, miss)-*noise))
 
@@ -188,7 +190,7 @@ func (r *stepRegression) add(x coefficients, expected *coefficients) {
 		for j := range x {
 			r.information[i][j] += weight*x[i]*x[j] - forget*along[i]*along[j]
 		}
-		r.evidence[i] += weight*x[i] - forget*along[i]*evidence
+		r.evidence[i] += weight*x[i]*share - forget*along[i]*evidence
 	}
 	r.samples++
 	r.solve(expected)

@@ -137,6 +137,7 @@ func TestImplausibleStepSamples(t *testing.T) {
 		func(s *StepSample, x float64) { s.Tokens = x }, func(s *StepSample, x float64) { s.Attended = x },
 		func(s *StepSample, x float64) { s.Sequences = x }, func(s *StepSample, x float64) { s.Context = x },
 		func(s *StepSample, x float64) { s.Prompt = x },
+		func(s *StepSample, x float64) { s.Known = x },
 	} {
 		for _, x := range []float64{-1, math.NaN(), math.Inf(1), math.Inf(-1), math.MaxFloat64} {
 			s := good
@@ -154,14 +155,14 @@ func TestImplausibleStepSamples(t *testing.T) {
 
 // Whatever the samples are, the coefficients stay within their bounds.
 func FuzzLearnSteps(f *testing.F) {
-	f.Add(1.0, 10.0, 1000.0, 1e6, 100.0, 1e5, 2000.0, uint8(3))
-	f.Add(1e-9, 1e12, 1e12, 1e12, 1e12, 1e12, 1e12, uint8(200))
-	f.Fuzz(func(t *testing.T, seconds, steps, tokens, attended, sequences, context, prompt float64, n uint8) {
+	f.Add(1.0, 10.0, 1000.0, 1e6, 100.0, 1e5, 2000.0, 0.5, uint8(3))
+	f.Add(1e-9, 1e12, 1e12, 1e12, 1e12, 1e12, 1e12, 0.0, uint8(200))
+	f.Fuzz(func(t *testing.T, seconds, steps, tokens, attended, sequences, context, prompt, known float64, n uint8) {
 		e := newTestEstimates(1)
 		m := step.Default()
 		for i, s := range engineSamples(&m, int(n), rand.New(rand.NewPCG(4, 4))) {
 			if e.LearnSteps(0, &s); i%3 == 0 {
-				e.LearnSteps(0, &StepSample{seconds, steps, tokens, attended, sequences, context, prompt})
+				e.LearnSteps(0, &StepSample{seconds, steps, tokens, attended, sequences, context, prompt, known})
 			}
 			if learned := &e.regressionOf(0).learned; !learned.isPlausible() || !(e.PrefillRate(0) > 0) || math.IsInf(e.PrefillRate(0), 0) {
 				t.Fatalf("learned %v, %v tokens a second", learned, e.PrefillRate(0))

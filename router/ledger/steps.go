@@ -143,10 +143,10 @@ func (l *Ledger) learnFromGaps(a *account, slot int, load *backends.Load, now ti
 	l.estimates.LearnSteps(slot, &sample)
 }
 
-// removePrefill removes from a sample the prefill and the time that it is expected to take: where nothing is streamed, it
-// is not known when a prefill ended.
+// removePrefill removes the prefill from a sample, whose expected time is known then: where nothing is streamed, it is not
+// known when a prefill ended.
 func (l *Ledger) removePrefill(slot int, s *estimate.StepSample) {
-	s.Seconds -= l.estimates.Step(slot).PrefillSecondsOf(s.Tokens, s.Attended)
+	s.Known = l.estimates.Step(slot).PrefillSecondsOf(s.Tokens, s.Attended)
 	s.Tokens, s.Attended = 0, 0
 }
 

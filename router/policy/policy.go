@@ -84,7 +84,6 @@ type Candidate struct {
 
 	MatchedTokens  float64     // prompt tokens that it likely has cached
 	UncachedTokens float64     // u: prompt tokens that it would have to compute
-	Recomputed     float64     // share of what it computed lately that had been evicted from its cache
 	PrefillSeconds float64     // p: that these take
 	QueuedSeconds  float64     // W: that the prefills take which were sent to it before and are not over
 	AdapterSeconds float64     // that it takes to load the request's LoRA adapter

@@ -15,7 +15,6 @@ const (
 	// kvWaitCost is what a second of waiting for room in the KV cache costs: what waits in
 	// a replica keeps everything behind it waiting.
 	kvWaitCost     = 4
-	evictionCost   = 0.3 // what evicting a token that will be computed again costs, in times of its prefill
 	maxUtilization = 0.9
 	maxDelayed     = 64 // requests that each second of a prefill delays
 
@@ -26,11 +25,11 @@ const (
 // and by how much it delays others. Both follow from how long the steps of each backend's engine take. The cost is the
 // sum of its terms over the operator's weight:
 //
-//	cost = W + p·(1 + b + n/2 + 0.3·r/(1-r)) + L·(2·d·n + c·(K + n·P))/4
+//	cost = W + p·(1 + b + n/2) + L·(2·d·n + c·(K + n·P))/4
 //
 // W is what is prefilled before it, and p its own prefill. That delays b requests that come later, n outputs, of which a
-// second counts half, and what it evicts is computed again. Each of the L tokens of its output adds to the steps
-// of the n outputs beside it, which add to its own: d seconds for each, and c for each token of its context.
+// second counts half. Each of the L tokens of its output adds to the steps of the n outputs beside it, which add to its
+// own: d seconds for each, and c for each token of its context.
 //
 // A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
 // the others there, because the cache has no room for all of these conversations. The first turn also costs
@@ -49,7 +48,7 @@ type Prefix struct {
 type costTerms struct {
 	queue   float64 // W, an adapter's loading and the wait for room: what comes before its prefill
 	prefill float64 // p: its prefill
-	delay   float64 // of those behind it, of the outputs that its prefill interrupts, and by what it evicts
+	delay   float64 // of those behind it, and of the outputs that its prefill interrupts
 	decode  float64 // how much its output and those beside it slow each other down
 }
 
@@ -81,7 +80,7 @@ func workOn(c *Candidate, candidates []Candidate) work {
 func costOf(c *Candidate, w *work, promptTokens, outputTokens, delayed, meanRate float64) costTerms {
 	beside := 2*c.Step.Sequence*w.sequences + c.Step.Context*(w.context+w.sequences*promptTokens)
 	// A slower backend has fewer later requests.
-	behind := c.Step.Rate / meanRate * (delayed + evictionCost*c.Recomputed/(1-c.Recomputed))
+	behind := c.Step.Rate / meanRate * delayed
 	return costTerms{
 		queue:   w.queued + c.AdapterSeconds + kvWaitCost*c.KVWaitSeconds,
 		prefill: c.PrefillSeconds,

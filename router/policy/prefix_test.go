@@ -85,9 +85,6 @@ func TestPrefixCost(t *testing.T) {
 	f("several engines share what it has", 1, Request{},
 		Candidate{UncachedTokens: 500, InFlight: 3},
 		Candidate{UncachedTokens: 500, InFlight: 4, Engines: 2})
-	f("what it evicts is computed again", 1, Request{},
-		Candidate{UncachedTokens: 1000, Recomputed: 0.5},
-		Candidate{UncachedTokens: 1000, QueuedSeconds: 0.03})
 }
 
 // TestPrefixSharedDevice chooses among backends of which two share a GPU: what one has to do delays the other.

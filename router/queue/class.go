@@ -33,7 +33,6 @@ type Settings struct {
 	BatchBytes    int64         `mapstructure:"batch_bytes"`                       // maximum of their bodies; 0: no limit
 	OutageTimeout time.Duration `mapstructure:"time"`                              // see Timeouts, of a request without its own
 	BusyTimeout   time.Duration `mapstructure:"busy_time"`                         // likewise
-	StepTokens    int           `mapstructure:"-"`                                 // token budget of an engine step, a share of which a backend is sent ahead; 0: a default
 	BatchSlowdown float64       `mapstructure:"-"`                                 // maximum share by which batch requests may slow down others; 0: no limit
 }
 
