@@ -57,7 +57,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 		phase  Phase
 		asked  int // requests that replicas see
 	}{
-		{"held", asked("second", false), oneStreamQueue(10), nil, hang(), Queued, 1},
+		{"held", asked("second", false), queueOf(10), nil, hang(), Queued, 1},
 		{"while it waits to be tried again", askWhole, queueForAMinute,
 			func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 }, once(), Queued, 1},
 		{"while it waits for a place", askWhole, queueForAMinute, nil, always(answered("503 Service Unavailable", "full")), Queued, 1},
@@ -69,7 +69,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 			t.Parallel()
 			gone := make(chan struct{}, 10)
 			r := &replica{script: func(s *session) { c.script(s); gone <- struct{}{} }}
-			f := serveWithQueue(t, c.hold, c.change, r)
+			f := serveOneAtATime(t, c.hold, c.change, r)
 			var first <-chan answer
 			if c.name == "held" { // by another, which fills the replica
 				first = f.background(asked("first", true))

@@ -85,7 +85,7 @@ func TestQueueKeepalive(t *testing.T) {
 					}
 				}
 			}
-			f := serveWithQueue(t, oneStreamQueue(10), setQueueKeepalive, slow)
+			f := serveOneAtATime(t, queueOf(10), setQueueKeepalive, slow)
 			first := f.background(asked("first", true))
 			eventually(t, "the first is sent", func() bool { return len(slow.requests()) == 1 })
 			resp, r := f.openStream(t.Context(), c.path, c.body)
@@ -109,13 +109,13 @@ func TestQueueKeepalive(t *testing.T) {
 
 func TestErrorsAfterQueueKeepalive(t *testing.T) {
 	t.Parallel()
-	queue := oneStreamQueue(10)
+	queue := queueOf(10)
 	queue.OutageTimeout, queue.BusyTimeout = 10*testKeepalive, 10*testKeepalive
 	for _, c := range queuedStreams {
 		t.Run("queue timeout "+c.path, func(t *testing.T) {
 			t.Parallel()
 			g := newGated()
-			f := serveWithQueue(t, queue, setQueueKeepalive, &g.replica)
+			f := serveOneAtATime(t, queue, setQueueKeepalive, &g.replica)
 			first := f.background(asked("first", true))
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			_, r := f.openStream(t.Context(), c.path, c.body)
@@ -161,7 +161,7 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 	t.Parallel()
 	open := func(t *testing.T) (f *fleet, r *bufio.Reader, disconnect func()) {
 		g := newGated()
-		f = serveWithQueue(t, oneStreamQueue(10), setQueueKeepalive, &g.replica)
+		f = serveOneAtATime(t, queueOf(10), setQueueKeepalive, &g.replica)
 		first := f.background(asked("first", true))
 		eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 		t.Cleanup(func() {
@@ -194,10 +194,10 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 // TestQueueKeepaliveOfOtherRequests checks that responses that are no streams are not begun early.
 func TestQueueKeepaliveOfOtherRequests(t *testing.T) {
 	t.Parallel()
-	queue := oneStreamQueue(10)
+	queue := queueOf(10)
 	queue.OutageTimeout, queue.BusyTimeout = 5*testKeepalive, 5*testKeepalive
 	g := newGated()
-	f := serveWithQueue(t, queue, setQueueKeepalive, &g.replica)
+	f := serveOneAtATime(t, queue, setQueueKeepalive, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	resp, body := f.post("/v1/chat/completions", asked("second", false))

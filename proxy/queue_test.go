@@ -24,9 +24,21 @@ import (
 	"warmroute/router"
 )
 
-// oneStreamQueue lets one stream at a time be before its first event.
-func oneStreamQueue(requests int) router.QueueSettings {
-	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute, StepTokens: 1}
+// serveOneAtATime is serveWithQueue with backends that may have one request in flight.
+func serveOneAtATime(t testing.TB, hold router.QueueSettings, change func(*Options), replicas ...*replica) *fleet {
+	t.Helper()
+	f := serveWithQueue(t, hold, change, replicas...)
+	for _, b := range f.backends {
+		limited := *b.Options()
+		limited.MaxInFlight = 1
+		b.SetOptions(limited)
+	}
+	return f
+}
+
+// queueOf is a queue for so many requests of each class.
+func queueOf(requests int) router.QueueSettings {
+	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
 }
 
 // gated answers each request when the test says so.
@@ -95,7 +107,7 @@ func TestQueueUntilCapacity(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 			g := newGated()
-			f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
+			f := serveOneAtATime(t, queueOf(10), nil, &g.replica)
 			first := f.background(asked("first", true))
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", stream))
@@ -127,7 +139,7 @@ func TestQueueTimeInTTFT(t *testing.T) {
 	t.Parallel()
 	const wait = 300 * time.Millisecond
 	g := newGated()
-	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
+	f := serveOneAtATime(t, queueOf(10), nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	second := f.background(asked("second", true))
@@ -156,12 +168,12 @@ func TestQueueFullStatus429(t *testing.T) {
 		hold router.QueueSettings
 		body string
 	}{
-		{"in number", oneStreamQueue(1), askWhole},
-		{"in bytes", oneStreamQueue(10), strings.Replace(askWhole, "What", long, 1)},
+		{"in number", queueOf(1), askWhole},
+		{"in bytes", queueOf(10), strings.Replace(askWhole, "What", long, 1)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()
-			f := serveWithQueue(t, c.hold, nil, &g.replica)
+			f := serveOneAtATime(t, c.hold, nil, &g.replica)
 			first := f.background(asked("first", true))
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", false))
@@ -188,9 +200,9 @@ func TestQueueFullStatus429(t *testing.T) {
 func TestQueueTimeout(t *testing.T) {
 	t.Parallel()
 	g := newGated()
-	hold := oneStreamQueue(10)
+	hold := queueOf(10)
 	hold.BusyTimeout, hold.OutageTimeout = 50*time.Millisecond, 50*time.Millisecond
-	f := serveWithQueue(t, hold, nil, &g.replica)
+	f := serveOneAtATime(t, hold, nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	resp, text := f.post("/v1/chat/completions", askWhole)
@@ -250,7 +262,7 @@ func TestMaxInFlight(t *testing.T) {
 
 func TestDisconnectWhileQueued(t *testing.T) {
 	g := newGated()
-	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
+	f := serveOneAtATime(t, queueOf(10), nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	held := f.proxy.bodies.bytesInUse()
@@ -283,7 +295,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 
 func TestPriorityOrder(t *testing.T) {
 	g := newGated()
-	f := serveWithQueue(t, oneStreamQueue(10), nil, &g.replica)
+	f := serveOneAtATime(t, queueOf(10), nil, &g.replica)
 	all := []<-chan answer{f.background(asked("first", true))}
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	for i, priority := range []string{"5", "", "3", "0"} {
@@ -326,13 +338,13 @@ func TestKeyQueueTime(t *testing.T) {
 		keyOf("patient", func(k *apikey.Key) { k.QueueTime = time.Hour }),
 		keyOf("hasty", func(k *apikey.Key) { k.QueueTime = 50 * time.Millisecond }))
 	holding := func(d time.Duration) router.QueueSettings {
-		hold := oneStreamQueue(10)
+		hold := queueOf(10)
 		hold.OutageTimeout, hold.BusyTimeout = d, d
 		return hold
 	}
 	t.Run("longer", func(t *testing.T) {
 		g := newGated()
-		f := serveWithQueue(t, holding(50*time.Millisecond), users, &g.replica)
+		f := serveOneAtATime(t, holding(50*time.Millisecond), users, &g.replica)
 		first := f.background(asked("first", true), bearer("plain")...)
 		eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 		patient := f.background(asked("patient", false), bearer("patient")...)
@@ -350,7 +362,7 @@ func TestKeyQueueTime(t *testing.T) {
 	})
 	t.Run("shorter", func(t *testing.T) {
 		g := newGated()
-		f := serveWithQueue(t, holding(time.Hour), users, &g.replica)
+		f := serveOneAtATime(t, holding(time.Hour), users, &g.replica)
 		first := f.background(asked("first", true), bearer("plain")...)
 		eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 		plain := f.background(asked("plain", false), bearer("plain")...)
@@ -376,7 +388,7 @@ func TestKeyQueueTime(t *testing.T) {
 	})
 	t.Run("while connections are refused", func(t *testing.T) {
 		g := newGated()
-		f := serveWithQueue(t, holding(time.Hour), users, &g.replica)
+		f := serveOneAtATime(t, holding(time.Hour), users, &g.replica)
 		g.listener.Close()
 		if a := <-f.background(askWhole, bearer("hasty")...); a.status != http.StatusServiceUnavailable {
 			t.Errorf("got %+v", a)
@@ -397,9 +409,9 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 		keyOf("batch", func(k *apikey.Key) { k.Priority = 10 }))
 	f := func(name string, hold router.QueueSettings, text string) {
 		t.Run(name, func(t *testing.T) {
-			hold.OutageTimeout, hold.BusyTimeout, hold.StepTokens = time.Minute, time.Minute, 1
+			hold.OutageTimeout, hold.BusyTimeout = time.Minute, time.Minute
 			g := newGated()
-			f := serveWithQueue(t, hold, users, &g.replica)
+			f := serveOneAtATime(t, hold, users, &g.replica)
 			all := []<-chan answer{f.background(asked("first", true), bearer("normal")...)}
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			for _, class := range classes {
@@ -439,8 +451,8 @@ func TestBatchReserve(t *testing.T) {
 	f := func(name string, limits func(*Options), code string) {
 		t.Run(name, func(t *testing.T) {
 			g := newGated()
-			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, OutageTimeout: time.Minute, BusyTimeout: time.Minute, StepTokens: 1}
-			f := serveWithQueue(t, hold, limits, &g.replica)
+			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
+			f := serveOneAtATime(t, hold, limits, &g.replica)
 			var all []<-chan answer
 			for i := range inBatch {
 				all = append(all, f.background(asked(fmt.Sprint(i), true), priorityHeader, "5"))

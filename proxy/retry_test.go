@@ -881,9 +881,13 @@ func TestQueueTimeSpentOnce(t *testing.T) {
 
 func TestBurstAboveCapacity(t *testing.T) {
 	t.Parallel()
-	// A configured step budget applies from the first request on, before a prefill rate is known.
-	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute, StepTokens: 8192})
-	long := strings.Repeat(question, 20) // some 5,000 tokens each, of 8,192 a step
+	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute})
+	for _, b := range f.backends {
+		limited := *b.Options()
+		limited.MaxInFlight = 16
+		b.SetOptions(limited)
+	}
+	long := strings.Repeat(question, 20) // some 5,000 tokens each
 	const requests = 120
 	var wrong sync.Map
 	var all sync.WaitGroup
