@@ -88,7 +88,7 @@ func TestExplainTable(t *testing.T) {
 		Backends: []router.BackendExplanation{
 			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterSeconds: 0.25, TTFTSeconds: 0.264, Score: score(0.264), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Seconds: 0.227}, {Name: "later turns", Seconds: 0.037}}, Step: step.Default()},
 			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, TTFTSeconds: 5.145},
-			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(0.016), Weight: 2, Terms: []policy.Term{{Name: "prefill", Seconds: 0.016}, {Name: "delay", Seconds: 0.016}}, Step: step.Default(), Queued: "its next step is full"},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(0.016), Weight: 2, Terms: []policy.Term{{Name: "prefill", Seconds: 0.016}, {Name: "delay", Seconds: 0.016}}, Step: step.Default(), Queued: "its prefill queue is full"},
 		},
 		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
 	}}
@@ -96,7 +96,7 @@ func TestExplainTable(t *testing.T) {
 
   BACKEND               MATCHED  UNCACHED   QUEUED  IN-FLIGHT    KV  TOKENS/S   TTFT   COST
 > gpu-1                   1,984       129        0          0  50 %     8,000  0.016  0.016
-    wait: its next step is full
+    wait: its prefill queue is full
   gpu-0                       0     2,113        0          0  12 %     8,000  0.264  0.264
     must load the adapter
   a-name-that-is-long…    2,112        16  123,456        512     -    24,000  5.145      -

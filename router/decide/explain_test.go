@@ -136,9 +136,9 @@ func TestDescribe(t *testing.T) {
 		},
 		{
 			"the only one, queued",
-			Explanation{Choice: "a", Reason: ReasonOnly, Queued: "its next step is full", Backends: []BackendExplanation{scored("a", 0, 0)}},
+			Explanation{Choice: "a", Reason: ReasonOnly, Queued: "its prefill queue is full", Backends: []BackendExplanation{scored("a", 0, 0)}},
 			"a is the only candidate, and holds nothing of its prompt. " +
-				"It would wait in the admission queue, most likely for a: its next step is full.",
+				"It would wait in the admission queue, most likely for a: its prefill queue is full.",
 		},
 		{
 			"the longest match responds soonest",
