@@ -28,9 +28,9 @@ type Options struct {
 	Control  *control.Controller
 	Router   *router.Router
 	Fleet    *fleet.Fleet
-	Cluster  *cluster.Cluster   // nil: this proxy is the only one
-	Usage    *usage.Table       // of the API keys
-	Recorder *recorder.Recorder // nil: traffic is not recorded
+	Cluster  func() cluster.Status // nil: this proxy is the only one
+	Usage    *usage.Table          // of the API keys
+	Recorder *recorder.Recorder    // nil: traffic is not recorded
 	Metrics  http.Handler
 	Version  string
 	Log      *slog.Logger

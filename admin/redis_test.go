@@ -28,7 +28,7 @@ func TestRedisState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(Options{Cluster: c}).redisState()
+	s := New(Options{Cluster: c.Status}).redisState()
 	if s == nil || s.Connected || s.Reason == "" || s.Since.IsZero() || s.Proxies != 1 {
 		t.Errorf("before the first connection: %+v", s)
 	}

@@ -61,7 +61,7 @@ func (h *Handler) redisState() *redisState {
 	if h.Cluster == nil {
 		return nil
 	}
-	s := h.Cluster.Status()
+	s := h.Cluster()
 	return &redisState{s.Connected, s.Since.UTC(), s.Reason, s.Proxies, s.PeerRequests}
 }
 

@@ -58,16 +58,17 @@ func CheckSettings(s Settings) error {
 	return c.Close()
 }
 
-// newClient returns a client, which connects when it is used.
+// newClient returns a client, which connects when it is used. This is not a method of Settings, nor is what it calls:
+// then every package that has Settings would take seconds longer to compile, for the types of the clients.
 func newClient(s Settings) (redis.UniversalClient, error) {
 	redis.SetLogger(noLog{})
 	switch s.Mode {
 	case ModeSentinel:
-		return s.newSentinelClient()
+		return newSentinelClient(&s)
 	case ModeCluster:
-		return s.newClusterClient()
+		return newClusterClient(&s)
 	}
-	return s.newSingleClient()
+	return newSingleClient(&s)
 }
 
 // noLog discards what the clients log, in a log of the whole process: commands return the same
@@ -77,7 +78,7 @@ type noLog struct{}
 // Printf implements what redis.SetLogger takes.
 func (noLog) Printf(context.Context, string, ...any) {}
 
-func (s *Settings) newSingleClient() (redis.UniversalClient, error) {
+func newSingleClient(s *Settings) (redis.UniversalClient, error) {
 	o, err := redis.ParseURL(s.URL)
 	if err != nil {
 		return nil, urlError(err, "redis://host:6379, or rediss:// for TLS")
@@ -93,7 +94,7 @@ func (s *Settings) newSingleClient() (redis.UniversalClient, error) {
 	return redis.NewClient(o), nil
 }
 
-func (s *Settings) newSentinelClient() (redis.UniversalClient, error) {
+func newSentinelClient(s *Settings) (redis.UniversalClient, error) {
 	const form = "redis://sentinel:26379?master_name=mymaster&addr=sentinel2:26379"
 	o, err := redis.ParseFailoverURL(s.URL)
 	if err != nil {
@@ -112,7 +113,7 @@ func (s *Settings) newSentinelClient() (redis.UniversalClient, error) {
 	return redis.NewFailoverClient(o), nil
 }
 
-func (s *Settings) newClusterClient() (redis.UniversalClient, error) {
+func newClusterClient(s *Settings) (redis.UniversalClient, error) {
 	o, err := redis.ParseClusterURL(s.URL)
 	if err != nil {
 		return nil, urlError(err, "redis://host:6379?addr=host2:6379")

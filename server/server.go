@@ -193,11 +193,19 @@ func New(o Options) (*Server, error) {
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
 		Control: controller,
-		Fleet:   s.fleet, Cluster: s.cluster, Usage: s.usage, Recorder: s.files.recorder, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+		Fleet:   s.fleet, Cluster: s.clusterStatus(), Usage: s.usage, Recorder: s.files.recorder, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.warnIfMoreDescriptorsNeeded(c)
 	s.listeners, err = s.openListeners()
 	return s, err
+}
+
+// clusterStatus returns what returns the state of the cluster, nil if there is none.
+func (s *Server) clusterStatus() func() cluster.Status {
+	if s.cluster == nil {
+		return nil
+	}
+	return s.cluster.Status
 }
 
 func (s *Server) reportPanic(place recovery.Place, cause any, stack []byte) {
