@@ -25,6 +25,7 @@ worlds: ## compare routing in drawn worlds with the committed figures
 	.ci/run worlds
 
 demo: ## compare two policies, each with a fleet of simulated replicas
+	@echo "building, which takes about a minute the first time"
 	go run . demo
 
 e2e: ## run the tests that start the program, without those with a build tag

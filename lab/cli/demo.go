@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,6 +33,7 @@ const (
 	demoRequestTimeout = time.Minute // requests take about a second
 	demoReadyTimeout   = 10 * time.Second
 	demoSampleInterval = 50 * time.Millisecond
+	demoUpdateInterval = 500 * time.Millisecond
 )
 
 // demoOptions are the flags of demo.
@@ -40,6 +42,7 @@ type demoOptions struct {
 	duration time.Duration // 0: until interrupted
 	listen   string
 	admin    string
+	page     string
 	json     bool
 }
 
@@ -72,6 +75,7 @@ network.`,
 	flags.DurationVar(&o.duration, "for", 0, "stop after `DURATION`; 0 runs until Ctrl-C")
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:0", "`ADDRESS` of the proxy with the policy prefix, which accepts other requests too; port 0 selects a free one")
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:0", "`ADDRESS` of its admin listener, with metrics and the live page")
+	flags.StringVar(&o.page, "page", "127.0.0.1:0", "`ADDRESS` of a page that shows both fleets")
 	flags.BoolVar(&o.json, "json", false, "print only the results, as JSON")
 	return cmd
 }
@@ -104,6 +108,13 @@ func demoChats(backends int) *loadgen.Chats {
 	}
 }
 
+// describeDemoTraffic returns what the chats are, in one sentence.
+func describeDemoTraffic(c *loadgen.Chats) string {
+	return fmt.Sprintf("%d users chat at the same time with each fleet: a chat begins with one of %d system prompts of about %d tokens, some of them much more popular, "+
+		"and has %d to %d messages of %d to %d tokens, with outputs of %d to %d; each user pauses about %.0f s before a message.",
+		c.Concurrency, c.SystemPrompts, c.SystemTokens, c.Turns.Min, c.Turns.Max, c.UserTokens.Min, c.UserTokens.Max, c.OutputTokens.Min, c.OutputTokens.Max, c.Think.Seconds())
+}
+
 // runDemo runs the demo until ctx is done or its time is over, and prints the results.
 func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.Writer) error {
 	// The servers outlive the clients, so that no request is aborted.
@@ -122,7 +133,15 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 			}
 		})
 	}
-	baseline, err := startDemoReplicasAndProxy(configs, "round-robin", o.backends, "127.0.0.1:0", "", startServer)
+	if !o.json {
+		writeDemoTraffic(out, o.backends)
+	}
+	page, err := newDemoPage(o.page)
+	if err != nil {
+		return fmt.Errorf("--page: %w", err)
+	}
+	startServer(page.run)
+	baseline, err := startDemoReplicasAndProxy(configs, "round-robin", o.backends, "127.0.0.1:0", "127.0.0.1:0", startServer)
 	if err != nil {
 		return err
 	}
@@ -140,14 +159,14 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 
 	screen := newDemoScreen(out)
 	if !o.json {
-		writeDemoIntroduction(out, o.backends, prefix)
+		writeDemoAddresses(out, page, prefix)
 	}
 	if o.duration > 0 {
 		var cancel context.CancelFunc
 		load, cancel = context.WithTimeout(load, o.duration)
 		defer cancel()
 	}
-	elapsed := runDemoLoad(load, o, fleets, screen)
+	elapsed := runDemoLoad(load, o, fleets, screen, page)
 	if cause := context.Cause(load); ctx.Err() == nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause // a server failed
 	}
@@ -161,14 +180,18 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 
 // runDemoLoad sends the chats to all fleets until ctx is done, and returns the time
 // that this took.
-func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen) (elapsed time.Duration) {
+func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen, page *demoPage) (elapsed time.Duration) {
 	chats := demoChats(o.backends)
+	state := demoState{Traffic: describeDemoTraffic(chats)}
+	for _, f := range fleets {
+		state.LivePages = append(state.LivePages, f.adminURL+"/")
+	}
 	start := time.Now()
 	var clients sync.WaitGroup
 	for _, f := range fleets {
 		clients.Go(func() { f.runChats(ctx, chats) })
 	}
-	sample, refresh := time.NewTicker(demoSampleInterval), time.NewTicker(screen.updateInterval())
+	sample, refresh := time.NewTicker(demoSampleInterval), time.NewTicker(demoUpdateInterval)
 	defer sample.Stop()
 	defer refresh.Stop()
 	if screen.terminal && !o.json {
@@ -181,8 +204,10 @@ func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen
 				f.sampleInFlight()
 			}
 		case <-refresh.C:
-			if !o.json {
-				screen.update(time.Since(start), summarizeFleets(fleets, time.Since(start)))
+			state.Elapsed, state.Results = time.Since(start).Seconds(), summarizeFleets(fleets, time.Since(start))
+			page.update(state)
+			if !o.json && screen.isUpdateDue(time.Since(start)) {
+				screen.update(time.Since(start), state.Results)
 			}
 		case <-ctx.Done():
 		}
@@ -201,19 +226,48 @@ func summarizeFleets(fleets []*demoFleet, elapsed time.Duration) []replay.Summar
 	return all
 }
 
-func writeDemoIntroduction(out io.Writer, backends int, f *demoFleet) {
-	fmt.Fprintf(out, `Two fleets of %d simulated replicas serve the same live chats: one behind a proxy
-with the policy round-robin, one behind a proxy with the policy prefix. You can
-send requests to the second one too, with any API key:
+func writeDemoTraffic(out io.Writer, backends int) {
+	fmt.Fprintf(out, `Starting two fleets of %d simulated replicas: one behind a proxy with the policy
+round-robin, one behind a proxy with the policy prefix. Both get the same chats.
+
+%s
+
+`, backends, wrapText(describeDemoTraffic(demoChats(backends)), 80))
+}
+
+func writeDemoAddresses(out io.Writer, page *demoPage, f *demoFleet) {
+	fmt.Fprintf(out, `You can send requests to the second proxy too, with any API key:
 
   curl %s/v1/chat/completions \
     -H 'Content-Type: application/json' \
     -d '{"model":"sim","messages":[{"role":"user","content":"Hello"}]}'
 
-`, backends, f.url)
+Both fleets: %s/
+`, f.url, page.url())
 	if f.adminURL != "" {
-		fmt.Fprintf(out, "Live page: %s/\nMetrics:   %[1]s/metrics\n\n", f.adminURL)
+		fmt.Fprintf(out, "Live page: %s/ (prefix)\nMetrics: %[1]s/metrics\n", f.adminURL)
 	}
+	fmt.Fprintln(out)
+}
+
+// wrapText breaks a text into lines of at most width characters.
+func wrapText(text string, width int) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			b.WriteByte('\n')
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
 }
 
 // demoFleet is a proxy with simulated replicas, and the results of the chats sent to it.

@@ -20,6 +20,7 @@ type demoScreen struct {
 	terminal bool
 	height   int  // lines of the frame on the terminal
 	final    bool // the results will not change
+	nextLine time.Duration
 }
 
 // demoStatusLine returns the line above the results.
@@ -39,12 +40,21 @@ func newDemoScreen(out io.Writer) *demoScreen {
 	return &demoScreen{out: out, terminal: isTerminal(out)}
 }
 
-// updateInterval returns the time between calls of update.
-func (s *demoScreen) updateInterval() time.Duration {
+const (
+	firstLineDelay = 2 * time.Second
+	lineInterval   = 5 * time.Second
+)
+
+// isUpdateDue reports whether to call update: always on a terminal, else now and then. It counts as called if it is.
+func (s *demoScreen) isUpdateDue(elapsed time.Duration) bool {
 	if s.terminal {
-		return 500 * time.Millisecond
+		return true
 	}
-	return 5 * time.Second
+	if elapsed < max(s.nextLine, firstLineDelay) {
+		return false
+	}
+	s.nextLine = elapsed.Truncate(lineInterval) + lineInterval
+	return true
 }
 
 // update shows the results so far.

@@ -25,7 +25,7 @@ func testDemo(t *testing.T, ctx context.Context, o demoOptions) (replay.Report, 
 	t.Helper()
 	defer verifyNoGoroutineLeft(t, goleak.IgnoreCurrent())
 	o.backends = 4
-	o.listen, o.admin = "127.0.0.1:0", "127.0.0.1:0"
+	o.listen, o.admin, o.page = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	var out bytes.Buffer
 	if err := runDemo(ctx, o, testConfigs(), &out); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestDemoInterrupted(t *testing.T) {
 
 func TestDemoInvalidPort(t *testing.T) {
 	defer verifyNoGoroutineLeft(t, goleak.IgnoreCurrent())
-	err := runDemo(t.Context(), demoOptions{backends: 1, listen: "127.0.0.1:99999"}, testConfigs(), io.Discard)
+	err := runDemo(t.Context(), demoOptions{backends: 1, listen: "127.0.0.1:99999", page: "127.0.0.1:0"}, testConfigs(), io.Discard)
 	if err == nil {
 		t.Error("no error")
 	}
