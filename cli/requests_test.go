@@ -61,7 +61,7 @@ func TestRequestsCommand(t *testing.T) {
 	for args, want := range map[string]string{
 		"--limit 0":          "--limit 0 is not between 1 and 10000",
 		"--slower-than -1s":  "--slower-than -1s is negative",
-		"--slower-than long": `invalid argument "long" for "--slower-than" flag`,
+		"--slower-than long": `--slower-than: "long" is not a duration`,
 		"a":                  `unknown command "a" for "warmroute requests"`,
 	} {
 		if status, _, stderr := run(strings.Fields(args)...); status != 2 || !strings.Contains(stderr, want) {
