@@ -35,7 +35,7 @@ var allowedImports = map[string]string{
 	"main":         "cli config server lab",
 
 	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster config fleet registration admin server cli",
-	"e2e":     "filelock backends prompt router metrics proxy cluster config fleet registration admin server cli lab",
+	"e2e":     "filelock usage backends prompt router metrics proxy cluster config fleet registration admin server cli lab",
 	"scripts": "lab",
 }
 

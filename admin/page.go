@@ -25,7 +25,7 @@ func pageFile(r *http.Request) string {
 	switch r.URL.Path {
 	case "/":
 		return "index.html"
-	case "/style.css", "/page.js", "/history.js", "/finished.js", "/icon.svg":
+	case "/style.css", "/page.js", "/history.js", "/finished.js", "/usage.js", "/icon.svg":
 		return r.URL.Path[1:]
 	}
 	return ""

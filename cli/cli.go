@@ -79,6 +79,7 @@ configuration. A second SIGTERM or Ctrl-C stops at once.`,
 		setGroup(groupRun, newExplainCommand(configs)),
 		setGroup(groupRun, newBackendsCommand(configs)),
 		setGroup(groupRun, newRequestsCommand(configs)),
+		setGroup(groupRun, newUsageCommand()),
 		setGroup(groupRun, newHealthCommand(configs)),
 	)
 	for _, cmd := range lab {

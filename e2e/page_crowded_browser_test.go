@@ -32,6 +32,7 @@ import (
 	"warmroute/proxy"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
+	"warmroute/usage"
 )
 
 var screenshotDir = flag.String("screenshots", "", "write screenshots of the live page of a large fleet to this `DIRECTORY`, and measure its scripts")
@@ -95,8 +96,9 @@ func startCrowdedPage(t *testing.T) (url string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	used := usage.NewInMemory()
 	p := proxy.New(proxy.Options{
-		Registry: registry, Router: r, Metrics: metrics.New(registry, r, "test"), Log: log, BlockBytes: 256, Keys: apikey.New(nil),
+		Usage: used, Registry: registry, Router: r, Metrics: metrics.New(registry, r, "test"), Log: log, BlockBytes: 256, Keys: apikey.New(nil),
 		RecheckHealth: func(*backends.Backend) {},
 		Settings:      proxy.Settings{Attempts: 2, Limits: proxy.Limits{InFlight: 100, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}},
 	})
@@ -105,7 +107,7 @@ func startCrowdedPage(t *testing.T) (url string) {
 		t.Fatal(err)
 	}
 	initial.Registry = registry
-	h := httptest.NewServer(admin.New(admin.Options{Registry: registry, Fleet: fleet.New(fleet.Options{Initial: initial}), Router: r, Proxy: p, Log: log, Version: "test"}))
+	h := httptest.NewServer(admin.New(admin.Options{Registry: registry, Fleet: fleet.New(fleet.Options{Initial: initial}), Router: r, Proxy: p, Usage: used, Log: log, Version: "test"}))
 	t.Cleanup(h.Close)
 
 	public := httptest.NewServer(p)
