@@ -32,7 +32,7 @@ const showUsage = rows('usage', (row, first) => {
   const queue = cell(row, 'Queue', 'right');
   const saved = cell(row, 'Prefill saved', 'right');
   return (r) => {
-    requests(whole.format(r.requests), r.errors ? `${whole.format(r.errors)} with an error` : '');
+    requests(whole.format(r.requests), r.errors ? `${whole.format(r.errors)} failed` : '');
     setText(inFlight, r.inFlight === undefined ? none : whole.format(r.inFlight));
     prompt(whole.format(r.prompt_tokens), estimatedShare(r.estimated_tokens, r.prompt_tokens + r.output_tokens));
     cached(r.prompt_tokens ? percent(r.cached_tokens / r.prompt_tokens) : none, estimatedShare(r.estimated_cached_tokens, r.cached_tokens));
