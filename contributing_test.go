@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -37,6 +38,45 @@ func TestPathsInDocuments(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLinksInDocuments has each link to a file or a heading of this repository lead to one.
+func TestLinksInDocuments(t *testing.T) {
+	var pages []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "lab/docs/*.md"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, found...)
+	}
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	for _, page := range pages {
+		for _, found := range link.FindAllStringSubmatch(readText(t, page), -1) {
+			if strings.Contains(found[1], "://") {
+				continue
+			}
+			file, heading, _ := strings.Cut(found[1], "#")
+			target := filepath.Join(filepath.Dir(page), file)
+			if file == "" {
+				target = page
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %v", page, err)
+			} else if heading != "" && !slices.Contains(headingsOf(readText(t, target)), heading) {
+				t.Errorf("%s: %s has no heading %s", page, target, heading)
+			}
+		}
+	}
+}
+
+// headingsOf returns the names by which GitHub links to the headings of a page.
+func headingsOf(page string) (names []string) {
+	notInName := regexp.MustCompile("[^a-z0-9_ -]")
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(page, -1) {
+		names = append(names, strings.ReplaceAll(notInName.ReplaceAllString(strings.ToLower(heading[1]), ""), " ", "-"))
+	}
+	return names
 }
 
 // TestLintersHaveTagsOfCI has editors and golangci-lint read the files that .ci/run reads.

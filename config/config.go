@@ -2,7 +2,7 @@
 // flags, validates it, and compares two of them for a reload.
 package config
 
-//go:generate go test -run TestSchemaIsCurrent -update .
+//go:generate go test -run IsCurrent -update .
 
 import (
 	"crypto/tls"

@@ -27,7 +27,7 @@ func readAlerts(t *testing.T) []alertRule {
 }
 
 func TestAlertAnnotations(t *testing.T) {
-	guide, err := os.ReadFile("docs/operations.md")
+	guide, err := os.ReadFile("docs/reference/alerts.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,16 +37,16 @@ func TestAlertAnnotations(t *testing.T) {
 		if r.Annotations["summary"] == "" || r.Labels["severity"] == "" {
 			t.Errorf("%s lacks a summary or a severity", r.Alert)
 		}
-		if want := "docs/operations.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
+		if want := "docs/reference/alerts.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
 			t.Errorf("the runbook of %s is %q, want %q", r.Alert, r.Annotations["runbook"], want)
 		}
-		if !bytes.Contains(guide, []byte("\n#### "+r.Alert+"\n")) {
-			t.Errorf("docs/operations.md has no section for %s", r.Alert)
+		if !bytes.Contains(guide, []byte("\n## "+r.Alert+"\n")) {
+			t.Errorf("docs/reference/alerts.md has no section for %s", r.Alert)
 		}
 	}
-	for _, section := range regexp.MustCompile(`(?m)^#### (Warmroute\w+)$`).FindAllSubmatch(guide, -1) {
+	for _, section := range regexp.MustCompile(`(?m)^## (Warmroute\w+)$`).FindAllSubmatch(guide, -1) {
 		if !named[string(section[1])] {
-			t.Errorf("docs/operations.md has a section for %s, which is no alert", section[1])
+			t.Errorf("docs/reference/alerts.md has a section for %s, which is no alert", section[1])
 		}
 	}
 }

@@ -188,7 +188,7 @@ func (p *program) awaitInFlight(n float64) {
 	p.eventually(fmt.Sprint(n, " requests are in flight"), func() bool { return metricSum(p.t, p.admin, "warmroute_backend_in_flight") == n })
 }
 
-// TestBodiesInFlightMemory compares docs/operations.md, "Sizing", with bodies that a replica works on.
+// TestBodiesInFlightMemory compares docs/deploy/sizing.md with bodies that a replica works on.
 func TestBodiesInFlightMemory(t *testing.T) {
 	const clients, each = 8, 58 << 20 / 8
 	release := make(chan struct{})
@@ -225,7 +225,7 @@ func TestBodiesInFlightMemory(t *testing.T) {
 	}
 }
 
-// TestStreamBeginningsMemory compares docs/operations.md, "Sizing", with replicas that send comments for
+// TestStreamBeginningsMemory compares docs/deploy/sizing.md with replicas that send comments for
 // long before the first event.
 func TestStreamBeginningsMemory(t *testing.T) {
 	const clients, comments = 300, 1 << 20
@@ -287,7 +287,7 @@ func (p *program) awaitIdleCPU() {
 	})
 }
 
-// TestHeaderLinesMemory compares docs/operations.md, "Sizing", with headers of many short lines that do
+// TestHeaderLinesMemory compares docs/deploy/sizing.md with headers of many short lines that do
 // not end.
 func TestHeaderLinesMemory(t *testing.T) {
 	const clients, lines = 200, 7500

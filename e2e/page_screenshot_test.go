@@ -19,7 +19,7 @@ import (
 var screenshotFile = flag.String("screenshot", "", "write a screenshot of the live page, after 90 s of the demo, to this PNG `FILE`")
 
 // TestPageScreenshot captures the live page of a demo with a drained backend. With
-// -screenshot it makes the picture of docs/operations.md.
+// -screenshot it makes the picture of README.md.
 func TestPageScreenshot(t *testing.T) {
 	load, file := time.Second, filepath.Join(t.TempDir(), "page.png")
 	if *screenshotFile != "" {

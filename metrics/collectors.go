@@ -20,7 +20,7 @@ var (
 	queuedRequests = prometheus.NewDesc("warmroute_queue_requests", "Requests in the admission queue by priority class.", []string{"class"}, nil)
 	modelBackends  = prometheus.NewDesc("warmroute_model_backends", "Backends that list the model.", []string{"model"}, nil)
 	modelReady     = prometheus.NewDesc("warmroute_model_ready_backends", "Backends that list the model, are ready and make progress. At 0, requests for the model wait in the admission queue until its timeout.", []string{"model"}, nil)
-	indexBytes     = prometheus.NewDesc("warmroute_index_bytes", "Memory used by the index (estimated).", nil, nil)
+	indexBytes     = prometheus.NewDesc("warmroute_index_bytes", "Approximate memory used by the index; bounded by index.max_bytes.", nil, nil)
 )
 
 type backendState struct {
@@ -65,15 +65,15 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return float64(b.breaker) }),
 		newBackendMetric(prometheus.CounterValue, "backend_breaker_opens_total", "Number of times that the circuit breaker opened, including after failed trial requests.",
 			func(b *backendState) float64 { return float64(b.opens) }),
-		newBackendMetric(prometheus.CounterValue, "backend_aborted_responses_total", "Responses aborted by the backend's engine, before or after their first content.",
+		newBackendMetric(prometheus.CounterValue, "backend_aborted_responses_total", "Responses aborted by the backend's engine, before or after their first content. vLLM aborts its requests when it is stopped without --shutdown-timeout, paused or put to sleep.",
 			func(b *backendState) float64 { return float64(b.Aborted.Load()) }),
-		newBackendMetric(prometheus.CounterValue, "backend_wrong_responses_total", "Responses to other requests of this proxy that connections to the backend carried.",
+		newBackendMetric(prometheus.CounterValue, "backend_wrong_responses_total", "Responses to other requests of this proxy that connections to the backend carried; no client got one. Should stay 0: if it grows, find what sends them, and start vLLM with --enable-request-id-headers.",
 			func(b *backendState) float64 { return float64(b.WrongResponses.Load()) }),
 	}},
 	{func(b *backendState) bool { return b.load != nil && b.load.QueuesKnown }, []backendMetric{
 		newBackendMetric(prometheus.GaugeValue, "backend_running", "Requests in the engine's batch, as reported by vLLM.",
 			func(b *backendState) float64 { return float64(b.load.Running) }),
-		newBackendMetric(prometheus.GaugeValue, "backend_waiting", "Requests in the engine's queue, as reported by vLLM.",
+		newBackendMetric(prometheus.GaugeValue, "backend_waiting", "Requests in the engine's queue, as reported by vLLM. More than a few: other clients use the replica.",
 			func(b *backendState) float64 { return float64(b.load.Waiting) }),
 	}},
 	{func(b *backendState) bool { return b.load != nil && b.load.KVKnown }, []backendMetric{
@@ -85,7 +85,7 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return float64(b.index.Blocks) }),
 		newBackendMetric(prometheus.GaugeValue, "index_capacity_blocks", "Maximum number of blocks in the backend's part of the index.",
 			func(b *backendState) float64 { return float64(b.index.Capacity) }),
-		newBackendMetric(prometheus.CounterValue, "index_evictions_total", "Blocks evicted from the backend's part of the index.",
+		newBackendMetric(prometheus.CounterValue, "index_evictions_total", "Blocks evicted from the backend's part of the index, as the replica's cache evicts them. Normal under load.",
 			func(b *backendState) float64 { return float64(b.index.Evictions) }),
 		newBackendMetric(prometheus.CounterValue, "index_resets_total", "Number of times that the cached tokens which the replica reported showed that it had lost its prefix cache.",
 			func(b *backendState) float64 { return float64(b.index.Resets) }),
@@ -99,7 +99,7 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return boolToFloat(b.index.KV.Complete) }),
 	}},
 	{func(b *backendState) bool { return b.estimates != nil }, []backendMetric{
-		newBackendMetric(prometheus.GaugeValue, "learned_capacity_factor", "Effective size of the KV cache divided by the size that the replica reports.",
+		newBackendMetric(prometheus.GaugeValue, "learned_capacity_factor", "Effective size of the KV cache divided by the size that the replica reports. Well below 1: other clients use it.",
 			func(b *backendState) float64 { return b.estimates.CapacityFactor }),
 		newBackendMetric(prometheus.GaugeValue, "learned_bytes_per_token", "Bytes of prompt text per token.",
 			func(b *backendState) float64 { return b.estimates.BytesPerToken }),
@@ -123,7 +123,7 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return b.estimates.PromptTokens }),
 		newBackendMetric(prometheus.CounterValue, "compared_predicted_tokens_total", "Cached tokens as predicted, of responses whose number of cached tokens is known.",
 			func(b *backendState) float64 { return b.estimates.PredictedTokens }),
-		newBackendMetric(prometheus.CounterValue, "compared_observed_tokens_total", "Cached tokens as reported by the replica.",
+		newBackendMetric(prometheus.CounterValue, "compared_observed_tokens_total", "Cached tokens as reported by the replica. Divided by warmroute_compared_prompt_tokens_total: the hit ratio.",
 			func(b *backendState) float64 { return b.estimates.ObservedTokens }),
 	}},
 }

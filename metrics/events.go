@@ -30,13 +30,13 @@ type eventMetrics struct {
 // zero, so that the first event is visible in a rate.
 func newEventMetrics(register promauto.Factory) *eventMetrics {
 	e := &eventMetrics{
-		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client, by reason.", "reason"),
+		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had closed; truncated: the response ended early or is invalid; loop: another proxy had seen the request; rank, scaling: the replica has other engines than before; wrong_response: to another request.", "reason"),
 		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
 		aborts:     newCounterVec(register, "aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
 		queueTime: register.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
 			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)),
-		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full, by result.", "end"),
-		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path), by result.", "result"),
+		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full. timeout: no backend had room within routing.queue.busy_time; none_ready: none was ready and made progress within routing.queue.time.", "end"),
+		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path). known: its replica was known; found: by asking the replicas; lost: its replica was restarted or removed.", "result"),
 		unauthorized:    newCounterVec(register, "unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
 		registrations:   newCounterVec(register, "registration_calls_total", "Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),
 		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed polls of a backend's /metrics.", "backend"),

@@ -3,6 +3,8 @@
 // backends or from a fixed set, never from a client.
 package metrics
 
+//go:generate go test ../e2e -run TestMetricsReferenceIsCurrent -update
+
 import (
 	"net/http"
 

@@ -54,7 +54,7 @@ func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiEr
 		}
 	}
 	p.metrics.CountUnauthorized(problem)
-	return nil, newError(http.StatusUnauthorized, "invalid_api_key", message)
+	return nil, newError(http.StatusUnauthorized, codeInvalidAPIKey, message)
 }
 
 // presentedSecrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
@@ -156,7 +156,7 @@ func (r *request) recordKeyUsage(ended time.Time) {
 
 // rateLimitError returns OpenAI's error for a request beyond a limit.
 func rateLimitError(r *apikey.LimitError) *apiError {
-	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "")
+	e := newError(http.StatusTooManyRequests, codeRateLimitExceeded, "")
 	e.kind, e.retryAfter = string(r.Limit), max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
 	if r.Limit == apikey.LimitConcurrency {
 		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d concurrent requests. Try again when one has ended.", r.Max)

@@ -59,7 +59,7 @@ func unavailableError(code, message string) *apiError {
 }
 
 func firstByteTimeoutError() *apiError {
-	return newError(http.StatusGatewayTimeout, "first_byte_timeout", "the replica sent no event in time (timeouts.first_byte)")
+	return newError(http.StatusGatewayTimeout, codeFirstByteTimeout, "the replica sent no event in time (timeouts.first_byte)")
 }
 
 // sourceUnlessReplica returns "warmroute" for an error of the proxy's, "" for a replica's own.
@@ -156,15 +156,15 @@ func (f format) formatErrorEvent(e *apiError) []byte {
 // truncatedError returns the error for a stream that the replica did not complete, and its
 // cause.
 func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
-	e := newError(http.StatusBadGateway, "replica_failed", "the replica closed the response early")
+	e := newError(http.StatusBadGateway, codeReplicaFailed, "the replica closed the response early")
 	switch {
 	case s.events.aborted:
-		e.code, e.message = "replica_aborted", "the replica aborted the request, so the response is incomplete"
+		e.code, e.message = codeReplicaAborted, "the replica aborted the request, so the response is incomplete"
 		return e, errAborted
 	case errors.Is(s.readErr, errFirstByte):
 		return firstByteTimeoutError(), s.readErr
 	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
-		return newError(http.StatusGatewayTimeout, "idle_timeout", "the replica stopped sending (timeouts.idle)"), s.readErr
+		return newError(http.StatusGatewayTimeout, codeIdleTimeout, "the replica stopped sending (timeouts.idle)"), s.readErr
 	}
 	if s.readErr == io.EOF {
 		return e, errTruncated
@@ -206,9 +206,9 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 // replicaError returns the error of a replica, to be sent as an event of a stream.
 func replicaError(status int, body []byte) *apiError {
 	if status < 400 {
-		return newError(http.StatusBadGateway, "replica_failed", "the replica did not respond with a stream")
+		return newError(http.StatusBadGateway, codeReplicaFailed, "the replica did not respond with a stream")
 	}
-	e := newError(status, "replica_failed", "the replica responded: "+http.StatusText(status))
+	e := newError(status, codeReplicaFailed, "the replica responded: "+http.StatusText(status))
 	e.kind = "bad_gateway"
 	object := gjson.ParseBytes(body)
 	if inner := object.Get("error"); inner.IsObject() {

@@ -350,7 +350,7 @@ func (r *request) respondWithError(a *action) {
 	case respondReplicaError:
 		r.relayFailure(best)
 	case respondNoDescriptors:
-		r.sendError(unavailableError("out_of_descriptors", "the proxy has no free file descriptor to connect to a replica; try again"))
+		r.sendError(unavailableError(codeOutOfDescriptors, "the proxy has no free file descriptor to connect to a replica; try again"))
 	case respondNotPicked:
 		r.sendError(r.notPickedError(a.err))
 	default:
@@ -362,14 +362,14 @@ func (r *request) respondWithError(a *action) {
 func attemptsFailedError(best *failure) *apiError {
 	switch {
 	case best.reason == metrics.RetryStalled:
-		return newError(http.StatusGatewayTimeout, "replica_stalled", "the replica is stalled, and no other could serve the request")
+		return newError(http.StatusGatewayTimeout, codeReplicaStalled, "the replica is stalled, and no other could serve the request")
 	case best.reason == metrics.RetryResponse:
-		return newError(http.StatusGatewayTimeout, "response_timeout",
+		return newError(http.StatusGatewayTimeout, codeResponseTimeout,
 			"the replica sent no response and made no progress in time (timeouts.response)")
 	case best.reason == metrics.RetryFirstByte:
 		return firstByteTimeoutError()
 	}
-	e := newError(http.StatusBadGateway, "replica_failed", "no replica could serve the request: "+string(best.reason))
+	e := newError(http.StatusBadGateway, codeReplicaFailed, "no replica could serve the request: "+string(best.reason))
 	e.retryAfter = 1
 	return e
 }
@@ -385,7 +385,7 @@ func (r *request) notPickedError(err error) *apiError {
 	} else {
 		wait = withJitter(int(r.proxy.router.RetryAfter(r.input.request.Priority) / time.Second))
 	}
-	e := unavailableError("no_replica", fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
+	e := unavailableError(codeNoReplica, fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	if h := &r.history; h.mayWait() && h.queueTimeouts.Left(h.waited, true) <= 0 {
 		e.message = fmt.Sprintf("no replica that serves this model was ready within %s; try again in %ds", h.queueLimit(true), wait)
 	}
@@ -393,17 +393,17 @@ func (r *request) notPickedError(err error) *apiError {
 	case errors.Is(err, router.ErrUnknownModel):
 		return r.proxy.unknownModelError(r.input.request.CatalogID, r.account)
 	case errors.Is(err, router.ErrPanicked):
-		return newError(http.StatusInternalServerError, "internal_error",
+		return newError(http.StatusInternalServerError, codeInternalError,
 			"the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log")
 	case errors.Is(err, router.ErrEndpointMissing):
-		return newError(http.StatusNotFound, "endpoint_not_served",
+		return newError(http.StatusNotFound, codeEndpointNotServed,
 			"no replica of the model serves "+r.endpoint.path+"; use another endpoint, or enable it in vLLM")
 	case errors.Is(err, router.ErrMaxInFlight):
-		e = overloadedError("replicas_full", "every replica is at its limit of requests (backends[].max_in_flight)", wait)
+		e = overloadedError(codeReplicasFull, "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):
-		e = overloadedError("queue_full", "the admission queue is full for this priority class (routing.queue)", wait)
+		e = overloadedError(codeQueueFull, "the admission queue is full for this priority class (routing.queue)", wait)
 	case errors.Is(err, router.ErrQueueTimeout):
-		e = overloadedError("queue_timeout", "no replica could start this request within "+r.history.queueLimit(false), wait)
+		e = overloadedError(codeQueueTimeout, "no replica could start this request within "+r.history.queueLimit(false), wait)
 	}
 	e.retryAfter = wait
 	return e

@@ -61,7 +61,7 @@ func checkHeaderLines(h http.Header) *apiError {
 		lines += len(values)
 	}
 	if lines > maxHeaderLines {
-		return newError(http.StatusRequestHeaderFieldsTooLarge, "too_many_headers", tooManyHeaderLines)
+		return newError(http.StatusRequestHeaderFieldsTooLarge, codeTooManyHeaders, tooManyHeaderLines)
 	}
 	return nil
 }

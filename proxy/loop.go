@@ -59,7 +59,7 @@ func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
 }
 
 func loopError(message string) *apiError {
-	return newError(http.StatusLoopDetected, "loop_detected", message)
+	return newError(http.StatusLoopDetected, codeLoopDetected, message)
 }
 
 // appendInstanceID adds the id of this proxy to those in h.

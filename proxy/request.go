@@ -268,7 +268,7 @@ func (r *request) recordUploadError(err error) *apiError {
 	case r.isCancelled():
 		return r.recordProxyEnd()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return newError(http.StatusRequestTimeout, "body_timeout",
+		return newError(http.StatusRequestTimeout, codeBodyTimeout,
 			"the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it")
 	// One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
@@ -279,10 +279,10 @@ func (r *request) recordUploadError(err error) *apiError {
 
 // bodyLimitError returns the error for a body beyond a limit, or nil if err is another one.
 func (r *request) bodyLimitError(err error) *apiError {
-	e := unavailableError("bodies_too_large", "")
+	e := unavailableError(codeBodiesTooLarge, "")
 	switch {
 	case err == errBodyTooLarge:
-		return newError(http.StatusRequestEntityTooLarge, "body_too_large",
+		return newError(http.StatusRequestEntityTooLarge, codeBodyTooLarge,
 			"the request body exceeds the limit of "+formatBytes(r.settings.BodyBytes)+" (limits.body_bytes)")
 	case err == errBodyMemory:
 		e.message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
@@ -410,14 +410,14 @@ func (r *request) checkInFlightLimit() *apiError {
 	if r.proxy.inFlight.Load() <= r.limitForPriority(int64(r.settings.InFlight)) {
 		return nil
 	}
-	e := unavailableError("too_many_requests", "too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
+	e := unavailableError(codeTooManyRequests, "too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
 	e.kind = "overloaded"
 	return e
 }
 
 func (r *request) checkQueryLength() *apiError {
 	if int64(len(r.httpReq.URL.RawQuery)) > r.settings.QueryBytes {
-		return newError(http.StatusRequestURITooLong, "query_too_long", "the query of the URL is too long (limits.query_bytes)")
+		return newError(http.StatusRequestURITooLong, codeQueryTooLong, "the query of the URL is too long (limits.query_bytes)")
 	}
 	return nil
 }
@@ -432,7 +432,7 @@ func (r *request) checkContentEncoding() *apiError {
 }
 
 func contentEncodingError() *apiError {
-	return newError(http.StatusUnsupportedMediaType, "unsupported_content_encoding",
+	return newError(http.StatusUnsupportedMediaType, codeUnsupportedEncoding,
 		"the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header")
 }
 
@@ -444,7 +444,7 @@ var ErrShutdown = errors.New("proxy ended before the response was complete (time
 func (p *Proxy) FailReadiness() { p.unready.Store(true) }
 
 func shuttingDownError() *apiError {
-	return unavailableError("shutting_down", "this proxy is shutting down; try again")
+	return unavailableError(codeShuttingDown, "this proxy is shutting down; try again")
 }
 
 // isCancelled reports whether an operator has cancelled the request.
@@ -472,5 +472,5 @@ func (r *request) recordProxyEnd() *apiError {
 	}
 	r.client.cancelled, r.client.writeTimeout, r.client.deadline = nil, cancelGrace, time.Time{}
 	// Not a 5xx, which clients would retry.
-	return newError(http.StatusForbidden, "cancelled", "an operator has cancelled the request")
+	return newError(http.StatusForbidden, codeCancelled, "an operator has cancelled the request")
 }

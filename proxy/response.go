@@ -345,7 +345,7 @@ func (a *attempt) recordRefusedRank() *failure {
 // requests when it shuts down.
 func (a *attempt) recordReplicaAbort() *failure {
 	a.decision.Backend.Aborted.Add(1)
-	e := unavailableError("replica_aborted", "the replica aborted the request: it may be shutting down")
+	e := unavailableError(codeReplicaAborted, "the replica aborted the request: it may be shutting down")
 	return &failure{
 		reason: metrics.RetryAborted, err: errAborted, shuttingDown: true,
 		status: e.status, body: a.endpoint.dialect().errorBody(e), header: jsonHeader(),

@@ -193,7 +193,7 @@ func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Upgrade", "HTTP/1.1") // RFC 9110 requires both
 	h.Set("Connection", "Upgrade")
-	dialectOf(r.URL.Path).writeError(w, newError(http.StatusUpgradeRequired, "upgrade_required",
+	dialectOf(r.URL.Path).writeError(w, newError(http.StatusUpgradeRequired, codeUpgradeRequired,
 		"WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"))
 }
 
@@ -202,7 +202,7 @@ func writeRouteError(w http.ResponseWriter, r *http.Request, allowed string) {
 	e := unknownPathError(r.URL)
 	if allowed != "" {
 		w.Header().Set("Allow", allowed)
-		e.status, e.code, e.message = http.StatusMethodNotAllowed, "method_not_allowed", "method not allowed on this path; allowed: "+allowed
+		e.status, e.code, e.message = http.StatusMethodNotAllowed, codeMethodNotAllowed, "method not allowed on this path; allowed: "+allowed
 	}
 	dialectOf(r.URL.Path).writeError(w, e)
 }
@@ -228,7 +228,7 @@ func unknownPathError(u *url.URL) *apiError {
 	} else {
 		message += "; the API is at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/models and other paths of vLLM"
 	}
-	return newError(http.StatusNotFound, "not_found", message)
+	return newError(http.StatusNotFound, codeNotFound, message)
 }
 
 // findIntendedPath returns the served path that a client with a wrong base URL most likely means: its own has /v1 twice or not at
@@ -329,7 +329,7 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	} else {
 		message += "This API key may use none of the models served here."
 	}
-	e := newError(http.StatusNotFound, "model_not_found", message)
+	e := newError(http.StatusNotFound, codeModelNotFound, message)
 	e.param = "model"
 	return e
 }
@@ -341,7 +341,7 @@ func (p *Proxy) noModelsError() *apiError {
 	if len(all) == 0 {
 		message = "there are no replicas yet: none has an address, or is registered"
 	}
-	e := unavailableError("no_replica", message)
+	e := unavailableError(codeNoReplica, message)
 	e.retryAfter = p.unreadyRetryAfter(all)
 	return e
 }

@@ -141,7 +141,7 @@ func (a *attempt) sendLostResponse() {
 
 // lostResponseError returns the API's error for a response that does not exist, for a reason.
 func (r *request) lostResponseError(reason string) *apiError {
-	e := newError(http.StatusNotFound, "response_not_found", "")
+	e := newError(http.StatusNotFound, codeResponseNotFound, "")
 	e.param = "response_id"
 	id := r.input.stored.refersTo
 	if !responseindex.IsValidID(id) {
@@ -149,7 +149,7 @@ func (r *request) lostResponseError(reason string) *apiError {
 	}
 	e.message = "Response with id '" + id + "' not found: " + reason + "."
 	if !r.endpoint.isAboutResponse() {
-		e.param, e.code = "previous_response_id", "previous_response_not_found"
+		e.param, e.code = "previous_response_id", codePreviousResponseNotFound
 		e.message += " Send the whole conversation as input, without previous_response_id."
 	}
 	return e

@@ -10,7 +10,7 @@ import (
 	"warmroute/lab/loadgen"
 )
 
-// benchReport is the output of bench. docs/operations.md describes its JSON.
+// benchReport is the output of bench. docs/reference/commands.md describes its JSON.
 type benchReport struct {
 	Interrupted   bool    `json:"interrupted,omitempty"`
 	Duration      float64 `json:"for_s,omitzero"` // measured time of each URL, as requested

@@ -104,7 +104,7 @@ func TestBenchJSON(t *testing.T) {
 	if status != 1 || !strings.Contains(errs, "all requests to B (http://127.0.0.1:") {
 		t.Errorf("status %d, stderr %s", status, errs)
 	}
-	docs, err := os.ReadFile("../../docs/operations.md")
+	docs, err := os.ReadFile("../../docs/reference/commands.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestBenchJSON(t *testing.T) {
 		}
 		object.ForEach(func(key, _ gjson.Result) bool {
 			if !bytes.Contains(docs, []byte("`"+key.Str+"`")) {
-				t.Errorf("%s is not described in docs/operations.md", key)
+				t.Errorf("%s is not described in docs/reference/commands.md", key)
 			}
 			return true
 		})
