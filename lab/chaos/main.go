@@ -1,6 +1,6 @@
 // Command chaos runs a proxy and replicas under load and injects failures: replicas are
 // killed, restarted, hung, slowed and disconnected. Every request must be completed, or
-// fail in a way that the failure table allows (docs/architecture.md, "Attempts").
+// fail in a way that the failure table allows (lab/docs/internals.md).
 //
 //	go run ./lab/chaos                        all scenarios with simulated replicas, about seven minutes
 //	go run ./lab/chaos --only kill,outage

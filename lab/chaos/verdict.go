@@ -151,7 +151,7 @@ func (v *verdict) lastRespondedSentAt(backend string) time.Time {
 	return v.sentTo[backend]
 }
 
-// The allowed failures of the failure table (docs/architecture.md, "Attempts").
+// The allowed failures of the failure table (lab/docs/internals.md).
 
 // endedWithErrorEvent reports whether a committed stream ended with an error event, as it
 // must when its replica crashed or aborted it.

@@ -20,7 +20,7 @@ var archs = []string{"amd64", "arm64"}
 // of the documents work.
 var shippedPaths = []string{
 	"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "config.yaml", "docker-compose.yml", ".env",
-	"docs", "scripts/monitoring", "scripts/systemd",
+	"docs", "lab/docs", "scripts/monitoring", "scripts/systemd",
 }
 
 // checkout is a clone of the repository at one commit.

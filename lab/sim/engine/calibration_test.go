@@ -9,7 +9,7 @@ import (
 
 // TestCalibration compares the default engine with vLLM 0.26 on an H200 (Llama 3.1 8B in bf16, steps of 2,048 tokens):
 // the times to the first token of single prompts, and of steps in which all sequences decode. Times measured are
-// medians of three. go test -v prints the table of docs/benchmarks.md.
+// medians of three. go test -v prints the table of lab/docs/benchmarks-history.md.
 //
 // A prompt of 256 tokens is left out: it took 28 to 48 ms, about as long as one of 1,024, by a fixed cost of steps with
 // prompts that is hidden behind the computation of more tokens, and which the engine lacks.
