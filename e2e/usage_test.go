@@ -1,4 +1,4 @@
-//go:build unix
+//go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
 
 package e2e
 
@@ -71,6 +71,7 @@ func TestUsageOutlivesProcesses(t *testing.T) {
 	p.succeed(pid)
 	ask(2)
 	check("after the hand-over")
+	p.eventually("the successor has the lock", func() bool { return isLocked(t, usage) })
 	p.signal(syscall.SIGTERM)
 	p.eventually("the successor ends", func() bool { return syscall.Kill(pid, 0) != nil })
 

@@ -7,8 +7,12 @@ import (
 	"time"
 )
 
-// saveInterval bounds what a proxy that is killed forgets.
-const saveInterval = time.Minute
+const (
+	// saveInterval bounds what a proxy that is killed forgets.
+	saveInterval = time.Minute
+	// lockRetryInterval is how often a process that took over tries to lock the file.
+	lockRetryInterval = 100 * time.Millisecond
+)
 
 // Settings configure a Table.
 type Settings struct {
@@ -33,12 +37,18 @@ func New(s Settings, hasPredecessor bool) (*Table, error) {
 	return t, err
 }
 
-// SavePeriodically saves the rows every minute until ctx is done.
+// SavePeriodically saves the rows every minute until ctx is done, and locks the file as soon as it can.
 func (t *Table) SavePeriodically(ctx context.Context, log *slog.Logger) {
 	ticks := time.NewTicker(saveInterval)
 	defer ticks.Stop()
+	locks := time.NewTicker(lockRetryInterval)
+	defer locks.Stop()
 	for {
 		select {
+		case <-locks.C:
+			if t.tryLockFile() {
+				locks.Stop()
+			}
 		case <-ticks.C:
 			t.Save(log)
 		case <-ctx.Done():
@@ -55,9 +65,6 @@ func (t *Table) Save(log *slog.Logger) {
 	}
 	t.saving.Lock()
 	defer t.saving.Unlock()
-	if !t.leftFile {
-		_ = t.file.tryLock() // a predecessor may still have it, and both may append
-	}
 	rows, err := t.takeUnsaved(), error(nil)
 	if len(rows) > 0 {
 		err = t.file.append(rows, time.Now())
@@ -73,6 +80,17 @@ func (t *Table) Save(log *slog.Logger) {
 	case err == nil && before != nil:
 		log.Info("usage saved again", "file", t.file.path)
 	}
+}
+
+// tryLockFile locks the file, unless a predecessor still has it: until then both append to it. It reports whether nothing
+// is left to lock.
+func (t *Table) tryLockFile() (done bool) {
+	if t.file == nil {
+		return true
+	}
+	t.saving.Lock()
+	defer t.saving.Unlock()
+	return t.leftFile || t.file.tryLock() == nil
 }
 
 // UnlockFile leaves the file to a successor. Requests that end from then on are saved all the same.

@@ -166,6 +166,9 @@ func TestHandOver(t *testing.T) {
 	old.Record("a", "x", noon, tokens(100))
 	successor.Save(noLog)
 	old.Save(noLog)
+	if !successor.tryLockFile() || !old.tryLockFile() {
+		t.Error("the file is not locked")
+	}
 	if _, err := New(Settings{File: file}, false); err == nil {
 		t.Error("the successor has no lock")
 	}
