@@ -389,8 +389,8 @@ func savedPrefill(base, ours prefill) string {
 		return "Saved: no prompt was computed."
 	}
 	tokens := (base.share() - ours.share()) * ours.prompts
-	return fmt.Sprintf("Saved against round robin: %.0f %% of the prefill, %.0f prompt tokens or %.1f s of a replica.\nThe caches held %.0f %% of the prompts instead of %.0f %%.",
-		100*(1-ours.share()/base.share()), tokens, tokens/engine.DefaultPrefillRate, 100*(1-ours.share()), 100*(1-base.share()))
+	return fmt.Sprintf("Saved against round robin: %.0f %% of the prefill, %.0f prompt tokens or %.1f s of a replica.",
+		100*(1-ours.share()/base.share()), tokens, tokens/engine.DefaultPrefillRate)
 }
 
 // summary returns the results so far. It must not be called concurrently with sample.
