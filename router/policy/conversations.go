@@ -33,8 +33,7 @@ const (
 	growthShare = 0.2
 )
 
-// conversationStats has the conversations under way at the backends, and what was learned from all. Their later
-// turns will follow their prefix, so the choice of a backend for a first turn decides for all.
+// conversationStats has the conversations under way at the backends, and what was learned from all.
 type conversationStats struct {
 	// Those that had a turn lately, those whose next turn is overdue, and those that do not count any more but
 	// whose next turn would still say how long the pauses are; by ConversationKey. nil: none yet.
@@ -50,9 +49,8 @@ type conversationStats struct {
 
 // conversations are those under way at one backend.
 type conversations struct {
-	count   int
-	tokens  float64 // in their last prompts, less the shared ones
-	context float64 // tokens in their last prompts
+	count  int
+	tokens float64 // in their last prompts, less the shared ones
 }
 
 // conversation is one that is under way.
@@ -68,15 +66,13 @@ type conversation struct {
 func (c *conversations) add(v *conversation) {
 	c.count++
 	c.tokens += v.tokens
-	c.context += v.tokens + v.shared
 }
 
 // remove undoes add.
 func (c *conversations) remove(v *conversation) {
 	c.count--
-	c.tokens -= v.tokens
-	if c.context -= v.tokens + v.shared; c.count == 0 {
-		c.tokens, c.context = 0, 0 // no rounding error is left
+	if c.tokens -= v.tokens; c.count == 0 {
+		c.tokens = 0 // no rounding error is left
 	}
 }
 
@@ -107,20 +103,6 @@ func (c *conversationStats) LaterTurnProbability() float64 {
 // those seen for each conversation that has ended.
 func (c *conversationStats) laterTurns() float64 {
 	return min(maxLaterTurns, (c.later+priorConversations*priorLaterTurns)/(c.ended+priorConversations))
-}
-
-// sequencesPerConversation returns how many sequences of ours are in flight for each
-// conversation under way; at most 1.
-func (c *conversationStats) sequencesPerConversation(candidates []Candidate) float64 {
-	inFlight, underWay := 0.0, 0.0
-	for i := range candidates {
-		inFlight += candidates[i].InFlight - candidates[i].externalSequences()
-		underWay += float64(c.on(candidates[i].Slot).count)
-	}
-	if underWay <= inFlight {
-		return 1
-	}
-	return inFlight / underWay
 }
 
 // on returns the conversations under way at a backend.
@@ -226,63 +208,27 @@ type futureTurns struct {
 	request *Request
 	turns   float64 // that follow; 0: the request is not known to be a turn
 
-	counted         conversation // the request's, as it is counted already
-	isCounted       bool
-	perConversation float64 // sequences in flight for each conversation under way
-	spare           float64 // spareShare
+	counted   conversation // the request's, as it is counted already
+	isCounted bool
+	spare     float64 // spareShare
 }
 
-// expectFutureTurns returns what is expected of the turns after a request. Unless it is a dry run,
-// overdue conversations are aged.
-func (p *Prefix) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
-	f := futureTurns{conversationStats: &p.conversationStats, request: r}
-	key := ConversationKey(r.Session, r.PromptKey, r.Turn)
-	if key == 0 {
-		return f
+// expectFutureTurns returns what is expected of the turns after a request.
+func (c *conversationStats) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
+	f := futureTurns{conversationStats: c, request: r}
+	if key := ConversationKey(r.Session, r.PromptKey, r.Turn); key != 0 {
+		f.turns, f.spare = c.laterTurns(), c.spareShare(candidates)
+		f.counted, f.isCounted = c.find(key)
 	}
-	if r.Turn == prompt.TurnFirst {
-		if r.Trace == nil {
-			p.ageConversations(r.Now)
-		}
-		f.perConversation = p.sequencesPerConversation(candidates)
-	}
-	f.turns, f.spare = p.laterTurns(), p.spareShare(candidates)
-	f.counted, f.isCounted = p.find(key)
 	return f
 }
 
-// cost returns what the later turns cost at one of the candidates, in seconds. Each second of their prefills delays so
-// many later requests, on a backend of the mean speed.
-func (f *futureTurns) cost(c *Candidate, candidates []Candidate, delayed, meanRate float64) (seconds float64) {
+// cost returns what the later turns of all conversations at a candidate cost more if the request's is there, in seconds.
+func (f *futureTurns) cost(c *Candidate) (seconds float64) {
 	if f.turns == 0 {
 		return 0
 	}
-	r := f.request
-	perTurn := f.spare * f.overflow(c) / c.Step.Rate
-	if r.Turn == prompt.TurnFirst {
-		w := f.workOn(c)
-		for i := range candidates {
-			if o := &candidates[i]; o != c && o.Device == c.Device && c.Device != 0 {
-				beside := f.workOn(o)
-				w.sequences += beside.sequences
-				w.context += beside.context
-			}
-		}
-		// The prompt of the turn in the middle of them.
-		tokens := r.PromptTokens + f.turns/2*(r.MeanUncachedTokens+r.MeanOutputTokens)
-		turn := Candidate{Step: c.Step, PrefillSeconds: c.Step.PrefillSeconds(tokens, r.MeanUncachedTokens)}
-		perTurn += costOf(&turn, &w, tokens, r.MeanOutputTokens, delayed, meanRate).sum()
-	}
-	return f.turns * perTurn
-}
-
-// workOn returns what a later turn shares a candidate with, on average.
-func (f *futureTurns) workOn(c *Candidate) work {
-	underWay := f.on(c.Slot)
-	return work{
-		sequences: (f.perConversation*float64(underWay.count) + c.externalSequences()) / c.Engines,
-		context:   f.perConversation * underWay.context / c.Engines,
-	}
+	return f.turns * f.spare * f.overflow(c) / c.Step.Rate
 }
 
 // overflow returns how many more tokens would have to be computed again, in a turn of every conversation at a

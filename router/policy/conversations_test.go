@@ -38,83 +38,6 @@ func (c *turns) expectCounts(t *testing.T, when string, want ...float64) {
 	}
 }
 
-// TestFirstTurnsSpread begins conversations that share a system prompt: they must not all stay
-// where it is cached. Later turns follow their prefix as before.
-func TestFirstTurnsSpread(t *testing.T) {
-	var p Prefix
-	now := time.Unix(1000, 0)
-	count := [2]int{}
-	for key := range 10 {
-		now = now.Add(time.Second)
-		r := Request{Now: now, PromptKey: uint64(key + 1), Turn: prompt.TurnFirst, MeanUncachedTokens: 1000}
-		count[choose(&p, r, Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: float64(count[0]), Requests: float64(count[0])},
-			Candidate{Slot: 1, UncachedTokens: 3100, InFlight: float64(count[1]), Requests: float64(count[1])})]++
-	}
-	if count[0] < 4 || count[1] < 4 {
-		t.Errorf("the conversations began at the two backends %v times", count)
-	}
-	for _, turn := range []prompt.Turn{prompt.TurnLater, prompt.TurnUnknown} {
-		r := Request{Now: now, PromptKey: 1, Turn: turn, MeanUncachedTokens: 1000}
-		for want := range 2 {
-			candidates := []Candidate{{UncachedTokens: 3100}, {Slot: 1, UncachedTokens: 3100}}
-			candidates[want].MatchedTokens, candidates[want].UncachedTokens = 3000, 100
-			if got := choose(&p, r, candidates...); got != want {
-				t.Errorf("turn %d went to backend %d instead of %d, which has its prefix", turn, got, want)
-			}
-		}
-	}
-}
-
-// TestSingleTurnsNotSpread sends single questions: once they were seen to have no later turns,
-// they go where their prompt is cached.
-func TestSingleTurnsNotSpread(t *testing.T) {
-	var p Prefix
-	now, key := time.Unix(1000, 0), uint64(0)
-	send := func() int {
-		now, key = now.Add(100*time.Millisecond), key+1
-		return choose(&p, Request{Now: now, PromptKey: key, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000},
-			Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: 1, Requests: 1}, Candidate{Slot: 1, UncachedTokens: 3100})
-	}
-	elsewhere := 0
-	for range 100 {
-		elsewhere += send()
-	}
-	if elsewhere == 0 {
-		t.Error("none of the first questions was spread as a conversation is")
-	}
-	for range 5000 {
-		send()
-	}
-	elsewhere = 0
-	for range 100 {
-		elsewhere += send()
-	}
-	if elsewhere > 0 {
-		t.Errorf("%d of 100 questions went where their prompt is not cached", elsewhere)
-	}
-}
-
-// TestFirstTurnAfterPause begins a conversation long after those at the backend that holds the
-// beginning of its prompt: they no longer count.
-func TestFirstTurnAfterPause(t *testing.T) {
-	var p Prefix
-	now := time.Unix(1000, 0)
-	for key := range uint64(10) {
-		p.countTurn(&Request{Now: now, PromptKey: key + 1, Turn: prompt.TurnFirst}, &Candidate{})
-	}
-	begin := func(key uint64) int {
-		return choose(&p, Request{Now: now, PromptKey: key, Turn: prompt.TurnFirst, MeanUncachedTokens: 1000},
-			Candidate{MatchedTokens: 3000, UncachedTokens: 100, InFlight: 3, Requests: 3}, Candidate{Slot: 1, UncachedTokens: 3100, InFlight: 3, Requests: 3})
-	}
-	if begin(100) != 1 {
-		t.Error("it began beside ten others, though the other backend has none")
-	}
-	now = now.Add(maxConversationTimeout)
-	if begin(101) != 0 {
-		t.Error("it began where its prompt is not cached, though no conversation is under way")
-	}
-}
-
 // TestChooseRecordsNoTurn has a choice explained, long after the last turn: nothing is counted,
 // and nothing is removed.
 func TestChooseRecordsNoTurn(t *testing.T) {
@@ -129,9 +52,6 @@ func TestChooseRecordsNoTurn(t *testing.T) {
 	p.Choose(&dry, []Candidate{plain, plain})
 	if !reflect.DeepEqual(p.conversationStats, before) || p.active.Len() != 1 || p.overdue.Len() != 0 {
 		t.Errorf("a dry run changed %+v to %+v", before, p.conversationStats)
-	}
-	if terms := dry.Trace.Terms[0]; terms[len(terms)-1].Name != "later turns" || terms[len(terms)-1].Seconds <= 0 {
-		t.Errorf("the terms are %v, without later turns", terms)
 	}
 	later := first
 	later.Now = dry.Now
@@ -332,23 +252,6 @@ func TestForgetConversations(t *testing.T) {
 	}
 	c.pass(maxConversationTimeout)
 	c.expectCounts(t, "at the end", 0, 0, 0)
-}
-
-func TestSequencesPerConversation(t *testing.T) {
-	c := newTurns()
-	candidates := []Candidate{{Weight: 1, InFlight: 5, Requests: 3}, {Slot: 1, Weight: 2, InFlight: 4, Requests: 0.5}} // 3 and 1 of ours
-	if got := c.sequencesPerConversation(candidates); got != 1 {
-		t.Errorf("%v sequences for each conversation where none is known, want 1", got)
-	}
-	for key := range uint64(16) {
-		c.record(prompt.TurnFirst, key+1, int(key%3))
-	}
-	if got := c.sequencesPerConversation(candidates); got != 4.0/11 { // 6 and 5 of the 16
-		t.Errorf("%v sequences for each conversation, want 4/11", got)
-	}
-	if got := c.sequencesPerConversation([]Candidate{{Slot: 2, Weight: 1, InFlight: 9, Requests: 9}}); got != 1 {
-		t.Errorf("%v sequences for each of 5 conversations where 9 are in flight, want 1", got)
-	}
 }
 
 // TestLongPauses has users whose pauses are longer than a conversation counts: their next turns

@@ -119,9 +119,6 @@ func (c *Candidate) TTFT() float64 {
 	return c.QueuedSeconds + c.AdapterSeconds + c.KVWaitSeconds + c.PrefillSeconds
 }
 
-// externalSequences returns how many of the sequences in flight are not of this router's requests.
-func (c *Candidate) externalSequences() float64 { return max(0, c.InFlight-c.Requests*c.Weight) }
-
 // Trace is what a dry run of Choose reports of its choice. Chance is drawn from as ever: a caller that
 // wants the next Choose to draw the same restores its source.
 type Trace struct {

@@ -32,8 +32,7 @@ const (
 // own: d seconds for each, and c for each token of its context.
 //
 // A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
-// the others there, because the cache has no room for all of these conversations. The first turn also costs
-// what the later ones do without that: as many mean turns, beside the conversations that are under way there.
+// the others there, because the cache has no room for all of these conversations.
 type Prefix struct {
 	// SLO is the time to the first token that is to be met; 0: none. Of the backends predicted to meet it the
 	// one with the longest match is chosen, which leaves idle ones to requests without a match.
@@ -113,7 +112,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 		c := &candidates[i]
 		w := workOn(c, candidates)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(w.queued, c.PrefillSeconds), rate)
-		later := future.cost(c, candidates, delayed(w.queued, 0), rate)
+		later := future.cost(c)
 		cost := (terms.sum() + later) / c.Weight
 		if r.Trace != nil {
 			r.Trace.addCost(cost, terms, later)
