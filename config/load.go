@@ -22,10 +22,13 @@ const (
 	FileVariable = envPrefix + "CONFIG"
 )
 
-// Loader loads configurations. Its fields are what the program has built in.
+// Loader loads configurations.
 type Loader struct {
-	Defaults []byte          // the content of config.yaml
+	Defaults []byte          // the content of the built-in config.yaml
 	Policies policy.Registry // that routing.policy may name beside prefix
+
+	// ReplaceBackends makes the URLs that are passed to Load replace the backends of the file. Else both are an error.
+	ReplaceBackends bool
 }
 
 // AddFlags defines the flags that Load reads. Their values are empty unless given,
@@ -111,7 +114,7 @@ func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []str
 		}
 	}
 	if len(urls) > 0 {
-		if list, ok := given["backends"].([]any); ok && len(list) > 0 {
+		if list, ok := given["backends"].([]any); ok && len(list) > 0 && !l.ReplaceBackends {
 			errs.add("backends", "both %s and the command line list backends; remove one of the two lists", file)
 		}
 		values["backends"] = urls

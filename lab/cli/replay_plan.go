@@ -67,6 +67,7 @@ func (o *replayOptions) loadPlan(ctx context.Context, configs config.Loader, isS
 	}
 	flags := pflag.NewFlagSet("replay", pflag.ContinueOnError)
 	flags.String("config", o.config, "")
+	configs.ReplaceBackends = true // only the settings of routing are used
 	c, err := configs.Load(flags, []string{"http://unused"})
 	if err != nil {
 		return nil, err

@@ -316,6 +316,9 @@ func TestReplayConfig(t *testing.T) {
 	if _, out, errs := f("routing: {imbalance_abs: 1, imbalance_ratio: 1.01}\n"); out == plain || out == "" {
 		t.Errorf("narrow thresholds change nothing; stderr %q", errs)
 	}
+	if _, out, errs := f("backends: [{url: http://replica:8000}]\n"); out != plain {
+		t.Errorf("with a backend in the file: stderr %q, got %s", errs, out)
+	}
 	if status, _, errs := f("routing: {gate: 1}\n"); status != 2 || !strings.Contains(errs, "routing.gate") {
 		t.Errorf("status %d, stderr %q after an unknown setting", status, errs)
 	}
