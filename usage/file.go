@@ -84,7 +84,7 @@ func (f *file) tryLock() error {
 	return nil
 }
 
-// unlock leaves the file to another process.
+// unlock releases the lock, so that another process may take it.
 func (f *file) unlock() {
 	if f.lock != nil {
 		f.lock.Close()

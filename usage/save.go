@@ -2,7 +2,6 @@ package usage
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 )
@@ -65,20 +64,23 @@ func (t *Table) Save(log *slog.Logger) {
 	}
 	t.saving.Lock()
 	defer t.saving.Unlock()
-	rows, err := t.takeUnsaved(), error(nil)
+	now := time.Now()
+	rows := t.takeUnsaved()
+	var err error
 	if len(rows) > 0 {
-		err = t.file.append(rows, time.Now())
-	}
-	if err == nil && !t.leftFile {
-		if err = t.file.compactDaily(time.Now()); err != nil {
-			rows, err = nil, fmt.Errorf("compact: %w", err)
-		}
+		err = t.file.append(rows, now)
 	}
 	switch before := t.setSaveResult(rows, err); {
 	case err != nil && before == nil:
 		log.Warn("failed to save usage", "file", t.file.path, "err", err)
 	case err == nil && before != nil:
 		log.Info("usage saved again", "file", t.file.path)
+	}
+	if err != nil || t.unlocked {
+		return
+	}
+	if err := t.file.compactDaily(now); err != nil { // the rows are saved
+		log.Warn("failed to compact usage", "file", t.file.path, "err", err)
 	}
 }
 
@@ -90,16 +92,16 @@ func (t *Table) tryLockFile() (done bool) {
 	}
 	t.saving.Lock()
 	defer t.saving.Unlock()
-	return t.leftFile || t.file.tryLock() == nil
+	return t.unlocked || t.file.tryLock() == nil
 }
 
-// UnlockFile leaves the file to a successor. Requests that end from then on are saved all the same.
+// UnlockFile releases the lock of the file for a successor. Requests that end from then on are saved all the same.
 func (t *Table) UnlockFile() {
 	if t.file == nil {
 		return
 	}
 	t.saving.Lock()
 	defer t.saving.Unlock()
-	t.leftFile = true
+	t.unlocked = true
 	t.file.unlock()
 }

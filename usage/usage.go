@@ -156,8 +156,8 @@ type Table struct {
 	started time.Time
 	file    *file // nil: the account is in memory only
 
-	saving   sync.Mutex // held while the file is read or written; guards leftFile
-	leftFile bool       // UnlockFile was called
+	saving   sync.Mutex // held while the file is read or written; guards unlocked
+	unlocked bool       // UnlockFile was called
 
 	mu      sync.Mutex // guards what follows; locked after saving
 	unsaved rowSet     // not in the file; without a file all since the start

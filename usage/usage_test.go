@@ -24,7 +24,7 @@ var (
 // tokens are the counts of one request.
 func tokens(n int64) *Counts { return &Counts{Requests: 1, PromptTokens: n, SavedPrefillSeconds: 0.5} }
 
-// newTable returns a Table with the file, which it leaves at the end of the test.
+// newTable returns a Table with the file, which it unlocks at the end of the test.
 func newTable(t *testing.T, file string, hasPredecessor bool) *Table {
 	t.Helper()
 	table, err := New(Settings{File: file, Keep: 24 * time.Hour}, hasPredecessor)
@@ -250,6 +250,27 @@ func TestCompaction(t *testing.T) {
 			t.Errorf("%d lines, %+v", lines, sum)
 		}
 		f.compactAfter = time.Time{}
+	}
+}
+
+// TestFailedCompaction has a name that leaves no room for that of a temporary file.
+func TestFailedCompaction(t *testing.T) {
+	file := filepath.Join(t.TempDir(), strings.Repeat("a", 245))
+	if err := os.WriteFile(file, []byte(fileMark+"\"compacted\":\"2020-01-01\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table := newTable(t, file, false)
+	table.Record("a", "x", noon, tokens(1))
+	var logged strings.Builder
+	table.Save(slog.New(slog.NewTextHandler(&logged, nil)))
+	if !strings.Contains(logged.String(), "failed to compact usage") {
+		t.Errorf("got %s", &logged)
+	}
+	if s := table.Status(); s.Err != nil || len(table.unsaved) > 0 {
+		t.Errorf("the rows are not saved: %v", s.Err)
+	}
+	if c := total(t, table); c.Requests != 1 {
+		t.Errorf("%d requests", c.Requests)
 	}
 }
 
