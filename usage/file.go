@@ -162,15 +162,20 @@ func truncateToLines(file *os.File) (size int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	tail := make([]byte, min(info.Size(), maxLineBytes))
-	if _, err := file.ReadAt(tail, info.Size()-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
-		return 0, err
+	end, newline := info.Size(), -1
+	for newline < 0 && end > 0 { // a crash of the machine may leave more than the longest line
+		part := make([]byte, min(end, maxLineBytes))
+		start := end - int64(len(part))
+		if _, err := file.ReadAt(part, start); err != nil {
+			return 0, err
+		}
+		newline = bytes.LastIndexByte(part, '\n')
+		end = start + int64(newline) + 1
 	}
-	size = info.Size() - int64(len(tail)-(bytes.LastIndexByte(tail, '\n')+1))
-	if size == info.Size() {
-		return size, nil
+	if end == info.Size() {
+		return end, nil
 	}
-	return size, file.Truncate(size)
+	return end, file.Truncate(end)
 }
 
 // append appends the rows, all or none.

@@ -213,6 +213,28 @@ func TestKill(t *testing.T) {
 	}
 }
 
+// TestCrashOfMachine has a machine crash when the file was longer already than what is written.
+func TestCrashOfMachine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "usage")
+	table := newTable(t, file, false)
+	table.Record("a", "x", noon, tokens(1))
+	table.Save(noLog)
+	table.UnlockFile()
+	rows, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, append(rows, make([]byte, 5*maxLineBytes/2)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next := newTable(t, file, false)
+	next.Record("a", "x", noon, tokens(1))
+	next.Save(noLog)
+	if c := total(t, next); c.Requests != 2 {
+		t.Errorf("%d requests, want 2", c.Requests)
+	}
+}
+
 func TestCompaction(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "usage")
 	f, err := openFile(path, 24*time.Hour, true)
