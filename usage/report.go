@@ -141,9 +141,7 @@ func (t *Table) Report(q Query) (*Report, error) {
 			return nil, err
 		}
 	}
-	t.mu.Lock()
-	rows := t.unsaved.rows()
-	t.mu.Unlock()
+	rows := t.copyUnsaved()
 	for i := range rows {
 		b.add(&rows[i])
 	}

@@ -97,7 +97,8 @@ func (s rowSet) add(id rowID, c *Counts) {
 	sum.Add(c)
 }
 
-// makeRoom returns the ID of the row to which a row that is not in the full set is added.
+// makeRoom returns the ID of the row to which a row that is not in the full set is added. It merges the oldest hours
+// until there is room, unless the key has a row for its other models already.
 func (s rowSet) makeRoom(id rowID) rowID {
 	ofKey := rowID{id.hour, id.key, Other}
 	if s[ofKey] != nil {
@@ -141,13 +142,19 @@ func (s rowSet) mergeOldestHour() (merged bool) {
 
 // rows returns the rows by hour, key and model.
 func (s rowSet) rows() []Row {
+	out := s.unsortedRows()
+	slices.SortFunc(out, func(a, b Row) int {
+		return cmp.Or(a.Hour.Compare(b.Hour), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Model, b.Model))
+	})
+	return out
+}
+
+// unsortedRows returns the rows in no order, several times faster than rows.
+func (s rowSet) unsortedRows() []Row {
 	out := make([]Row, 0, len(s))
 	for id, c := range s {
 		out = append(out, id.row(c))
 	}
-	slices.SortFunc(out, func(a, b Row) int {
-		return cmp.Or(a.Hour.Compare(b.Hour), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Model, b.Model))
-	})
 	return out
 }
 
@@ -187,10 +194,17 @@ func (t *Table) OfKey(key string) Counts {
 // takeUnsaved removes and returns the rows that are not in the file.
 func (t *Table) takeUnsaved() []Row {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	rows := t.unsaved.rows()
+	taken := t.unsaved
 	t.unsaved = rowSet{}
-	return rows
+	t.mu.Unlock()
+	return taken.rows() // requests that end do not wait for the sorting
+}
+
+// copyUnsaved returns the rows that are not in the file, in no order.
+func (t *Table) copyUnsaved() []Row {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.unsaved.unsortedRows()
 }
 
 // setSaveResult sets why the rows could not be saved, and counts them as unsaved again; nil: they were saved.
