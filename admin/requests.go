@@ -14,7 +14,7 @@ import (
 
 const (
 	defaultFinished = 100 // requests in the response to GET /api/requests
-	// maxParameterBytes bounds a value in the query of GET /api/requests and GET /api/history.
+	// maxParameterBytes bounds a value in a query that parseQuery parses.
 	maxParameterBytes = 256
 )
 

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,20 +20,17 @@ type usageReport struct {
 
 // serveUsage serves GET /api/usage, as CSV if the client accepts that or format=csv is given, else as JSON.
 func (h *Handler) serveUsage(w http.ResponseWriter, r *http.Request) {
-	query := r.URL.Query()
-	known := []string{"from", "to", "by", "format"}
-	for name, values := range query {
-		if !slices.Contains(known, name) || len(values) > 1 {
-			writeError(w, http.StatusBadRequest, "the query parameters are "+strings.Join(known, ", ")+"; none may be repeated")
-			return
-		}
-	}
-	q, err := usage.ParseQuery(query.Get("from"), query.Get("to"), query.Get("by"))
+	values, err := parseQuery(r.URL.RawQuery, "from", "to", "by", "format")
 	if err != nil {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	format := query.Get("format")
+	q, err := usage.ParseQuery(values["from"], values["to"], values["by"])
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	format := values["format"]
 	if format == "" && strings.HasPrefix(r.Header.Get("Accept"), "text/csv") {
 		format = "csv"
 	}
@@ -42,7 +38,7 @@ func (h *Handler) serveUsage(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "format is neither json nor csv")
 		return
 	}
-	serveLimited(h.reports, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serveLimited(h.reports, w, r, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		report, err := h.Usage.Report(q)
 		if err != nil {
 			writeError(w, http.StatusInternalServerError, "read usage.file: "+err.Error())
@@ -50,7 +46,7 @@ func (h *Handler) serveUsage(w http.ResponseWriter, r *http.Request) {
 		}
 		if format == "csv" {
 			w.Header().Set("Content-Type", "text/csv; charset=utf-8")
-			report.WriteCSV(w)
+			_ = report.WriteCSV(w) // an error means that the client has left
 			return
 		}
 		s := h.Usage.Status()

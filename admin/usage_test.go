@@ -24,6 +24,7 @@ func TestUsage(t *testing.T) {
 		{"/api/usage?by=key", "text/csv", 200, "\na,,2,0,10,4,"},
 		{"/api/usage?by=user", "", 400, "is not key, model or key,model"},
 		{"/api/usage?until=2026-11-28", "", 400, "the query parameters are from, to, by, format"},
+		{"/api/usage?by=key&by=model", "", 400, "each at most once"},
 		{"/api/usage?format=xml", "", 400, "format is neither json nor csv"},
 	} {
 		status, body := a.send("GET", c.path, "", "Accept", c.accept)
