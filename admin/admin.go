@@ -69,8 +69,8 @@ const (
 	maxStreams    = 16 // pages that are open
 	maxActions    = 8  // requests for actions on backends
 	maxSearches   = 4  // of finished requests, of which a response has 7 MB at most
-	maxReports    = 4  // of usage: one reads the file
-	maxRecordings = 2
+	maxReports    = 4  // of usage, each of which reads the file
+	maxRecordings = 2  // that are compressed and sent
 )
 
 // New returns a Handler. It starts no goroutine.

@@ -37,15 +37,15 @@ type RecordedBackend struct {
 
 // serveRecording returns what the proxy has recorded in memory, one JSON object per line.
 func (h *Handler) serveRecording(w http.ResponseWriter, r *http.Request) {
-	var recent *recorder.Recent
-	if h.Recorder != nil {
-		recent = h.Recorder.Recent()
-	}
-	if recent == nil {
-		writeError(w, http.StatusNotFound, "no traffic is recorded in memory: set record.memory and restart")
-		return
-	}
 	serveLimited(h.recordings, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var recent *recorder.Recent
+		if h.Recorder != nil {
+			recent = h.Recorder.Recent()
+		}
+		if recent == nil {
+			writeError(w, http.StatusNotFound, "no traffic is recorded in memory: set record.memory and restart")
+			return
+		}
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(recordingWriteTimeout)) // as in ServeHTTP
 		w.Header().Set("Content-Type", "application/x-ndjson")
 		w.Header().Set("Vary", "Accept-Encoding")

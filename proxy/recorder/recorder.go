@@ -107,7 +107,7 @@ type Recorder struct {
 	spare  sync.Pool    // of *Request
 
 	memory memory
-	encode encoder // memory.mu is held
+	encode encoder // its numbers are guarded by memory.mu
 
 	// Used by Run only.
 	out      *files         // nil: none
