@@ -43,7 +43,7 @@ MATCHED (expected in the cache), CACHED (as the replica reported) and GENERATED 
 
 The address and the token of the admin listener come from the configuration of the proxy, or
 from --admin, --token-file and --ca-file, as with explain.`,
-		Example: `  warmroute requests --id chatcmpl-8f14e45f
+		Example: `  warmroute requests --id wr-3f9c1d0a5b7e42868f14e45fceea167a
   warmroute requests --slower-than 10s --model llama
   warmroute requests --status 5xx --backend 10.0.0.5:8000 --json`,
 		Args: func(cmd *cobra.Command, args []string) error {

@@ -58,8 +58,12 @@ async function readUsage() {
     byId('usage-error').hidden = !unsaved;
     setText(byId('usage-error'), unsaved);
     if (!usage) return;
-    const names = { '': by === 'key' ? 'without a key' : 'without a model' };
-    const list = usage.rows.map((r) => ({ ...r, name: names[r[by]] || r[by], inFlight: by === 'key' ? usage.in_flight[r.key] : undefined }));
+    if (usage.since_start && period !== 'all') { // the page says "since start", whenever that was
+      byId('usage-period').value = 'all';
+      readUsage();
+      return;
+    }
+    const list = usage.rows.map((r) => ({ ...r, name: r[by] || `without a ${by}`, inFlight: by === 'key' ? usage.in_flight[r.key] : undefined }));
     const shown = list.slice(0, maxUsageRows);
     const since = usage.since_start ? 'since start' : usage.since && `since ${day.format(new Date(usage.since))}`;
     const all = list.length > shown.length ? `the first ${shown.length} of ${list.length}` : '';
