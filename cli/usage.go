@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -112,9 +113,10 @@ func writeUsage(out io.Writer, r *usage.Report) error {
 	return table.Flush()
 }
 
+// nameOrDash returns the name of a key or a model for a terminal.
 func nameOrDash(s *string) string {
-	if s == nil || *s == "" {
+	if s == nil {
 		return "-"
 	}
-	return *s
+	return cmp.Or(stripUnprintable(*s), "-")
 }
