@@ -26,7 +26,7 @@ const (
 	// lockSuffix ends the name of the file that is locked for as long as a proxy runs. The file itself is replaced by compactions.
 	lockSuffix = ".lock"
 
-	// A process that hands over and its successor write by turns. A write takes milliseconds, a compaction seconds.
+	// A process that hands over and its successor take turns. A write takes milliseconds, a compaction seconds.
 	writeLockInterval = 20 * time.Millisecond
 	maxWriteLockTries = 250
 	// compactInterval is the time between two checks of whether a compaction is due.
@@ -43,8 +43,8 @@ type file struct {
 	compactAfter time.Time // so that a full disk is not filled by each try
 }
 
-// openFile returns the file, created if it does not exist. It fails if it cannot be written, and, with lockNow,
-// if it is another process's; else a predecessor still has it.
+// openFile returns the file, created if it does not exist. It fails if the file cannot be written, and, with lockNow, if
+// another process has locked it; without lockNow, a predecessor has.
 func openFile(path string, keep time.Duration, lockNow bool) (f *file, err error) {
 	if err := CheckFile(path); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func openFile(path string, keep time.Duration, lockNow bool) (f *file, err error
 	return f, out.Close()
 }
 
-// tryLock makes the file this process's, or returns why it cannot, unless it is.
+// tryLock locks the file for this process, or returns why it cannot. It does nothing if this process has locked it.
 func (f *file) tryLock() error {
 	if f.lock != nil {
 		return nil

@@ -56,7 +56,7 @@ func parseTime(text string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%q is not a date or time such as 2027-01-31 or 2027-01-31T18:00:00Z", text)
 }
 
-// Sum is what a key has used of a model. Key and Model are nil where they are not told apart.
+// Sum is what a key has used of a model. Key or Model is nil if rows are not summed up by it.
 type Sum struct {
 	Key   *string `json:"key,omitempty"`
 	Model *string `json:"model,omitempty"`
@@ -152,7 +152,7 @@ func (t *Table) Report(q Query) (*Report, error) {
 type Status struct {
 	HasFile bool
 	Started time.Time // from then on rows are counted, if there is no file
-	Err     error     // why rows are not saved but in memory; nil: there is no failure
+	Err     error     // why the last save failed, so that its rows are in memory; nil: it did not fail
 }
 
 // Status returns where the rows are.

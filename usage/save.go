@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// saveInterval bounds what a proxy that is killed forgets.
+	// saveInterval bounds what is lost if a proxy is killed.
 	saveInterval = time.Minute
 	// lockRetryInterval is how often a process that took over tries to lock the file.
 	lockRetryInterval = 100 * time.Millisecond

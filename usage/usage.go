@@ -58,7 +58,7 @@ type Row struct {
 	Counts
 }
 
-// rowID is what Counts are summed by. Its fields are zero where they are not told apart.
+// rowID is what Counts are summed up by. A field is zero if they are not summed up by it.
 type rowID struct {
 	hour       int64 // Unix time
 	key, model string
@@ -70,11 +70,11 @@ func (id rowID) row(c *Counts) Row {
 	return Row{time.Unix(id.hour, 0).UTC(), id.key, id.model, *c}
 }
 
-// Other is the key and the model of what is not told apart any more, since there were too many.
+// Other is the key or the model of rows that stand for several, because there were too many.
 const Other = "(other)"
 
-// maxRows bounds the rows in memory, to about 6 MB. Beyond it models are not told apart, and beyond maxCoarseRows
-// more keys neither.
+// maxRows bounds the rows in memory, to about 6 MB. Beyond it the further models of a key share a row, and beyond
+// maxCoarseRows more the further keys share one.
 const (
 	maxRows       = 20_000
 	maxCoarseRows = 4_000
