@@ -328,7 +328,7 @@ func TestPageAccess(t *testing.T) {
 
 func TestPageContentSecurityPolicy(t *testing.T) {
 	l := listen(t, false, Options{})
-	for path, kind := range map[string]string{"/": "text/html", "/style.css": "text/css", "/page.js": "text/javascript", "/history.js": "text/javascript", "/finished.js": "text/javascript", "/icon.svg": "image/svg+xml"} {
+	for path, kind := range map[string]string{"/": "text/html", "/style.css": "text/css", "/page.js": "text/javascript", "/history.js": "text/javascript", "/finished.js": "text/javascript", "/usage.js": "text/javascript", "/icon.svg": "image/svg+xml"} {
 		resp, err := l.client.Get(l.url + path)
 		if err != nil {
 			t.Fatal(err)

@@ -24,11 +24,11 @@ type caller struct {
 	lease            apikey.Lease    // of the holder; zero: none
 	promptTokens     int             // as the key is charged; 0: no engine worked on the prompt
 	completionTokens int             // that the engine has generated, about if it has not counted them
-	estimated        estimatedTokens // of these
+	estimated        estimatedUsage  // of these
 }
 
-// estimatedTokens is how much of what a request has used is an estimate.
-type estimatedTokens struct {
+// estimatedUsage is how much of what a request has used is an estimate.
+type estimatedUsage struct {
 	tokens int // of the prompt and the output
 	cached int // of the cached tokens
 }
@@ -108,13 +108,14 @@ func (r *request) chargePrompt() *apiError {
 }
 
 // setTokenUsage sets the tokens of an attempt that an engine has worked on: the replica's own count, else an estimate, which
-// includes what was generated and not sent after a disconnect or cancel. Failed attempts count nothing.
+// includes what was generated and not sent after a disconnect or cancel, and the prefill time that cached tokens saved.
+// Failed attempts count nothing.
 func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
 	}
 	a.promptTokens, a.completionTokens = min(max(a.result.PromptTokens, 0), apikey.MaxTokens), min(max(a.result.OutputTokens, 0), apikey.MaxTokens)
-	a.estimated = estimatedTokens{}
+	a.estimated = estimatedUsage{}
 	if a.promptTokens == 0 {
 		a.promptTokens = a.decision.PromptTokens
 		a.estimated.tokens = a.promptTokens

@@ -200,7 +200,7 @@ func New(o Options) (*Server, error) {
 	return s, err
 }
 
-// clusterStatus returns what returns the state of the cluster, nil if there is none.
+// clusterStatus returns the function that returns the state of the cluster; nil: there is no cluster.
 func (s *Server) clusterStatus() func() cluster.Status {
 	if s.cluster == nil {
 		return nil

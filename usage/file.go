@@ -23,7 +23,7 @@ const (
 	// rowMark begins every other line, and is followed by the hour.
 	rowMark      = `{"hour":"`
 	maxLineBytes = 64 << 10
-	// lockSuffix ends the name of the file that is locked for as long as a proxy runs. The file itself is replaced by compactions.
+	// lockSuffix ends the name of the file that is locked while a proxy runs: a compaction replaces the file itself.
 	lockSuffix = ".lock"
 
 	// A process that hands over and its successor take turns. A write takes milliseconds, a compaction seconds.
@@ -43,8 +43,8 @@ type file struct {
 	compactAfter time.Time // so that a full disk is not filled by each try
 }
 
-// openFile returns the file, created if it does not exist. It fails if the file cannot be written, and, with lockNow, if
-// another process has locked it; without lockNow, a predecessor has.
+// openFile returns the file, created if it does not exist. It fails if the file cannot be written, and, with lockNow,
+// if another process has locked it; without lockNow, a predecessor has.
 func openFile(path string, keep time.Duration, lockNow bool) (f *file, err error) {
 	if err := CheckFile(path); err != nil {
 		return nil, err
@@ -92,8 +92,8 @@ func (f *file) unlock() {
 	}
 }
 
-// openForWriting opens the file, locked until it is closed, and removes an incomplete last line. It returns the file and
-// its size.
+// openForWriting opens the file, locked until it is closed, and removes an incomplete last line. It returns the file
+// and its size.
 func (f *file) openForWriting() (out *os.File, size int64, err error) {
 	for range maxWriteLockTries {
 		if out, err = os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {

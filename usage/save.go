@@ -84,8 +84,8 @@ func (t *Table) Save(log *slog.Logger) {
 	}
 }
 
-// tryLockFile locks the file, unless a predecessor still has it: until then both append to it. It reports whether nothing
-// is left to lock.
+// tryLockFile locks the file, unless a predecessor still has it: until then both append to it. It reports whether
+// nothing is left to lock.
 func (t *Table) tryLockFile() (done bool) {
 	if t.file == nil {
 		return true

@@ -17,7 +17,7 @@ type Counts struct {
 	PromptTokens int64 `json:"prompt_tokens"`
 	CachedTokens int64 `json:"cached_tokens"` // of the prompt tokens
 	OutputTokens int64 `json:"output_tokens"`
-	// What the proxy has estimated because the replica did not report it: of prompt and output tokens, and of cached tokens.
+	// What the proxy has estimated because the replica did not report it: prompt and output tokens, and cached tokens.
 	EstimatedTokens       int64   `json:"estimated_tokens"`
 	EstimatedCachedTokens int64   `json:"estimated_cached_tokens"`
 	QueueSeconds          float64 `json:"queue_seconds"`
@@ -80,7 +80,7 @@ const (
 	maxCoarseRows = 4_000
 )
 
-// rowSet is a bounded set of rows. At the bound, those of the oldest hour count for the next one, as long as there is one.
+// rowSet is a bounded set of rows. At the bound, those of the oldest hour are added to the next one, if there is one.
 type rowSet map[rowID]*Counts
 
 // add adds c to the row with that ID.
