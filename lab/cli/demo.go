@@ -133,9 +133,6 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 			}
 		})
 	}
-	if !o.json {
-		writeDemoTraffic(out, o.backends)
-	}
 	page, err := newDemoPage(o.page)
 	if err != nil {
 		return fmt.Errorf("--page: %w", err)
@@ -145,17 +142,19 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 	if err != nil {
 		return err
 	}
-	if err := baseline.waitReady(ctx); err != nil {
-		return err
-	}
 	prefix, err := startDemoReplicasAndProxy(configs, "prefix", o.backends, o.listen, o.admin, startServer)
 	if err != nil {
 		return err
 	}
-	if err := prefix.waitReady(ctx); err != nil {
-		return err
+	if !o.json {
+		writeDemoTraffic(out, o.backends)
 	}
 	fleets := []*demoFleet{baseline, prefix}
+	for _, f := range fleets {
+		if err := f.waitReady(ctx); err != nil {
+			return err
+		}
+	}
 
 	screen := newDemoScreen(out)
 	if !o.json {
