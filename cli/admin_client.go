@@ -22,26 +22,19 @@ import (
 
 const maxAdminResponseBytes = 16 << 20 // enough for thousands of backends
 
-// adminFlags are the flags that name the admin listener of a running proxy.
-type adminFlags struct {
-	admin, tokenFile, caFile, config string
-	urlFlag                          string // name of the flag for admin; empty: admin
-}
-
-// AdminListener names the admin listener of a running proxy. Empty files are taken from the configuration.
+// AdminListener names the admin listener of a running proxy. What is empty is taken from the configuration.
 type AdminListener struct {
 	URL       string
 	TokenFile string // has the admin token
 	CAFile    string // has certificate authorities
 	Config    string // configuration of the proxy
-	URLFlag   string // name of the flag with the URL, for errors
+	URLFlag   string // name of the flag with the URL, for errors; empty: admin
 }
 
 // Get requests a path and returns the body of the response, which the caller closes. The error is that of a response with
 // another status than 2xx, or what is wrong with the options or the connection.
-func (l AdminListener) Get(ctx context.Context, configs config.Loader, path string) (io.ReadCloser, error) {
-	flags := adminFlags{l.URL, l.TokenFile, l.CAFile, l.Config, l.URLFlag}
-	endpoint, err := flags.resolveAdminEndpoint(configs)
+func (l *AdminListener) Get(ctx context.Context, configs config.Loader, path string) (io.ReadCloser, error) {
+	endpoint, err := l.resolveAdminEndpoint(configs)
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +54,12 @@ func (l AdminListener) Get(ctx context.Context, configs config.Loader, path stri
 	return nil, err
 }
 
-func (o *adminFlags) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.admin, "admin", "", "`URL` of the admin listener (default: from the configuration)")
-	f.StringVar(&o.tokenFile, "token-file", "", "read the admin token from `FILE` (default: from the configuration)")
-	f.StringVar(&o.caFile, "ca-file", "", "trust the certificate authorities in `FILE` (default: the configured certificate; with --admin, the system's authorities)")
-	f.StringVar(&o.config, "config", "", "configuration `FILE` of the proxy (default: $WARMROUTE_CONFIG)")
+// addFlags adds the flags of commands that request something of the listener.
+func (l *AdminListener) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&l.URL, "admin", "", "`URL` of the admin listener (default: from the configuration)")
+	f.StringVar(&l.TokenFile, "token-file", "", "read the admin token from `FILE` (default: from the configuration)")
+	f.StringVar(&l.CAFile, "ca-file", "", "trust the certificate authorities in `FILE` (default: the configured certificate; with --admin, the system's authorities)")
+	f.StringVar(&l.Config, "config", "", "configuration `FILE` of the proxy (default: $WARMROUTE_CONFIG)")
 }
 
 // adminEndpoint is the URL and the credentials of an admin listener.
@@ -78,46 +72,46 @@ type adminEndpoint struct {
 
 // resolveAdminEndpoint returns the admin listener that the flags or else the
 // configuration name. It reads the files with the token and the certificates.
-func (o *adminFlags) resolveAdminEndpoint(configs config.Loader) (a adminEndpoint, err error) {
-	a.flag = "--" + cmp.Or(o.urlFlag, "admin")
-	if o.admin == "" || o.tokenFile == "" {
+func (l *AdminListener) resolveAdminEndpoint(configs config.Loader) (a adminEndpoint, err error) {
+	a.flag = "--" + cmp.Or(l.URLFlag, "admin")
+	if l.URL == "" || l.TokenFile == "" {
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-		flags.String("config", o.config, "")
+		flags.String("config", l.Config, "")
 		// Errors of single settings do not matter: the proxy may have been started before the file got them.
 		c, err := configs.Load(flags, nil)
 		if c == nil {
 			return a, err
 		}
-		if a.url, a.token = c.AdminURL(), c.AdminToken; a.url == "" && o.admin == "" {
+		if a.url, a.token = c.AdminURL(), c.AdminToken; a.url == "" && l.URL == "" {
 			return a, errors.New(`the configuration has no admin listener (admin: ""): name one with --admin`)
 		}
-		if o.admin == "" && o.caFile == "" && c.AdminTLS.CertFile != "" {
+		if l.URL == "" && l.CAFile == "" && c.AdminTLS.CertFile != "" {
 			if a.tls, err = loadPinnedTLSConfig(c.AdminTLS.CertFile); err != nil {
 				return a, err
 			}
 		}
 	}
-	if o.tokenFile != "" {
-		text, err := config.ReadFileOrPipe(o.tokenFile)
+	if l.TokenFile != "" {
+		text, err := config.ReadFileOrPipe(l.TokenFile)
 		if err != nil {
 			return a, UsageError{fmt.Errorf("--token-file: %w", err)}
 		}
 		if a.token = string(bytes.TrimSpace(text)); a.token == "" || !config.IsHeaderValue(a.token) {
-			return a, fmt.Errorf("--token-file: %s has no token: expected one line of text", o.tokenFile)
+			return a, fmt.Errorf("--token-file: %s has no token: expected one line of text", l.TokenFile)
 		}
 	}
-	if o.caFile != "" {
-		if a.tls, err = loadCATLSConfig(o.caFile); err != nil {
+	if l.CAFile != "" {
+		if a.tls, err = loadCATLSConfig(l.CAFile); err != nil {
 			return a, err
 		}
 	}
-	if o.admin != "" {
-		a.url = strings.TrimRight(o.admin, "/")
+	if l.URL != "" {
+		a.url = strings.TrimRight(l.URL, "/")
 		if !strings.Contains(a.url, "://") {
 			a.url = "http://" + a.url
 		}
 		if u, err := url.Parse(a.url); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return a, fmt.Errorf("%s: %q is not a URL such as http://127.0.0.1:9090", a.flag, o.admin)
+			return a, fmt.Errorf("%s: %q is not a URL such as http://127.0.0.1:9090", a.flag, l.URL)
 		}
 	}
 	return a, nil

@@ -22,7 +22,7 @@ const backendsTimeout = 15 * time.Second
 
 // backendsOptions are the flags of the commands about backends.
 type backendsOptions struct {
-	adminFlags
+	AdminListener
 	wait time.Duration
 	json bool
 

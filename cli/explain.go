@@ -24,7 +24,7 @@ const (
 )
 
 type explainOptions struct {
-	adminFlags
+	AdminListener
 	file           string
 	endpoint, key  string
 	tried, headers []string
@@ -71,7 +71,7 @@ name with --key.`,
 func (o *explainOptions) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVarP(&o.file, "file", "f", "", "`FILE` with the request body, or - for standard input")
-	o.adminFlags.addFlags(f)
+	o.AdminListener.addFlags(f)
 	f.StringVar(&o.endpoint, "endpoint", "", "`PATH` of the request (default /v1/chat/completions)")
 	f.StringVar(&o.key, "key", "", "`NAME` of the API key of the request; never the key itself")
 	f.StringArrayVar(&o.tried, "tried", nil, "`NAME` of a backend where the request has already failed (repeatable)")

@@ -23,7 +23,7 @@ const requestsTimeout = 15 * time.Second
 
 // requestsOptions are the flags of the command about finished requests.
 type requestsOptions struct {
-	adminFlags
+	AdminListener
 	id, key, model, backend, status string
 	slowerThan                      time.Duration
 	limit                           int
@@ -86,7 +86,7 @@ from --admin, --token-file and --ca-file, as with explain.`,
 	f.DurationVar(&o.slowerThan, "slower-than", 0, "`DURATION` that the request took longer than, from its arrival to its end")
 	f.IntVar(&o.limit, "limit", 100, "list at most `N` requests")
 	f.BoolVar(&o.json, "json", false, "print the response of the admin listener as JSON")
-	o.adminFlags.addFlags(f)
+	o.AdminListener.addFlags(f)
 	return cmd
 }
 
