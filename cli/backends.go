@@ -140,15 +140,18 @@ func newBackendsRemoveCommand(configs config.Loader) *cobra.Command {
 				}
 				var removed struct{ Removed bool }
 				_ = json.Unmarshal(response, &removed)
-				if !removed.Removed {
-					return "finishes its requests", nil
+				switch {
+				case removed.Removed:
+					return "removed", nil
+				case o.wait > 0:
+					return "", fmt.Errorf("not removed after %v: requests are in flight; it is removed when they have ended", o.wait)
 				}
-				return "removed", nil
+				return "finishes its requests", nil
 			})
 		},
 	}
 	o.addFlags(cmd.Flags())
-	cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until it is removed")
+	cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until it is removed; exit with status 1 if it is not")
 	return cmd
 }
 
@@ -177,13 +180,17 @@ func newDrainCommand(configs config.Loader, action, short string) *cobra.Command
 					InFlight int64 `json:"in_flight"`
 				}
 				_ = json.Unmarshal(response, &changed)
-				return fmt.Sprintf("%s, %s in flight", changed.State, plural(int(changed.InFlight), "request")), nil
+				result := fmt.Sprintf("%s, %s in flight", changed.State, plural(int(changed.InFlight), "request"))
+				if o.wait > 0 && changed.InFlight > 0 {
+					return "", fmt.Errorf("%s after %v", result, o.wait)
+				}
+				return result, nil
 			})
 		},
 	}
 	o.addFlags(cmd.Flags())
 	if action == "drain" {
-		cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until no request is in flight")
+		cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until no request is in flight; exit with status 1 if some are")
 	}
 	return cmd
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"os"
@@ -139,5 +140,34 @@ func TestControlRunningProxy(t *testing.T) {
 			t.Errorf("%s: exit status %d, %s%s", c.args, exit, stdout, stderr)
 		}
 		ready(c.ready)
+	}
+}
+
+func TestDrainExitStatus(t *testing.T) {
+	fleet := startSimFleet(t, 1, 200_000)
+	p := startProgram(t, "--config", fleet.configFile(t, "").path)
+	name := strings.TrimPrefix(fleet.urls[0], "http://")
+	drain := func(wait string) (exit int, output string) {
+		exit, stdout, stderr := runCommand(t, "backends", "drain", name, "--admin", p.admin, "--wait", wait)
+		return exit, stdout + stderr
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	body := `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":3000,"messages":[{"role":"user","content":"long"}]}`
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if exit, output := drain("100ms"); exit != 1 || !strings.Contains(output, "draining, 1 request in flight after 100ms") {
+		t.Errorf("with a request in flight: exit status %d, %s", exit, output)
+	}
+	leave()
+	if exit, output := drain("1m"); exit != 0 || !strings.Contains(output, "draining, 0 requests in flight") {
+		t.Errorf("without: exit status %d, %s", exit, output)
 	}
 }
