@@ -477,7 +477,7 @@ func TestDrainOfNewAddresses(t *testing.T) {
 	t.Parallel()
 	d := startDiscovered(t, 2, loopback(1, 1), nil)
 	name, begun, ended := discoveredName+":"+d.port, make(chan struct{}), make(chan error)
-	go func() { ended <- askStream(d.client, d.url, "hello", 2000, func() { close(begun) }) }()
+	go func() { ended <- askStream(d.client, d.url, "hello", 10_000, func() { close(begun) }) }()
 	<-begun
 	d.dns.respond(withAddresses(loopback(1, 2)...))
 	d.until("one backend is being removed, two are new", func() bool {
