@@ -158,7 +158,7 @@ func TestPageShowsStalledBackend(t *testing.T) {
 	page.shows("#requests tbody tr .state", "stalled")
 	page.shows("#in-flight-note", "0 responding, 1 stalled")
 	page.shows("#models-count", "1 of 1 ready")
-	page.shows("#models tbody tr td:last-child", "1 of 2")
+	page.shows("#models tbody tr td:nth-child(3)", "1 of 2")
 	page.until(`document.querySelector('#alarm').hidden`)
 	disturb(t, replicas[at], `{"kind":"clear"}`)
 	page.shows(row+" .state", "ready")
