@@ -320,7 +320,7 @@ func TestCommittedStreamNotRetried(t *testing.T) {
 
 func TestRetryTimeouts(t *testing.T) {
 	t.Parallel()
-	f := serve(t, func(o *Options) { o.FirstByte, o.Retry.Timeouts = 50*time.Millisecond, true },
+	f := serve(t, func(o *Options) { o.FirstByte, o.Retry.Timeouts = 500*time.Millisecond, true },
 		&replica{script: hang(sseHead)}, &replica{script: always(streamed(goodStream))})
 	if resp, got := f.post("/v1/chat/completions", askStream); got != goodStream {
 		t.Errorf("got %d %q", resp.StatusCode, got)
