@@ -12,7 +12,7 @@ import (
 type usageReport struct {
 	*usage.Report
 	InFlight map[string]int64 `json:"in_flight"` // requests now, by key
-	// SinceStart is set if there is no usage.file: then nothing is known of the time before Started.
+	// SinceStart reports that there is no usage.file, so that usage before Started is not known.
 	SinceStart bool      `json:"since_start"`
 	Started    time.Time `json:"started"`
 	Unsaved    string    `json:"unsaved,omitempty"` // why rows are in memory and not in the file

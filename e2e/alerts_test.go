@@ -46,7 +46,7 @@ func TestAlertAnnotations(t *testing.T) {
 	}
 	for _, section := range regexp.MustCompile(`(?m)^## (Warmroute\w+)$`).FindAllSubmatch(guide, -1) {
 		if !named[string(section[1])] {
-			t.Errorf("docs/reference/alerts.md has a section for %s, which is no alert", section[1])
+			t.Errorf("docs/reference/alerts.md has a section for %s, which is not an alert", section[1])
 		}
 	}
 }

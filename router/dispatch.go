@@ -174,7 +174,6 @@ func (a *admission) batchRooms(f *fleet, v *decide.Fleet) map[*queue.Group[*Queu
 func (a *admission) decide(f *fleet, v *decide.Fleet, t *QueuedRequest) (*decide.Query, decide.Choice, error) {
 	q, c := f.matchQueued(t), &f.scratch.candidates
 	if t.waitsFor != noSlot && !v.Backends[t.waitsFor].HasRoom && v.Now.Sub(t.scoredAt) < scoreInterval {
-		v.Claim(q, t.waitsFor)
 		return nil, decide.Choice{}, errQueue
 	}
 	if err := f.filter(&f.scratch, v, q, f.ledger); err != nil { // those that it may try are not among those with room
