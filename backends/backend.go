@@ -106,6 +106,8 @@ type Options struct {
 
 	Device string // backends with the same one share their hardware; "": it has its own
 
+	Role Role // part of requests that the replica is meant for
+
 	// Transport carries requests to this replica, ProbeTransport polls and health
 	// checks: separately, so that a Transport without a free connection does not
 	// make a busy replica look dead. New makes them the same.

@@ -14,6 +14,9 @@ func (d *Reservation) Sent() (at time.Time, aheadTokens int) {
 	return d.entry.SentAt, int(d.entry.Prediction.QueuedAhead)
 }
 
+// StartDecode records that a request whose prefill another replica has done is about to be sent.
+func (d *Reservation) StartDecode() {}
+
 // RecordFirstEvent records the engine's first output: its prefill is done, so the
 // prompt's blocks stay, and need not be kept for Release.
 func (d *Reservation) RecordFirstEvent() {

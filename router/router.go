@@ -143,7 +143,15 @@ type Settings struct {
 	Breaker        BreakerSettings
 	SLO            time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
 	PollInterval   time.Duration // how old a fresh Load may be
+	Handover       HandoverSettings
 	NoLearning     bool          // use defaults and what replicas report, and learn nothing
+}
+
+// HandoverSettings are those of requests of which one replica does the prefill and another one the decode.
+type HandoverSettings struct {
+	Queue             bool          // requests wait while no replica for the other part is ready; else one replica serves them whole
+	Lease             time.Duration // for how long a replica keeps a prompt's KV cache for another one
+	MinUncachedTokens int           // that a request to be split has at least; 0: the cost decides alone
 }
 
 // Reservation is a chosen backend, and the account of a request on it that Release must end
@@ -156,6 +164,10 @@ type Reservation struct {
 	PromptTokens               int           // about
 	QueueTime                  time.Duration // that the request was queued
 	OutageTime                 time.Duration // the part of it without a ready backend; see QueueTimeouts
+	// Prefill is where the prefill of the request is to be done first; nil: here. Its Release must be called as well.
+	Prefill *Reservation
+	// Split says whether the request is split or why not, in a fleet with replicas for prefill or decode; else "".
+	Split string
 	// KVSession is what is to be sent to the replica as the request's session, by which its KV
 	// events name the request; "": nothing in particular.
 	KVSession string

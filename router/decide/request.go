@@ -37,6 +37,12 @@ type Request struct {
 	// refers. It stays the only one, whatever serves the model.
 	Stored bool
 
+	// Splittable says that one replica may do its prefill and another one its decode.
+	Splittable bool
+	// PrefilledOn is the replica that has done its prefill, and from which the next one it is sent to reads the KV
+	// cache; nil: none has.
+	PrefilledOn *backends.Backend
+
 	NoEngine      bool // no engine works on it: it is never queued, and has no load
 	NonGenerative bool // its endpoint generates no text: its uncached tokens are not typical
 
