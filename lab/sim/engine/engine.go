@@ -49,6 +49,16 @@ type Config struct {
 	HostKVTokens int
 	HostLoadRate float64 // tokens per second; default 200,000: 131,072 bytes a token, as in Llama 3.1 8B, over PCIe 4.0
 
+	// A transfer of Request.RemoteTokens takes TransferTime and that of the copy: TransferTokenBytes for each token at
+	// TransferBandwidth. Copies follow each other.
+	TransferTime       time.Duration // default 170 ms: 197 ms were published, of which the copy took 29 ms
+	TransferTokenBytes int           // default 131,072
+	TransferBandwidth  float64       // bytes per second; default 10 GB/s
+
+	// Lease is how long the blocks of a prefill leg stay pinned after its end, unless they are released or the lease is
+	// renewed; default 30 s. Speed does not divide it.
+	Lease time.Duration
+
 	// PriorityScheduling starts waiting requests in the order of Request.Priority instead
 	// of arrival, and preempts running ones in the opposite order.
 	PriorityScheduling bool
@@ -108,6 +118,10 @@ func (c Config) WithDefaults() Config {
 	c.CachedDepth = cmp.Or(c.CachedDepth, c.QuadraticDepth)
 	c.PromptTokenTime = cmp.Or(c.PromptTokenTime, 1700*time.Nanosecond)
 	c.HostLoadRate = cmp.Or(c.HostLoadRate, 200_000)
+	c.TransferTime = cmp.Or(c.TransferTime, 170*time.Millisecond)
+	c.TransferTokenBytes = cmp.Or(c.TransferTokenBytes, 131_072)
+	c.TransferBandwidth = cmp.Or(c.TransferBandwidth, 10e9)
+	c.Lease = cmp.Or(c.Lease, 30*time.Second)
 	c.Speed = cmp.Or(c.Speed, 1)
 	return c
 }
@@ -133,8 +147,9 @@ type Engine struct {
 
 	arriving   []*Request // at the API server, in order of arrival
 	waiting    []*Request // in the order in which they start
-	prefilling []*Request // admitted, with a prompt that is partly computed or being loaded, in order of admission
+	prefilling []*Request // admitted, with a prompt that is partly computed, being loaded or transferred, in order of admission
 	decoding   decodeHeap
+	pinned     []*Request // prefill legs that have ended and keep their blocks
 
 	step    int64 // steps taken
 	context int   // tokens in the contexts of all decoding requests
@@ -144,6 +159,7 @@ type Engine struct {
 	blockedAt uint64
 
 	loadEnd time.Duration // of the last load from the host tier
+	copyEnd time.Duration // of the last copy of a transfer
 
 	admissionPaused bool
 
@@ -161,6 +177,8 @@ type StepResult struct {
 	Decoded  int           // number of requests that got a further token
 
 	Prefilled int // tokens computed of prompts, and again after a preemption
+
+	Transferring []*Request // began to wait for the transfer of their remote tokens
 
 	// KVEvents are the changes of the caches since the last step, of whichever engine if some
 	// share them, in their order; those of the host tier follow those of the KV cache.
@@ -271,14 +289,17 @@ func (e *Engine) Abort(r *Request) {
 		at := slices.Index(e.waiting, r)
 		e.waiting = slices.Delete(e.waiting, at, at+1)
 		e.blockedAt = 0 // another one is first now
-	case loading, prefilling, decoding:
-		e.stopRunning(r)
+	case loading, transferring, prefilling, decoding:
+		e.removeFromBatch(r)
+		e.freeBlocks(r)
+	case pinned:
+		return
 	}
 	r.state = ended
 }
 
-// stopRunning takes a running request out of the batch and frees its blocks.
-func (e *Engine) stopRunning(r *Request) {
+// removeFromBatch takes a running request out of the batch. It keeps its blocks.
+func (e *Engine) removeFromBatch(r *Request) {
 	if r.state != decoding {
 		e.removePrefilling(r)
 	} else {
@@ -287,12 +308,16 @@ func (e *Engine) stopRunning(r *Request) {
 		e.context -= r.Prompt + r.tokens
 		e.cacheFullBlocks(r, r.Prompt+r.tokens-1)
 	}
+}
+
+// freeBlocks frees the blocks of r, whose content stays cached.
+func (e *Engine) freeBlocks(r *Request) {
 	e.pool.release(r.blocks)
 	r.blocks = nil
 }
 
-// ResetPrefixCache clears the KV cache if no request runs, as vLLM does, and reports
-// whether it did. The host tier stays.
+// ResetPrefixCache clears the KV cache if no request runs and no blocks are pinned, as vLLM does,
+// and reports whether it did. The host tier stays.
 func (e *Engine) ResetPrefixCache() (cleared bool) {
 	if e.pool.free < len(e.pool.refs) {
 		return false
@@ -304,9 +329,15 @@ func (e *Engine) ResetPrefixCache() (cleared bool) {
 // PauseAdmission keeps waiting requests waiting while those that run continue, until it is called with false.
 func (e *Engine) PauseAdmission(paused bool) { e.admissionPaused = paused }
 
-// DiscardCache clears the KV cache after it has preempted all running requests. The engine
-// must not share the cache.
+// DiscardCache clears the KV cache after it has preempted all running requests, failed their
+// transfers and released pinned blocks. The engine must not share the cache.
 func (e *Engine) DiscardCache(now time.Duration) {
+	for _, r := range slices.Clone(e.pinned) {
+		e.ReleasePinned(r)
+	}
+	for _, r := range e.prefilling {
+		e.EndTransfer(r, TransferFailed)
+	}
 	for e.running() > 0 {
 		_, r := e.leastUrgentRunning()
 		e.preempt(r, now)
@@ -327,6 +358,9 @@ func (e *Engine) Step(now time.Duration) StepResult {
 		return StepResult{End: now}
 	}
 	e.acceptArrived(now)
+	for _, o := range e.sharing {
+		o.ExpireLeases(now)
+	}
 	preemptions := e.pool.preemptions
 	e.allocateForDecodes(now)
 	partial := e.allocateForPrefills(now)
@@ -405,7 +439,7 @@ func (e *Engine) allocateForDecodes(now time.Duration) {
 
 // allocateForPrefills gives partial prompts blocks for their next chunks, and returns them
 // with Request.chunk set. A chunk is 0 when the step's budget is used up, when the prompt is
-// being loaded, or when the request was preempted for lack of blocks.
+// being loaded or transferred, or when the request was preempted for lack of blocks.
 func (e *Engine) allocateForPrefills(now time.Duration) (partial []*Request) {
 	partial = append(e.scratch[:0], e.prefilling...)
 	e.scratch = partial[:0]
@@ -448,9 +482,13 @@ func (e *Engine) extendBlocks(r *Request, tokens int, now time.Duration) (ok boo
 }
 
 // leastUrgentRunning returns the running request to preempt, and its engine: the one that was
-// admitted last, or with PriorityScheduling the one that would start last.
+// admitted last, or with PriorityScheduling the one that would start last. It is not one that
+// waits for a transfer.
 func (e *Engine) leastUrgentRunning() (owner *Engine, last *Request) {
 	consider := func(o *Engine, r *Request) {
+		if r.state == transferring {
+			return
+		}
 		if last == nil || e.cfg.PriorityScheduling && compareUrgency(r, last) > 0 || !e.cfg.PriorityScheduling && r.admission > last.admission {
 			owner, last = o, r
 		}
@@ -469,7 +507,8 @@ func (e *Engine) leastUrgentRunning() (owner *Engine, last *Request) {
 // preempt frees the blocks of a running request, whose content stays cached, and puts the
 // request back to the front of the queue.
 func (e *Engine) preempt(r *Request, now time.Duration) {
-	e.stopRunning(r)
+	e.removeFromBatch(r)
+	e.freeBlocks(r)
 	r.computed, r.full = 0, 0
 	r.Preempted = now
 	e.stats.Preemptions++
@@ -488,7 +527,10 @@ func (e *Engine) admitWaiting(budget int, now time.Duration, done *StepResult) (
 		}
 		e.waiting = e.waiting[1:]
 		e.prefilling = append(e.prefilling, r)
-		if r.state == loading {
+		if r.state == transferring {
+			done.Transferring = append(done.Transferring, r)
+		}
+		if r.state != prefilling {
 			continue
 		}
 		tokens := min(r.contextTokens()-r.computed, budget-done.Prefilled)
@@ -499,12 +541,18 @@ func (e *Engine) admitWaiting(budget int, now time.Duration, done *StepResult) (
 }
 
 // finishOutputs ends the requests for which this step's token was the last one and returns
-// them.
+// them. Prefill legs keep their blocks.
 func (e *Engine) finishOutputs() (finished []*Request) {
 	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
 		r := e.decoding[0]
-		e.stopRunning(r)
-		r.state = ended
+		e.removeFromBatch(r)
+		if r.PrefillLeg {
+			r.state = pinned
+			e.pinned = append(e.pinned, r)
+		} else {
+			r.state = ended
+			e.freeBlocks(r)
+		}
 		finished = append(finished, r)
 	}
 	return finished
@@ -523,6 +571,7 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	r.blocks = make([]int32, 0, e.blocksFor(r.Prompt+r.Output))
 	for _, b := range hits {
 		e.pool.addRef(b)
+		r.Corrupt = r.Corrupt || e.pool.corrupt[b]
 	}
 	r.blocks = append(r.blocks, hits...)
 	r.state = prefilling
@@ -537,6 +586,9 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 		e.stats.PrefixQueries += int64(r.Prompt)
 		e.stats.PrefixHits += int64(r.Cached - r.hostCached)
 		e.stats.HostHits += int64(r.hostCached)
+		if remote := min(r.RemoteTokens, r.Prompt) - r.computed; remote > 0 {
+			e.beginTransfer(r, remote, now)
+		}
 	}
 	e.pool.admissions++
 	r.admission = e.pool.admissions
@@ -559,7 +611,7 @@ func (e *Engine) cacheableBlocks(promptTokens int, blocks []BlockHash) []BlockHa
 
 // prefill computes tokens of r, for which it has blocks, and returns the cost in nanoseconds.
 func (e *Engine) prefill(r *Request, tokens int, done *StepResult) (nanos float64) {
-	cached := min(r.Cached, r.computed)
+	cached := min(r.Cached+r.Transferred, r.computed)
 	nanos = 1e9 * e.cfg.PrefillSeconds(float64(cached), float64(r.computed-cached), float64(tokens))
 	r.computed += tokens
 	r.chunk = 0
@@ -576,7 +628,7 @@ func (e *Engine) prefill(r *Request, tokens int, done *StepResult) (nanos float6
 		done.Resumed = append(done.Resumed, r)
 	} else {
 		if !e.cfg.NoPrefixCache {
-			r.Created = r.full*e.cfg.BlockSize - r.Cached
+			r.Created = max(0, r.full*e.cfg.BlockSize-r.Cached-r.Transferred)
 		}
 		done.First = append(done.First, r)
 	}
@@ -592,6 +644,7 @@ func (e *Engine) cacheFullBlocks(r *Request, tokens int) {
 	for ; r.full < tokens/e.cfg.BlockSize; r.full++ {
 		if r.full < len(r.Blocks) && !e.cfg.NoPrefixCache {
 			e.pool.setContent(r.blocks[r.full], r.Blocks[r.full])
+			e.pool.corrupt[r.blocks[r.full]] = r.Corrupt
 			e.pool.storeOnHost(r.Blocks[r.full])
 		}
 	}

@@ -10,8 +10,9 @@ type BlockHash uint64
 // and a list of free ones in the order of reuse. A free block keeps its content, and
 // can be hit, until it is reused.
 type blockPool struct {
-	refs []int32
-	hash []BlockHash
+	refs    []int32
+	hash    []BlockHash
+	corrupt []bool // the content is not what the hash says
 	// twin links blocks of equal content, which exist because the last token of a
 	// prompt is always recomputed. cached has the oldest of them.
 	twin   []int32
@@ -42,7 +43,7 @@ const noBlock int32 = -1
 
 func newBlockPool(blocks int, hiddenEvictions float64) *blockPool {
 	p := &blockPool{
-		refs: make([]int32, blocks), hash: make([]BlockHash, blocks), twin: make([]int32, blocks),
+		refs: make([]int32, blocks), hash: make([]BlockHash, blocks), corrupt: make([]bool, blocks), twin: make([]int32, blocks),
 		next: make([]int32, blocks), prev: make([]int32, blocks),
 		cached: make(map[BlockHash]int32, blocks),
 		head:   noBlock, tail: noBlock,
@@ -58,7 +59,7 @@ func newBlockPool(blocks int, hiddenEvictions float64) *blockPool {
 // clear drops the content of all blocks, none of which may be in use.
 func (p *blockPool) clear() {
 	for b := range p.refs {
-		p.hash[b], p.twin[b] = 0, noBlock
+		p.hash[b], p.corrupt[b], p.twin[b] = 0, false, noBlock
 	}
 	clear(p.cached)
 	p.changes++
@@ -159,7 +160,7 @@ func (p *blockPool) dropContent(b int32) {
 	}
 	p.log.addRemoved(h)
 	next := p.twin[b]
-	p.hash[b], p.twin[b] = 0, noBlock
+	p.hash[b], p.corrupt[b], p.twin[b] = 0, false, noBlock
 	first := p.cached[h]
 	if first != b {
 		for p.twin[first] != b {

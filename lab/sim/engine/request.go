@@ -17,6 +17,15 @@ type Request struct {
 
 	Priority int // lower first; see Config.PriorityScheduling
 
+	// PrefillLeg keeps the blocks pinned when the request has ended, for another engine to
+	// read: until ReleasePinned, or the end of the lease.
+	PrefillLeg bool
+
+	// RemoteTokens is the number of leading prompt tokens whose KV another engine has pinned.
+	// Those that the cache lacks are transferred, see EndTransfer. At least the last token of
+	// the prompt is computed.
+	RemoteTokens int
+
 	Owner any // the caller's; not used by the engine
 
 	// Set by the engine:
@@ -27,6 +36,10 @@ type Request struct {
 	FirstToken time.Duration
 	Preempted  time.Duration // last
 	Finished   time.Duration
+
+	Transferred int           // remote tokens that are transferred or were
+	TransferEnd time.Duration // when they are there, unless the transfer fails
+	Corrupt     bool          // its prompt's KV is not the prompt's, so that the output is wrong
 
 	state     state
 	arrival   int64         // number of its Add
@@ -43,6 +56,7 @@ type Request struct {
 
 	hostCached int           // of Cached, those loaded from the host tier
 	loadedAt   time.Duration // when the last of its blocks is loaded
+	leaseEnd   time.Duration // of its pinned blocks
 }
 
 type state int8
@@ -51,11 +65,16 @@ const (
 	unknown  state = iota
 	arriving       // at the API server
 	waiting
-	loading // from the host tier
+	loading      // from the host tier
+	transferring // from another engine
 	prefilling
 	decoding
+	pinned // ended, with its blocks
 	ended
 )
+
+// Ended reports whether r was aborted, or has ended and has no pinned blocks.
+func (r *Request) Ended() bool { return r.state == ended }
 
 // Computed returns how many prompt tokens are in the cache after the engine's last
 // step; 0 before the request is admitted, and again after it was preempted.

@@ -4,17 +4,20 @@ package engine
 type Stats struct {
 	Running, Waiting int
 	Arriving         int     // at the API server, in neither of them
-	Loading          int     // of those waiting, from the host tier
-	KVUsage          float64 // blocks in use over all blocks, 0 to 1
+	Loading          int     // of those waiting, from the host tier or another engine
+	Pinned           int     // requests that have ended and whose blocks are pinned
+	KVUsage          float64 // blocks in use or pinned over all blocks, 0 to 1
 
 	// PrefixQueries and PrefixHits are tokens of admitted prompts. Those of preempted
 	// requests count once.
 	PrefixQueries, PrefixHits int64
 	HostHits                  int64 // tokens that were loaded from the host tier
+	RemoteHits                int64 // tokens of transfers that were begun
 	Preemptions               int64
+	ExpiredLeases             int64
 
 	// PromptTokens and CachedPromptTokens count prompts with their first token: all tokens,
-	// those that were cached, and of these those that were loaded from the host tier.
+	// those that were cached, and of these those that were loaded from the host tier or another engine.
 	PromptTokens, CachedPromptTokens, LoadedPromptTokens int64
 	GenerationTokens                                     int64
 
@@ -34,11 +37,14 @@ func (s *Stats) Add(o Stats) {
 	s.Waiting += o.Waiting
 	s.Arriving += o.Arriving
 	s.Loading += o.Loading
+	s.Pinned += o.Pinned
 	s.KVUsage = max(s.KVUsage, o.KVUsage)
 	s.PrefixQueries += o.PrefixQueries
 	s.PrefixHits += o.PrefixHits
 	s.HostHits += o.HostHits
+	s.RemoteHits += o.RemoteHits
 	s.Preemptions += o.Preemptions
+	s.ExpiredLeases += o.ExpiredLeases
 	s.PromptTokens += o.PromptTokens
 	s.CachedPromptTokens += o.CachedPromptTokens
 	s.LoadedPromptTokens += o.LoadedPromptTokens
@@ -64,9 +70,9 @@ func (e *Engine) countStep(done *StepResult) {
 	tokens := generated
 	for _, r := range done.First {
 		s.PromptTokens += int64(r.Prompt)
-		s.CachedPromptTokens += int64(r.Cached)
-		s.LoadedPromptTokens += int64(r.hostCached)
-		tokens += r.Prompt - r.Cached
+		s.CachedPromptTokens += int64(r.Cached + r.Transferred)
+		s.LoadedPromptTokens += int64(r.hostCached + r.Transferred)
+		tokens += r.Prompt - r.Cached - r.Transferred
 	}
 	s.StepTokensSum += int64(tokens)
 	i := 0
@@ -81,7 +87,7 @@ func (e *Engine) setTimes(done *StepResult) {
 		r.FirstToken = done.End
 	}
 	for _, r := range done.Finished {
-		r.Finished = done.End
+		r.Finished, r.leaseEnd = done.End, done.End+e.cfg.Lease
 	}
 }
 
@@ -89,11 +95,11 @@ func (e *Engine) setTimes(done *StepResult) {
 func (e *Engine) Stats() Stats {
 	s := e.stats
 	for _, r := range e.prefilling {
-		if r.state == loading {
+		if r.state == loading || r.state == transferring {
 			s.Loading++
 		}
 	}
-	s.Arriving = len(e.arriving)
+	s.Arriving, s.Pinned = len(e.arriving), len(e.pinned)
 	s.Running, s.Waiting = e.running()-s.Loading, len(e.waiting)+s.Loading
 	s.KVUsage = float64(len(e.pool.refs)-e.pool.free) / float64(len(e.pool.refs))
 	return s
