@@ -104,6 +104,7 @@ func (c *Checker) Watch(ctx context.Context, b *Backend) {
 		switch firstTimeout := timeouts == 1 && b.isHealthy(); {
 		case !outOfDescriptors && !firstTimeout:
 			w.updatePause(ctx, err == nil, cmp.Or(settings.Timeout, defaultCheckTimeout))
+			w.updateVersion(ctx, err == nil, cmp.Or(settings.Timeout, defaultCheckTimeout))
 			w.applyCheckResult(models, err)
 		case len(w.reported) > 0: // an operator may have changed the state
 			w.reportStateChanges("last check inconclusive: it timed out or could not be made")
@@ -154,6 +155,26 @@ func (w *checkState) updatePause(ctx context.Context, passes bool, timeout time.
 		b.setSuspension(NotSuspended)
 	}
 	w.wasPaused = paused
+}
+
+// updateVersion asks a replica that passes its checks for its version, unless it has told it and is still the same
+// process.
+func (w *checkState) updateVersion(ctx context.Context, passes bool, timeout time.Duration) {
+	b := w.backend
+	if !b.isHealthy() {
+		b.SetVersion("")
+	}
+	unknown := b.version.Load()
+	if !passes || b.Version() != "" {
+		return
+	}
+	body, err := w.getBodyAndRecordProxyInstance(ctx, b, "/version", timeout)
+	if err != nil {
+		return // the next check asks again
+	}
+	if version, err := vllm.ParseVersion(body); err == nil {
+		b.version.CompareAndSwap(unknown, &version) // fails if a poll has found another process meanwhile
+	}
 }
 
 // applyCheckResult sets the backend's state and models to the outcome of a check.

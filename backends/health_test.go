@@ -188,7 +188,7 @@ func (h health) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch r.URL.Path {
 	case "/v1/models":
 		return respond(200, vllmModels("1", "p", `"id":"m"`))
-	case "/is_paused":
+	case "/is_paused", "/version":
 		return respond(404, `{"detail":"Not Found"}`)
 	}
 	status, err := h(r.Context())

@@ -25,6 +25,7 @@ type observed struct {
 	loadChanged Event
 	models      atomic.Pointer[[]Model]
 	instance    atomic.Pointer[string]
+	version     atomic.Pointer[string]
 
 	missing     [MaxEndpoints]atomic.Int64 // until when each Endpoint counts as missing, Unix time in nanoseconds; 0: it does not
 	lastMissing atomic.Int64               // until when any does
@@ -67,6 +68,17 @@ func (o *observed) ProxyInstance() string {
 	}
 	return ""
 }
+
+// Version returns the version of vLLM that the replica runs; "" if it has not told it, or may be another process since.
+func (o *observed) Version() string {
+	if v := o.ofServer().version.Load(); v != nil {
+		return *v
+	}
+	return ""
+}
+
+// SetVersion is for the health checks and the poller, and for tests and simulations that have none. "": unknown.
+func (o *observed) SetVersion(version string) { o.ofServer().version.Store(&version) }
 
 // Endpoint is the number of an API path, below MaxEndpoints. The proxy assigns them.
 type Endpoint uint8

@@ -152,7 +152,12 @@ func (w *pollState) applyLoad(b *Backend, before, load *Load) {
 		}
 	}
 	w.last[b] = load
-	if before != nil && (processEndReason(before, load) != "" || before.Asleep && !load.Asleep) {
+	ended := before != nil && processEndReason(before, load) != ""
+	if ended {
+		b.SetVersion("")
+		b.RequestCheck() // which reads it
+	}
+	if ended || before != nil && before.Asleep && !load.Asleep {
 		b.SetSuspension(NotSuspended) // another process or operator has ended it
 	}
 	b.SetLoad(load)

@@ -25,11 +25,10 @@ func ParseRole(name string) (Role, error) {
 	return RoleBoth, fmt.Errorf("unknown role %q: use both, prefill or decode", name)
 }
 
-// Version returns the version of vLLM that the replica runs; "" if it is not known.
-func (b *Backend) Version() string { return "" }
-
-// PairsWith reports whether the replicas can send each other KV caches, as far as is known: they run the same version of
-// vLLM, and keep KV in the same form.
+// PairsWith reports whether one replica can read KV caches of the other, as far as both tell: they run the same version
+// of vLLM, have a connector, and keep KV in blocks of the same size and type.
 func (b *Backend) PairsWith(o *Backend) bool {
-	return b.Version() != "" && b.Version() == o.Version()
+	mine, others := b.Load(), o.Load()
+	return b.Version() != "" && b.Version() == o.Version() && mine != nil && others != nil &&
+		mine.TransfersKV && others.TransfersKV && mine.BlockSize == others.BlockSize && mine.CacheDtype == others.CacheDtype
 }

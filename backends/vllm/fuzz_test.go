@@ -43,6 +43,7 @@ func FuzzParseMetrics(f *testing.F) {
 		"vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_running 0\n",
 		"vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"12\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_waiting_by_reason{engine=\"4\",reason=\"x\"} 2\n" +
 			"vllm:cache_config_info{block_size=\"16\",engine=\"4\",num_gpu_blocks=\"9\"} 1\nvllm:engine_sleep_state{engine=\"12\",sleep_state=\"awake\"} 0\n",
+		"vllm:nixl_bytes_transferred_sum{engine=\"0\"} 1\nvllm:cache_config_info{cache_dtype=\"f\\\\p8\",engine=\"0\"} 1\nvllm:cache_config_info{cache_dtype=\"auto\",engine=\"1\"} 1\n",
 		"vllm:num_requests_running{\"a\"=\"b\"} 1\n", "{\"vllm:num_requests_running\"} 1\n", "\n \t\n#\n", "",
 	} {
 		f.Add(seed)
@@ -136,6 +137,9 @@ func (o oracle) sum(limit float64, names ...string) (sum, most float64, ok bool)
 func (o oracle) load(comments string) (l Load) {
 	l = o.loadOfEngines(comments, 1)
 	ranks := map[string]int{}
+	for name := range o {
+		l.TransfersKV = l.TransfersKV || strings.HasPrefix(name, "vllm:nixl_")
+	}
 	for name, all := range o {
 		for _, s := range all {
 			label := s.labels["engine"]
@@ -153,7 +157,9 @@ func (o oracle) load(comments string) (l Load) {
 		return l
 	}
 	for label, rank := range ranks {
-		l.PerEngine = append(l.PerEngine, EngineLoad{rank, o.ofEngine(label).loadOfEngines(comments, max(1, l.Engines))})
+		own := o.ofEngine(label).loadOfEngines(comments, max(1, l.Engines))
+		own.TransfersKV = l.TransfersKV
+		l.PerEngine = append(l.PerEngine, EngineLoad{rank, own})
 	}
 	slices.SortFunc(l.PerEngine, func(a, b EngineLoad) int { return a.Engine - b.Engine })
 	return l
@@ -269,6 +275,7 @@ func (o oracle) cache(l *Load, sharers int) {
 		}
 		l.BlockSize = max(l.BlockSize, labelNumber(labels["block_size"]))
 		l.HitAlignment = max(l.HitAlignment, labelNumber(labels["cache_hit_alignment_tokens"]))
+		l.CacheDtype = max(l.CacheDtype, labels["cache_dtype"])
 		l.PrefixCachingOff = l.PrefixCachingOff && labels["enable_prefix_caching"] == "False"
 	}
 	if unknown > 0 {
@@ -370,6 +377,18 @@ func FuzzParsePaused(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if paused, err := ParsePaused(body); paused && err != nil {
 			t.Errorf("paused and %v", err)
+		}
+	})
+}
+
+func FuzzParseVersion(f *testing.F) {
+	for _, seed := range []string{`{"version":"0.32.0"}`, `{"version":"0.1.dev1+g0123456.d20260801"}`, `{"version":"a b"}`, `{"version":null}`, `{}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		version, err := ParseVersion(body)
+		if (version == "") != (err != nil) || len(version) > maxVersionBytes || strings.ContainsAny(version, " \n\x00") {
+			t.Errorf("%q, %v", version, err)
 		}
 	})
 }

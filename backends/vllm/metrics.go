@@ -77,8 +77,10 @@ type Load struct {
 	// HitAlignment is what a cache hit is a multiple of, in tokens: cache_hit_alignment_tokens
 	// where reported (hybrid models), else BlockSize; 0 when unknown.
 	HitAlignment int
+	CacheDtype   string // of the KV cache, as configured: "auto" is the model's; "" when unknown
 	// PrefixCachingOff is true only when the replica reports it.
 	PrefixCachingOff bool
+	TransfersKV      bool // it has a connector, which transfers KV caches between replicas
 
 	// Counters, in tokens. PrefixHits includes HostHits.
 	PrefixQueries, PrefixHits float64
@@ -200,6 +202,8 @@ type sampleSums struct {
 	// HELP line tells: "queried blocks" or "queried tokens".
 	unit, gpuUnit unit
 
+	transfersKV bool // a metric of NixlConnector is there
+
 	adapters     []byte // running_lora_adapters of the newest series, escaped
 	adaptersTime float64
 	maxAdapters  int
@@ -252,6 +256,7 @@ type engineCache struct {
 	tokens          int // of its own cache; 0: not reported
 	serverTokens    int // of all engines' caches together: num_gpu_blocks counts those of all; 0: not reported
 	block, hitAlign int // tokens; 0: not reported
+	dtype           string
 	cachingOff      bool
 }
 
@@ -269,6 +274,7 @@ func (p *sampleSums) parseLine(line []byte) error {
 	}
 	m, isRead := metrics[string(name)]
 	if !isRead {
+		p.transfersKV = p.transfersKV || bytes.HasPrefix(name, []byte("vllm:nixl_"))
 		return nil
 	}
 	l, value, err := parseSample(rest)
@@ -388,6 +394,8 @@ func (s *engineSums) setCache(l labels) {
 		switch string(name) {
 		case "block_size":
 			e.block = parsePositiveInt(value)
+		case "cache_dtype":
+			e.dtype = unescape(value)
 		case "num_gpu_blocks":
 			blocks = parsePositiveInt(value)
 		case "kv_cache_size_tokens":
@@ -491,6 +499,7 @@ func (p *sampleSums) newLoad(t *totals, from, to, sharers int) Load {
 		}
 	}
 	l.MaxAdapters = p.maxAdapters
+	l.TransfersKV = p.transfersKV
 	return l
 }
 
@@ -517,6 +526,7 @@ func (p *sampleSums) setEngines(l *Load, from, to, sharers int) {
 		l.Engines++
 		l.BlockSize = max(l.BlockSize, e.block)
 		l.HitAlignment = max(l.HitAlignment, e.hitAlign)
+		l.CacheDtype = max(l.CacheDtype, e.dtype) // the same in all
 		l.CacheTokens += e.tokens
 		ofServer = max(ofServer, e.serverTokens)
 		complete, cachingOff = complete && e.tokens > 0, cachingOff && e.cachingOff

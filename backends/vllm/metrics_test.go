@@ -21,29 +21,29 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 	for file, want := range map[string]Load{
 		"metrics-0.32.txt": {
 			QueuesKnown: true, KVKnown: true,
-			Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32,
+			Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto",
 			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true, HostHitsKnown: true,
 			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true, Gaps: 26604, GapSeconds: 58.32603010099979,
 			StartTime: 1795199784.85,
 		},
 		// Two engines behind two API server processes, idle: those have no gauges before the first request.
 		"metrics-0.32-dp2.txt": {
-			Engines: 2, CacheTokens: 32768, BlockSize: 32, HitAlignment: 32, PrefixKnown: true, HostHitsKnown: true, TokensKnown: true,
+			Engines: 2, CacheTokens: 32768, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true, TokensKnown: true,
 			PerEngine: []EngineLoad{
-				{0, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
-				{1, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
+				{0, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
+				{1, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
 			},
 		},
 		"metrics-0.6-v0.txt": {
 			Running: 7, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true,
 			KVCacheUsage: 0.4375, KVKnown: true,
-			Engines: 1, CacheTokens: 27858 * 16, BlockSize: 16, HitAlignment: 16, PrefixCachingOff: true,
+			Engines: 1, CacheTokens: 27858 * 16, BlockSize: 16, HitAlignment: 16, CacheDtype: "auto", PrefixCachingOff: true,
 			PromptTokens: 91234, GenerationTokens: 4567, TokensKnown: true,
 			RunningAdapters: []string{"sql", "chat"}, MaxAdapters: 4,
 		},
 		"metrics-0.8-v1.txt": { // counts blocks, and says so in HELP only
 			Running: 2, QueuesKnown: true, KVCacheUsage: 0.25, KVKnown: true,
-			Engines: 1, CacheTokens: 9000 * 16, BlockSize: 16, HitAlignment: 16,
+			Engines: 1, CacheTokens: 9000 * 16, BlockSize: 16, HitAlignment: 16, CacheDtype: "auto",
 			PrefixQueries: 16000, PrefixHits: 9600, PrefixKnown: true,
 			PromptTokens: 16100, GenerationTokens: 900, TokensKnown: true,
 			StartTime: 1745000000.25,
@@ -51,7 +51,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 		"metrics-0.11.txt": { // writes old and new names side by side
 			Running: 12, Waiting: 1, WaitingForCapacity: 1, QueuesKnown: true,
 			KVCacheUsage: 0.5, KVKnown: true,
-			Engines: 1, CacheTokens: 960000, BlockSize: 16, HitAlignment: 16,
+			Engines: 1, CacheTokens: 960000, BlockSize: 16, HitAlignment: 16, CacheDtype: "auto",
 			PrefixQueries: 5000, PrefixHits: 3200, PrefixKnown: true,
 			PromptTokens: 5100, GenerationTokens: 800, TokensKnown: true,
 			StartTime: 1760000000.12,
@@ -387,5 +387,32 @@ func BenchmarkParseMetrics(b *testing.B) {
 		if _, err := ParseMetrics(br); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// What tells which replicas can read each other's KV caches.
+func TestKVTransfer(t *testing.T) {
+	info := `vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="0",num_gpu_blocks="10"} 1`
+	for name, c := range map[string]struct {
+		lines     []string
+		transfers bool
+	}{
+		"a connector":   {[]string{info, `vllm:nixl_num_kv_expired_reqs_total{engine="0"} 0`}, true},
+		"a histogram":   {[]string{info, `vllm:nixl_xfer_time_seconds_bucket{engine="0",le="0.005"} 0`}, true},
+		"none":          {[]string{info, `vllm:nixlx 0`}, false},
+		"only its help": {[]string{"# TYPE vllm:nixl_num_kv_expired_reqs counter", info}, false},
+	} {
+		if l := parse(t, c.lines...); l.TransfersKV != c.transfers || l.CacheDtype != "fp8" || l.BlockSize != 16 {
+			t.Errorf("%s: %+v", name, l)
+		}
+	}
+	l := parse(t, info, `vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="1",num_gpu_blocks="10"} 1`, `vllm:nixl_bytes_transferred_count 0`)
+	for _, e := range l.PerEngine {
+		if !e.TransfersKV || e.CacheDtype != "fp8" {
+			t.Errorf("engine %d: %+v", e.Engine, e.Load)
+		}
+	}
+	if len(l.PerEngine) != 2 {
+		t.Errorf("%d engines", len(l.PerEngine))
 	}
 }

@@ -1,6 +1,29 @@
 package vllm
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+)
+
+// maxVersionBytes bounds a version. Those of builds from source have about 40 bytes.
+const maxVersionBytes = 100
+
+// ParseVersion returns the version of vLLM in a response to GET /version.
+func ParseVersion(body []byte) (string, error) {
+	var v struct {
+		Version string `json:"version"`
+	}
+	if err := json.Unmarshal(body, &v); err != nil {
+		return "", err
+	}
+	isOther := func(r rune) bool { return r <= ' ' || r > '~' }
+	if v.Version == "" || len(v.Version) > maxVersionBytes || strings.ContainsFunc(v.Version, isOther) {
+		return "", errors.New("version is missing or invalid")
+	}
+	return v.Version, nil
+}
 
 // Process identifies the process that has written a /metrics, as far as it shows.
 type Process struct {

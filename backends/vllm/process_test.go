@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -44,4 +45,21 @@ func TestIsSameProcess(t *testing.T) {
 func FuzzParseProcess(f *testing.F) {
 	f.Add([]byte("process_start_time_seconds 1\n"))
 	f.Fuzz(func(t *testing.T, metrics []byte) { ParseProcess(metrics) })
+}
+
+func TestParseVersion(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"version":"0.32.0"}`: "0.32.0",
+		`{"version":"0.33.1.dev12+g0a1b2c3d4.d20260801","other":1}`: "0.33.1.dev12+g0a1b2c3d4.d20260801",
+		`{"version":""}`:         "",
+		`{"version":5}`:          "",
+		`{"version":"a\nb"}`:     "",
+		`{"detail":"Not Found"}`: "",
+		`<html>`:                 "",
+		`{"version":"` + strings.Repeat("1", maxVersionBytes+1) + `"}`: "",
+	} {
+		if got, err := ParseVersion([]byte(body)); got != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %q, %v", body, got, err)
+		}
+	}
 }
