@@ -29,7 +29,9 @@ type BackendRow struct {
 	Reason   string     `json:"reason,omitempty"` // why it is not ready
 	Since    *time.Time `json:"since"`
 	Source   string     `json:"source"`
-	Device   string     `json:"device,omitempty"` // that it shares with other backends
+	Role     string     `json:"role,omitempty"`    // "prefill" or "decode"; absent: both
+	Version  string     `json:"version,omitempty"` // of vLLM; absent: unknown
+	Device   string     `json:"device,omitempty"`  // that it shares with other backends
 	InFlight int64      `json:"in_flight"`
 	Server   string     `json:"server,omitempty"` // of a data-parallel rank: the backend that it is part of
 	Rank     *int       `json:"rank,omitempty"`   // its number
@@ -81,7 +83,7 @@ func newBackendRow(b *backends.Backend, added map[string]fleet.Registration) Bac
 	s := b.Status()
 	row := BackendRow{
 		Name: b.Name, URL: b.URL.String(), Address: b.Addr, State: s.State.String(), Reason: s.Reason, Since: timeOrNull(s.Since),
-		Source: b.Options().Source.String(), Device: b.Options().Device, InFlight: b.CountInFlight(),
+		Source: b.Options().Source.String(), Role: roleName(b), Version: b.Version(), Device: b.Options().Device, InFlight: b.CountInFlight(),
 	}
 	if rank, ok := b.Engine(); ok {
 		row.Server, row.Rank = b.Server().Name, &rank
@@ -90,6 +92,14 @@ func newBackendRow(b *backends.Backend, added map[string]fleet.Registration) Bac
 		row.AddedBy, row.AddedAt = r.By, timeOrNull(r.At)
 	}
 	return row
+}
+
+// roleName returns the role of a backend that is for one part of requests; "" of others.
+func roleName(b *backends.Backend) string {
+	if role := b.Options().Role; role != backends.RoleBoth {
+		return role.String()
+	}
+	return ""
 }
 
 // registrations returns the replicas that were added, by name.

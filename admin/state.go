@@ -108,11 +108,13 @@ type backendState struct {
 	Address      string             `json:"address,omitempty"` // host:port, of a backend that is one address of a name
 	Source       string             `json:"source"`            // of backends.Source
 	Registration *registrationState `json:"registration,omitempty"`
-	Server       string             `json:"server,omitempty"` // of a data-parallel rank: the name of the server
-	Rank         *int               `json:"rank,omitempty"`   // its number
-	State        string             `json:"state"`            // of router.Condition, or stateDrained
-	Reason       string             `json:"reason,omitempty"` // why it is not ready
-	Since        *time.Time         `json:"since"`            // of the state; null: unknown
+	Role         string             `json:"role,omitempty"`    // "prefill" or "decode"; absent: both
+	Version      string             `json:"version,omitempty"` // of vLLM; absent: unknown
+	Server       string             `json:"server,omitempty"`  // of a data-parallel rank: the name of the server
+	Rank         *int               `json:"rank,omitempty"`    // its number
+	State        string             `json:"state"`             // of router.Condition, or stateDrained
+	Reason       string             `json:"reason,omitempty"`  // why it is not ready
+	Since        *time.Time         `json:"since"`             // of the state; null: unknown
 	// LastReadyFor has up to maxLastReady models for which no backend of another server is ready.
 	LastReadyFor []string `json:"last_ready_for,omitempty"`
 	// MissingEndpoints are the paths that its replica does not serve, by its responses.
@@ -334,7 +336,7 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]p
 	for _, b := range f.backends {
 		c := f.conditions[b]
 		s := backendState{
-			Name: b.Name, URL: b.URL.Redacted(), Address: b.Addr, Source: b.Options().Source.String(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), Suspended: b.Suspension() != backends.NotSuspended, LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
+			Name: b.Name, URL: b.URL.Redacted(), Address: b.Addr, Source: b.Options().Source.String(), Role: roleName(b), Version: b.Version(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), Suspended: b.Suspension() != backends.NotSuspended, LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
 			Breaker: breakerNames[h.Router.Status(b).Breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
 		}
 		if rank, ok := b.Engine(); ok {

@@ -387,7 +387,8 @@ func TestStateOfRanks(t *testing.T) {
 	}
 	server := backends.New("eight", u, "", deaf{t})
 	server.Addr = "192.0.2.10:8000"
-	server.SetOptions(backends.Options{Source: backends.FromFile})
+	server.SetOptions(backends.Options{Source: backends.FromFile, Role: backends.RolePrefill})
+	server.SetVersion("0.32.0")
 	ranks := []*backends.Backend{backends.NewRank(server, 0, 0), backends.NewRank(server, 1, 1)}
 	server.SetParts(ranks)
 	server.SetState(backends.Ready)
@@ -398,11 +399,11 @@ func TestStateOfRanks(t *testing.T) {
 	ranks[0].SetModels([]backends.Model{{ID: "ours", Root: "ours", Card: []byte(`{"id":"ours"}`)}})
 	s, text := a.state()
 	for i, got := range s.Backends[3:] {
-		if got.Server != "eight" || got.Rank == nil || *got.Rank != i || got.Source != "file" || got.Address != "192.0.2.10:8000" || got.ServerDrained || strings.Join(got.LastReadyFor, ",") != "ours" {
+		if got.Server != "eight" || got.Rank == nil || *got.Rank != i || got.Source != "file" || got.Address != "192.0.2.10:8000" || got.ServerDrained || strings.Join(got.LastReadyFor, ",") != "ours" || got.Role != "prefill" || got.Version != "0.32.0" {
 			t.Errorf("rank %d: %+v in %s", i, got, text)
 		}
 	}
-	if got := s.Backends[2]; got.Server != "" || got.Rank != nil || strings.Join(got.LastReadyFor, ",") != "other" {
+	if got := s.Backends[2]; got.Server != "" || got.Rank != nil || got.Role != "" || strings.Join(got.LastReadyFor, ",") != "other" {
 		t.Errorf("no rank: %+v", got)
 	}
 	server.Drain()

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,7 +27,7 @@ type backendsOptions struct {
 	wait time.Duration
 	json bool
 
-	name, device string
+	name, device, role string
 }
 
 func newBackendsCommand(configs config.Loader) *cobra.Command {
@@ -91,7 +92,8 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 				URL    string `json:"url"`
 				Name   string `json:"name,omitempty"`
 				Device string `json:"device,omitempty"`
-			}{args[0], o.name, o.device}
+				Role   string `json:"role,omitempty"`
+			}{args[0], o.name, o.device, o.role}
 			body, err := json.Marshal(settings)
 			if err != nil {
 				return err
@@ -123,6 +125,7 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 	o.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&o.name, "name", "", "`NAME` of the backend (default: host and port)")
 	cmd.Flags().StringVar(&o.device, "device", "", "`NAME` of the GPU that it shares with other backends (default: it has its own)")
+	cmd.Flags().StringVar(&o.role, "role", "", "`PART` of requests that it is meant for: prefill, decode or both (default: both)")
 	cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until it is ready; exit with status 1 if it is not")
 	return cmd
 }
@@ -238,9 +241,9 @@ func writeRawJSON(out io.Writer, response []byte) error {
 
 func writeBackends(out io.Writer, list *admin.BackendList) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tSTATE\tIN FLIGHT\tSOURCE\tDEVICE\tURL\tREASON")
+	fmt.Fprintln(table, "NAME\tSTATE\tIN FLIGHT\tSOURCE\tROLE\tVERSION\tDEVICE\tURL\tREASON")
 	for _, b := range list.Backends {
-		cells := []string{b.Name, b.State, strconv.FormatInt(b.InFlight, 10), b.Source, b.Device, b.URL, b.Reason}
+		cells := []string{b.Name, b.State, strconv.FormatInt(b.InFlight, 10), b.Source, cmp.Or(b.Role, "both"), b.Version, b.Device, b.URL, b.Reason}
 		for i := range cells {
 			cells[i] = stripUnprintable(cells[i])
 		}

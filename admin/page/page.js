@@ -351,11 +351,11 @@ function cancelButton(request) {
 
 const sources = { configuration: 'config', file: 'file', registration: 'registered' };
 
-// origin describes where a backend is and what names it.
+// origin describes where a backend is, what names it and what it runs.
 function origin(b) {
   const at = b.address ? `${b.url} at ${b.address}` : b.url;
   const from = b.registration ? `added by ${b.registration.by}` : `from ${b.source === 'file' ? 'backends_file' : `the ${b.source}`}`;
-  return `${at}, ${from}`;
+  return b.version ? `${at}, ${from}, vLLM ${b.version}` : `${at}, ${from}`;
 }
 
 // backendItems returns the rows of the table: backends, and servers, each before its ranks.
@@ -408,9 +408,9 @@ function sumOf(list, value) {
 
 const showBackends = rows('backends', (row, { name, b: first, ranks }) => {
   const isRank = Boolean(first && first.server);
-  const aborted = make('span', 'sub');
+  const notes = make('span', 'sub');
   const title = isRank ? [make('span', 'unseen', `${first.server}-`), `rank${first.rank}`] : [name];
-  cell(row, '', 'main', ...title, aborted);
+  cell(row, '', 'main', ...title, notes);
   row.className = isRank ? 'rank' : '';
   const source = cell(row, 'Source', 'source');
   const state = stateIn(cell(row, 'State', 'why'));
@@ -431,11 +431,11 @@ const showBackends = rows('backends', (row, { name, b: first, ranks }) => {
     setText(perSecond, rate(list.reduce((sum, b) => sum + b.requests_per_second, 0)));
     showActions(list);
   };
+  const showNotes = (...list) => setText(notes, list.filter(Boolean).join(', '));
   if (ranks) {
-    setText(aborted, '');
     return (item) => {
       state(...serverState(item.ranks));
-      setText(aborted, `${item.ranks.length} ranks`);
+      showNotes(item.ranks[0].role, `${item.ranks.length} ranks`);
       showCounts(item.ranks);
     };
   }
@@ -447,7 +447,7 @@ const showBackends = rows('backends', (row, { name, b: first, ranks }) => {
     const [tone, word, why] = backendState(b);
     state(tone, word, isRank && haveSameState(chosenBackends(b.server)) ? '' : why);
     showCounts([b]);
-    setText(aborted, b.aborted_responses ? `${whole.format(b.aborted_responses)} aborted` : '');
+    showNotes(!isRank && b.role, b.aborted_responses && `${whole.format(b.aborted_responses)} aborted`);
     const usage = b.kv_usage;
     kv(usage, percent(usage), usage > 0.95 ? 'bad' : usage > 0.85 ? 'warn' : '');
     const fill = b.index_capacity_blocks ? b.index_blocks / b.index_capacity_blocks : null;
