@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"warmroute/backends"
 	"warmroute/config"
 	"warmroute/fleet/discovery"
 )
@@ -28,7 +29,7 @@ any backend, and look up the names of backends. Print a summary, or one error pe
 			for _, w := range c.Warnings(configs.Policies) {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
-			summary := fmt.Sprintf("%s, policy %s, listen %s", plural(len(c.Backends), "backend"), c.Routing.Policy, c.Listen)
+			summary := fmt.Sprintf("%s, policy %s, listen %s", plural(len(c.Backends), "backend")+formatRoles(c), c.Routing.Policy, c.Listen)
 			if keys := c.APIKeys(); len(keys) > 0 {
 				summary += ", " + plural(len(keys), "key")
 			}
@@ -38,6 +39,15 @@ any backend, and look up the names of backends. Print a summary, or one error pe
 	}
 	configs.AddFlags(cmd.Flags())
 	return cmd
+}
+
+// formatRoles returns how many backends are for prefill and how many for decode, or "" if none is.
+func formatRoles(c *config.Config) string {
+	count := c.CountRoles()
+	if prefill, decode := count[backends.RolePrefill], count[backends.RoleDecode]; prefill+decode > 0 {
+		return fmt.Sprintf(" (%d for prefill, %d for decode)", prefill, decode)
+	}
+	return ""
 }
 
 // checkLookupTimeout bounds the lookup of one name.

@@ -31,6 +31,8 @@ func TestCheckOutput(t *testing.T) {
 		{"", []string{"http://a:8000", "http://b:8000", "--policy", "random"}, 0, "ok: 2 backends, policy random, listen :8080\n", ""},
 		{"backends: [\"http://a:8000\"]\n" + key, nil, 0, "ok: 1 backend, policy prefix, listen :8080, 1 key\n", ""},
 		{"backends: [\"http://a:8000\"]\nadmin: \":9090\"", nil, 0, "ok: 1 backend, policy prefix, listen :8080\n", "warning: admin: :9090 is reachable from other machines"},
+		{"backends: [\"http://a:8000\", {url: \"http://b:8000\", role: decode}, {url: \"http://c:8000\", role: prefill}]", nil, 0,
+			"ok: 3 backends (1 for prefill, 1 for decode), policy prefix, listen :8080\n", ""},
 		{"listen: 8080\nadmin: 9090", nil, 2, "", "listen: expected a string, got a number; put it in quotes\nadmin: expected a string"},
 		{"", []string{"--lisen", ":1"}, 2, "", "warmroute: unknown flag: --lisen\nRun 'warmroute check --help' for usage.\n"},
 	} {

@@ -54,8 +54,8 @@ func TestBackendsFile(t *testing.T) {
 }
 
 func TestParseAddedBackend(t *testing.T) {
-	b, err := ParseAddedBackend([]byte(`{"url":"http://a:8000","weight":2.5,"max_in_flight":7,"device":"gpu0"}`))
-	if err != nil || b.Device != "gpu0" || b.Name != "a:8000" || b.Weight != 2.5 || b.MaxInFlight != 7 || b.KVEvents != "auto" || b.Source != backends.FromRegistration {
+	b, err := ParseAddedBackend([]byte(`{"url":"http://a:8000","weight":2.5,"max_in_flight":7,"device":"gpu0","role":"prefill"}`))
+	if err != nil || b.Role != "prefill" || b.Device != "gpu0" || b.Name != "a:8000" || b.Weight != 2.5 || b.MaxInFlight != 7 || b.KVEvents != "auto" || b.Source != backends.FromRegistration {
 		t.Errorf("got %+v, %v", b, err)
 	}
 	for body, want := range map[string]string{

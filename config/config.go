@@ -40,6 +40,7 @@ type Config struct {
 	Tenants         `mapstructure:",squash"`
 	Routing         Routing                 `mapstructure:"routing"`
 	SLO             SLO                     `mapstructure:"slo"`
+	PD              PD                      `mapstructure:"pd"`
 	Index           Index                   `mapstructure:"index" reload:"no"`
 	Responses       responseindex.Settings  `mapstructure:"responses"`
 	Redis           cluster.Settings        `mapstructure:"redis" reload:"no"`
@@ -97,6 +98,8 @@ type Backend struct {
 	Weight      float64 `mapstructure:"weight" range:"0.01..100"`         // 1 unless given
 
 	Device string `mapstructure:"device"` // a name; "": hardware of its own
+
+	Role string `mapstructure:"role" oneof:"both prefill decode"` // both unless given
 
 	EnginePriority bool `mapstructure:"engine_priority"`
 
@@ -180,6 +183,13 @@ type SLO struct {
 	TTFT time.Duration `mapstructure:"ttft" range:"0s.."` // 0: off
 }
 
+// PD configures requests of which one replica does the prefill and another one the decode.
+type PD struct {
+	Fallback          string        `mapstructure:"fallback" oneof:"plain queue"`
+	Lease             time.Duration `mapstructure:"lease" range:"1s..10m"`
+	MinUncachedTokens int           `mapstructure:"min_uncached_tokens" range:"0..10000000"` // 0: the cost decides
+}
+
 // Index bounds the index of the replicas' prefix caches.
 type Index struct {
 	BlockBytes int    `mapstructure:"block_bytes" range:"64..4096"`
@@ -250,6 +260,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		QueueTimeouts:  c.QueueTimeouts(),
 		Keepalive:      c.SSE.Keepalive,
 		QueueKeepalive: c.SSE.QueueKeepalive,
+		HandoverLease:  c.PD.Lease,
 		TrustedProxies: c.TrustedProxies,
 		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,
@@ -320,6 +331,7 @@ func (c *Config) RouterSettings() router.Settings {
 		Breaker:        c.Breaker,
 		SLO:            c.SLO.TTFT,
 		PollInterval:   c.Poll.Interval,
+		Handover:       router.HandoverSettings{Queue: c.PD.Fallback == "queue", Lease: c.PD.Lease, MinUncachedTokens: c.PD.MinUncachedTokens},
 		NoLearning:     !c.Routing.Learn,
 	}
 }

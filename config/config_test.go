@@ -14,7 +14,7 @@ func TestSettingsReachComponents(t *testing.T) {
 	var c Config
 	fill(reflect.ValueOf(&c).Elem())
 	c.Tenant, c.Registration.Listener = "isolate", "main"
-	c.Routing.Learn = false
+	c.Routing.Learn, c.PD.Fallback = false, "queue"
 	proxySettings, routerSettings := c.ProxySettings(0), c.RouterSettings()
 	routerSettings.PolicySettings.SLO = routerSettings.SLO // as the router does
 	routerSettings.PolicySettings.AttentionCost = 1        // of replay only

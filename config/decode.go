@@ -189,12 +189,12 @@ func splitAtCommas(text string) []string {
 func normalizeBackend(value any) (any, error) {
 	switch v := value.(type) {
 	case string:
-		return Backend{URL: v, DNS: "auto", Weight: 1, KVEvents: backends.KVEventsAuto, Ranks: "auto"}, nil
+		return Backend{URL: v, DNS: "auto", Weight: 1, Role: backends.RoleBoth.String(), KVEvents: backends.KVEventsAuto, Ranks: "auto"}, nil
 	case map[string]any:
 		if key, advice := findUnknownKey[Backend](v, "a backend"); key != "" {
 			return nil, fmt.Errorf("unknown key %q; %s", key, advice)
 		}
-		complete := map[string]any{"dns": "auto", "weight": 1, "kv_events": backends.KVEventsAuto, "ranks": "auto"}
+		complete := map[string]any{"dns": "auto", "weight": 1, "role": backends.RoleBoth.String(), "kv_events": backends.KVEventsAuto, "ranks": "auto"}
 		maps.Copy(complete, v)
 		return complete, nil
 	}

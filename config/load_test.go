@@ -70,7 +70,7 @@ func mustLoad(t *testing.T, yaml string, args ...string) *Config {
 func TestDefaults(t *testing.T) {
 	want := &Config{
 		Listeners:    Listeners{Listen: ":8080", Admin: "127.0.0.1:9090", TrustedProxies: []netip.Prefix{}},
-		Backends:     []Backend{{Name: "a:8000", URL: "http://a:8000", DNS: "auto", Weight: 1, KVEvents: "auto", Ranks: "auto"}},
+		Backends:     []Backend{{Name: "a:8000", URL: "http://a:8000", DNS: "auto", Weight: 1, Role: "both", KVEvents: "auto", Ranks: "auto"}},
 		DNS:          DNS{Interval: 2 * time.Second, MaxAddresses: 256},
 		Registration: Registration{Listener: "off", AllowFrom: []netip.Prefix{}, AllowURLs: []string{}, Forget: time.Hour},
 		Tenants:      Tenants{Keys: []Key{}, Tenant: "share"},
@@ -79,6 +79,7 @@ func TestDefaults(t *testing.T) {
 			SessionHeaders: []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id", "Session-Id", "thread_id", "session_id", "X-OpenCode-Session", "X-Session-Affinity", "X-Multi-Turn-Session-Id", "X-Dynamo-Session-Id"},
 			Queue:          queue.Settings{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute}, BatchSlowdown: 0.05,
 		},
+		PD:              PD{Fallback: "plain", Lease: 30 * time.Second},
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
 		Responses:       responseindex.Settings{MaxEntries: 100_000, TTL: 24 * time.Hour},
 		Redis:           cluster.Settings{Mode: "single", Prefix: "warmroute:", MaxBytes: 64 << 20},
@@ -188,6 +189,9 @@ func otherValues() map[string]struct {
 		"routing.imbalance_ratio":      {"1.1", 1.1},
 		"routing.load_factor":          {"1.25", 1.25},
 		"slo.ttft":                     {"500ms", 500 * time.Millisecond},
+		"pd.fallback":                  {"queue", "queue"},
+		"pd.lease":                     {"1m", time.Minute},
+		"pd.min_uncached_tokens":       {"2000", 2000},
 		"index.block_bytes":            {"512", 512},
 		"index.max_bytes":              {"8MB", int64(8e6)},
 		"index.snapshot":               {"/tmp/index", "/tmp/index"},
@@ -357,8 +361,8 @@ func TestPartialSections(t *testing.T) {
 }
 
 func TestBackendSources(t *testing.T) {
-	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, device: gpu0, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
-	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, Device: "gpu0", EnginePriority: true, KVEvents: "off", Ranks: "auto"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558", Ranks: "auto"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, KVEvents: "auto", Ranks: "auto"}
+	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, device: gpu0, role: decode, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, Device: "gpu0", Role: "decode", EnginePriority: true, KVEvents: "off", Ranks: "auto"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, Role: "both", KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558", Ranks: "auto"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, Role: "both", KVEvents: "auto", Ranks: "auto"}
 	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {

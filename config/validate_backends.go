@@ -27,7 +27,7 @@ func (c *Config) validateBackends(errs *errorList) {
 	firstName, firstURL := map[string]string{}, map[string]string{}
 	for i, b := range c.Backends {
 		at := c.backendPath(i)
-		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".device", at+".engine_priority", at+".kv_events", at+".kv_replay", at+".dns", at+".ranks") {
+		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".device", at+".role", at+".engine_priority", at+".kv_events", at+".kv_replay", at+".dns", at+".ranks") {
 			continue
 		}
 		if !IsHeaderValue(b.APIKey) {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"warmroute/backends"
 	"warmroute/router/policy"
 )
 
@@ -70,6 +71,9 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 	if len(c.Wake) > 0 && r.Queue.Requests == 0 {
 		warn("wake: has no effect: the admission queue is off (routing.queue.requests), so that no request waits; remove it or turn the queue on")
 	}
+	if c.PD.Fallback == "queue" && r.Queue.Requests == 0 {
+		warn("pd.fallback: queue has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on")
+	}
 	if at := slices.IndexFunc(c.Keys, func(k Key) bool { return k.QueueTime > 0 }); at >= 0 && r.Queue.Requests == 0 {
 		warn("keys[%d].queue_time: %v has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on", at, c.Keys[at].QueueTime)
 	}
@@ -81,6 +85,9 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 		warn("routing.queue.bytes: %s is below limits.body_bytes %s: larger requests cannot be queued and get 429 under load",
 			formatByteSize(r.Queue.Bytes), formatByteSize(c.Limits.BodyBytes))
 	}
+	if warning := c.roleWarning(); warning != "" {
+		warn("%s", warning)
+	}
 	for _, b := range c.Backends {
 		if b.MaxInFlight > 0 && r.Queue.Requests == 0 {
 			warn("backends: %s has max_in_flight %d and the admission queue is off (routing.queue.requests): requests beyond it get 429 at once", b.Name, b.MaxInFlight)
@@ -90,4 +97,27 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 		}
 	}
 	return warnings
+}
+
+// CountRoles returns how many backends have each role.
+func (c *Config) CountRoles() map[backends.Role]int {
+	count := map[backends.Role]int{}
+	for _, b := range c.Backends {
+		role, _ := backends.ParseRole(b.Role) // which is valid
+		count[role]++
+	}
+	return count
+}
+
+// roleWarning returns a warning if backends have a role and none has the other one, unless others may be added.
+func (c *Config) roleWarning() string {
+	count := c.CountRoles()
+	switch prefill := count[backends.RolePrefill]; {
+	case c.Registration.IsOnPublicListener() || c.StateFile != "":
+	case prefill > 0 && prefill == len(c.Backends):
+		return "backends: all have role prefill: each request is served whole by one of them; give others role decode"
+	case prefill == 0 && count[backends.RoleDecode] > 0:
+		return "backends: some have role decode and none has role prefill: each request is served whole; give others role prefill"
+	}
+	return ""
 }

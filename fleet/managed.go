@@ -51,6 +51,10 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 	if err != nil {
 		return nil, fmt.Errorf("backend %s: certificate: %w", w.Name, err)
 	}
+	role, err := backends.ParseRole(w.Role)
+	if err != nil {
+		return nil, fmt.Errorf("backend %s: %w", w.Name, err)
+	}
 	s := transportSettingsOf(&w, c)
 	options := transport.Options{URL: u, Addr: w.addr, Resolver: r.NetResolver(), TLS: tlsConfig, ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout}
 	probes := transport.New(options)
@@ -59,7 +63,7 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 	b := backends.New(w.Name, u, w.APIKey, requests)
 	b.Addr = w.addr
 	b.SetOptions(backends.Options{
-		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight, Device: w.Device,
+		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight, Device: w.Device, Role: role,
 		KVEvents: w.KVEvents, KVReplay: w.KVReplay, RanksOff: w.Ranks == "off", Source: w.Source,
 		Transport: requests, ProbeTransport: probes,
 	})
@@ -132,6 +136,7 @@ func (m *managedBackend) updateSettings(fresh *managedBackend) {
 	m.settings, m.tls = fresh.settings, fresh.tls
 	m.backend.SetOptions(o)
 	if renewed { // the replica may be another one
+		m.backend.SetVersion("")
 		m.backend.RequestCheck()
 		m.backend.RequestPoll()
 	}

@@ -18,7 +18,7 @@ var recordTime = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 // registration returns one of a replica at http://NAME.
 func registration(t testing.TB, name string) Registration {
 	t.Helper()
-	b, err := config.ParseAddedBackend(fmt.Appendf(nil, `{"url":"http://%s","name":%q,"weight":1.5,"max_in_flight":7,"device":"gpu0","dns":"off"}`, name, name))
+	b, err := config.ParseAddedBackend(fmt.Appendf(nil, `{"url":"http://%s","name":%q,"weight":1.5,"max_in_flight":7,"device":"gpu0","role":"prefill","dns":"off"}`, name, name))
 	if err != nil {
 		t.Fatal(err)
 	}

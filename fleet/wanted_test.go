@@ -23,15 +23,15 @@ func TestWantedBackends(t *testing.T) {
 		members []config.Backend
 		states  map[discovery.Name]discovery.State
 		keeps   string
-		want    []string // name, URL, address of connections, device if any
+		want    []string // name, URL, address of connections, device and role if any
 	}{
 		{"addresses", []config.Backend{{Name: "a", URL: "http://10.0.0.1:1"}, {Name: "b", URL: "http://10.0.0.2:1"}}, nil, "", []string{"a http://10.0.0.1:1 ", "b http://10.0.0.2:1 "}},
 		{"a name with one address", []config.Backend{{Name: "vllm:8000", URL: "http://vllm:8000"}},
 			map[discovery.Name]discovery.State{vllm: {Current: addresses("10.0.0.1:8000")}}, "", []string{"vllm:8000 http://vllm:8000 "}},
 		{"a name with two", []config.Backend{{Name: "vllm:8000", URL: "http://vllm:8000"}}, map[discovery.Name]discovery.State{vllm: four}, "",
 			[]string{"vllm:8000@10.0.0.1 http://vllm:8000 10.0.0.1:8000", "vllm:8000@10.0.0.2 http://vllm:8000 10.0.0.2:8000"}},
-		{"a device of a name", []config.Backend{{Name: "vllm:8000", URL: "http://vllm:8000", Device: "gpu0"}}, map[discovery.Name]discovery.State{vllm: four}, "",
-			[]string{"vllm:8000@10.0.0.1 http://vllm:8000 10.0.0.1:8000 gpu0", "vllm:8000@10.0.0.2 http://vllm:8000 10.0.0.2:8000 gpu0"}},
+		{"device and role of a name", []config.Backend{{Name: "vllm:8000", URL: "http://vllm:8000", Device: "gpu0", Role: "prefill"}}, map[discovery.Name]discovery.State{vllm: four}, "",
+			[]string{"vllm:8000@10.0.0.1 http://vllm:8000 10.0.0.1:8000 gpu0 prefill", "vllm:8000@10.0.0.2 http://vllm:8000 10.0.0.2:8000 gpu0 prefill"}},
 		{"with lookups off", []config.Backend{{Name: "lb", URL: "http://vllm:8000", DNS: "off"}}, map[discovery.Name]discovery.State{vllm: four}, "",
 			[]string{"lb http://vllm:8000 "}},
 		{"dns:// without an address", []config.Backend{{Name: "vllm:8000", URL: "dns://vllm:8000"}}, map[discovery.Name]discovery.State{vllm: {Several: true}}, "", nil},
@@ -49,7 +49,7 @@ func TestWantedBackends(t *testing.T) {
 			for _, w := range wantedBackends(c.members, c.states, func(address string) bool { return address == c.keeps }) {
 				one := w.Name + " " + w.URL + " " + w.addr
 				if w.Device != "" {
-					one += " " + w.Device
+					one += " " + w.Device + " " + w.Role
 				}
 				got = append(got, one)
 			}

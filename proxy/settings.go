@@ -17,6 +17,7 @@ type Settings struct {
 	QueueTimeouts  router.QueueTimeouts // as the router has them; none: no queue
 	Keepalive      time.Duration        // interval of comments on a silent stream; 0: none
 	QueueKeepalive time.Duration        // the same before a replica has responded; 0: none
+	HandoverLease  time.Duration        // for how long a replica keeps a prompt's KV cache for another one
 	TrustedProxies []netip.Prefix       // their X-Forwarded-For states the address of a client
 	SessionHeaders []string             // canonical names; the first one present names the session that a request belongs to
 	RouteHeaders   bool                 // explain the routing to clients whose key allows it

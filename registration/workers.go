@@ -36,12 +36,12 @@ func (c *call) addWorker() {
 		c.writeInvalid(fmt.Sprintf("the body is incomplete, or longer than %d bytes", maxBodyBytes))
 		return
 	}
-	given, device, err := parseWorker(body)
+	given, err := parseWorker(body)
 	if err != nil {
 		c.writeInvalid(err.Error())
 		return
 	}
-	added, err := c.register(given, device)
+	added, err := c.register(given)
 	if added == nil {
 		c.writeUnlessRefused(err, func(message string) { writeError(c.w, http.StatusBadRequest, addFailed, message) })
 		return
@@ -58,9 +58,16 @@ func (c *call) writeInvalid(message string) {
 	writeError(c.w, http.StatusBadRequest, addFailed, message)
 }
 
-// addWorkerByQuery serves POST /add_worker?url=URL.
+// addWorkerByQuery serves POST /add_worker?url=URL&worker_type=TYPE.
 func (c *call) addWorkerByQuery() {
-	added, err := c.register(c.r.URL.Query().Get("url"), "")
+	query := c.r.URL.Query()
+	role, err := roleOfType(query.Get("worker_type"))
+	if err != nil {
+		c.Metrics.CountRegistration(metrics.RegistrationInvalid)
+		writeText(c.w, http.StatusBadRequest, err.Error())
+		return
+	}
+	added, err := c.register(givenWorker{url: query.Get("url"), role: role})
 	switch {
 	case added == nil:
 		c.writeUnlessRefused(err, func(message string) { writeText(c.w, http.StatusBadRequest, message) })
@@ -71,9 +78,14 @@ func (c *call) addWorkerByQuery() {
 	}
 }
 
-// parseWorker returns the URL and the device in the body of POST /workers. Fields that it does not know are for other
-// routers.
-func parseWorker(body []byte) (given, device string, err error) {
+// givenWorker is a replica as the caller describes it.
+type givenWorker struct {
+	url, device string
+	role        backends.Role
+}
+
+// parseWorker reads the body of POST /workers. Fields that it does not know, such as bootstrap_port, are for other routers.
+func parseWorker(body []byte) (givenWorker, error) {
 	var w struct {
 		URL    string `json:"url"`
 		Device string `json:"device"`
@@ -81,15 +93,40 @@ func parseWorker(body []byte) (given, device string, err error) {
 		APIKey string `json:"api_key"`
 	}
 	if json.Unmarshal(body, &w) != nil {
-		return "", "", errors.New(`the body is not a JSON object such as {"url": "http://10.0.0.5:8000", "worker_type": "regular"}`)
+		return givenWorker{}, errors.New(`the body is not a JSON object such as {"url": "http://10.0.0.5:8000", "worker_type": "regular"}`)
 	}
-	switch {
-	case w.Type != "" && w.Type != workerType:
-		return "", "", errors.New("prefill and decode replicas are not supported yet: register replicas with worker_type regular, or without it")
-	case w.APIKey != "":
-		return "", "", errors.New("replicas with an api_key cannot be registered: list them in the configuration or in backends_file")
+	if w.APIKey != "" {
+		return givenWorker{}, errors.New("replicas with an api_key cannot be registered: list them in the configuration or in backends_file")
 	}
-	return w.URL, w.Device, nil
+	role, err := roleOfType(w.Type)
+	if err != nil {
+		return givenWorker{}, err
+	}
+	return givenWorker{w.URL, w.Device, role}, nil
+}
+
+// regularType is the type of workers for whole requests. Those of others are the names of their roles.
+const regularType = "regular"
+
+// roleOfType returns the role of a type of workers; "" is the regular type.
+func roleOfType(name string) (backends.Role, error) {
+	switch name {
+	case "", regularType:
+		return backends.RoleBoth, nil
+	case backends.RolePrefill.String():
+		return backends.RolePrefill, nil
+	case backends.RoleDecode.String():
+		return backends.RoleDecode, nil
+	}
+	return backends.RoleBoth, fmt.Errorf("unknown worker_type %.40q: use regular, prefill or decode", name)
+}
+
+// typeOfRole returns the type of workers with a role.
+func typeOfRole(role string) string {
+	if role == backends.RoleBoth.String() {
+		return regularType
+	}
+	return role
 }
 
 // addedWorker is the response to a call that registers a replica. It has the fields of all routers.
@@ -104,9 +141,10 @@ type addedWorker struct {
 	Ready    bool    `json:"-"`
 }
 
-// register adds a replica, which may share a device, to the fleet, and waits for maxReadyWait until it is ready. A refused call is an error that
-// is a *refusal.
-func (c *call) register(given, device string) (*addedWorker, error) {
+// register adds a replica to the fleet, and waits for maxReadyWait until it is ready. A refused call is an error that is
+// a *refusal.
+func (c *call) register(w givenWorker) (*addedWorker, error) {
+	given := w.url
 	if given == "" {
 		return nil, errors.New("url is missing; send one such as http://10.0.0.5:8000")
 	}
@@ -114,7 +152,7 @@ func (c *call) register(given, device string) (*addedWorker, error) {
 		return nil, fmt.Errorf("url is longer than %d bytes", maxURLBytes)
 	}
 	// A registered URL is one process, whatever addresses its name has.
-	settings, err := json.Marshal(map[string]string{"url": given, "device": device, "dns": "off"})
+	settings, err := json.Marshal(map[string]string{"url": given, "device": w.device, "role": w.role.String(), "dns": "off"})
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +177,7 @@ func (c *call) register(given, device string) (*addedWorker, error) {
 	}
 	c.logAction("register", name, result)
 	ready, reason := c.waitReady(name)
-	w := &addedWorker{
+	response := &addedWorker{
 		Success: true, Status: "accepted", Message: "Successfully added worker: " + given, Ready: ready,
 		WorkerID: name, URL: given, Location: "/workers/" + url.PathEscape(name), Worker: c.findWorker(name),
 	}
@@ -147,9 +185,9 @@ func (c *call) register(given, device string) (*addedWorker, error) {
 		c.Metrics.CountRegistration(metrics.RegistrationOK)
 	} else {
 		c.Metrics.CountRegistration(metrics.RegistrationNotReady)
-		w.Message = "Added worker, which is not ready yet: " + given + ": " + reason
+		response.Message = "Added worker, which is not ready yet: " + given + ": " + reason
 	}
-	return w, nil
+	return response, nil
 }
 
 // waitReady waits until a member of the fleet is ready, maxReadyWait at most. It does not wait if too many calls do.
@@ -218,9 +256,6 @@ func (c *call) deregister(idOrURL string) (name string, err error) {
 	return name, nil
 }
 
-// workerType is the only type of the workers here.
-const workerType = "regular"
-
 // worker describes a replica as other routers do.
 type worker struct {
 	ID             string  `json:"id"`
@@ -234,8 +269,8 @@ type worker struct {
 	ConnectionMode string  `json:"connection_mode"`
 }
 
-func newWorker(id, url string) *worker {
-	return &worker{ID: id, URL: url, ModelID: "unknown", Priority: 50, Cost: 1, WorkerType: workerType, ConnectionMode: "http"}
+func newWorker(id, url, role string) *worker {
+	return &worker{ID: id, URL: url, ModelID: "unknown", Priority: 50, Cost: 1, WorkerType: typeOfRole(role), ConnectionMode: "http"}
 }
 
 // add adds what is known of a backend of the worker.
@@ -252,7 +287,7 @@ func (w *worker) add(b *backends.Backend) {
 func (c *call) workers() []*worker {
 	list, known := []*worker{}, map[string]*worker{} // by name, and by the address of a registered one
 	for _, r := range c.Fleet.Registrations() {
-		w := newWorker(r.ID(), r.GivenURL)
+		w := newWorker(r.ID(), r.GivenURL, r.Backend.Role)
 		list, known[r.ID()], known[r.Address()] = append(list, w), w, w
 	}
 	for _, b := range c.Registry.All() {
@@ -263,7 +298,7 @@ func (c *call) workers() []*worker {
 		member, _, _ := strings.Cut(server.Name, "@") // without the address of one that has several
 		w := cmp.Or(known[server.Name], known[member], known[server.Address()])
 		if w == nil {
-			w = newWorker(server.Name, b.URL.String())
+			w = newWorker(server.Name, b.URL.String(), b.Options().Role.String())
 			list, known[w.ID] = append(list, w), w
 		}
 		w.add(b)
@@ -294,15 +329,18 @@ type workerStats struct {
 }
 
 func newWorkerStats(list []*worker) workerStats {
-	s := workerStats{Workers: len(list), Regular: len(list), ByType: map[string]int{workerType: len(list), "prefill": 0, "decode": 0}}
+	prefill, decode := backends.RolePrefill.String(), backends.RoleDecode.String()
+	s := workerStats{Workers: len(list), ByType: map[string]int{regularType: 0, prefill: 0, decode: 0}}
 	models := map[string]bool{}
 	for _, w := range list {
+		s.ByType[w.WorkerType]++
 		if w.Healthy {
 			s.Healthy++
 		}
 		s.Load += w.Load
 		models[w.ModelID] = true
 	}
+	s.Regular, s.Prefill, s.Decode = s.ByType[regularType], s.ByType[prefill], s.ByType[decode]
 	s.Models = len(models)
 	return s
 }

@@ -9,25 +9,30 @@ import (
 )
 
 func TestParseWorker(t *testing.T) {
-	for _, c := range []struct{ body, url, device, err string }{
-		{`{"url":"http://a:1","worker_type":"regular"}`, "http://a:1", "", ""},
-		{`{"url":"http://a:1","device":"gpu0"}`, "http://a:1", "gpu0", ""},
-		{`{"url":"http://a:1","device":0}`, "", "", "not a JSON object"},
-		{`{"url":"http://a:1/"}`, "http://a:1/", "", ""},
-		{`{"url":"http://a:1","worker_type":"","api_key":null,"bootstrap_port":null,"labels":{"x":[1]},"new":true}`, "http://a:1", "", ""},
-		{`{"worker_type":"regular"}`, "", "", ""},
-		{`{"url":"http://a:1","worker_type":"prefill","bootstrap_port":8998}`, "", "", "not supported yet"},
-		{`{"url":"http://a:1","worker_type":"decode"}`, "", "", "not supported yet"},
-		{`{"url":"http://a:1","worker_type":"encode"}`, "", "", "not supported yet"},
-		{`{"url":"http://a:1","api_key":"k"}`, "", "", "backends_file"},
-		{`{"url":5}`, "", "", "not a JSON object"},
-		{`["http://a:1"]`, "", "", "not a JSON object"},
-		{``, "", "", "not a JSON object"},
-		{`{"url":"http://a:1"} {}`, "", "", "not a JSON object"},
+	for _, c := range []struct {
+		body string
+		want givenWorker
+		err  string
+	}{
+		{`{"url":"http://a:1","worker_type":"regular"}`, givenWorker{url: "http://a:1"}, ""},
+		{`{"url":"http://a:1","device":"gpu0"}`, givenWorker{url: "http://a:1", device: "gpu0"}, ""},
+		{`{"url":"http://a:1","device":0}`, givenWorker{}, "not a JSON object"},
+		{`{"url":"http://a:1/"}`, givenWorker{url: "http://a:1/"}, ""},
+		{`{"url":"http://a:1","worker_type":"","api_key":null,"bootstrap_port":null,"labels":{"x":[1]},"new":true}`, givenWorker{url: "http://a:1"}, ""},
+		{`{"worker_type":"regular"}`, givenWorker{}, ""},
+		{`{"url":"http://a:1","worker_type":"prefill","bootstrap_port":8998}`, givenWorker{url: "http://a:1", role: backends.RolePrefill}, ""},
+		{`{"url":"http://a:1","worker_type":"decode"}`, givenWorker{url: "http://a:1", role: backends.RoleDecode}, ""},
+		{`{"url":"http://a:1","worker_type":"encode"}`, givenWorker{}, `unknown worker_type "encode"`},
+		{`{"url":"http://a:1","worker_type":"both"}`, givenWorker{}, `unknown worker_type "both"`},
+		{`{"url":"http://a:1","api_key":"k"}`, givenWorker{}, "backends_file"},
+		{`{"url":5}`, givenWorker{}, "not a JSON object"},
+		{`["http://a:1"]`, givenWorker{}, "not a JSON object"},
+		{``, givenWorker{}, "not a JSON object"},
+		{`{"url":"http://a:1"} {}`, givenWorker{}, "not a JSON object"},
 	} {
-		given, device, err := parseWorker([]byte(c.body))
-		if given != c.url || device != c.device || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: got %q, %q, %v", c.body, given, device, err)
+		got, err := parseWorker([]byte(c.body))
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: got %+v, %v", c.body, got, err)
 		}
 	}
 }
@@ -35,17 +40,18 @@ func TestParseWorker(t *testing.T) {
 // FuzzParseWorker asserts that what is read is a string of the body.
 func FuzzParseWorker(f *testing.F) {
 	f.Add([]byte(`{"url":"http://a:1","worker_type":"regular"}`))
+	f.Add([]byte(`{"url":"http://a:1","worker_type":"prefill","bootstrap_port":8998}`))
 	f.Add([]byte(`{"URL":"\u0000","api_key":""}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		given, device, err := parseWorker(body)
-		if err != nil && given+device != "" {
-			t.Errorf("%q and %q beside %v", given, device, err)
+		given, err := parseWorker(body)
+		if err != nil && given != (givenWorker{}) {
+			t.Errorf("%+v beside %v", given, err)
 		}
 		if !json.Valid(body) && err == nil {
 			t.Errorf("%q was read", body)
 		}
-		if u, err := backends.ParseURL(given); err == nil && u.User != nil {
-			t.Errorf("%q has a user", given)
+		if u, err := backends.ParseURL(given.url); err == nil && u.User != nil {
+			t.Errorf("%+v has a user", given)
 		}
 	})
 }

@@ -192,9 +192,9 @@ func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
 	c.backend(0).Drain()
 	c.change(func(next *config.Config) {
 		b := &next.Backends[0]
-		b.Weight, b.EnginePriority, b.Device = 2, true, "gpu0"
+		b.Weight, b.EnginePriority, b.Device, b.Role = 2, true, "gpu0", "prefill"
 	})
-	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 || !b.Options().EnginePriority || b.Options().Device != "gpu0" {
+	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 || !b.Options().EnginePriority || b.Options().Device != "gpu0" || b.Options().Role != backends.RolePrefill {
 		t.Errorf("state %v, options %+v", b.State(), b.Options())
 	}
 	for range 3 {

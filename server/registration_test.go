@@ -208,13 +208,20 @@ func TestRegistrationBlocksUntilReady(t *testing.T) {
 func TestRegistrationOfSlime(t *testing.T) {
 	t.Parallel()
 	p, replica := startRegistrable(t, nil), standIn{}.start(t)
-	for _, kind := range []string{"prefill", "decode"} {
-		response := p.expect(http.StatusBadRequest, "POST", "/workers", fmt.Sprintf(`{"url": %q, "worker_type": %q, "bootstrap_port": 8998}`, replica, kind))
-		if !strings.Contains(response, "not supported yet") || !strings.Contains(response, `"code":"ADD_WORKER_FAILED"`) {
-			t.Error(response)
+	for kind, role := range map[string]backends.Role{"prefill": backends.RolePrefill, "decode": backends.RoleDecode, "regular": backends.RoleBoth} {
+		p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url": %q, "worker_type": %q, "bootstrap_port": 8998}`, replica, kind))
+		if got := p.server.registry.All()[0].Options().Role; got != role {
+			t.Errorf("worker_type %s: role %v", kind, got)
+		}
+		list := p.workers()
+		if list.Workers[0].WorkerType != kind || list.Stats[kind+"_count"] != 1.0 || list.Stats["by_type"].(map[string]any)[kind] != 1.0 {
+			t.Errorf("worker_type %s: listed as %+v", kind, list)
 		}
 	}
-	p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url": %q, "worker_type": "regular"}`, replica))
+	response := p.expect(http.StatusBadRequest, "POST", "/workers", fmt.Sprintf(`{"url": %q, "worker_type": "encode"}`, replica))
+	if !strings.Contains(response, "unknown worker_type") || !strings.Contains(response, `"code":"ADD_WORKER_FAILED"`) {
+		t.Error(response)
+	}
 	p.expect(http.StatusOK, "DELETE", "/workers/"+p.idOf(replica), "")
 }
 
@@ -232,6 +239,11 @@ func TestRegistrationByQuery(t *testing.T) {
 	if text := p.expect(http.StatusOK, "GET", "/get_loads", ""); text != fmt.Sprintf(`{"workers":[{"worker":%q,"load":0}]}`, replica) {
 		t.Error(text)
 	}
+	p.expect(http.StatusOK, "POST", "/add_worker"+query+"&worker_type=prefill&bootstrap_port=8998", "")
+	if kind := p.workers().Workers[0].WorkerType; kind != "prefill" {
+		t.Errorf("its type is %s", kind)
+	}
+	p.expect(http.StatusBadRequest, "POST", "/add_worker"+query+"&worker_type=encode", "")
 	p.expect(http.StatusOK, "POST", "/remove_worker"+query, "")
 	p.expect(http.StatusNotFound, "POST", "/remove_worker"+query, "")
 	p.expect(http.StatusBadRequest, "POST", "/add_worker?url=gpu-7", "")
