@@ -42,8 +42,8 @@ POST /sim/fault injects a fault, for example:
 Kinds: refuse, hang, reset, reset-late, reset-at-work (delay), die (chunks),
 surplus, abort-each (chunks), status (status), hold (delay), slow (factor),
 freeze, metrics-gone, metrics-garbled, metrics-huge, close-idle, drain,
-events-lost (every), events-garbled, replay-silent, restart, abort, fail, clear. "requests"
-and "seconds" limit most of them.
+events-lost (every), events-garbled, replay-silent, transfer-fail, restart, abort, fail, clear.
+"requests" and "seconds" limit most of them.
 
 --script sets the model's replies for a client that uses tools: FILE is a
 JSON list with the replies of every conversation, in their order, such as
@@ -97,11 +97,24 @@ func addSimFlags(f *pflag.FlagSet, listen *[]string, drainSeconds *int, cfg *sim
 	f.BoolVar(&cfg.Rank.Rust, "rust-frontend", false, "X-data-parallel-rank is the label of an engine, as in vLLM's Rust front end; else its place among the engines of this server")
 	f.StringVar(&cfg.KVEvents.Endpoint, "kv-events", "", "publish KV cache events like vLLM on `ENDPOINT`: a port, or tcp://HOST:PORT with * for all addresses; replays on the port 1000 above; 0 selects free ports, which /kv_event_sources lists")
 	f.StringVar(&cfg.KVEvents.Topic, "kv-events-topic", "", "`NAME` of the topic of KV cache events")
+	f.BoolVar(&cfg.Connector.Enabled, "kv-connector", false, "do the prefill or decode of requests with kv_transfer_params, like vLLM with NixlConnector in pull mode; the other replica must be a simulated one, too")
+	f.Func("kv-load-failure-policy", "what a request does whose KV could not be transferred: `POLICY` fail, or recompute (default fail)", func(name string) error {
+		if name != "fail" && name != "recompute" {
+			return errors.New("choose fail or recompute")
+		}
+		cfg.Connector.Recompute = name == "recompute"
+		return nil
+	})
+	f.StringVar(&cfg.Version, "vllm-version", "0.32.0", "`VERSION` of vLLM that it claims to be; replicas of two versions transfer no KV")
 
 	e := &cfg.Engine
 	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache, `N` tokens")
 	f.IntVar(&e.HostKVTokens, "host-kv-tokens", 0, "size of a second cache in host memory, like vLLM's --kv-offloading-size, `N` tokens")
 	f.Float64Var(&e.HostLoadRate, "host-load-rate", 200_000, "load `N` tokens per second from it")
+	f.DurationVar(&e.Lease, "kv-lease", 30*time.Second, "keep the KV of a prefill for `DURATION` for another replica, like vLLM's kv_lease_duration; --speed does not shorten it")
+	f.DurationVar(&e.TransferTime, "kv-transfer-time", 170*time.Millisecond, "`DURATION` of a transfer of KV besides the copy")
+	f.IntVar(&e.TransferTokenBytes, "kv-token-bytes", 131_072, "`N` bytes of KV in a token, for the copy")
+	f.Float64Var(&e.TransferBandwidth, "kv-transfer-bandwidth", 10e9, "copy `N` bytes per second")
 	f.IntVar(&e.BlockSize, "block-size", 16, "size of a block of the KV cache, `N` tokens")
 	f.BoolVar(&e.NoPrefixCache, "no-prefix-caching", false, "disable the prefix cache")
 	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "maximum number `N` of tokens in an engine step")

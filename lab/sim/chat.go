@@ -19,7 +19,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 	}
 	p, prompt, out, err := s.readChat(in)
 	if err != nil {
-		writeError(w, err)
+		s.refuse(w, r, in, err)
 		return
 	}
 	p.session = sessionID(r, in["session_id"], in["vllm_xargs"])
@@ -27,7 +27,7 @@ func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request) {
 	for i := range p.n {
 		q, err := s.newSequence(p, prompt, i, out)
 		if err != nil {
-			writeError(w, err)
+			s.refuse(w, r, in, err)
 			return
 		}
 		f.sequences = append(f.sequences, q)
@@ -148,7 +148,10 @@ type chatFormat struct {
 	head []byte // of every chunk
 }
 
-const fingerprint = `"vllm-0.32.0-simulated"`
+// fingerprint returns system_fingerprint as JSON.
+func (s *Server) fingerprint() string {
+	return string(appendQuoted(nil, "vllm-"+s.cfg.Version+"-simulated"))
+}
 
 func (f *chatFormat) appendChunkHead(b []byte) []byte {
 	if f.head == nil {
@@ -226,7 +229,7 @@ func (f *chatFormat) appendAfterDelta(b []byte, q *sequence, tokens int, finishR
 	} else {
 		b = append(b, `"`+finishReason+`","stop_reason":null,"token_ids":null}]`...)
 		if !f.includeUsage { // else it is in the chunk with the usage
-			b = append(b, `,"system_fingerprint":`+fingerprint...)
+			b = append(b, `,"system_fingerprint":`+f.server.fingerprint()...)
 		}
 	}
 	b = f.appendRunningUsage(b, q, tokens)
@@ -245,12 +248,14 @@ func (f *chatFormat) appendStreamEnd(b []byte) []byte {
 	if f.includeUsage {
 		b = append(f.appendChunkHead(b), `],"usage":`...)
 		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChatStream)
-		b = append(b, `,"system_fingerprint":`+fingerprint+"}\n\n"...)
+		b = append(b, `,"system_fingerprint":`+f.server.fingerprint()+"}\n\n"...)
 	}
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *chatFormat) appendEngineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
+func (f *chatFormat) appendFailure(b []byte, message string) []byte {
+	return appendErrorEvent(b, message)
+}
 
 func (f *chatFormat) fullResponse() []byte {
 	b := appendQuoted([]byte(`{"id":`), f.id)
@@ -264,9 +269,10 @@ func (f *chatFormat) fullResponse() []byte {
 		}
 		b = f.appendChoice(b, q)
 	}
-	b = append(b, `],"service_tier":null,"system_fingerprint":`+fingerprint+`,"usage":`...)
+	b = append(b, `],"service_tier":null,"system_fingerprint":`+f.server.fingerprint()+`,"usage":`...)
 	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChat)
-	return append(b, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
+	b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":`+f.server.formatTransferParams(f.sequences)...)
+	return append(b, `,"ec_transfer_params":null,"metrics":null}`...)
 }
 
 func (f *chatFormat) appendChoice(b []byte, q *sequence) []byte {

@@ -16,12 +16,12 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err := checkPrompt(in); err != nil {
-		writeError(w, err)
+		s.refuse(w, r, in, err)
 		return
 	}
 	p, err := s.readParams(in, "max_tokens")
 	if err != nil {
-		writeError(w, err)
+		s.refuse(w, r, in, err)
 		return
 	}
 	if !in.has("max_tokens") {
@@ -36,7 +36,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 		for range p.n {
 			q, err := s.newSequence(p, prompt, len(f.sequences), nil)
 			if err != nil {
-				writeError(w, err)
+				s.refuse(w, r, in, err)
 				return
 			}
 			f.sequences = append(f.sequences, q)
@@ -129,7 +129,7 @@ func (f *completionFormat) appendTokens(b []byte, q *sequence, fromToken, toToke
 	b = appendQuoted(append(b, `,"text":`...), text)
 	b = append(appendFinishReason(b, end), `,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]`...)
 	if end != running && !f.includeUsage {
-		b = append(b, `,"system_fingerprint":`+fingerprint...)
+		b = append(b, `,"system_fingerprint":`+f.server.fingerprint()...)
 	}
 	if f.continuousUsage {
 		b = f.server.appendUsage(append(b, `,"usage":`...), usage{prompt: q.Prompt, completion: toToken}, usageRunning)
@@ -155,12 +155,14 @@ func (f *completionFormat) appendStreamEnd(b []byte) []byte {
 	if f.includeUsage {
 		b = append(f.appendChunkHead(b), `],"usage":`...)
 		b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletionStream)
-		b = append(b, `,"system_fingerprint":`+fingerprint+"}\n\n"...)
+		b = append(b, `,"system_fingerprint":`+f.server.fingerprint()+"}\n\n"...)
 	}
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *completionFormat) appendEngineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
+func (f *completionFormat) appendFailure(b []byte, message string) []byte {
+	return appendErrorEvent(b, message)
+}
 
 func (f *completionFormat) fullResponse() []byte {
 	b := f.appendObjectHead(nil)
@@ -174,9 +176,9 @@ func (f *completionFormat) fullResponse() []byte {
 		b = appendQuoted(append(b, `,"text":`...), f.echoedPrompt(q)+q.textBetween(0, tokens))
 		b = append(appendFinishReason(b, end), `,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
 	}
-	b = append(b, `],"service_tier":null,"system_fingerprint":`+fingerprint+`,"usage":`...)
+	b = append(b, `],"service_tier":null,"system_fingerprint":`+f.server.fingerprint()+`,"usage":`...)
 	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletion)
-	return append(b, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
+	return append(b, `,"kv_transfer_params":`+f.server.formatTransferParams(f.sequences)+`,"ec_transfer_params":null,"metrics":null}`...)
 }
 
 // dimensions of the vectors of embeddings.

@@ -17,13 +17,14 @@ const (
 	running endReason = iota
 	stopped
 	lengthLimit
-	aborted       // by the engine
-	engineFailed  // the engine died; its server reports an error
-	processKilled // the connection is reset
+	aborted        // by the engine
+	engineFailed   // the engine died; its server reports an error
+	transferFailed // its server reports an error, too
+	processKilled  // the connection is reset
 )
 
 func (r endReason) String() string {
-	return [...]string{"", "stop", "length", "abort", "error", ""}[r]
+	return [...]string{"", "stop", "length", "abort", "error", "error", ""}[r]
 }
 
 // rank is one of the engines of a server, with its requests. Server.engineMu guards it, but
@@ -53,6 +54,11 @@ type sequence struct {
 	seen          int // tokens published; used by runEngine only
 	abortAfter    int // tokens after which the engine aborts it; 0: never
 
+	transferParams transferParams
+	transferID     string             // of a prefill leg, in the side channel
+	promptHash     uint64             // of a prefill or decode leg
+	transferBegun  chan time.Duration // gets the end of a decode leg's transfer when it begins
+
 	// progress is the number of generated tokens, shifted by 8, and the endReason:
 	// one word, so that a reader never sees an end without its last token. What the
 	// engine wrote into Request before is visible with it.
@@ -73,6 +79,21 @@ func (q *sequence) publishProgress(tokens int, end endReason) {
 	case q.wake <- struct{}{}:
 	default: // a wake-up is pending
 	}
+}
+
+// isEngineDead reports whether q ended with its engine.
+func (q *sequence) isEngineDead() bool {
+	_, end := q.loadProgress()
+	return end == engineFailed || end == processKilled
+}
+
+// reportedCachedTokens returns cached_tokens of the usage. In that of a decode leg vLLM has the figure of the prefill
+// leg, also without a connector.
+func (q *sequence) reportedCachedTokens() int {
+	if q.transferParams.hasCachedTokens {
+		return min(q.transferParams.cachedTokens, q.Prompt)
+	}
+	return q.Cached + q.Transferred
 }
 
 // publishEnd publishes an end that the engine did not cause.
@@ -122,6 +143,7 @@ func (s *Server) submitAll(sequences []*sequence, pinned int) error {
 			return err
 		}
 	}
+	s.addPrefillLegs(sequences)
 	for _, q := range sequences {
 		q.rank.live = append(q.rank.live, q)
 		q.rank.wakeEngine()
@@ -230,6 +252,14 @@ func (s *Server) wakeFrozenEngines() {
 // publishStep counts a step and publishes its outputs to the sequences.
 func (k *rank) publishStep(step engine.StepResult) {
 	k.counters.countStep(step)
+	for _, r := range step.Transferring {
+		r.Owner.(*sequence).transferBegun <- r.TransferEnd
+	}
+	for _, r := range step.First {
+		if r.Corrupt {
+			r.Owner.(*sequence).garble()
+		}
+	}
 	kept := k.live[:0]
 	for _, q := range k.live {
 		n := q.Generated(k.engine)

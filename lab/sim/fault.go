@@ -33,6 +33,7 @@ const (
 	EventsLost     FaultKind = "events-lost"     // subscribers do not get each batch of KV events whose number, from 1 on, is divisible by Every; it can be replayed
 	EventsGarbled  FaultKind = "events-garbled"  // batches of KV events are truncated in the middle, also when they are replayed
 	ReplaySilent   FaultKind = "replay-silent"   // requests for a replay of KV events get no response
+	TransferFail   FaultKind = "transfer-fail"   // transfers of KV from another replica fail
 )
 
 // Faults that happen at once.
@@ -67,7 +68,7 @@ func (f Fault) validate() error {
 		if f.Requests != 0 {
 			return fmt.Errorf("fault %q cannot be limited to a number of requests; use seconds", f.Kind)
 		}
-	case Hang, Reset, ResetLate, Surplus, Restart, Abort, Fail, Clear, EventsGarbled, ReplaySilent:
+	case Hang, Reset, ResetLate, Surplus, Restart, Abort, Fail, Clear, EventsGarbled, ReplaySilent, TransferFail:
 	case Die, AbortEach:
 		if f.Chunks < 0 {
 			return fmt.Errorf("fault %q needs chunks of 0 or more", f.Kind)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -22,6 +23,8 @@ type params struct {
 	n       int
 
 	priority int // in the engine's queue, as the body has it
+
+	transfer transferParams
 
 	maxTokens, minTokens int // 0: not set
 	ignoreEOS            bool
@@ -44,6 +47,9 @@ func (s *Server) readParams(in fields, maxTokensKeys ...string) (params, error) 
 	if p.model, err = s.modelOrDefault(in["model"].Str); err != nil {
 		return p, err
 	}
+	if p.transfer, err = parseTransferParams(in["kv_transfer_params"]); err != nil {
+		return p, err
+	}
 	p.minTokens = int(in["min_tokens"].Int())
 	for _, key := range maxTokensKeys {
 		if !in.has(key) {
@@ -55,6 +61,9 @@ func (s *Server) readParams(in fields, maxTokensKeys ...string) (params, error) 
 				". (parameter=max_tokens, value="+strconv.Itoa(p.maxTokens)+")")
 		}
 		break
+	}
+	if p.maxTokens > 0 && p.minTokens > p.maxTokens {
+		return p, badRequest("", fmt.Sprintf("min_tokens must be less than or equal to max_tokens=%d, got %d.", p.maxTokens, p.minTokens))
 	}
 	if in.has("n") {
 		p.n = int(in["n"].Int())
@@ -116,6 +125,14 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 		Blocks: hashBlocks(all, s.cfg.Engine.BlockSize, base),
 		Owner:  q,
 	}
+	q.transferParams = p.transfer
+	if s.cfg.Connector.Enabled && (p.transfer.prefillLeg || p.transfer.decodeLeg) {
+		q.promptHash = outputSeed(tokens, p.model+"\x00"+p.salt)
+		q.PrefillLeg, q.transferID = p.transfer.prefillLeg, "cmpl-"+randomID()
+		if p.transfer.decodeLeg {
+			q.RemoteTokens, q.transferBegun = len(tokens), make(chan time.Duration, 1)
+		}
+	}
 	if s.cfg.Engine.KVEvents {
 		q.kvEvents = kvEventContext{tokens: all, adapter: s.adapters.find(p.model), salt: p.salt, session: p.session}
 	}
@@ -159,9 +176,9 @@ type format interface {
 	appendTokens(b []byte, q *sequence, fromToken, toToken int, end endReason) []byte
 	// appendStreamEnd appends what follows the end of the last choice.
 	appendStreamEnd(b []byte) []byte
-	// appendEngineFailure appends the end of a stream whose engine died; nothing if the
-	// connection is closed.
-	appendEngineFailure(b []byte) []byte
+	// appendFailure appends the end of a stream that fails; nothing if the connection is
+	// closed.
+	appendFailure(b []byte, message string) []byte
 	// complete returns the response of a request that does not stream.
 	fullResponse() []byte
 }
@@ -180,9 +197,12 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		err = s.submitAll(sequences, pinned)
 	}
 	if err != nil {
+		s.releaseRemote(r, &sequences[0].transferParams)
 		writeError(w, err)
 		return
 	}
+	stopTransfers := s.startTransfers(r, sequences)
+	defer stopTransfers()
 	defer s.abortUnfinished(sequences) // no effect unless the client disconnected
 	if s.sleepThenReset(w, r) {
 		return
@@ -212,6 +232,9 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 				open++
 			case engineFailed:
 				writeError(w, errEngineDead)
+				return
+			case transferFailed:
+				writeError(w, errTransferFailed)
 				return
 			case processKilled:
 				resetConnection(w)
@@ -274,11 +297,17 @@ func (s *Server) writeStream(w http.ResponseWriter, r *http.Request, wake <-chan
 				resetConnection(w)
 				return
 			}
-			if end == engineFailed {
-				if b = f.appendEngineFailure(b[:0]); len(b) == 0 {
+			if end == engineFailed || end == transferFailed {
+				b = b[:0]
+				message := engineDead
+				if end == transferFailed {
+					b, message = f.appendBeforeFirstToken(b), errTransferFailed.Error()
+				}
+				event := f.appendFailure(nil, message)
+				if len(event) == 0 {
 					panic(http.ErrAbortHandler)
 				}
-				_, _ = w.Write(b)
+				_, _ = w.Write(append(b, event...))
 				return
 			}
 			if finished[i] || tokens == sent[i] && end == running {
@@ -386,7 +415,7 @@ func sumUsage(sequences []*sequence, choicesPerPrompt int) usage {
 	for i, q := range sequences {
 		if i%choicesPerPrompt == 0 {
 			u.prompt += q.Prompt
-			u.cached += q.Cached
+			u.cached += q.reportedCachedTokens()
 			u.created += q.Created
 		}
 		n, _ := q.loadProgress()

@@ -33,6 +33,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 		q, err = s.newSequence(p, s.tokenizer().tokenize(text, nil), 0, out)
 	}
 	if err != nil {
+		s.releaseRefused(r, in)
 		writeAnthropicError(w, err)
 		return
 	}
@@ -167,12 +168,12 @@ func (f *messageFormat) usageJSON() string {
 	if f.server.cfg.NoTokenDetails {
 		return `{"input_tokens":` + strconv.Itoa(u.prompt) + `,"output_tokens":` + strconv.Itoa(u.completion) + `}`
 	}
-	return `{"input_tokens":` + strconv.Itoa(u.prompt-u.cached-u.created) + `,"output_tokens":` + strconv.Itoa(u.completion) +
+	return `{"input_tokens":` + strconv.Itoa(max(0, u.prompt-u.cached-u.created)) + `,"output_tokens":` + strconv.Itoa(u.completion) +
 		`,"cache_creation_input_tokens":` + strconv.Itoa(u.created) + `,"cache_read_input_tokens":` + strconv.Itoa(u.cached) + `}`
 }
 
-func (f *messageFormat) appendEngineFailure(b []byte) []byte {
-	return append(b, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"EngineCore encountered an issue. See stack trace (above) for the root cause.\"}}\n\n"...)
+func (f *messageFormat) appendFailure(b []byte, message string) []byte {
+	return appendEvent(b, "error", `,"error":{"type":"internal_error","message":`+string(appendQuoted(nil, message))+`}`)
 }
 
 func (f *messageFormat) fullResponse() []byte {
@@ -198,5 +199,9 @@ func (f *messageFormat) fullResponse() []byte {
 	if reason := f.stopReason(); reason != "" {
 		b = append(b, `,"stop_reason":"`+reason+`"`...)
 	}
-	return append(b, `,"usage":`+f.usageJSON()+`}`...)
+	b = append(b, `,"usage":`+f.usageJSON()...)
+	if transfer := f.server.formatTransferParams([]*sequence{q}); transfer != "null" {
+		b = append(b, `,"kv_transfer_params":`+transfer...)
+	}
+	return append(b, '}')
 }

@@ -55,6 +55,7 @@ func writeFillerSeries(w io.Writer, minBytes int) {
 func (s *Server) formatMetrics() []byte {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
+	s.expireLeases(time.Since(s.startedAt))
 	e := &exposition{created: unixSeconds(s.startedAt)}
 	for i, k := range s.ranks[:s.serving] {
 		e.ranks = append(e.ranks, rankMetrics{
@@ -68,6 +69,9 @@ func (s *Server) formatMetrics() []byte {
 	e.writeHelpAndType("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.")
 	e.writeSample("process_resident_memory_bytes", "", residentBytes)
 	s.writeEngineMetrics(e)
+	if s.cfg.Connector.Enabled {
+		writeTransferMetrics(e)
+	}
 	writeRequestMetrics(e)
 	s.writeCacheAndAdapterMetrics(e)
 	return e.b
@@ -95,12 +99,12 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixQueries })
 	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixHits })
 	e.writeCounter("vllm:external_prefix_cache_queries", "External prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 {
-		if s.cfg.Engine.HostKVTokens == 0 {
+		if s.cfg.Engine.HostKVTokens == 0 && !s.cfg.Connector.Enabled {
 			return 0
 		}
 		return k.stats.PrefixQueries - k.stats.PrefixHits
 	})
-	e.writeCounter("vllm:external_prefix_cache_hits", "External prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.HostHits })
+	e.writeCounter("vllm:external_prefix_cache_hits", "External prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.HostHits + k.stats.RemoteHits })
 	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", func(k *rankMetrics) int64 { return k.stats.Preemptions })
 	e.writeCounter("vllm:prompt_tokens", "Number of prefill tokens processed.", func(k *rankMetrics) int64 { return k.stats.PromptTokens })
 	e.writeCounterBySource("vllm:prompt_tokens_by_source", "Number of prompt tokens by source.", func(k *rankMetrics) []labeled {
@@ -112,12 +116,21 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 	})
 	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", func(k *rankMetrics) int64 { return k.stats.CachedPromptTokens })
 	e.writeCounterBySource("vllm:prompt_tokens_cached_by_source", "Prefix-cache hit tokens by the cache tier that supplied them.", func(k *rankMetrics) []labeled {
-		return []labeled{{"device", float64(k.stats.PrefixHits)}, {"host", float64(k.stats.HostHits)}, {"p2p", 0}, {"disk", 0}, {"external_unspecified", 0}}
+		return []labeled{{"device", float64(k.stats.PrefixHits)}, {"host", float64(k.stats.HostHits)}, {"p2p", 0}, {"disk", 0}, {"external_unspecified", float64(k.stats.RemoteHits)}}
 	})
 	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", func(k *rankMetrics) int64 { return k.stats.GenerationTokens })
 	e.writeHistogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", func(k *rankMetrics) *histogram {
 		return &histogram{bounds: engine.StepBuckets[:], counts: k.stats.StepTokens[:], sum: float64(k.stats.StepTokensSum)}
 	})
+}
+
+// writeTransferMetrics writes the metrics of NixlConnector.
+func writeTransferMetrics(e *exposition) {
+	e.writeHistogram("vllm:nixl_xfer_time_seconds", "Histogram of transfer duration for NIXL KV Cache transfers.", func(k *rankMetrics) *histogram { return k.counters.transferTime })
+	e.writeHistogram("vllm:nixl_bytes_transferred", "Histogram of bytes transferred per NIXL KV Cache transfers.", func(k *rankMetrics) *histogram { return k.counters.transferBytes })
+	e.writeCounter("vllm:nixl_num_failed_transfers", "Number of failed NIXL KV Cache transfers.", func(k *rankMetrics) int64 { return k.counters.failedTransfers })
+	e.writeCounter("vllm:nixl_num_kv_expired_reqs", "Number of requests that had their KV expire.", func(k *rankMetrics) int64 { return k.stats.ExpiredLeases })
+	e.writeCounter("vllm:nixl_num_notifications_after_expiry", "Number of completion notifications for requests that were no longer tracked.", func(k *rankMetrics) int64 { return k.counters.lateNotifications })
 }
 
 func writeRequestMetrics(e *exposition) {
@@ -339,6 +352,9 @@ type counters struct {
 	ttft, itl, tpot, e2e                           *histogram // seconds, as all below
 	queue, prefill, decode, inference              *histogram
 
+	transferTime, transferBytes        *histogram
+	failedTransfers, lateNotifications int64
+
 	lastStep time.Duration // end of the previous step
 }
 
@@ -357,6 +373,8 @@ func newCounters() *counters {
 		ttft: newHistogram(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
 		itl:  perToken(), tpot: perToken(),
 		e2e: phase(), queue: phase(), prefill: phase(), decode: phase(), inference: phase(),
+		transferTime:  newHistogram(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5),
+		transferBytes: newHistogram(1<<11, 1<<13, 1<<15, 1<<17, 1<<19, 1<<21, 1<<23, 1<<25, 1<<27, 1<<29, 1<<31, 1<<33),
 	}
 }
 
@@ -376,7 +394,7 @@ func (c *counters) countStep(s engine.StepResult) {
 	for _, r := range s.Finished {
 		c.promptTokens.observe(float64(r.Prompt), 1)
 		c.generationTokens.observe(float64(r.Output), 1)
-		c.uncachedTokens.observe(float64(r.Prompt-r.Cached), 1)
+		c.uncachedTokens.observe(float64(r.Prompt-r.Cached-r.Transferred), 1)
 		c.e2e.observe(elapsedSeconds(r.Arrived, r.Finished), 1)
 		c.queue.observe(elapsedSeconds(r.Arrived, r.Started), 1)
 		c.prefill.observe(elapsedSeconds(r.Started, r.FirstToken), 1)

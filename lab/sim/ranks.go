@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"warmroute/lab/sim/engine"
 )
@@ -71,6 +72,7 @@ func (s *Server) ScaleRanks(n int) error {
 func (s *Server) RankStats() (stats []engine.Stats) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
+	s.expireLeases(time.Since(s.startedAt))
 	for _, k := range s.ranks {
 		stats = append(stats, k.engine.Stats())
 	}

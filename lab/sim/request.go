@@ -190,6 +190,11 @@ const engineDead = "EngineCore encountered an issue. See stack trace (above) for
 //lint:ignore ST1005 the wording is vLLM's
 var errEngineDead = errors.New(engineDead)
 
-// engineDeadEvent has vLLM's spaces, unlike all its other JSON.
-const engineDeadEvent = `data: {"error": {"message": "` + engineDead + `", "type": "InternalServerError", "param": null, "code": 500}}` +
-	"\n\ndata: [DONE]\n\n"
+//lint:ignore ST1005 the wording is vLLM's
+var errTransferFailed = errors.New("Internal server error")
+
+// appendErrorEvent appends the end of a stream that fails. It has vLLM's spaces, unlike all its other JSON.
+func appendErrorEvent(b []byte, message string) []byte {
+	b = appendQuoted(append(b, `data: {"error": {"message": `...), message)
+	return append(b, `, "type": "InternalServerError", "param": null, "code": 500}}`+"\n\ndata: [DONE]\n\n"...)
+}

@@ -12,19 +12,20 @@ import (
 // responses handles POST /v1/responses with one text message. Complete responses are stored
 // if the replica has a store.
 func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
-	f, err := s.readResponsesRequest(r)
+	in, err := readBody(r)
 	if err != nil {
 		writeError(w, err)
+		return
+	}
+	f, err := s.readResponsesRequest(r, in)
+	if err != nil {
+		s.refuse(w, r, in, err)
 		return
 	}
 	s.generate(w, r, f.stream, []*sequence{f.sequence}, f)
 }
 
-func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) {
-	in, err := readBody(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *Server) readResponsesRequest(r *http.Request, in fields) (*responseFormat, error) {
 	if err := in.validateTypes("input"); err != nil {
 		return nil, err
 	}
@@ -49,7 +50,7 @@ func (s *Server) readResponsesRequest(r *http.Request) (*responseFormat, error) 
 	if err != nil {
 		return nil, err
 	}
-	f := &responseFormat{params: p, sequence: q, id: "resp_" + randomID(), item: "msg_" + randomID(), created: time.Now().Unix(),
+	f := &responseFormat{params: p, server: s, sequence: q, id: "resp_" + randomID(), item: "msg_" + randomID(), created: time.Now().Unix(),
 		temperature: "1.0", toolChoice: `"none"`, tools: "[]"}
 	if in.has("request_id") {
 		f.id = in["request_id"].Str
@@ -102,6 +103,7 @@ func appendResponseTools(b []byte, tools gjson.Result) []byte {
 // responseFormat writes a response object, or its events.
 type responseFormat struct {
 	params
+	server      *Server
 	sequence    *sequence
 	id, item    string // item: the message's id
 	created     int64
@@ -131,7 +133,7 @@ func (f *responseFormat) appendNumberedEvent(b []byte, name, membersBefore strin
 
 // appendBeforePrefill appends the events before the engine's output.
 func (f *responseFormat) appendBeforePrefill(b []byte) []byte {
-	object := `"response":` + string(f.formatObject("in_progress", "", "null"))
+	object := `"response":` + string(f.formatObject("in_progress", "", "null", "null"))
 	b = f.appendNumberedEvent(b, "response.created", object)
 	return f.appendNumberedEvent(b, "response.in_progress", object)
 }
@@ -241,8 +243,8 @@ func (f *responseFormat) outputItems() string {
 	return strings.Join(items, ",")
 }
 
-// appendEngineFailure appends nothing: the connection is closed.
-func (f *responseFormat) appendEngineFailure(b []byte) (unchanged []byte) { return b }
+// appendFailure appends nothing: the connection is closed.
+func (f *responseFormat) appendFailure(b []byte, _ string) (unchanged []byte) { return b }
 
 // fullResponse returns the complete response, after storing it: a client may continue it at
 // once.
@@ -258,14 +260,18 @@ func (f *responseFormat) fullResponse() []byte {
 		`,"output_tokens_details":{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}` +
 		`,"total_tokens":` + strconv.Itoa(u.prompt+u.completion) + `}`
 	output := f.outputItems()
-	object := f.formatObject(status, output, total)
+	transfer := "null"
+	if !f.stream {
+		transfer = f.server.formatTransferParams([]*sequence{f.sequence})
+	}
+	object := f.formatObject(status, output, total, transfer)
 	if f.save != nil {
 		f.save(output, object)
 	}
 	return object
 }
 
-func (f *responseFormat) formatObject(status, output, usage string) []byte {
+func (f *responseFormat) formatObject(status, output, usage, transfer string) []byte {
 	incomplete, limit := "null", "null"
 	if status == "incomplete" {
 		incomplete = `{"reason":"max_output_tokens"}`
@@ -279,5 +285,5 @@ func (f *responseFormat) formatObject(status, output, usage string) []byte {
 	b = append(b, `,"object":"response","output":[`+output+`],"parallel_tool_calls":true,"temperature":`+f.temperature+`,"tool_choice":`+f.toolChoice+`,"tools":`+f.tools+`,"top_p":1.0,`+
 		`"background":false,"max_output_tokens":`+limit+`,"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,`+
 		`"service_tier":"auto","status":"`+status+`","text":null,"top_logprobs":null,"truncation":"disabled","usage":`+usage...)
-	return append(b, `,"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}`...)
+	return append(b, `,"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":`+transfer+`,"ec_transfer_params":null,"input_messages":null,"output_messages":null}`...)
 }

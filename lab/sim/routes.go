@@ -32,7 +32,7 @@ func (s *Server) routes() http.Handler {
 		"/v1/models":                {http.MethodGet, false, s.models},
 		"/health":                   {http.MethodGet, false, respondOK},
 		"/ping":                     {http.MethodGet, false, respondOK},
-		"/version":                  {http.MethodGet, false, getVersion},
+		"/version":                  {http.MethodGet, false, s.version},
 		"/metrics":                  {http.MethodGet, false, s.metrics},
 		"/reset_prefix_cache":       {http.MethodPost, false, s.resetPrefixCache},
 		"/kv_event_sources":         {http.MethodGet, false, s.kvEventSources},
@@ -47,6 +47,9 @@ func (s *Server) routes() http.Handler {
 		"/pause":                    {http.MethodPost, false, s.postPause},
 		"/resume":                   {http.MethodPost, false, s.postResume},
 		"/sim/fault":                {http.MethodPost, false, s.postFault},
+	}
+	if s.cfg.Connector.Enabled {
+		table[sideChannelPath] = route{http.MethodPost, false, s.serveSideChannel}
 	}
 	for _, path := range s.cfg.Without {
 		if path == "/inference/v1/generate" {
@@ -196,8 +199,8 @@ func (s *Server) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 
 func respondOK(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
-func getVersion(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, `{"version":"0.32.0"}`)
+func (s *Server) version(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, append(appendQuoted([]byte(`{"version":`), s.cfg.Version), '}'))
 }
 
 func writeJSON[T string | []byte](w http.ResponseWriter, status int, body T) {

@@ -44,7 +44,10 @@ type Config struct {
 	// without --enable-prompt-tokens-details.
 	NoTokenDetails bool
 
-	KVEvents KVEventsConfig // none by default
+	KVEvents  KVEventsConfig // none by default
+	Connector ConnectorConfig
+
+	Version string // of vLLM, which it claims to be; default "0.32.0"
 }
 
 func (c Config) withDefaults() Config {
@@ -52,6 +55,7 @@ func (c Config) withDefaults() Config {
 	c.Engine.KVEvents = c.KVEvents.Endpoint != ""
 	c.Ranks = cmp.Or(c.Ranks, 1)
 	c.Model = cmp.Or(c.Model, "sim")
+	c.Version = cmp.Or(c.Version, "0.32.0")
 	c.BytesPerToken = cmp.Or(c.BytesPerToken, tokenIDBytes)
 	c.MaxModelLen = min(cmp.Or(c.MaxModelLen, 131_072), c.Engine.KVTokens-c.Engine.KVTokens%max(1, c.Engine.BlockSize))
 	return c
@@ -80,6 +84,11 @@ type Server struct {
 	epoch     int       // restarts so far
 	hashSeed  uint64    // of the hashes of blocks, as they differ between vLLM processes
 	pause     pauseState
+	engineID  string // in kv_transfer_params
+	// prefillLegs are those that run or whose blocks are pinned, and some older ones, by transferID.
+	prefillLegs map[string]*sequence
+
+	connector *connector
 
 	shutdowns sync.WaitGroup // Run waits for calls of AbortAndShutdown
 
@@ -93,6 +102,7 @@ func NewServer(cfg Config) *Server {
 	s := &Server{
 		cfg:       cfg,
 		startedAt: time.Now(),
+		connector: newConnector(),
 	}
 	s.serving = max(1, cfg.Ranks)
 	for i := range s.serving + max(0, cfg.Rank.Spare) {
@@ -121,6 +131,7 @@ func NewServer(cfg Config) *Server {
 // that nothing runs yet.
 func (s *Server) startEngines() {
 	s.hashSeed, s.speed = rand.Uint64(), s.cfg.Engine.Speed
+	s.engineID, s.prefillLegs = randomID(), make(map[string]*sequence)
 	for _, k := range s.ranks {
 		cfg := s.cfg.Engine
 		cfg.Seed = rand.Uint64()
@@ -163,7 +174,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer owners.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s.http.BaseContext = func(net.Listener) context.Context { return ctx }
+	s.http.BaseContext = func(net.Listener) context.Context { return context.WithValue(ctx, processContextKey{}, ctx) }
 	for _, k := range s.ranks {
 		owners.Go(func() { s.runEngine(ctx, k) })
 		if k.publisher != nil {
@@ -224,6 +235,7 @@ func (s *Server) hasLiveRequests() bool {
 func (s *Server) Stats() engine.Stats {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
+	s.expireLeases(time.Since(s.startedAt))
 	var st engine.Stats
 	for _, k := range s.ranks {
 		st.Add(k.engine.Stats())
@@ -236,6 +248,7 @@ func (s *Server) Stats() engine.Stats {
 func (s *Server) ResetPrefixCache(preempt bool) (cleared bool) {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
+	s.expireLeases(time.Since(s.startedAt))
 	for i, k := range s.ranks {
 		if preempt {
 			k.engine.DiscardCache(time.Since(s.startedAt))
@@ -305,6 +318,10 @@ func (c Config) Validate() error {
 		{"sequence limit", e.MaxSeqs > 0},
 		{"prefill rate", e.PrefillRate > 0},
 		{"host load rate", e.HostLoadRate > 0},
+		{"KV transfer time", e.TransferTime > 0},
+		{"KV bytes per token", e.TransferTokenBytes > 0},
+		{"KV transfer bandwidth", e.TransferBandwidth > 0},
+		{"KV lease", e.Lease > 0},
 		{"speed", e.Speed > 0},
 		{"bytes per token", c.BytesPerToken > 0},
 		{"context length", c.MaxModelLen > 0},
@@ -324,6 +341,9 @@ func (c Config) Validate() error {
 	}
 	if err := c.KVEvents.validate(c.Rank.First + c.Ranks + c.Rank.Spare); err != nil {
 		errs = append(errs, err)
+	}
+	if c.Connector.Enabled && e.HostKVTokens > 0 {
+		errs = append(errs, errors.New("a replica with a KV connector cannot have a cache in host memory: choose one of them"))
 	}
 	if e.HostKVTokens < 0 {
 		errs = append(errs, errors.New("host KV tokens must not be negative"))

@@ -18,7 +18,7 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request) {
 	}
 	p, tokens, err := s.readTokenParams(in)
 	if err != nil {
-		writeError(w, err)
+		s.refuse(w, r, in, err)
 		return
 	}
 	p.session = sessionID(r, gjson.Result{}, gjson.Result{})
@@ -26,7 +26,7 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request) {
 	for range p.n {
 		q, err := s.newSequence(p, tokens, len(f.sequences), nil)
 		if err != nil {
-			writeError(w, err)
+			s.refuse(w, r, in, err)
 			return
 		}
 		f.sequences = append(f.sequences, q)
@@ -54,7 +54,7 @@ func (s *Server) readTokenParams(in fields) (params, []uint32, error) {
 		merged[key.Str] = value
 		return true
 	})
-	for _, key := range [...]string{"model", "cache_salt", "stream"} {
+	for _, key := range [...]string{"model", "cache_salt", "stream", "kv_transfer_params"} {
 		merged[key] = in[key]
 	}
 	if in["stream"].Bool() { // else vLLM ignores the options here
@@ -135,7 +135,9 @@ func (f *tokensFormat) appendStreamEnd(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *tokensFormat) appendEngineFailure(b []byte) []byte { return append(b, engineDeadEvent...) }
+func (f *tokensFormat) appendFailure(b []byte, message string) []byte {
+	return appendErrorEvent(b, message)
+}
 
 func (f *tokensFormat) fullResponse() []byte {
 	b := appendQuoted([]byte(`{"request_id":`), f.id)
@@ -143,7 +145,7 @@ func (f *tokensFormat) fullResponse() []byte {
 	b = strconv.AppendInt(append(b, `,"created":`...), f.created, 10)
 	b = f.server.appendUsage(append(b, `,"usage":`...), sumUsage(f.sequences, f.n), usageCompletion)
 	b = append(b, `,"prompt_logprobs":null,"prompt_token_id_logprobs":null,"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,`+
-		`"kv_transfer_params":null,"ec_transfer_params":null,"output_mode":"tokens","choices":[`...)
+		`"kv_transfer_params":`+f.server.formatTransferParams(f.sequences)+`,"ec_transfer_params":null,"output_mode":"tokens","choices":[`...)
 	for i, q := range f.sequences {
 		if i > 0 {
 			b = append(b, ',')

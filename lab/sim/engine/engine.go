@@ -278,8 +278,8 @@ func (e *Engine) insertWaiting(r *Request, at int) {
 	e.waiting = slices.Insert(e.waiting, at, r)
 }
 
-// Abort removes r and frees its blocks, whose content stays cached. It has no effect
-// on a request that has ended or was never added.
+// Abort removes r and frees its blocks, pinned ones too, whose content stays cached. It has no
+// effect on any other request that has ended, or that was never added.
 func (e *Engine) Abort(r *Request) {
 	switch r.state {
 	case arriving:
@@ -293,7 +293,7 @@ func (e *Engine) Abort(r *Request) {
 		e.removeFromBatch(r)
 		e.freeBlocks(r)
 	case pinned:
-		return
+		e.ReleasePinned(r)
 	}
 	r.state = ended
 }

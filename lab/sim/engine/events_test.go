@@ -69,6 +69,13 @@ func TestKVEvents(t *testing.T) {
 			r.run(t, 90, 1, blocks(1, 5))
 		}, []string{"store 1001 1002", "store 1003 1004 1005 after 1002"}},
 
+		{"transfer", transferConfig(), func(t *testing.T, r *recorder) {
+			q := addDecodeLeg(t, r.Engine, 40, 1, blocks(1, 2), 0)
+			r.step()
+			r.EndTransfer(q, TransferDone)
+			r.run(t, 60, 1, blocks(1, 3))
+		}, []string{"store 1001 1002, store 1003 after 1002"}},
+
 		{"blocks of the output", Config{}, func(t *testing.T, r *recorder) {
 			r.run(t, 30, 36, blocks(1, 4)) // 65 tokens are computed
 		}, []string{"store 1001", "store 1002 after 1001", "store 1003 after 1002", "store 1004 after 1003"}},
