@@ -53,20 +53,23 @@ type costTerms struct {
 
 // work is what a request has to share an engine's time with, on average.
 type work struct {
+	backends  float64 // that share it
 	queued    float64 // seconds of prefill
 	sequences float64
 	context   float64 // tokens to which these attend
 }
 
-// workOn returns the work of a candidate and of those that share its device.
+// workOn returns the work of a candidate and of those that share its device. Engines that share one have equal shares of
+// it while they have prefill: one delays another by no more than the other has itself, the request included.
 func workOn(c *Candidate, candidates []Candidate) work {
-	w := work{c.QueuedSeconds, c.InFlight / c.Engines, c.ContextTokens / c.Engines}
+	w := work{1, c.QueuedSeconds, c.InFlight / c.Engines, c.ContextTokens / c.Engines}
 	if c.Device == 0 {
 		return w
 	}
 	for i := range candidates {
 		if o := &candidates[i]; o != c && o.Device == c.Device {
-			w.queued += o.QueuedSeconds
+			w.backends++
+			w.queued += min(o.QueuedSeconds, c.QueuedSeconds+c.PrefillSeconds)
 			w.sequences += o.InFlight / o.Engines
 			w.context += o.ContextTokens / o.Engines
 		}
@@ -101,8 +104,8 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
 	perSecond, utilization := p.arrivals.mean(r.Now, candidates)
 	waiting := r.Waiting / float64(len(candidates))
-	delayed := func(queued, prefill float64) float64 {
-		return min(maxDelayed, waiting+perSecond*(queued+prefill/2)/(1-min(utilization, maxUtilization)))
+	delayed := func(w *work, prefill float64) float64 {
+		return min(maxDelayed, waiting+w.backends*perSecond*(w.queued+prefill/2)/(1-min(w.backends*utilization, maxUtilization)))
 	}
 	tieKey := cmp.Or(r.Session, r.FirstBlock())
 	future := p.expectFutureTurns(r, candidates)
@@ -111,7 +114,7 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	for i := range candidates {
 		c := &candidates[i]
 		w := workOn(c, candidates)
-		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(w.queued, c.PrefillSeconds), rate)
+		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
 		later := future.cost(c)
 		cost := (terms.sum() + later) / c.Weight
 		if r.Trace != nil {

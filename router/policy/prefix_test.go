@@ -101,11 +101,14 @@ func TestPrefixSharedDevice(t *testing.T) {
 		Candidate{UncachedTokens: 500, Device: 1},
 		Candidate{UncachedTokens: 500, Device: 2, QueuedSeconds: 0.1})
 	f("the match decides between two that share one", 0,
-		Candidate{MatchedTokens: 400, UncachedTokens: 100, Device: 1, QueuedSeconds: 1, InFlight: 4},
+		Candidate{MatchedTokens: 400, UncachedTokens: 100, Device: 1, QueuedSeconds: 0.05, InFlight: 4},
 		Candidate{UncachedTokens: 500, Device: 1})
 	f("but not between two that do not", 1,
-		Candidate{MatchedTokens: 400, UncachedTokens: 100, QueuedSeconds: 1, InFlight: 4},
+		Candidate{MatchedTokens: 400, UncachedTokens: 100, QueuedSeconds: 0.05, InFlight: 4},
 		Candidate{UncachedTokens: 500})
+	f("an idle one has its share of the device at once", 1,
+		Candidate{MatchedTokens: 400, UncachedTokens: 100, Device: 1, QueuedSeconds: 1, InFlight: 4},
+		Candidate{UncachedTokens: 500, Device: 1})
 }
 
 func TestArrivals(t *testing.T) {
