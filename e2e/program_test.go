@@ -109,10 +109,11 @@ func launch(t *testing.T, cmd *exec.Cmd) *program {
 	t.Helper()
 	p := &program{t: t, cmd: cmd, log: &syncBuffer{}, ended: make(chan struct{})}
 	// A pipe and no Buffer: the process after a hand-over writes to it as well.
-	logged, err := cmd.StderrPipe()
+	logged, log, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -120,6 +121,13 @@ func launch(t *testing.T, cmd *exec.Cmd) *program {
 	go func() {
 		state, _ := cmd.Process.Wait()
 		p.status = state.ExitCode()
+		// What the process has logged has been read when this line has.
+		last := fmt.Sprintf("time=%s msg=\"process has ended\" pid=%d\n", time.Now().Format(time.RFC3339Nano), cmd.Process.Pid)
+		_, _ = log.WriteString(last)
+		_ = log.Close()
+		for !strings.Contains(p.log.String(), last) {
+			time.Sleep(time.Millisecond)
+		}
 		close(p.ended)
 	}()
 	t.Cleanup(func() {
