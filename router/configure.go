@@ -53,7 +53,7 @@ func New(o Options) (*Router, error) {
 	r := &Router{
 		policies: o.Policies, now: o.Now, catalog: o.Catalog, onPanic: o.OnPanic, onCacheReset: o.OnCacheReset,
 		fleet: fleet{
-			blockBytes: o.BlockBytes, start: now, rand: o.Rand, index: x, estimates: estimates,
+			blockBytes: o.BlockBytes, pairs: (*backends.Backend).PairsWith, start: now, rand: o.Rand, index: x, estimates: estimates,
 			ledger: ledger.New(o.BlockBytes, x, estimates, now),
 		},
 		admission: admission{queue: queue.New[*QueuedRequest](now), started: make(chan struct{}, 1), pauses: make(chan time.Duration, 1)},

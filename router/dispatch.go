@@ -59,8 +59,10 @@ func (r *Router) dispatch(now time.Time) {
 			d.OutageTime = it.Waited.Outage - t.req.Waited.Outage
 			a.removeWithResult(t, d, nil, now, &r.callbacks)
 			f.updateBatchLimit(v)
-			f.updateView(choice.Backend, now, &r.callbacks)
-			v.UpdateRoom(choice.Backend)
+			f.updateAfterSent(v, choice.Backend, &r.callbacks)
+			if d.Prefill != nil {
+				f.updateAfterSent(v, v.Find(d.Prefill.Backend), &r.callbacks)
+			}
 		}
 	}
 }

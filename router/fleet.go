@@ -30,6 +30,7 @@ type fleet struct {
 	ledger     *ledger.Ledger
 	scratch    scratch
 	sharing    sharing
+	pairs      func(a, b *backends.Backend) bool // see decide.Fleet
 }
 
 // activePolicy is the policy in use.
@@ -167,6 +168,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 	}
 	v.Now, v.Rule, v.Waiting = now, f.policy.definition, 0
 	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.sharing.until)
+	v.Handover, v.HasPrefillReplica, v.Pairs = f.settings.Handover, false, f.pairs
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
 	f.updateBatchLimit(v)
 	return v
@@ -187,7 +189,8 @@ func (f *fleet) addToView(s *scratch, slot int, due *callbacks) {
 	options := b.Options()
 	v.Backend, v.Slot, v.NameHash = b, slot, f.states[slot].nameHash
 	v.Weight, v.MaxInFlight, v.Claimed, v.HasRoom = weightOf(options), options.MaxInFlight, decide.Claim{}, false
-	v.Device = s.numberDevice(options.Device)
+	v.Role, v.Device = options.Role, s.numberDevice(options.Device)
+	s.view.HasPrefillReplica = s.view.HasPrefillReplica || v.Role == backends.RolePrefill
 	v.Missing, v.Retiring, v.Load = b.MissingEndpoints(s.view.Now), b.Retiring(), b.Load()
 	v.State, v.Asleep = b.State(), v.Load != nil && v.Load.Asleep
 	v.PrefillRate, v.PrefillRateKnown = f.estimates.PrefillRate(slot), f.estimates.KnowsPrefillRate(slot)
@@ -234,10 +237,16 @@ func (f *fleet) updateView(v *decide.Backend, now time.Time, due *callbacks) {
 	}
 }
 
+// updateAfterSent updates the view of a backend that was sent a request.
+func (f *fleet) updateAfterSent(v *decide.Fleet, b *decide.Backend, due *callbacks) {
+	f.updateView(b, v.Now, due)
+	v.UpdateRoom(b)
+}
+
 // stallCheck returns what decides whether a backend is stalled.
 func (f *fleet) stallCheck(slot int, load *backends.Load, externalTokens, prefillRate float64, now time.Time) health.StallCheck {
 	return health.StallCheck{
-		Now: now, Load: load, InFlight: f.states[slot].backend.InFlight.Load(), UnstartedTokens: f.ledger.UnstartedTokens(slot),
+		Now: now, Load: load, InFlight: f.ledger.SentSequences(slot), UnstartedTokens: f.ledger.UnstartedTokens(slot),
 		ExternalTokens: externalTokens, PrefillRate: prefillRate, RateKnown: f.estimates.IsPrefillRateKnown(slot),
 	}
 }

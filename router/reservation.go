@@ -14,8 +14,27 @@ func (d *Reservation) Sent() (at time.Time, aheadTokens int) {
 	return d.entry.SentAt, int(d.entry.Prediction.QueuedAhead)
 }
 
-// StartDecode records that a request whose prefill another replica has done is about to be sent.
-func (d *Reservation) StartDecode() {}
+// StartDecode records that a request whose prefill another replica has done is about to be sent. Without it, the
+// backend is not expected to work on the request.
+func (d *Reservation) StartDecode() {
+	r := d.router
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	now := r.now()
+	onlyInFlight := r.fleet.ledger.StartDecode(&d.entry, now)
+	d.attempt.SentAt = now
+	d.startWatch(onlyInFlight, now)
+}
+
+// startWatch has the health of the backend judged by how the request, which is being sent, fares there. onlyInFlight: it
+// is our only one there.
+func (d *Reservation) startWatch(onlyInFlight bool, now time.Time) {
+	d.health.Watch(&d.attempt)
+	if onlyInFlight {
+		d.Backend.RequestPoll() // the last one may be long ago
+	}
+	d.health.RecordSent(&d.attempt, onlyInFlight, now)
+}
 
 // RecordFirstEvent records the engine's first output: its prefill is done, so the
 // prompt's blocks stay, and need not be kept for Release.
@@ -26,6 +45,9 @@ func (d *Reservation) RecordFirstEvent() {
 	now := r.now()
 	if d.entry.Streams && !d.entry.IsPrefilled() {
 		d.entry.Prediction.TTFT = now.Sub(d.entry.SentAt)
+		if d.entry.Leg == ledger.DecodeLeg && !r.fleet.ledger.IsOrphaned(&d.entry) {
+			r.fleet.estimates.RecordHandover(d.Backend.Slot, d.handoverTokens, d.entry.Prediction.TTFT.Seconds())
+		}
 	}
 	d.recordAndReportPrefilled(now)
 	r.dispatch(now)
@@ -96,6 +118,9 @@ func (d *Reservation) Release(o Outcome) {
 			Processed: d.entry.IsPrefilled() || o.End != NotProcessed, Failed: o.Failed, QueueFull: o.QueueFull, Stalled: o.Stalled, Stopping: o.Stopping,
 		}, &f.settings.Breaker, now)
 		r.slotWaits.grant(d.Backend, d.health)
+	}
+	if d.entry.Leg == ledger.DecodeLeg {
+		o.CachedTokens, o.CachedKnown = 0, false // of the replica that has done the prefill
 	}
 	layoutChanged := f.ledger.End(&d.entry, &o, f.nextTurnTracker(), now)
 	if inFleet {

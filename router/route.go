@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/decide"
 	"warmroute/router/estimate"
 	"warmroute/router/health"
@@ -83,17 +84,46 @@ func currentBackends(c *backends.Catalog, req *Request) []*backends.Backend {
 	return req.Backends
 }
 
-// reserve accounts for a request on the chosen candidate.
+// reserve accounts for a request on the chosen candidate, and on another backend if that does the prefill.
 func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice decide.Choice) *Reservation {
+	split := v.DecideSplit(q, choice)
+	seen := *s.candidates.PolicyRequest()
+	if split.Result != decide.SplitDone {
+		d := r.prepare(v, q, choice, &seen, ledger.WholeRequest)
+		d.Reason, d.Split = v.Reason(q, &s.candidates, choice), split.Result
+		d.begin(v, q, choice.Backend)
+		return d
+	}
+	computed := *choice.Candidate
+	computed.UncachedTokens = estimate.MinUncachedTokens
+	computed.PrefillSeconds = computed.Step.PrefillSeconds(seen.PromptTokens, computed.UncachedTokens)
+	d := r.prepare(v, q, decide.Choice{Backend: choice.Backend, Candidate: &computed}, &seen, ledger.DecodeLeg)
+	d.Reason, d.Split, d.handoverTokens = v.Reason(q, &s.candidates, choice), split.Result, choice.Candidate.UncachedTokens
+	if split.Prefill != nil {
+		request := *q.Request
+		request.Streams, request.MaxOutputTokens = false, 1
+		request.Turn, request.Session, request.PromptKey = prompt.TurnUnknown, 0, 0 // the decode leg is the turn
+		leg := *q
+		leg.Request = &request
+		seen.Turn, seen.Session, seen.PromptKey = request.Turn, 0, 0
+		d.Prefill = r.prepare(v, &leg, decide.Choice{Backend: split.Prefill, Candidate: &split.Candidate}, &seen, ledger.PrefillLeg)
+		d.Prefill.begin(v, &leg, split.Prefill)
+	}
+	d.begin(v, q, choice.Backend)
+	return d
+}
+
+// prepare returns the reservation for a leg of a request on a candidate, after it has called the code of policies and peers:
+// if that panics, nothing is reserved. begin must follow.
+func (r *Router) prepare(v *decide.Fleet, q *decide.Query, choice decide.Choice, seen *policy.Request, leg ledger.Leg) *Reservation {
 	f, c, b := &r.fleet, choice.Candidate, choice.Backend.Backend
-	h, seen := f.states[b.Slot].health, s.candidates.PolicyRequest()
 	d := &Reservation{
-		Backend: b, Reason: v.Reason(q, &s.candidates, choice), MatchedBlocks: q.Matched[b.Slot], TotalBlocks: len(q.Blocks),
+		Backend: b, MatchedBlocks: q.Matched[b.Slot], TotalBlocks: len(q.Blocks),
 		MatchedTokens: int(c.MatchedTokens), PromptTokens: int(seen.PromptTokens),
-		router: r, noEngine: q.NoEngine, health: h,
+		router: r, noEngine: q.NoEngine, health: f.states[b.Slot].health,
 		entry: ledger.Entry{
 			Slot: b.Slot, SentAt: v.Now, Adapter: q.Adapter, Class: q.Class(), Streams: q.Streams, NonGenerative: q.NonGenerative,
-			MaxOutputTokens: q.MaxOutputTokens, Conversation: q.ConversationKey(),
+			MaxOutputTokens: q.MaxOutputTokens, Conversation: q.ConversationKey(), Leg: leg,
 			Prediction: estimate.Prediction{
 				Model: q.Model, Bytes: q.Bytes, PromptTokens: seen.PromptTokens, Sequences: q.CountedSequences(),
 				MatchedBlocks: q.Matched[b.Slot], MatchedTokens: int(c.MatchedTokens), Uncached: c.UncachedTokens,
@@ -108,30 +138,36 @@ func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice de
 	if q.Sequences <= 1 && len(q.Blocks) > 0 {
 		p.Media = q.CountMedia()
 	}
+	if p.IsTooLong && !q.NoEngine {
+		p.Uncached = estimate.MinUncachedTokens
+	}
 	d.attempt = health.Attempt{
 		SentAt: v.Now, Uncached: p.Uncached, Streams: q.Streams, Listener: q.Stalls, Backends: q.Backends, Tried: q.Tried, Endpoint: q.Endpoint,
 	}
 	if q.NoEngine {
-		h.Watch(&d.attempt)
-		f.ledger.BeginNoEngine(&d.entry)
 		return d
 	}
-	prompt := ledger.Prompt{Blocks: q.Blocks, Bytes: q.Bytes, BytesPerToken: q.Sizes.BytesPerToken}
-	if p.IsTooLong {
-		p.Uncached, d.attempt.Uncached = estimate.MinUncachedTokens, estimate.MinUncachedTokens
-	} else {
-		prompt.UnindexedMediaTokens = v.UnindexedMediaTokens(q, b.Slot)
-	}
-	// Code of policies and peers comes before the account: if it panics, nothing is reserved.
 	if recorder, ok := f.policy.Policy.(policy.Recorder); ok {
 		recorder.RecordSent(seen, c)
 	}
 	r.peers.reportSent(d, q.Request, seen.Retry)
-	h.Watch(&d.attempt)
-	onlyInFlight := f.ledger.Begin(&d.entry, prompt, !p.IsTooLong, v.Now)
-	if onlyInFlight {
-		b.RequestPoll() // the last one may be long ago
-	}
-	h.RecordSent(&d.attempt, onlyInFlight, v.Now)
 	return d
+}
+
+// begin accounts for the reservation.
+func (d *Reservation) begin(v *decide.Fleet, q *decide.Query, b *decide.Backend) {
+	l, p := d.router.fleet.ledger, &d.entry.Prediction
+	if d.noEngine {
+		d.health.Watch(&d.attempt)
+		l.BeginNoEngine(&d.entry)
+		return
+	}
+	content := ledger.Prompt{Blocks: q.Blocks, Bytes: q.Bytes, BytesPerToken: q.Sizes.BytesPerToken}
+	if !p.IsTooLong {
+		content.UnindexedMediaTokens = v.UnindexedMediaTokens(q, b.Slot)
+	}
+	onlyInFlight := l.Begin(&d.entry, content, !p.IsTooLong, v.Now)
+	if d.entry.Leg != ledger.DecodeLeg {
+		d.startWatch(onlyInFlight, v.Now)
+	}
 }

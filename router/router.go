@@ -144,15 +144,11 @@ type Settings struct {
 	SLO            time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
 	PollInterval   time.Duration // how old a fresh Load may be
 	Handover       HandoverSettings
-	NoLearning     bool          // use defaults and what replicas report, and learn nothing
+	NoLearning     bool // use defaults and what replicas report, and learn nothing
 }
 
-// HandoverSettings are those of requests of which one replica does the prefill and another one the decode.
-type HandoverSettings struct {
-	Queue             bool          // requests wait while no replica for the other part is ready; else one replica serves them whole
-	Lease             time.Duration // for how long a replica keeps a prompt's KV cache for another one
-	MinUncachedTokens int           // that a request to be split has at least; 0: the cost decides alone
-}
+// HandoverSettings are those of split requests.
+type HandoverSettings = decide.HandoverSettings
 
 // Reservation is a chosen backend, and the account of a request on it that Release must end
 // exactly once. Its methods are safe for concurrent use.
@@ -180,6 +176,8 @@ type Reservation struct {
 	peerID   uint64 // by which other proxies know it; 0 if there are no other proxies
 	kv       KVRequest
 	released bool // guarded by router.mu
+
+	handoverTokens float64 // of a decode leg, that the backend reads from another replica
 }
 
 // callbacks are calls that become due while the lock is held.

@@ -30,6 +30,8 @@ type Explanation struct {
 	HighestWins  bool    `json:"highest_wins,omitempty"`
 	OutputTokens float64 `json:"output_tokens"` // L̂
 
+	Split *SplitExplanation `json:"split,omitempty"` // in a fleet with replicas for prefill or decode
+
 	Sentence string `json:"sentence"`
 
 	hasSession bool // ties are broken by the session
@@ -62,6 +64,15 @@ type BackendExplanation struct {
 
 	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
 	Terms []policy.Term `json:"cost_terms,omitempty"` // of the policy prefix; their sum over Weight is the score
+}
+
+// SplitExplanation says whether one replica would do the prefill of a request for another one.
+type SplitExplanation struct {
+	Result          string  `json:"result"` // "split", or why not
+	Prefill         string  `json:"prefill,omitempty"`
+	WholeSeconds    float64 `json:"whole_seconds,omitempty"` // what it costs whole, the delays of others included
+	SplitSeconds    float64 `json:"split_seconds,omitempty"` // likewise split, with the best replica for prefill
+	HandoverSeconds float64 `json:"handover_seconds,omitempty"`
 }
 
 // notServed is the reason for a backend that does not serve the model.
@@ -109,7 +120,7 @@ func (f *Fleet) explainFilter(q *Query, b *Backend, hasBatchRoom func(slot int) 
 		}
 		return "model", notServed
 	}
-	if filter := f.findFilter(q, b); filter != nil {
+	if filter := f.findCandidateFilter(q, b); filter != nil {
 		return filter.name, filter.description
 	}
 	if f.NeedsHeadroom(q.Request, false) && !hasBatchRoom(b.Slot) {
@@ -124,6 +135,7 @@ func (f *Fleet) ExplainChoice(e *Explanation, q *Query, c *Candidates, rule poli
 	var t policy.Trace
 	chosen := f.Choose(q, c, rule, &t)
 	e.Choice, e.Reason = chosen.Backend.Backend.Name, f.Reason(q, c, chosen)
+	e.Split = explainSplit(f.DecideSplit(q, chosen))
 	e.ScoreIs, e.HighestWins, e.OutputTokens = t.Criterion, t.HighestWins, roundMilli(c.request.MeanOutputTokens)
 	for i, b := range c.backends {
 		x := e.find(b)
@@ -144,6 +156,19 @@ func (f *Fleet) ExplainChoice(e *Explanation, q *Query, c *Candidates, rule poli
 		}
 	}
 	return blockedReason
+}
+
+func explainSplit(s Split) *SplitExplanation {
+	if s.Result == "" {
+		return nil
+	}
+	x := &SplitExplanation{
+		Result: s.Result, WholeSeconds: roundMicro(s.Cost.Whole), SplitSeconds: roundMicro(s.Cost.Split), HandoverSeconds: roundMicro(s.Handover),
+	}
+	if s.Prefill != nil {
+		x.Prefill = s.Prefill.Backend.Name
+	}
+	return x
 }
 
 // find returns the description of a backend, which has one.

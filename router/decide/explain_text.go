@@ -29,10 +29,37 @@ func (e *Explanation) Describe() string {
 	default:
 		s = e.scoreSentence(c, others)
 	}
+	s += "." + e.splitSentence()
 	if e.Queued != "" || e.Refused != "" {
-		return s + ". " + e.queueSentence()
+		return s + " " + e.queueSentence()
 	}
-	return s + "."
+	return s
+}
+
+// splitSentence says whether the prefill would be done elsewhere, after a space; "" in a fleet without roles.
+func (e *Explanation) splitSentence() string {
+	if e.Split == nil {
+		return ""
+	}
+	x := e.Split
+	costs := fmt.Sprintf("split it costs %s, of which the handover takes %s, and whole %s",
+		formatSeconds(x.SplitSeconds), formatSeconds(x.HandoverSeconds), formatSeconds(x.WholeSeconds))
+	switch x.Result {
+	case SplitDone:
+		return fmt.Sprintf(" %s does its prefill: %s.", x.Prefill, costs)
+	case SplitCheaper:
+		if x.SplitSeconds > 0 {
+			return " It is not split: " + costs + "."
+		}
+		return " It is not split: it has too few tokens to compute, or too many for the replica."
+	case SplitUnsplittable:
+		return " It is not split: requests of its kind cannot be."
+	case SplitNoPrefill:
+		return " It is not split: no replica for prefill can take it that runs the same version of vLLM and keeps KV in the same form."
+	case SplitNoDecode:
+		return " It is served by a replica for prefill: no replica for decode can take it."
+	}
+	return " It is not split: the replica has so much to compute that the KV cache might not be kept for long enough."
 }
 
 // splitCandidates returns the chosen one and the others, the next best first.

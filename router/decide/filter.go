@@ -33,6 +33,7 @@ type rank int
 const (
 	rankProbe     rank = iota - 1 // must be tried
 	rankPreferred                 // no filter applies
+	rankOtherRole
 	rankFailing
 	rankTooLong
 	rankStalled
@@ -66,12 +67,20 @@ var availabilityFilters = []filter{
 var maxInFlightFilter = filter{name: "max_in_flight", rank: rankExcluded, description: "is at its max_in_flight limit",
 	applies: func(_ *Fleet, q *Query, b *Backend) bool { return b.exceedsMaxInFlight(q.CountedSequences()) }}
 
+// otherRoleFilter is that of replicas for prefill. It comes last, so that those to which another filter applies are ranked by that.
+var otherRoleFilter = filter{name: "role", rank: rankOtherRole, description: "is for prefill",
+	applies: func(_ *Fleet, q *Query, b *Backend) bool { return b.Role == backends.RolePrefill && !q.Stored }}
+
 // requestFilters rank an available backend for a request. The first that applies counts.
 var requestFilters = []*filter{
 	{name: "tried", rank: rankExcluded, description: "was tried already",
 		applies: func(_ *Fleet, q *Query, b *Backend) bool { return slices.Contains(q.Tried, b.Backend) }},
 	{name: "endpoint_missing", rank: rankExcluded, description: "does not serve the endpoint",
 		applies: func(_ *Fleet, q *Query, b *Backend) bool { return b.Missing.Has(q.Endpoint) }},
+	{name: "handover", rank: rankExcluded, description: "cannot read the KV cache of the replica that has done the prefill",
+		applies: func(f *Fleet, q *Query, b *Backend) bool {
+			return q.PrefilledOn != nil && (b.Role == backends.RolePrefill || !f.Pairs(b.Backend, q.PrefilledOn))
+		}},
 	&maxInFlightFilter,
 	{name: "stalled", rank: rankStalled, description: "is stalled",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.Stalled }},
@@ -83,7 +92,12 @@ var requestFilters = []*filter{
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.QueueFull }},
 	{name: "breaker_open", rank: rankFailing, description: "has an open circuit breaker",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.Breaker != health.BreakerClosed }},
+	&otherRoleFilter,
 }
+
+// roleWaitFilter is that of backends for which requests rather wait, by pd.fallback.
+var roleWaitFilter = filter{name: "role_wait", rank: rankExcluded, description: "is for another part of requests (pd.fallback)",
+	applies: (*Fleet).waitsForRole}
 
 // headroomFilter applies to batch requests, and only to the candidates that the other filters leave.
 var headroomFilter = filter{name: "headroom", description: "is reserved for interactive requests"}
@@ -111,6 +125,15 @@ func (f *Fleet) findFilter(q *Query, b *Backend) *filter {
 	return nil
 }
 
+// findCandidateFilter is findFilter for a backend that is to serve the request or its decode.
+func (f *Fleet) findCandidateFilter(q *Query, b *Backend) *filter {
+	filter := f.findFilter(q, b)
+	if (filter == nil || filter.rank < rankExcluded) && b != nil && b.Role != backends.RoleBoth && f.waitsForRole(q, b) {
+		return &roleWaitFilter
+	}
+	return filter
+}
+
 // shouldProbe reports whether the request is to try a backend whose breaker is open. A
 // request that failed elsewhere is not risked.
 func (f *Fleet) shouldProbe(q *Query, b *Backend) bool {
@@ -133,7 +156,7 @@ func (f *Fleet) Filter(q *Query, c *Candidates) error {
 	none, best := ErrNoneReady, rankStalled
 	for _, b := range q.Backends {
 		v, rank := f.Find(b), rankPreferred
-		if filter := f.findFilter(q, v); filter != nil {
+		if filter := f.findCandidateFilter(q, v); filter != nil {
 			rank = filter.rank
 			if filter == &maxInFlightFilter {
 				none, c.full = ErrMaxInFlight, append(c.full, b)

@@ -38,6 +38,12 @@ type Fleet struct {
 	// were seen recently.
 	LimitsBatch bool
 
+	Handover          HandoverSettings
+	HasPrefillReplica bool // the role of a backend in the view is backends.RolePrefill
+
+	// Pairs reports whether one backend can read the KV cache of another one.
+	Pairs func(a, b *backends.Backend) bool
+
 	BlockBytes int
 	Ledger     *ledger.Ledger      // only read
 	Estimates  *estimate.Estimates // only read
@@ -52,6 +58,7 @@ type Backend struct {
 
 	NameHash      uint64
 	Weight        float64
+	Role          backends.Role
 	MaxInFlight   int // sequences; 0: no bound
 	Device        int // backends of the view with the same one share their hardware; 0: it has its own
 	KnownInFlight int64

@@ -44,6 +44,7 @@ type Estimates struct {
 // backend is what was learned of one backend.
 type backend struct {
 	steps        backendSteps
+	handovers    handovers
 	cacheTokens  int  // that the replica reports
 	cachingOff   bool // the replica reports that prefix caching is off
 	capacity     capacity
@@ -117,7 +118,7 @@ func (f *Estimates) ForgetReplicaProcess(slot int) {
 
 func newBackend(g *stepGroup) backend {
 	return backend{
-		steps: backendSteps{group: g}, cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
+		steps: backendSteps{group: g}, handovers: newHandovers(), cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
 		output: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap,
 	}
 }

@@ -58,8 +58,7 @@ func (r *Record) Watch(a *Attempt) {
 func (r *Record) Unwatch(a *Attempt) {
 	if a.Listener != nil {
 		a.Listener = nil
-		at := slices.Index(r.watched, a)
-		r.watched = slices.Delete(r.watched, at, at+1)
+		r.watched = slices.DeleteFunc(r.watched, func(w *Attempt) bool { return w == a })
 	}
 }
 

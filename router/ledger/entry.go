@@ -13,6 +13,15 @@ import (
 // MaxSequences is how many sequences of one request count at most; a client may set any n.
 const MaxSequences = 1024
 
+// Leg is the part of a request that a replica does.
+type Leg uint8
+
+const (
+	WholeRequest Leg = iota
+	PrefillLeg       // of a split request
+	DecodeLeg        // likewise: the replica reads the KV cache of the one that has done the prefill
+)
+
 // Entry is a request that was sent to a backend and has not ended. It must not be copied after Begin.
 type Entry struct {
 	Slot       int
@@ -26,6 +35,7 @@ type Entry struct {
 	OfPeer          bool   // a peer has sent it
 	MaxOutputTokens int    // 0: not known
 	Conversation    uint64 // its key; 0: none
+	Leg             Leg
 
 	account   *account       // of its backend, for as long as that is in the fleet
 	blocks    []prompt.Block // of the prompt, for Rollback; nil once the prefill is over
@@ -33,6 +43,7 @@ type Entry struct {
 	kv        kvUse
 	prefilled bool
 	steps     entrySteps
+	announced bool // it is a DecodeLeg that was not sent yet
 }
 
 // Prompt is what Begin needs of a request's prompt.

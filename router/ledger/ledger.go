@@ -43,7 +43,9 @@ type account struct {
 	kv      kvAccount
 	classes queue.ClassLoad
 	polled  polledGaps
-	lastEnd *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
+	// announced are the sequences of decode legs that were not sent yet.
+	announced int64
+	lastEnd   *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
 
 	cacheResets uint64 // that were found
 }
@@ -117,6 +119,9 @@ func (l *Ledger) EndNoEngine(e *Entry) { e.account.backend.NoEngineInFlight.Add(
 func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (onlyInFlight bool) {
 	a, slot := l.accounts[e.Slot], e.Slot
 	e.account = a
+	if e.announced = e.Leg == DecodeLeg; e.announced {
+		a.announced += e.Prediction.Sequences
+	}
 	if keepBlocks {
 		e.blocks = p.Blocks
 	}
@@ -137,7 +142,7 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	if e.OfPeer {
 		a.backend.PeerInFlight.Add(e.Prediction.Sequences)
 	} else {
-		onlyInFlight = a.backend.InFlight.Add(e.Prediction.Sequences) == e.Prediction.Sequences
+		onlyInFlight = a.backend.InFlight.Add(e.Prediction.Sequences)-a.announced == e.Prediction.Sequences
 	}
 	inBlocks := (len(p.Blocks) - e.pin.Omitted) * l.blockBytes
 	e.kv.unindexed += int64(float64(max(0, p.Bytes-inBlocks)) / p.BytesPerToken)
@@ -146,6 +151,27 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 		a.kv.startOutputGrowth(e, l.estimates.OutputTokens(slot), now.Sub(l.start))
 	}
 	return onlyInFlight
+}
+
+// StartDecode records that a decode leg is being sent, and reports whether it is the only request of this router there.
+func (l *Ledger) StartDecode(e *Entry, now time.Time) (onlyInFlight bool) {
+	e.SentAt = now
+	e.endAnnouncement()
+	return e.account.backend.InFlight.Load()-e.account.announced == e.Prediction.Sequences
+}
+
+// endAnnouncement records, once, that a decode leg is sent, or will not be.
+func (e *Entry) endAnnouncement() {
+	if e.announced {
+		e.announced = false
+		e.account.announced -= e.Prediction.Sequences
+	}
+}
+
+// SentSequences returns how many sequences of this router a backend was sent that have not ended.
+func (l *Ledger) SentSequences(slot int) int64 {
+	a := l.accounts[slot]
+	return a.backend.InFlight.Load() - a.announced
 }
 
 // Prefilled records, once, that the prefill of a request is over: its prompt's blocks stay.
@@ -163,7 +189,7 @@ func (l *Ledger) Prefilled(e *Entry, now time.Time) {
 	if e.Streams {
 		l.recordPrefillEnd(a, e, now)
 	}
-	if !e.Prediction.IsTooLong && !e.NonGenerative && l.countsInMeans(e, now) {
+	if !e.Prediction.IsTooLong && !e.NonGenerative && e.Leg != DecodeLeg && l.countsInMeans(e, now) {
 		l.estimates.RecordUncached(e.Prediction.Model, e.Prediction.Uncached)
 	}
 	l.estimates.RecordPrefillDone(e.Slot, &e.Prediction, l.cacheInfo(e.Slot), now)
@@ -177,6 +203,7 @@ func (l *Ledger) Prefilled(e *Entry, now time.Time) {
 // the layout of prompts. With tracker, tokens are reserved for the conversation's next turn.
 func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, now time.Time) (layoutChanged bool) {
 	a, sequences := e.account, e.Prediction.Sequences
+	e.endAnnouncement()
 	if e.OfPeer {
 		a.backend.PeerInFlight.Add(-sequences)
 	} else {
@@ -200,7 +227,7 @@ func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, n
 		l.reserveForNextTurn(e, o.OutputTokens, tracker, now)
 	case e.prefilled: // the prompt was computed; the blocks are there
 		l.index.Release(&e.pin, nil)
-	case o.End == ClientDisconnected:
+	case o.End == ClientDisconnected && e.Leg != DecodeLeg:
 		a.prefill.removePending(e)
 		l.index.Rollback(&e.pin, e.blocks, l.maxComputedBlocks(e, now))
 	default:
@@ -216,7 +243,7 @@ func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, n
 
 // learnFromCompletion learns from a response that was complete.
 func (l *Ledger) learnFromCompletion(e *Entry, o *Outcome, now time.Time) (layoutChanged bool) {
-	if o.OutputTokens > 0 && l.countsInMeans(e, now) {
+	if o.OutputTokens > 0 && e.Leg != PrefillLeg && l.countsInMeans(e, now) {
 		l.estimates.RecordOutputLength(e.Slot, o.OutputTokens, e.Prediction.Sequences)
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}

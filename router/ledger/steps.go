@@ -101,7 +101,7 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 	done := l.workDone(e.account, e.Slot, now)
 	cached := max(0, p.PromptTokens-uncached)
 	first, prefillSteps := s.prefilled, s.tokens/engines/estimate.StepTokens
-	if e.Streams && p.TTFT > 0 && first != nil && first.last == e && !s.sent.waited && !first.waited {
+	if e.Streams && p.TTFT > 0 && e.Leg != DecodeLeg && first != nil && first.last == e && !s.sent.waited && !first.waited {
 		// Of the others' tokens each engine computes its share.
 		sample := sampleBetween(&s.sent, &first.workDone, 1+prefillSteps, engines)
 		sample.Seconds = e.SentAt.Add(p.TTFT).Sub(s.queuedSince).Seconds()
@@ -120,7 +120,7 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 		sample.Prompt = 1 // longer prompts wait longer: this is not the API server's time
 		l.removePrefill(e.Slot, &sample)
 		l.estimates.LearnSteps(e.Slot, &sample)
-	case p.TTFT > 0 && first != nil:
+	case (p.TTFT > 0 || e.Leg == DecodeLeg) && first != nil:
 		sample := sampleBetween(&first.workDone, &done, float64(o.OutputTokens-1), engines)
 		l.estimates.LearnSteps(e.Slot, &sample)
 	}

@@ -1,0 +1,140 @@
+package decide
+
+import (
+	"math"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/policy"
+)
+
+// HandoverSettings are those of requests of which one replica does the prefill and another one the decode.
+type HandoverSettings struct {
+	Queue             bool          // requests wait while no replica for the other part is ready; else one replica serves them whole
+	Lease             time.Duration // for how long a replica keeps a prompt's KV cache for another one
+	MinUncachedTokens int           // that a request to be split has at least; 0: the cost decides alone
+}
+
+// Whether a request is split, or why not.
+const (
+	SplitDone         = "split"
+	SplitCheaper      = "cheaper"      // whole it costs less
+	SplitUnsplittable = "unsplittable" // its replica has to serve it whole
+	SplitNoPrefill    = "no_prefill"   // no replica for prefill is ready that pairs with its replica
+	SplitNoDecode     = "no_decode"    // no replica for decode is ready
+	SplitLate         = "late"         // its replica might begin too late to read the KV cache
+)
+
+// SplitCost is what a request costs whole and split, in seconds: its time to the first token, and by how much its prefill
+// delays the outputs beside it, of all of them together.
+type SplitCost struct{ Whole, Split float64 }
+
+// Split is the decision whether one replica does the prefill of a request for another one.
+type Split struct {
+	Result    string           // one of the constants; "" in a fleet without replicas for one part
+	Prefill   *Backend         // that does the prefill; nil: the request is not split
+	Candidate policy.Candidate // what Prefill is to the request
+	Cost      SplitCost        // with the best replica for prefill; 0 if there is none
+	Handover  float64          // seconds
+}
+
+// DecideSplit decides whether the request that decode is chosen for is split, and who does its prefill.
+func (f *Fleet) DecideSplit(q *Query, decode Choice) (s Split) {
+	d := decode.Backend
+	if q.PrefilledOn != nil {
+		return Split{Result: SplitDone}
+	}
+	switch {
+	case d.Role == backends.RoleBoth && !(f.HasPrefillReplica && f.hasPrefillReplica(q)):
+		return Split{}
+	case d.Role == backends.RolePrefill:
+		return Split{Result: SplitNoDecode}
+	case !q.Splittable:
+		return Split{Result: SplitUnsplittable}
+	case f.IsTooLong(q.Request, d), decode.Candidate.UncachedTokens < float64(f.Handover.MinUncachedTokens):
+		return Split{Result: SplitCheaper}
+	}
+	s = Split{Result: SplitNoPrefill, Cost: SplitCost{Whole: wholeCost(decode.Candidate), Split: math.Inf(1)}}
+	s.Handover = f.Estimates.HandoverSeconds(d.Slot, decode.Candidate.UncachedTokens)
+	for _, b := range q.Backends {
+		p := f.Find(b)
+		if !f.canPrefillFor(q, p, d) {
+			continue
+		}
+		var c policy.Candidate
+		f.fillCandidate(&c, q, p)
+		if f.BlockedBy(q, Choice{Backend: p, Candidate: &c}) != NotBlocked {
+			continue
+		}
+		if cost := splitCost(&c, decode.Candidate, s.Handover); cost < s.Cost.Split {
+			s.Prefill, s.Candidate, s.Cost.Split = p, c, cost
+		}
+	}
+	switch {
+	case s.Prefill == nil:
+		s.Cost, s.Handover = SplitCost{}, 0
+		return s
+	case s.Cost.Split >= s.Cost.Whole && f.Handover.MinUncachedTokens == 0:
+		s.Result = SplitCheaper
+	case decode.Candidate.QueuedSeconds > (f.Handover.Lease / 2).Seconds():
+		s.Result = SplitLate
+	default:
+		s.Result = SplitDone
+		return s
+	}
+	s.Prefill = nil
+	return s
+}
+
+// wholeCost returns what a request costs on a candidate that serves it whole.
+func wholeCost(c *policy.Candidate) float64 {
+	return c.QueuedSeconds + c.PrefillSeconds*(1+c.InFlight/c.Engines)
+}
+
+// splitCost returns what a request costs whose prefill one candidate does for another one. That one works on what was sent
+// to it before meanwhile.
+func splitCost(prefill, decode *policy.Candidate, handover float64) float64 {
+	first := prefill.QueuedSeconds + prefill.PrefillSeconds + handover
+	return max(first, decode.QueuedSeconds) + prefill.PrefillSeconds*prefill.InFlight/prefill.Engines
+}
+
+// hasPrefillReplica reports whether a replica for prefill serves the request's model, ready or not.
+func (f *Fleet) hasPrefillReplica(q *Query) bool {
+	for _, b := range q.Backends {
+		if v := f.Find(b); v != nil && v.Role == backends.RolePrefill {
+			return true
+		}
+	}
+	return false
+}
+
+// canPrefillFor reports whether p is a replica for prefill that can do that of a request now, for d.
+func (f *Fleet) canPrefillFor(q *Query, p, d *Backend) bool {
+	if p == nil || p.Role != backends.RolePrefill || !f.Pairs(p.Backend, d.Backend) {
+		return false
+	}
+	filter := f.findFilter(q, p)
+	return filter == nil || filter == &otherRoleFilter
+}
+
+// hasPartner reports whether a replica for decode has one for prefill that can do that of a request now.
+func (f *Fleet) hasPartner(q *Query, d *Backend) bool {
+	for _, b := range q.Backends {
+		if f.canPrefillFor(q, f.Find(b), d) {
+			return true
+		}
+	}
+	return false
+}
+
+// waitsForRole reports whether requests rather wait than be served by the backend: it is for another part of them, or for
+// the decode of what no ready replica can do the prefill of.
+func (f *Fleet) waitsForRole(q *Query, b *Backend) bool {
+	switch {
+	case !f.Handover.Queue || q.NoEngine || q.Stored:
+		return false
+	case b.Role == backends.RolePrefill:
+		return true
+	}
+	return b.Role == backends.RoleDecode && q.Splittable && !f.hasPartner(q, b)
+}

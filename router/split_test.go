@@ -1,0 +1,163 @@
+package router
+
+import (
+	"testing"
+	"time"
+
+	"warmroute/backends"
+	"warmroute/router/decide"
+)
+
+// newPDFleet returns a router for one replica for prefill, in slot 0, and two for decode.
+func newPDFleet(t *testing.T) (*Router, []*backends.Backend, *clock) {
+	t.Helper()
+	r, fleet, c := newFleet(t, 3, "prefix", func(o *Options) {
+		o.Queue.Requests = 100
+		o.Handover = HandoverSettings{Lease: 30 * time.Second}
+		for i, b := range o.Backends {
+			role := backends.RoleDecode
+			if i == 0 {
+				role = backends.RolePrefill
+			}
+			b.SetOptions(backends.Options{Role: role})
+		}
+	})
+	r.fleet.pairs = func(_, _ *backends.Backend) bool { return true }
+	return r, fleet, c
+}
+
+// askSplittable is ask for a request that may be split.
+func askSplittable(fleet []*backends.Backend, key, blocks int) *Request {
+	req := ask(fleet, key, blocks)
+	req.Splittable = true
+	return req
+}
+
+// fillWithOutputs starts outputs on the replicas for decode, so that a prefill there delays them.
+func fillWithOutputs(t *testing.T, r *Router, fleet []*backends.Backend) {
+	t.Helper()
+	for i := range 20 {
+		mustPick(t, r, ask(fleet[1+i%2:2+i%2], 1000+i, 1)).RecordFirstEvent()
+	}
+}
+
+func TestSplitReservesBothReplicas(t *testing.T) {
+	r, fleet, c := newPDFleet(t)
+	fillWithOutputs(t, r, fleet)
+	before := []int64{fleet[0].InFlight.Load(), fleet[1].InFlight.Load() + fleet[2].InFlight.Load()}
+	req := askSplittable(fleet, 1, 500)
+	d := mustPick(t, r, req)
+	if d.Split != decide.SplitDone || d.Prefill == nil || d.Prefill.Backend != fleet[0] || d.Backend == fleet[0] {
+		t.Fatalf("split %q: %+v", d.Split, d)
+	}
+	if fleet[0].InFlight.Load() != before[0]+1 || fleet[1].InFlight.Load()+fleet[2].InFlight.Load() != before[1]+1 {
+		t.Errorf("in flight: %d for prefill, %d for decode", fleet[0].InFlight.Load(), fleet[1].InFlight.Load()+fleet[2].InFlight.Load())
+	}
+	c.advance(4 * time.Second)
+	d.Prefill.Release(Outcome{End: Completed, PromptTokens: 32_000, CachedKnown: true, OutputTokens: 1})
+	d.StartDecode()
+	c.advance(300 * time.Millisecond)
+	d.RecordFirstEvent()
+	d.Release(Outcome{End: Completed, PromptTokens: 32_000, CachedTokens: 31_000, CachedKnown: true, OutputTokens: 100})
+	if fleet[0].InFlight.Load() != before[0] || fleet[1].InFlight.Load()+fleet[2].InFlight.Load() != before[1] {
+		t.Error("a reservation was not released")
+	}
+	slot := d.Backend.Slot
+	if got, before := r.fleet.estimates.HandoverSeconds(slot, 32_000), r.fleet.estimates.HandoverSeconds(0, 32_000); got >= before || got < 0.3 {
+		t.Errorf("a handover is expected to take %.3f s after one of 0.3 s, and %.3f s before", got, before)
+	}
+	if got := r.fleet.estimates.MissingHits(slot); got != 0 {
+		t.Errorf("%v of the matched tokens are thought to be missing: the cached tokens are of the replica for prefill", got)
+	}
+	// Both hold the prompt now.
+	e := r.Explain(*askSplittable(fleet, 1, 500))
+	for _, b := range e.Backends {
+		if want := b.Name == fleet[0].Name || b.Name == d.Backend.Name; (b.MatchedBlocks == 500) != want {
+			t.Errorf("%s holds %d blocks", b.Name, b.MatchedBlocks)
+		}
+	}
+	if e.Choice != d.Backend.Name || e.Split == nil || e.Split.Result != decide.SplitCheaper {
+		t.Errorf("the next turn is explained with %+v on %s", e.Split, e.Choice)
+	}
+}
+
+// TestAnnouncedDecodeIsNoWork checks that a replica is not thought to be stalled while the prefill of its only request is
+// done elsewhere.
+func TestAnnouncedDecodeIsNoWork(t *testing.T) {
+	r, fleet, c := newPDFleet(t)
+	r.fleet.settings.Handover.MinUncachedTokens = 1
+	d := mustPick(t, r, askSplittable(fleet, 1, 2000))
+	if d.Prefill == nil {
+		t.Fatal("not split")
+	}
+	slot := d.Backend.Slot
+	for range 20 {
+		c.advance(time.Second)
+		load := &backends.Load{PolledAt: c.now, TokensKnown: true, QueuesKnown: true}
+		d.Backend.SetLoad(load)
+		r.ObserveLoad(d.Backend, load)
+	}
+	if r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, c.now).Backends[slot].Stalled {
+		t.Fatal("stalled before the decode leg was sent")
+	}
+	d.Prefill.Release(Outcome{End: Completed})
+	d.StartDecode()
+	if r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, c.now).Backends[slot].Stalled {
+		t.Fatal("stalled when the decode leg was sent")
+	}
+	for range 20 {
+		c.advance(time.Second)
+		load := &backends.Load{PolledAt: c.now, TokensKnown: true, QueuesKnown: true, Running: 1}
+		d.Backend.SetLoad(load)
+		r.ObserveLoad(d.Backend, load)
+	}
+	if !r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, c.now).Backends[slot].Stalled {
+		t.Error("not stalled, though the decode leg had no output for 20 s")
+	}
+	d.Release(Outcome{End: NotProcessed, Failed: true, Stalled: true})
+}
+
+// TestFailedPrefillLeavesNothing checks that a split request whose prefill failed leaves no trace in the account of the
+// other replica.
+func TestFailedPrefillLeavesNothing(t *testing.T) {
+	r, fleet, _ := newPDFleet(t)
+	r.fleet.settings.Handover.MinUncachedTokens = 1
+	d := mustPick(t, r, askSplittable(fleet, 1, 500))
+	slot := d.Backend.Slot
+	d.Prefill.Release(Outcome{End: NotProcessed, Failed: true})
+	d.Release(Outcome{End: NotProcessed})
+	l := r.fleet.ledger
+	if fleet[0].InFlight.Load() != 0 || fleet[slot].InFlight.Load() != 0 || l.SentSequences(slot) != 0 || l.UnstartedTokens(slot) != 0 {
+		t.Errorf("%d and %d in flight, %v tokens unstarted", fleet[0].InFlight.Load(), fleet[slot].InFlight.Load(), l.UnstartedTokens(slot))
+	}
+	e := r.Explain(*askSplittable(fleet, 1, 500))
+	for _, b := range e.Backends {
+		if b.MatchedBlocks > 0 {
+			t.Errorf("%s holds %d blocks", b.Name, b.MatchedBlocks)
+		}
+	}
+	req := askSplittable(fleet, 1, 500)
+	req.Splittable = false
+	whole := mustPick(t, r, req, fleet[0])
+	if whole.Prefill != nil || whole.Split != decide.SplitUnsplittable {
+		t.Errorf("after the failure: %q", whole.Split)
+	}
+	whole.Release(Outcome{End: Completed})
+}
+
+func TestDecodeElsewhereAfterRefusal(t *testing.T) {
+	r, fleet, _ := newPDFleet(t)
+	r.fleet.settings.Handover.MinUncachedTokens = 1
+	req := askSplittable(fleet, 1, 500)
+	d := mustPick(t, r, req)
+	d.Prefill.Release(Outcome{End: Completed})
+	d.StartDecode()
+	d.Release(Outcome{End: NotProcessed, Failed: true})
+	req.PrefilledOn = fleet[0]
+	again := mustPick(t, r, req, d.Backend)
+	if again.Prefill != nil || again.Split != decide.SplitDone || again.Backend == d.Backend || again.Backend == fleet[0] {
+		t.Errorf("the decode goes to %s, with %q", again.Backend.Name, again.Split)
+	}
+	again.StartDecode()
+	again.Release(Outcome{End: Completed})
+}
