@@ -192,6 +192,12 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 			q.Priority = n // whatever the body says
 		}
 	}
+	if sequences[0].lacksRemoteBlocks(s.cfg.Engine.BlockSize) {
+		s.FailAll()
+		s.Restart()
+		writeError(w, errEngineDead)
+		return
+	}
 	pinned, err := s.pinnedRank(r)
 	if err == nil {
 		err = s.submitAll(sequences, pinned)

@@ -308,6 +308,12 @@ func (s *Server) releaseRemote(r *http.Request, p *transferParams) {
 // processContextKey is the key of the context of Run in that of a request.
 type processContextKey struct{}
 
+// lacksRemoteBlocks reports whether q is a decode leg whose kv_transfer_params name too few blocks for its prompt. Such
+// a request kills vLLM 0.32.
+func (q *sequence) lacksRemoteBlocks(blockSize int) bool {
+	return q.RemoteTokens > q.transferParams.blocks*blockSize
+}
+
 // refuse responds with err to a request with the body in, which was not passed to the engine.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, in fields, err error) {
 	s.releaseRefused(r, in)

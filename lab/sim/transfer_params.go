@@ -17,6 +17,7 @@ type transferParams struct {
 	address         string // host and port of the other replica; "" if any required field is missing
 	engineID        string // of the other replica
 	requestID       string // of the prefill leg there
+	blocks          int    // number of its blocks
 	cachedTokens    int    // of the prefill leg, which usage reports
 	hasCachedTokens bool
 }
@@ -38,6 +39,10 @@ func parseTransferParams(v gjson.Result) (transferParams, error) {
 	if cached := v.Get("remote_prefill_cached_tokens"); cached.Type == gjson.Number {
 		p.cachedTokens, p.hasCachedTokens = int(max(0, cached.Int())), true
 	}
+	v.Get("remote_block_ids").ForEach(func(_, group gjson.Result) bool {
+		p.blocks += len(group.Array())
+		return true
+	})
 	p.engineID, p.requestID = v.Get("remote_engine_id").Str, v.Get("remote_request_id").Str
 	port := v.Get("remote_port").Int()
 	if p.engineID == "" || p.requestID == "" || port < 1 || port > 65535 || v.Get("tp_size").Int() < 1 {

@@ -318,7 +318,7 @@ func TestFailedTransfer(t *testing.T) {
 		act    func(t *testing.T, p, d *Server, params string) string
 	}{
 		{"another version", func(p, _ *Config) { p.Version = "0.33.0" }, replace("", "")},
-		{"another block size", func(p, _ *Config) { p.Engine.BlockSize = 32 }, replace("", "")},
+		{"another block size", func(p, _ *Config) { p.Engine.BlockSize = 8 }, replace("", "")},
 		{"unknown engine", nil, replace(`"remote_engine_id":"`, `"remote_engine_id":"x`)},
 		{"no tp_size", nil, replace(`"tp_size":1,`, "")},
 		{"no host", nil, replace(`"remote_host":"localhost"`, `"remote_host":null`)},
@@ -414,6 +414,28 @@ func TestFailedTransferInOtherAPIs(t *testing.T) {
 				t.Errorf("%v, %s, want it to begin with %q and have %q", err, body, c.before, c.failure)
 			}
 		})
+	}
+}
+
+// TestTooFewRemoteBlocks sends a decode leg that kills its replica, where another request runs.
+func TestTooFewRemoteBlocks(t *testing.T) {
+	prompt, _ := prompts()
+	p, d := startPair(t, nil)
+	params := prefill(t, p, chatAPI, prompt)
+	set(t, d, Fault{Kind: Freeze})
+	running := make(chan int, 1)
+	go func() {
+		status, _ := post(t, d, chatAPI.path, chatAPI.request(prompt, "24", ""))
+		running <- status
+	}()
+	until(t, "the other request is queued", d.hasLiveRequests)
+	started := d.processStartTime()
+	few := strings.Replace(params, `"remote_block_ids":[[`, `"remote_block_ids":[[1]],"was":[[`, 1)
+	if status, body := post(t, d, chatAPI.path, chatAPI.request(prompt, "24", few)); status != http.StatusInternalServerError || !strings.Contains(body, engineDead) {
+		t.Errorf("status %d, %s, want a 500 of a dead engine", status, body)
+	}
+	if status := <-running; status != http.StatusInternalServerError || d.processStartTime().Equal(started) {
+		t.Errorf("status %d of the other request, want a 500 and a restart", status)
 	}
 }
 
@@ -683,8 +705,8 @@ func TestHandshakeTimeout(t *testing.T) {
 }
 
 func TestParseTransferParams(t *testing.T) {
-	const complete = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":5600,"tp_size":1,"remote_prefill_cached_tokens":3}`
-	parsed := transferParams{decodeLeg: true, address: "h:5600", engineID: "e", requestID: "r", cachedTokens: 3, hasCachedTokens: true}
+	const complete = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8],[9]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":5600,"tp_size":1,"remote_prefill_cached_tokens":3}`
+	parsed := transferParams{decodeLeg: true, address: "h:5600", engineID: "e", requestID: "r", blocks: 3, cachedTokens: 3, hasCachedTokens: true}
 	without := func(old, new string) string { return strings.Replace(complete, old, new, 1) }
 	unreachable := parsed
 	unreachable.address = ""
@@ -702,6 +724,7 @@ func TestParseTransferParams(t *testing.T) {
 		{"decode leg", complete, parsed, false},
 		{"both: as in bidirectional mode, which is not simulated", without(`"do_remote_decode":false`, `"do_remote_decode":true`), transferParams{prefillLeg: true}, false},
 		{"IPv6", without(`"h"`, `"::1"`), func() transferParams { p := parsed; p.address = "[::1]:5600"; return p }(), false},
+		{"no blocks", without("[[7,8],[9]]", "null"), func() transferParams { p := parsed; p.blocks = 0; return p }(), false},
 		{"no host", without(`"h"`, "null"), unreachable, false},
 		{"a host with a path", without(`"h"`, `"h/x"`), unreachable, false},
 		{"a port out of range", without("5600", "65536"), unreachable, false},
