@@ -55,10 +55,10 @@ type sideChannelRequest struct {
 }
 
 const (
-	handshake = "handshake" // tells the engine's compatibility
-	heartbeat = "heartbeat" // renews the lease of the request's blocks
-	read      = "read"      // reads the request's blocks, then releases them
-	release   = "release"   // releases them unread
+	operationHandshake = "handshake" // tells the engine's compatibility
+	operationHeartbeat = "heartbeat" // renews the lease of the request's blocks
+	operationRead      = "read"      // reads the request's blocks, then releases them
+	operationRelease   = "release"   // releases them unread
 )
 
 // sideChannelResponse is the response to it.
@@ -98,13 +98,13 @@ func (s *Server) executeSideChannel(in sideChannelRequest) (out sideChannelRespo
 	s.expireLeases(now)
 	leg := s.prefillLegs[in.RequestID] // nil: not known any more
 	switch in.Operation {
-	case handshake:
+	case operationHandshake:
 		out.Compatibility = s.compatibility()
-	case heartbeat:
+	case operationHeartbeat:
 		if leg != nil {
 			leg.rank.engine.RenewLease(&leg.Request, now+s.cfg.Engine.Lease*2/3)
 		}
-	case read, release:
+	case operationRead, operationRelease:
 		if leg == nil || !leg.rank.engine.ReleasePinned(&leg.Request) {
 			s.ranks[0].counters.lateNotifications++
 			return out, nil // what is read are blocks of other requests
@@ -174,7 +174,7 @@ func (c *connector) connect(ctx context.Context, p *transferParams, compatibilit
 		return nil
 	}
 	begun := time.Now()
-	out, err := c.call(ctx, p, handshake)
+	out, err := c.call(ctx, p, operationHandshake)
 	switch {
 	case errors.Is(err, errNotReached):
 		select {
@@ -233,7 +233,7 @@ func (s *Server) transfer(ctx context.Context, q *sequence) error {
 	for {
 		if connectErr == nil {
 			// The read shows whether it failed.
-			_, _ = s.connector.call(ctx, &q.transferParams, heartbeat)
+			_, _ = s.connector.call(ctx, &q.transferParams, operationHeartbeat)
 		}
 		select {
 		case <-heartbeats.C:
@@ -246,7 +246,7 @@ func (s *Server) transfer(ctx context.Context, q *sequence) error {
 			}
 			end = time.After(time.Until(s.processStartTime().Add(at)))
 		case <-end:
-			out, err := s.connector.call(ctx, &q.transferParams, read)
+			out, err := s.connector.call(ctx, &q.transferParams, operationRead)
 			if err != nil {
 				return err
 			}
@@ -302,7 +302,7 @@ func (s *Server) releaseRemote(r *http.Request, p *transferParams) {
 		return
 	}
 	process := r.Context().Value(processContextKey{}).(context.Context)
-	_, _ = s.connector.call(process, p, release) // else the lease ends
+	_, _ = s.connector.call(process, p, operationRelease) // else the lease ends
 }
 
 // processContextKey is the key of the context of Run in that of a request.

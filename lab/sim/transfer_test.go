@@ -627,17 +627,17 @@ func TestLease(t *testing.T) {
 			return out
 		}
 		time.Sleep(29 * time.Second)
-		ask(heartbeat) // until 49 s
+		ask(operationHeartbeat) // until 49 s
 		time.Sleep(19 * time.Second)
 		if st := s.Stats(); st.Pinned != 1 {
 			t.Errorf("%+v 19 s after a heartbeat, want the blocks pinned", st)
 		}
 		time.Sleep(2 * time.Second)
-		ask(heartbeat) // too late
+		ask(operationHeartbeat) // too late
 		if st := s.Stats(); st.Pinned != 0 || st.ExpiredLeases != 1 {
 			t.Errorf("%+v 21 s after a heartbeat, want the blocks released", st)
 		}
-		if out := ask(read); out.Prompt != 0 || s.ranks[0].counters.lateNotifications != 1 {
+		if out := ask(operationRead); out.Prompt != 0 || s.ranks[0].counters.lateNotifications != 1 {
 			t.Errorf("read %+v after the lease, %d late notifications", out, s.ranks[0].counters.lateNotifications)
 		}
 		if len(s.prefillLegs) != 1 {
@@ -672,7 +672,7 @@ func TestHeartbeatInterval(t *testing.T) {
 		begun := time.Now()
 		var beats []time.Duration
 		s.connector.client.Transport = roundTripper(func(in sideChannelRequest) (sideChannelResponse, error) {
-			if in.Operation == heartbeat {
+			if in.Operation == operationHeartbeat {
 				beats = append(beats, time.Since(begun))
 			}
 			return sideChannelResponse{Compatibility: s.compatibility()}, nil
