@@ -187,3 +187,31 @@ func TestComposedSharedGPU(t *testing.T) {
 	}
 	c.down(p)
 }
+
+// TestComposedPrefillDecode runs the proxy of the profile pd in front of simulated replicas, and adds another one.
+func TestComposedPrefillDecode(t *testing.T) {
+	t.Parallel()
+	c, fleet := startComposed(t, "pd"), startSimFleet(t, 4, 0)
+	for i, service := range composeProfiles()[3].replicas {
+		c.mapped["http://"+service+":8000"] = fleet.urls[i]
+	}
+	p := c.proxy("warmroute-pd")
+	if status, _, stderr := runCommand(t, "backends", "add", fleet.urls[3], "--role", "prefill", "--admin", p.admin); status != 0 {
+		t.Fatalf("backends add: status %d, %s", status, stderr)
+	}
+	roles := map[string]string{}
+	for _, b := range p.backends() {
+		roles[b.Name] = b.Role
+	}
+	want := map[string]string{}
+	for i, role := range []string{"prefill", "decode", "decode", "prefill"} {
+		want[backendName(fleet.urls[i])] = role
+	}
+	if !maps.Equal(roles, want) {
+		t.Errorf("the roles are %v, want %v", roles, want)
+	}
+	if _, list, _ := runCommand(t, "backends", "list", "--admin", p.admin); strings.Count(list, "  prefill  ") != 2 || strings.Count(list, "  decode   ") != 2 {
+		t.Errorf("listed as\n%s", list)
+	}
+	c.down(p)
+}

@@ -48,6 +48,7 @@ func composeProfiles() []struct {
 		{"gpu", "warmroute", []string{"vllm-0", "vllm-1"}, []string{"0", "1"}},
 		{"one-gpu", "warmroute-one-gpu", []string{"vllm-half-0", "vllm-half-1"}, []string{"0", "0"}},
 		{"sim", "warmroute-sim", []string{"sim-0", "sim-1"}, []string{"", ""}},
+		{"pd", "warmroute-pd", []string{"vllm-prefill", "vllm-decode-0", "vllm-decode-1"}, []string{"0", "1", "2"}},
 	}
 }
 

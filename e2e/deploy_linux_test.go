@@ -109,6 +109,23 @@ func TestComposeScale(t *testing.T) {
 	clients.leave()
 }
 
+// TestComposeSideChannel runs the script by which replicas of the profile pd tell vLLM their address.
+func TestComposeSideChannel(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeScript(t, dir, "hostname", "[ $1 = -i ] && echo 172.18.0.5")
+	writeScript(t, dir, "vllm", `echo "$VLLM_NIXL_SIDE_CHANNEL_HOST $*"`)
+	project := composeProject(t, "pd")
+	for _, service := range composeProfiles()[3].replicas {
+		argv := append(slices.Clone(project.Services[service].Entrypoint), "the-model", "--option")
+		cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+		if output, err := cmd.Output(); err != nil || string(output) != "172.18.0.5 serve the-model --option\n" {
+			t.Errorf("%s runs %q, %v", service, output, err)
+		}
+	}
+}
+
 // TestComposeScaleGPUs runs the script that has each container of docs/deploy/compose/scale.yaml take a free GPU.
 func TestComposeScaleGPUs(t *testing.T) {
 	t.Parallel()

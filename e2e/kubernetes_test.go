@@ -99,7 +99,7 @@ func readManifests(t *testing.T) map[string]map[string]*manifest {
 // TestKubernetesSelectors has each Service, budget and monitor select what it is for.
 func TestKubernetesSelectors(t *testing.T) {
 	all := readManifests(t)
-	for file, workload := range map[string]string{"proxy.yaml": "Deployment warmroute", "vllm.yaml": "StatefulSet vllm", "valkey.yaml": "Deployment valkey"} {
+	for file, workload := range map[string]string{"proxy.yaml": "Deployment warmroute", "vllm.yaml": "StatefulSet vllm", "vllm-prefill.yaml": "StatefulSet vllm-prefill", "vllm-decode.yaml": "StatefulSet vllm-decode", "valkey.yaml": "Deployment valkey"} {
 		pods := all[file][workload].Spec.Template
 		for name, m := range all[file] {
 			if got := m.selected(); !maps.Equal(got, pods.Metadata.Labels) {
@@ -116,8 +116,10 @@ func TestKubernetesSelectors(t *testing.T) {
 	if !maps.Equal(monitor.selected(), service.Metadata.Labels) || monitor.Spec.Endpoints[0].Port != service.Spec.Ports[1].Name {
 		t.Errorf("the monitor selects %v and port %+v", monitor.selected(), monitor.Spec.Endpoints)
 	}
-	if s := all["vllm.yaml"]["Service vllm"]; s.Spec.ClusterIP != "None" || s.Spec.Ports[0].Port != 8000 {
-		t.Errorf("the Service of the replicas: %+v", s.Spec)
+	for _, name := range []string{"vllm", "vllm-prefill", "vllm-decode"} {
+		if s := all[name+".yaml"]["Service "+name]; s.Spec.ClusterIP != "None" || s.Spec.Ports[0].Port != 8000 {
+			t.Errorf("the Service of the replicas: %+v", s.Spec)
+		}
 	}
 }
 
@@ -144,7 +146,7 @@ func TestKubernetesProxy(t *testing.T) {
 func TestKubernetesConfigMaps(t *testing.T) {
 	all := readManifests(t)
 	pod := all["proxy.yaml"]["Deployment warmroute"].Spec.Template.Spec
-	for file, backends := range map[string]string{"config-dns.yaml": "1 backend", "config-file.yaml": "2 backends"} {
+	for file, backends := range map[string]string{"config-dns.yaml": "1 backend", "config-pd.yaml": "2 backends (1 for prefill, 1 for decode)", "config-file.yaml": "2 backends"} {
 		m := all[file]["ConfigMap "+pod.Volumes[0].ConfigMap.Name]
 		if m == nil {
 			t.Errorf("%s has not the ConfigMap of the pod", file)

@@ -177,6 +177,18 @@ func TestPageRanks(t *testing.T) {
 	page.shows("#backends-count", "5 of 5 ready")
 }
 
+// TestPageRoles: a replica for prefill or decode says so below its name, one for whole requests says nothing.
+func TestPageRoles(t *testing.T) {
+	fleet := startSimFleet(t, 3, 200_000)
+	ranks, _ := startSimReplica(t, sim.Config{Ranks: 2, Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
+	yaml := fmt.Sprintf("backends:\n- {name: prefills, url: %q, role: prefill}\n- {name: decodes, url: %q, role: decode}\n- {name: whole, url: %q}\n- {name: two, url: %q, role: decode}\n",
+		fleet.urls[0], fleet.urls[1], fleet.urls[2], ranks)
+	page := openPage(t, startProgram(t, "--config", fleet.configFile(t, yaml).path).admin)
+	page.shows("#backends-count", "5 of 5 ready")
+	page.until(`[...document.querySelectorAll('#backends tbody tr')].map((row) => row.cells[0].textContent).sort().join(';') === 'decodesdecode;prefillsprefill;two-rank0;two-rank1;twodecode, 2 ranks;whole'`)
+	page.until(`[...document.querySelectorAll('#backends tbody tr')].every((row) => row.title.endsWith(', vLLM 0.32.0'))`)
+}
+
 func TestPageShowsSourcesAndProblems(t *testing.T) {
 	fleet := startSimFleet(t, 2, 200_000)
 	file := filepath.Join(t.TempDir(), "backends")
