@@ -28,7 +28,7 @@ type outage struct {
 
 func startOutage(t *testing.T, replicas int) *outage {
 	before := goleak.IgnoreCurrent()
-	t.Cleanup(func() { verifyNoGoroutineLeft(t, before) })
+	t.Cleanup(func() { goleak.VerifyNone(t, before) })
 	o := &outage{t: t}
 	for range replicas {
 		url, kill := startSimReplica(t, sim.Config{}, "127.0.0.1:0")

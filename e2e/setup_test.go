@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
-	"go.uber.org/goleak"
 
 	"warmroute/config"
 	"warmroute/lab/policies"
@@ -120,12 +119,6 @@ func runUntilStopped(t *testing.T, run func(context.Context) error) (stop func()
 	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
 	return stop
-}
-
-// verifyNoGoroutineLeft ignores fasthttp's cleaner of idle connections: it
-// ends by itself, seconds after the last connection was closed.
-func verifyNoGoroutineLeft(t *testing.T, before goleak.Option) {
-	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"))
 }
 
 // standIn is a replica that does what no simulated one does. A path that is nil is

@@ -31,15 +31,14 @@ import (
 	"warmroute/lab/sim/engine"
 )
 
-// TestMain looks for goroutines left behind, but for fasthttp's cleaner of idle connections, which ends by
-// itself, seconds after the last connection was closed. Parallel tests wait most of the time, so that more of
-// them run than there are processors.
+// TestMain looks for goroutines left behind. Parallel tests wait most of the time, so that more of them run than there
+// are processors.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
 		_ = f.Value.Set("8")
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"))
+	goleak.VerifyTestMain(m)
 }
 
 // startServer runs a Server with the default settings, but for what a test changes, on

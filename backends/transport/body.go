@@ -202,13 +202,13 @@ func (b *Body) releaseOrCloseConn() {
 	b.connMu.Lock()
 	b.released = true
 	b.connMu.Unlock()
-	b.t.pool.ReleaseReader(b.br)
+	b.t.readers.Put(b.br)
 	b.br = nil
 	if reusable {
 		b.c.release()
 		return
 	}
-	b.c.discard() // which ends a blocked write
+	b.c.Close() // which ends a blocked write
 	if b.upload.done != nil {
 		<-b.upload.done
 	}

@@ -195,26 +195,34 @@ func (c *counting) SetReadDeadline(at time.Time) error {
 	return c.Conn.SetReadDeadline(at)
 }
 
-// use counts what happened to a connection.
-type connUse struct{ released, discarded int }
+// connUse tells what happened to a connection.
+type connUse struct {
+	net.Conn
+	pool   *pool
+	closed int // how often
+}
+
+func (u *connUse) Close() error {
+	u.closed++
+	return u.Conn.Close()
+}
+
+// released returns how often the connection was returned to the pool.
+func (u *connUse) released() int { return len(u.pool.idle) }
 
 // readOver reads the header of a response from c, as if it had been asked for.
 func readOver(c net.Conn, method string) (*http.Response, *connUse, error) {
-	f := new(connUse)
+	transport := New(Options{URL: &url.URL{Scheme: "http", Host: "replica"}, IdleTimeout: 24 * time.Hour})
+	use := &connUse{Conn: c, pool: &transport.pool}
 	b := &Body{
-		ctx: context.Background(),
-		t:   New(Options{URL: &url.URL{Scheme: "http", Host: "replica"}}),
-		c: &conn{
-			Conn: c, raw: c,
-			release: func() { f.released++ },
-			discard: func() { f.discarded++; c.Close() },
-			abort:   func() { c.Close() },
-		},
+		ctx:  context.Background(),
+		t:    transport,
+		c:    &conn{Conn: c, raw: use, pool: &transport.pool, abort: func() { c.Close() }},
 		stop: func() bool { return true },
 	}
-	b.br = b.t.pool.AcquireReader(c)
+	b.br = transport.acquireReader(b.c)
 	resp, err := b.readResponse(&http.Request{Method: method})
-	return resp, f, err
+	return resp, use, err
 }
 
 // stream is an endless response over a pipe, in virtual time.
@@ -440,8 +448,8 @@ func TestHeaderTimeoutExcludesBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil || use.released != 1 {
-			t.Errorf("body %q, error %v, %+v", body, err, use)
+		if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil || use.released() != 1 {
+			t.Errorf("body %q, error %v, returned to the pool %d times", body, err, use.released())
 		}
 		ours.Close()
 	})

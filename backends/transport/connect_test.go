@@ -15,8 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/valyala/fasthttp"
 )
 
 func TestConnectError(t *testing.T) {
@@ -43,7 +41,7 @@ func TestConnectError(t *testing.T) {
 		want      func(error) bool
 	}{
 		"refused":            {New(Options{URL: &url.URL{Scheme: "http", Host: closed}}), func(err error) bool { _, ok := errors.AsType[*net.OpError](err); return ok }},
-		"no free connection": {busy, func(err error) bool { return errors.Is(err, fasthttp.ErrNoFreeConns) }},
+		"no free connection": {busy, func(err error) bool { return errors.Is(err, errMaxConns) }},
 		"certificate":        {New(Options{URL: tlsURL}), func(err error) bool { _, ok := errors.AsType[*tls.CertificateVerificationError](err); return ok }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -68,7 +66,7 @@ func TestConnectErrorText(t *testing.T) {
 		{"vllm:8000", &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "vllm"}}, "connect: lookup vllm: no such host"},
 		{"vllm:8000", &net.OpError{Op: "read", Net: "tcp", Addr: refused.Addr, Err: os.NewSyscallError("read", syscall.ECONNRESET)},
 			"connect: read tcp 10.0.0.5:8000: read: connection reset by peer"},
-		{"10.0.0.5:8000", fasthttp.ErrNoFreeConns, "connect: fasthttp: no free connections available to host"},
+		{"10.0.0.5:8000", errMaxConns, "connect: the limit of open connections is reached"},
 	} {
 		if got := (&ConnectError{c.addr, c.err}).Error(); got != c.want {
 			t.Errorf("%s: %q, want %q", c.addr, got, c.want)

@@ -6,8 +6,6 @@ import (
 	"os"
 	"strings"
 	"syscall"
-
-	"github.com/valyala/fasthttp"
 )
 
 // ErrInvalidRequest is the error of a request that was not sent, or not completely: a
@@ -15,7 +13,7 @@ import (
 var ErrInvalidRequest = errors.New("invalid request")
 
 // ConnectError is returned when no connection to the replica could be made: refused, timed out,
-// invalid certificate, or MaxConns reached (fasthttp.ErrNoFreeConns). Nothing was sent.
+// invalid certificate, or MaxConns reached. Nothing was sent.
 type ConnectError struct {
 	Addr string
 	Err  error
@@ -42,7 +40,7 @@ func (e *ConnectError) Unwrap() error { return e.Err }
 
 // MaxConnsReached reports whether Options.MaxConns was reached, which is not a fault of
 // the replica.
-func (e *ConnectError) MaxConnsReached() bool { return errors.Is(e.Err, fasthttp.ErrNoFreeConns) }
+func (e *ConnectError) MaxConnsReached() bool { return errors.Is(e.Err, errMaxConns) }
 
 // OutOfDescriptors reports whether there was no file descriptor left, which is
 // not a fault of the replica.

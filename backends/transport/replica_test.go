@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,22 +18,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain looks for goroutines left behind. The pool's cleaners end on their
-// own, an idle timeout after the last connection.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if code == 0 {
-		err := goleak.Find()
-		for end := time.Now().Add(20 * time.Second); err != nil && time.Now().Before(end); {
-			err = goleak.Find()
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // session is one connection as a replica sees it. Reading and writing nothing
 // but bytes, it can misbehave in every way.
@@ -221,7 +205,10 @@ func sendBody(t testing.TB, transport *Transport, body string) (*http.Response, 
 // idleConns checks that as many connections as given are open, all of them idle.
 func idleConns(t testing.TB, transport *Transport, want int) {
 	t.Helper()
-	if open, idle := transport.pool.ConnsCount(), transport.pool.IdleConnsCount(); open != want || idle != want {
+	p := &transport.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if open, idle := len(p.conns), len(p.idle); open != want || idle != want {
 		t.Errorf("%d connections open, %d idle; want %d", open, idle, want)
 	}
 }

@@ -1,5 +1,4 @@
-// Package transport carries requests to one replica: an http.RoundTripper over
-// the connection pool of fasthttp.HostClient.
+// Package transport carries requests to one replica: an http.RoundTripper with its own pool of connections.
 //
 // For a reverse proxy it takes about half the CPU of net/http's transport, and reports more:
 // whether the replica can have seen a failed request (ConnectError) or worked on it (StaleError),
@@ -9,20 +8,18 @@
 package transport
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/valyala/fasthttp"
 )
 
 // Options configure a Transport. Only URL is needed.
@@ -56,13 +53,13 @@ type Options struct {
 // Transport is an http.RoundTripper for one replica. Safe for concurrent use.
 type Transport struct {
 	options Options // without zero values, but for MaxConns
-	pool    *fasthttp.HostClient
+	pool    pool
+	readers sync.Pool // of *bufio.Reader
 	dialer  net.Dialer
 	addr    string      // host:port
 	host    string      // value of the Host header
 	tls     *tls.Config // nil for http
 	heads   sync.Pool   // of *[]byte, for request heads
-	conns   connSet
 }
 
 // New returns a Transport. It connects on the first request.
@@ -87,33 +84,29 @@ func New(o Options) *Transport {
 		t.host = t.host[:zone] + t.host[end:] // an IPv6 zone has no meaning to the replica
 	}
 	t.addr = cmp.Or(o.Addr, net.JoinHostPort(o.URL.Hostname(), cmp.Or(o.URL.Port(), port)))
-	t.pool = &fasthttp.HostClient{
-		Addr:                t.addr,
-		MaxConns:            cmp.Or(o.MaxConns, math.MaxInt32), // fasthttp's 0 means 512
-		MaxIdleConnDuration: o.IdleTimeout,
-		// Each open stream has such a buffer. Large reads bypass it.
-		ReadBufferSize: 2 << 10,
-		// The connection used last is the least likely to be stale.
-		ConnPoolStrategy: fasthttp.LIFO,
-		// AcquireConn dials without a context, so Dial returns an unconnected conn
-		// that RoundTrip connects, including TLS.
-		Dial: func(string) (net.Conn, error) { return new(conn), nil },
-	}
+	t.pool = pool{maxConns: o.MaxConns, idleTimeout: o.IdleTimeout, conns: map[*conn]struct{}{}}
+	// Each open stream has such a buffer. Large reads bypass it.
+	t.readers.New = func() any { return bufio.NewReaderSize(nil, 2<<10) }
 	return t
 }
 
-// CloseIdleConnections closes idle connections. The pool's cleaning goroutine ends
-// within the idle timeout once none is open.
-func (t *Transport) CloseIdleConnections() { t.pool.CloseIdleConnections() }
+// CloseIdleConnections closes idle connections.
+func (t *Transport) CloseIdleConnections() { t.pool.closeIdle() }
 
 // Close closes all connections, which ends the requests on them, and refuses new ones.
 func (t *Transport) Close() {
-	t.conns.close()
+	t.pool.close()
 	t.CloseIdleConnections()
 }
 
-// OpenConns returns the number of connections, including idle ones.
-func (t *Transport) OpenConns() int { return t.conns.len() }
+// OpenConns returns the number of connections, including those that are idle or being made.
+func (t *Transport) OpenConns() int { return t.pool.len() }
+
+func (t *Transport) acquireReader(c *conn) *bufio.Reader {
+	br := t.readers.Get().(*bufio.Reader)
+	br.Reset(c)
+	return br
+}
 
 // RoundTrip sends req to the replica, with req.URL's path and query unchanged, and
 // returns the response once its header is read. Response.Body is a *Body.
@@ -151,7 +144,7 @@ func (t *Transport) send(req *http.Request) (*http.Response, error) {
 		b.upload.close()
 		return nil, err
 	}
-	b.c, b.br, b.stop = c, t.pool.AcquireReader(c), context.AfterFunc(ctx, c.abort)
+	b.c, b.br, b.stop = c, t.acquireReader(c), context.AfterFunc(ctx, c.abort)
 	b.upload.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		ended := time.Now()

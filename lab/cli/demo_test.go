@@ -15,15 +15,9 @@ import (
 	"warmroute/lab/replay"
 )
 
-// verifyNoGoroutineLeft ignores fasthttp's cleaner of idle connections, which ends by
-// itself seconds after the last connection was closed.
-func verifyNoGoroutineLeft(t *testing.T, before goleak.Option) {
-	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner"))
-}
-
 func testDemo(t *testing.T, ctx context.Context, o demoOptions) (replay.Report, string) {
 	t.Helper()
-	defer verifyNoGoroutineLeft(t, goleak.IgnoreCurrent())
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	o.backends = 4
 	o.listen, o.admin, o.page = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	var out bytes.Buffer
@@ -81,7 +75,7 @@ func TestDemoInterrupted(t *testing.T) {
 }
 
 func TestDemoInvalidPort(t *testing.T) {
-	defer verifyNoGoroutineLeft(t, goleak.IgnoreCurrent())
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	err := runDemo(t.Context(), demoOptions{backends: 1, listen: "127.0.0.1:99999", page: "127.0.0.1:0"}, testConfigs(), io.Discard)
 	if err == nil {
 		t.Error("no error")
