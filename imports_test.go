@@ -21,7 +21,7 @@ var allowedImports = map[string]string{
 	"usage":        "atomicfile filelock",
 	"backends":     "clock",
 	"prompt":       "",
-	"router":       "backends prompt",
+	"router":       "atomicfile backends prompt",
 	"kvevents":     "clock recovery backends prompt router",
 	"metrics":      "recovery usage backends prompt router",
 	"proxy":        "filelock recovery usage backends prompt router metrics",

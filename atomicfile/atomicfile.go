@@ -3,6 +3,8 @@ package atomicfile
 
 import (
 	"bufio"
+	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -58,4 +60,32 @@ func RemoveStaleTemps(path string, isOurs func(file string) bool) {
 			os.Remove(name)
 		}
 	}
+}
+
+// CheckMark returns an error unless the file at path begins with mark, or is empty or absent. Of a file that is shorter
+// than mark, all must be its beginning. kind names such a file in the error, with an article.
+func CheckMark(path, mark, kind string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular(): // opening a pipe would block
+		return fmt.Errorf("%s is not a regular file", path)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	head := make([]byte, len(mark))
+	n, err := io.ReadFull(file, head)
+	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+		return err
+	}
+	if !strings.HasPrefix(mark, string(head[:n])) {
+		return fmt.Errorf("%s is not %s; name another file", path, kind)
+	}
+	return nil
 }

@@ -50,8 +50,12 @@ func checkStateFile(errs *errorList, path, file string) {
 func checkUsageFile(errs *errorList, path, file string) {
 	if err := usage.CheckFile(file); err != nil {
 		errs.add(path, "%v", err)
+		return
 	}
-	checkCreatable(errs, path, file)
+	checkWritable(errs, path, file)
+	if _, err := os.Stat(file); err == nil { // a compaction replaces it
+		checkCreatable(errs, path, file)
+	}
 }
 
 // startsWithBrace reports whether a file may be a JSON object. One that cannot be read is reported when it is used.

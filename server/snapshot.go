@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -20,15 +19,8 @@ import (
 	"warmroute/router/snapshot"
 )
 
-const (
-	// snapshotInterval bounds what a proxy that is killed forgets.
-	snapshotInterval = time.Minute
-	// snapshotLockSuffix ends the name of the file that is locked for a snapshot, which itself
-	// is replaced with each write.
-	snapshotLockSuffix = ".lock"
-	// lockRetryInterval is how often a process that took over tries to lock the snapshot.
-	lockRetryInterval = 100 * time.Millisecond
-)
+// snapshotInterval bounds what a proxy that is killed forgets.
+const snapshotInterval = time.Minute
 
 // stateFiles are the files that outlive the process: the snapshot of the index and the
 // recording of the traffic, which may also be in memory only.
@@ -82,7 +74,7 @@ type snapshotFile struct {
 	log   *slog.Logger
 
 	mu   sync.Mutex // held while a snapshot is written; guards what follows
-	lock *os.File   // nil: another process may write the snapshot
+	lock filelock.Lock
 }
 
 // newSnapshotStore returns what reads and writes snapshots; nil if there are none.
@@ -100,49 +92,27 @@ func newSnapshotFile(path string, store *snapshot.Store, log *slog.Logger, lockN
 		path:  path,
 		index: store,
 		log:   log,
+		lock:  filelock.NewLock(path),
 	}
 	if err := snapshot.CheckReplaceable(s.path); err != nil || !lockNow {
 		return s, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s, s.tryLockFile()
-}
-
-// tryLockFile locks the snapshot or returns why it cannot, unless this process has locked it. s.mu is held.
-func (s *snapshotFile) tryLockFile() error {
-	if s.lock != nil {
-		return nil
-	}
-	file, err := os.OpenFile(s.path+snapshotLockSuffix, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := filelock.TryLock(file); err != nil {
-		file.Close()
-		if errors.Is(err, filelock.ErrLocked) {
-			err = fmt.Errorf("another process writes %s: stop it, or set another file for one of the two", s.path)
-		}
-		return err
-	}
-	s.lock = file
-	return nil
+	return s, s.lock.TryLock()
 }
 
 func (s *snapshotFile) retryLock() (locked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.tryLockFile() == nil
+	return s.lock.TryLock() == nil
 }
 
 // releaseLock unlocks the snapshot: it is left to another process.
 func (s *snapshotFile) releaseLock() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lock != nil {
-		s.lock.Close()
-		s.lock = nil
-	}
+	s.lock.Unlock()
 }
 
 func (s *snapshotFile) load() {
@@ -162,29 +132,14 @@ func (s *snapshotFile) load() {
 
 // savePeriodically saves a snapshot every minute until ctx is done, and locks it as soon as it can.
 func (s *snapshotFile) savePeriodically(ctx context.Context) {
-	ticks := time.NewTicker(snapshotInterval)
-	defer ticks.Stop()
-	locks := time.NewTicker(lockRetryInterval)
-	defer locks.Stop()
-	for {
-		select {
-		case <-locks.C:
-			if s.retryLock() {
-				locks.Stop()
-			}
-		case <-ticks.C:
-			s.save()
-		case <-ctx.Done():
-			return
-		}
-	}
+	filelock.SaveEvery(ctx, snapshotInterval, s.retryLock, s.save)
 }
 
 // save replaces the file by a new one, atomically.
 func (s *snapshotFile) save() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := s.tryLockFile()
+	err := s.lock.TryLock()
 	if err == nil {
 		err = s.write()
 	}

@@ -113,7 +113,7 @@ func TestSnapshotRestoresIndex(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the snapshot: %v, %v", info, err)
 	}
-	if left, _ := filepath.Glob(file + ".*"); !slices.Equal(left, []string{file + snapshotLockSuffix}) {
+	if left, _ := filepath.Glob(file + ".*"); !slices.Equal(left, []string{file + ".lock"}) {
 		t.Errorf("left behind: %v, want the lock alone", left)
 	}
 }
@@ -254,7 +254,7 @@ func TestStaleTempSnapshotsRemoved(t *testing.T) {
 	for _, e := range entries {
 		left = append(left, e.Name())
 	}
-	want := []string{"index", "index.2" + tempSuffix, "index.3" + tempSuffix, "index" + snapshotLockSuffix, "index.tmp", "other.4" + tempSuffix}
+	want := []string{"index", "index.2" + tempSuffix, "index.3" + tempSuffix, "index" + ".lock", "index.tmp", "other.4" + tempSuffix}
 	if !slices.Equal(left, want) {
 		t.Errorf("files %v, want %v", left, want)
 	}

@@ -23,8 +23,6 @@ const (
 	// rowMark begins every other line, and is followed by the hour.
 	rowMark      = `{"hour":"`
 	maxLineBytes = 64 << 10
-	// lockSuffix ends the name of the file that is locked while a proxy runs: a compaction replaces the file itself.
-	lockSuffix = ".lock"
 
 	// A process that hands over and its successor take turns. A write takes milliseconds, a compaction seconds.
 	writeLockInterval = 20 * time.Millisecond
@@ -38,7 +36,7 @@ const (
 type file struct {
 	path string
 	keep time.Duration // age of rows that a compaction removes; 0: none
-	lock *os.File      // nil: another process may have the file
+	lock filelock.Lock // held while a proxy runs
 
 	compactAfter time.Time // so that a full disk is not filled by each try
 }
@@ -49,47 +47,19 @@ func openFile(path string, keep time.Duration, lockNow bool) (f *file, err error
 	if err := CheckFile(path); err != nil {
 		return nil, err
 	}
-	f = &file{path: path, keep: keep}
+	f = &file{path: path, keep: keep, lock: filelock.NewLock(path)}
 	if lockNow {
-		if err := f.tryLock(); err != nil {
+		if err := f.lock.TryLock(); err != nil {
 			return nil, err
 		}
 	}
 	atomicfile.RemoveStaleTemps(path, nil)
 	out, _, err := f.openForWriting()
 	if err != nil {
-		f.unlock()
+		f.lock.Unlock()
 		return nil, err
 	}
 	return f, out.Close()
-}
-
-// tryLock locks the file for this process, or returns why it cannot. It does nothing if this process has locked it.
-func (f *file) tryLock() error {
-	if f.lock != nil {
-		return nil
-	}
-	lock, err := os.OpenFile(f.path+lockSuffix, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	if err := filelock.TryLock(lock); err != nil {
-		lock.Close()
-		if errors.Is(err, filelock.ErrLocked) {
-			err = fmt.Errorf("another process writes %s: stop it, or set another file for one of the two", f.path)
-		}
-		return err
-	}
-	f.lock = lock
-	return nil
-}
-
-// unlock releases the lock, so that another process may take it.
-func (f *file) unlock() {
-	if f.lock != nil {
-		f.lock.Close()
-		f.lock = nil
-	}
 }
 
 // openForWriting opens the file, locked until it is closed, and removes an incomplete last line. It returns the file
@@ -131,29 +101,7 @@ func lockOpened(file *os.File) error {
 
 // CheckFile returns an error if there is a file at path that is not a usage file.
 func CheckFile(path string) error {
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular(): // opening a pipe would block
-		return fmt.Errorf("%s is not a regular file", path)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	head := make([]byte, len(fileMark))
-	n, err := io.ReadFull(file, head)
-	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-		return err
-	}
-	if !bytes.HasPrefix([]byte(fileMark), head[:n]) {
-		return fmt.Errorf("%s is not a usage file of warmroute; name another file", path)
-	}
-	return nil
+	return atomicfile.CheckMark(path, fileMark, "a usage file of warmroute")
 }
 
 // truncateToLines removes an incomplete last line, and returns the size of the file.
@@ -303,16 +251,20 @@ func parseHour(line []byte) (hour time.Time, ok bool) {
 	return hour.UTC().Truncate(time.Hour), err == nil
 }
 
-// read is Read for the file, which may not exist any more.
-func (f *file) read(from, to time.Time, add func(*Row)) error {
-	in, err := os.Open(f.path)
+// open opens the file for reading, and returns its size; nil if it does not exist. What is opened keeps its rows while
+// others are appended, and when a compaction replaces the file.
+func (f *file) open() (in *os.File, size int64, err error) {
+	in, err = os.Open(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, 0, nil
 	}
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
-	defer in.Close()
-	_, err = Read(in, from, to, add)
-	return err
+	info, err := in.Stat()
+	if err != nil {
+		in.Close()
+		return nil, 0, err
+	}
+	return in, info.Size(), nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -134,18 +135,31 @@ func (q Query) Sum(files []io.Reader) (r *Report, ignored int, err error) {
 // Report sums up the rows in the file and those in memory. It fails if the file cannot be read.
 func (t *Table) Report(q Query) (*Report, error) {
 	b := reportBuilder{query: q, sums: rowSet{}}
-	t.saving.Lock() // so that each row is either in the file or in memory
-	defer t.saving.Unlock()
-	if t.file != nil {
-		if err := t.file.read(q.From, q.To, b.add); err != nil {
+	in, size, rows, err := t.openRows()
+	if err != nil {
+		return nil, err
+	}
+	if in != nil {
+		defer in.Close()
+		if _, err := Read(io.LimitReader(in, size), q.From, q.To, b.add); err != nil {
 			return nil, err
 		}
 	}
-	rows := t.copyUnsaved()
 	for i := range rows {
 		b.add(&rows[i])
 	}
 	return b.report(), nil
+}
+
+// openRows returns the rows in memory, and the file, of which the first size bytes have the others; nil: there is none.
+// The next save does not wait until they are read.
+func (t *Table) openRows() (in *os.File, size int64, unsaved []Row, err error) {
+	t.saving.Lock() // so that each row is either in the file or in memory
+	defer t.saving.Unlock()
+	if t.file != nil {
+		in, size, err = t.file.open()
+	}
+	return in, size, t.copyUnsaved(), err
 }
 
 // Status says where a Table keeps its rows.

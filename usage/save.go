@@ -4,14 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"warmroute/filelock"
 )
 
-const (
-	// saveInterval bounds what is lost if a proxy is killed.
-	saveInterval = time.Minute
-	// lockRetryInterval is how often a process that took over tries to lock the file.
-	lockRetryInterval = 100 * time.Millisecond
-)
+// saveInterval bounds what is lost if a proxy is killed.
+const saveInterval = time.Minute
 
 // Settings configure a Table.
 type Settings struct {
@@ -38,22 +36,7 @@ func New(s Settings, hasPredecessor bool) (*Table, error) {
 
 // SavePeriodically saves the rows every minute until ctx is done, and locks the file as soon as it can.
 func (t *Table) SavePeriodically(ctx context.Context, log *slog.Logger) {
-	ticks := time.NewTicker(saveInterval)
-	defer ticks.Stop()
-	locks := time.NewTicker(lockRetryInterval)
-	defer locks.Stop()
-	for {
-		select {
-		case <-locks.C:
-			if t.tryLockFile() {
-				locks.Stop()
-			}
-		case <-ticks.C:
-			t.Save(log)
-		case <-ctx.Done():
-			return
-		}
-	}
+	filelock.SaveEvery(ctx, saveInterval, t.tryLockFile, func() { t.Save(log) })
 }
 
 // Save appends the rows that are not in the file to it. If that fails, they stay in memory. It does nothing
@@ -92,7 +75,7 @@ func (t *Table) tryLockFile() (done bool) {
 	}
 	t.saving.Lock()
 	defer t.saving.Unlock()
-	return t.unlocked || t.file.tryLock() == nil
+	return t.unlocked || t.file.lock.TryLock() == nil
 }
 
 // UnlockFile releases the lock of the file for a successor. Requests that end from then on are saved all the same.
@@ -103,5 +86,5 @@ func (t *Table) UnlockFile() {
 	t.saving.Lock()
 	defer t.saving.Unlock()
 	t.unlocked = true
-	t.file.unlock()
+	t.file.lock.Unlock()
 }

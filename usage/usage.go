@@ -163,7 +163,7 @@ type Table struct {
 	started time.Time
 	file    *file // nil: the account is in memory only
 
-	saving   sync.Mutex // held while the file is read or written; guards unlocked
+	saving   sync.Mutex // held while the file is written; guards unlocked
 	unlocked bool       // UnlockFile was called
 
 	mu      sync.Mutex // guards what follows; locked after saving

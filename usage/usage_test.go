@@ -241,7 +241,7 @@ func TestCompaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.unlock()
+	defer f.lock.Unlock()
 	row := func(hour time.Time) []Row { return []Row{{hour, "a", "x", *tokens(1)}, {hour, "b", "x", *tokens(2)}} }
 	for _, hour := range []time.Time{noon.Add(-48 * time.Hour), noon, noon.Add(time.Hour)} {
 		for range 60 {
@@ -253,7 +253,12 @@ func TestCompaction(t *testing.T) {
 	count := func() (lines int, sum Counts) {
 		t.Helper()
 		lines = 1
-		if err := f.read(time.Time{}, time.Time{}, func(r *Row) { lines++; sum.Add(&r.Counts) }); err != nil {
+		in, _, err := f.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		if _, err := Read(in, time.Time{}, time.Time{}, func(r *Row) { lines++; sum.Add(&r.Counts) }); err != nil {
 			t.Fatal(err)
 		}
 		return lines, sum

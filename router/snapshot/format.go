@@ -7,14 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
+	"warmroute/atomicfile"
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/estimate"
@@ -123,29 +122,7 @@ func (w *writer) writeChecksum() error {
 // CheckReplaceable returns an error unless the file at path may be replaced by a
 // snapshot: it is one, perhaps damaged or of another version, or it is empty or absent.
 func CheckReplaceable(path string) error {
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular(): // opening a pipe would block
-		return fmt.Errorf("%s is not a regular file", path)
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	head := make([]byte, len(magic))
-	n, err := io.ReadFull(file, head)
-	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-		return err
-	}
-	if !mayBeSnapshot(head[:n]) {
-		return fmt.Errorf("%s is not a warmroute snapshot; name another file", path)
-	}
-	return nil
+	return atomicfile.CheckMark(path, magic, "a warmroute snapshot")
 }
 
 // mayBeSnapshot reports whether a file that begins with head is a snapshot, perhaps
