@@ -14,6 +14,7 @@ import (
 	"github.com/go-viper/mapstructure/v2"
 
 	"warmroute/backends"
+	"warmroute/proxy/apikey"
 )
 
 func decodeSettings(values map[string]any, into any) error {
@@ -247,7 +248,7 @@ func checkKeyList(value any) (list any, err error) {
 	return nil, fmt.Errorf("expected a list, got %s; begin each key with \"- name:\", or name a file in keys_file", describeType(value))
 }
 
-// checkKey returns value if it is the mapping of a key. Its errors show no part of the value, which may be
+// checkKey returns value if it is the mapping of a key. Its errors show no part of the value that may be
 // a key in the wrong place.
 func checkKey(value any) (key any, err error) {
 	given, ok := value.(map[string]any)
@@ -255,7 +256,10 @@ func checkKey(value any) (key any, err error) {
 		return nil, fmt.Errorf("expected a mapping with name and sha256, got %s; plain keys belong in keys_file", describeType(value))
 	}
 	if name, advice := findUnknownKey[Key](given, "a key"); name != "" {
-		return nil, fmt.Errorf("unknown setting; %s", advice)
+		if len(name) >= apikey.MinKeyLength {
+			return nil, fmt.Errorf("unknown setting; %s", advice)
+		}
+		return nil, fmt.Errorf("unknown setting %q; %s", name, advice) // too short for a key
 	}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		if given[name] == nil {
