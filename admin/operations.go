@@ -25,8 +25,8 @@ func (h *Handler) logOperatorAction(r *http.Request, action string, err error, a
 	h.Log.Info("operator action", append(attributes, "result", "ok")...)
 }
 
-// changeBackend returns the handler that changes the backend in the path, or those of a name's addresses, and writes
-// their new state.
+// changeBackend returns the handler that drains the backend in the path, or those of a name's addresses, or ends that, and
+// writes their new state. It logs those that change.
 func (h *Handler) changeBackend(action string, change func(*backends.Backend)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		wait, ok := waitParameter(w, r)
@@ -39,7 +39,10 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 			return
 		}
 		for _, b := range list {
-			change(b)
+			before := countDrained(b)
+			if change(b); countDrained(b) == before {
+				continue
+			}
 			h.logOperatorAction(r, action, nil, "backend", b.Name, "in_flight", b.InFlight.Load())
 		}
 		h.cache.invalidate()
@@ -52,6 +55,16 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 		}
 		writeJSON(w, http.StatusOK, map[string]any{"backend": name, "state": list[0].State().String(), "in_flight": inFlight})
 	}
+}
+
+// countDrained returns how many there are of a backend and its ranks that get no new requests until an operator says so.
+func countDrained(b *backends.Backend) (n int) {
+	for _, part := range b.WithParts() {
+		if part.Drained() {
+			n++
+		}
+	}
+	return n
 }
 
 func (h *Handler) drain(b *backends.Backend)   { h.Fleet.SetDrained(b, true) }
