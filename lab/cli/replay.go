@@ -246,17 +246,22 @@ func replayPolicies() []string {
 	return append(policies.All().Names(), replay.Pooled)
 }
 
-// resolvePolicies replaces the policy all by the names of all policies, removes a
+// resolvePolicies replaces the policy all by the names of the policies that are not named, removes a
 // reference that does not support --change, and returns the first error in --policy.
 func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 	known := replayPolicies()
 	switch {
 	case len(o.policies) == 0:
 		return fmt.Errorf("--policy is empty: name at least one policy, or all")
-	case slices.Equal(o.policies, []string{"all"}):
-		o.policies = known
 	case len(o.changes) > 0 && flags.Changed("policy") && slices.Contains(o.policies, replay.Pooled):
 		return fmt.Errorf("--change: policy %s does not support changes: remove it from --policy", replay.Pooled)
+	case slices.Contains(o.policies, "all"):
+		o.policies = slices.DeleteFunc(o.policies, func(name string) bool { return name == "all" })
+		for _, name := range known {
+			if !slices.Contains(o.policies, name) {
+				o.policies = append(o.policies, name)
+			}
+		}
 	}
 	if len(o.changes) > 0 {
 		o.policies = slices.DeleteFunc(o.policies, func(name string) bool { return name == replay.Pooled })

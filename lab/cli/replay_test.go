@@ -290,7 +290,7 @@ func TestReplayUsageErrors(t *testing.T) {
 }
 
 func TestReplayFlags(t *testing.T) {
-	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "all",
+	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,all",
 		"--backends", "4", "--per-device", "2", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
 		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1", "--kv-events", "--bypass", "0.2",
 		"--change", "join:3@1s", "--change", "leave:0@2s", "--change", "restart:1@3s", "--step-tokens", "2048", "--quadratic", "1.9e-5",
