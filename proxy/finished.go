@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -8,8 +9,13 @@ import (
 	"warmroute/proxy/accesslog"
 )
 
-// MaxFinished is how many finished requests operators see.
-const MaxFinished = 10_000
+const (
+	// MaxFinished is how many finished requests operators see, beside maxUnauthenticated.
+	MaxFinished = 10_000
+	// maxUnauthenticated is how many they see of those that were refused without a valid API key where keys are
+	// configured. A flood of these pushes out none of the others.
+	maxUnauthenticated = 500
+)
 
 // FinishedRequest is a request that has ended, without its contents and its key.
 type FinishedRequest struct {
@@ -19,19 +25,51 @@ type FinishedRequest struct {
 
 // finishedRequests keeps the latest requests that have ended. Neither adding nor searching waits for the other.
 type finishedRequests struct {
-	all   atomic.Uint64
-	slots [MaxFinished]atomic.Pointer[FinishedRequest]
+	all             atomic.Uint64
+	others          finishedRing
+	unauthenticated finishedRing
+}
+
+// finishedRing has the latest requests that were added to it.
+type finishedRing struct {
+	added atomic.Uint64
+	slots []atomic.Pointer[FinishedRequest]
+}
+
+func newFinishedRequests() finishedRequests {
+	return finishedRequests{
+		others:          finishedRing{slots: make([]atomic.Pointer[FinishedRequest], MaxFinished)},
+		unauthenticated: finishedRing{slots: make([]atomic.Pointer[FinishedRequest], maxUnauthenticated)},
+	}
 }
 
 // add numbers f and keeps it. It must not be modified any more.
-func (l *finishedRequests) add(f *FinishedRequest) {
+func (l *finishedRequests) add(f *FinishedRequest, authenticated bool) {
 	f.Number = l.all.Add(1)
-	slot := &l.slots[f.Number%MaxFinished]
+	if authenticated {
+		l.others.add(f)
+	} else {
+		l.unauthenticated.add(f)
+	}
+}
+
+func (r *finishedRing) add(f *FinishedRequest) {
+	slot := &r.slots[r.added.Add(1)%uint64(len(r.slots))]
 	for old := slot.Load(); old == nil || old.Number < f.Number; old = slot.Load() { // else f was overwritten at once
 		if slot.CompareAndSwap(old, f) {
 			return
 		}
 	}
+}
+
+// appendAll appends the requests of the ring to list, in no order.
+func (r *finishedRing) appendAll(list []*FinishedRequest) []*FinishedRequest {
+	for i := range r.slots {
+		if f := r.slots[i].Load(); f != nil {
+			list = append(list, f)
+		}
+	}
+	return list
 }
 
 // FinishedFilter says which finished requests are searched. Zero fields match all.
@@ -57,15 +95,13 @@ type FinishedList struct {
 	Oldest   time.Time          // end of the oldest that was searched; zero: none
 }
 
-// FindFinished searches the latest MaxFinished requests that have ended. It returns up to limit of them.
+// FindFinished searches the requests that are kept. It returns up to limit of them.
 func (a *Activity) FindFinished(f FinishedFilter, limit int) FinishedList {
 	l := &a.finished
 	out := FinishedList{Finished: l.all.Load()}
-	for n := out.Finished; n > 0 && n+MaxFinished > out.Finished; n-- {
-		r := l.slots[n%MaxFinished].Load()
-		if r == nil || r.Number != n { // it is about to be added, or was overwritten
-			continue
-		}
+	kept := l.unauthenticated.appendAll(l.others.appendAll(nil))
+	slices.SortFunc(kept, func(a, b *FinishedRequest) int { return cmp.Compare(b.Number, a.Number) })
+	for _, r := range kept {
 		out.Oldest = r.At
 		if !f.matches(r) {
 			continue

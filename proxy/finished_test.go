@@ -51,7 +51,7 @@ func TestFinishedRequestsOverwriteTheOldest(t *testing.T) {
 		if i%1000 == 0 {
 			code = 503
 		}
-		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{ID: fmt.Sprint(i), Code: code, At: began.Add(time.Duration(i))}})
+		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{ID: fmt.Sprint(i), Code: code, At: began.Add(time.Duration(i))}}, true)
 	}
 	all := a.FindFinished(FinishedFilter{}, 3)
 	if all.Found != MaxFinished || all.Finished != MaxFinished+5 || !all.Oldest.Equal(began.Add(5)) || len(all.Requests) != 3 || all.Requests[0].ID != fmt.Sprint(MaxFinished+4) || all.Requests[2].ID != fmt.Sprint(MaxFinished+2) {
@@ -65,6 +65,26 @@ func TestFinishedRequestsOverwriteTheOldest(t *testing.T) {
 	}
 }
 
+// TestFinishedRequestsUnderFlood expects that requests without a key push out none of the others.
+func TestFinishedRequestsUnderFlood(t *testing.T) {
+	a := newActivity()
+	add := func(code int) {
+		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{Code: code}}, code != http.StatusUnauthorized)
+	}
+	add(http.StatusOK)
+	for range 2 * MaxFinished {
+		add(http.StatusUnauthorized)
+	}
+	add(http.StatusOK)
+	if got := a.FindFinished(FinishedFilter{MaxStatus: 299}, 10); got.Found != 2 || got.Requests[0].Number != 2*MaxFinished+2 || got.Requests[1].Number != 1 {
+		t.Errorf("of the others: %+v", got)
+	}
+	got := a.FindFinished(FinishedFilter{}, 2)
+	if got.Found != 2+maxUnauthenticated || got.Finished != 2*MaxFinished+2 || got.Requests[1].Code != http.StatusUnauthorized {
+		t.Errorf("of all: %+v", got)
+	}
+}
+
 // With the race detector it shows that searches may run beside requests.
 func TestFinishedRequestsConcurrency(t *testing.T) {
 	a := newActivity()
@@ -72,7 +92,7 @@ func TestFinishedRequestsConcurrency(t *testing.T) {
 	for range 4 {
 		adding.Go(func() {
 			for range MaxFinished {
-				a.finished.add(&FinishedRequest{Entry: accesslog.Entry{ID: "x"}})
+				a.finished.add(&FinishedRequest{Entry: accesslog.Entry{ID: "x"}}, true)
 			}
 		})
 	}
@@ -130,7 +150,7 @@ func TestMemoryOfActivity(t *testing.T) {
 			ID: strings.Repeat("i", maxRequestIDBytes-len(suffix)) + suffix, Client: "[2001:db8::1]:5" + suffix, Key: "key", Endpoint: "/v1/chat/completions",
 			Model: "model", Backend: "gpu-1", Reason: "prefix", TraceID: strings.Repeat("t", 32-len(suffix)) + suffix,
 			Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}, {Backend: "gpu-2", Reason: "connect"}},
-		}})
+		}}, i%2 == 0)
 		model := fmt.Sprintf("model-%d", i)
 		a.stats.countEndedRequest(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: time.Second}, false)
 	}
@@ -152,6 +172,6 @@ func BenchmarkRecordFinished(b *testing.B) {
 	for b.Loop() {
 		now := time.Now()
 		a.stats.countEndedRequest(backend, now, &o, false)
-		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{At: now, ID: "wr-1", Model: o.Model, Backend: backend.Name, Code: 200}})
+		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{At: now, ID: "wr-1", Model: o.Model, Backend: backend.Name, Code: 200}}, true)
 	}
 }

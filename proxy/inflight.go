@@ -56,7 +56,7 @@ type inFlightShard struct {
 }
 
 func newActivity() *Activity {
-	l := &Activity{stats: newStatsWindow()}
+	l := &Activity{finished: newFinishedRequests(), stats: newStatsWindow()}
 	// Not from 1: a handle from before a restart must not name another request after it.
 	l.numbers.Store(rand.Uint64())
 	for i := range l.shards {

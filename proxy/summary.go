@@ -84,7 +84,7 @@ func (r *request) endTraceAndRecord() {
 		f.Tokens.Observed = o.ObservedTokens
 	}
 	r.spans.End(&f.Entry)
-	r.proxy.activity.finished.add(f)
+	r.proxy.activity.finished.add(f, r.account != nil || r.proxy.keys.Empty())
 	if r.proxy.accessLog.Enabled() {
 		r.proxy.accessLog.EnqueueSampled(&f.Entry)
 	}
