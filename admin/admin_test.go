@@ -1,6 +1,8 @@
 package admin
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
@@ -68,7 +70,7 @@ func listen(t *testing.T, fromAfar bool, o Options) *listener {
 	if o.Registry, err = backends.NewRegistry([]*backends.Backend{b}); err != nil {
 		t.Fatal(err)
 	}
-	o.Log, o.Fleet = slog.New(slog.DiscardHandler), newFleet(t, o.Registry)
+	o.Log, o.Fleet = cmp.Or(o.Log, slog.New(slog.DiscardHandler)), newFleet(t, o.Registry)
 	if o.Metrics == nil {
 		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") })
 	}
@@ -120,7 +122,8 @@ const (
 )
 
 func TestDrainAndUndrain(t *testing.T) {
-	l := listen(t, false, Options{})
+	var log bytes.Buffer
+	l := listen(t, false, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	for _, step := range []struct {
 		verb string
 		want backends.State
@@ -130,6 +133,9 @@ func TestDrainAndUndrain(t *testing.T) {
 		if status != 200 || response != want || l.backend.State() != step.want {
 			t.Errorf("%s: got %d %s", step.verb, status, response)
 		}
+	}
+	if n := strings.Count(log.String(), "operator action"); n != 2 {
+		t.Errorf("%d lines about two changes:\n%s", n, log.String())
 	}
 	status, response := l.ask("POST", "/api/backends/none/drain", "Content-Type", jsonType)
 	if status != 404 || !strings.Contains(response, "available: 10.0.0.9:8000/a") || strings.Contains(response, "none") {
