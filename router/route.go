@@ -87,9 +87,9 @@ func currentBackends(c *backends.Catalog, req *Request) []*backends.Backend {
 // reserve accounts for a request on the chosen candidate, and on another backend if that does the prefill.
 func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice decide.Choice) *Reservation {
 	split := v.DecideSplit(q, choice)
-	seen := *s.candidates.PolicyRequest()
+	seen := s.candidates.PolicyRequest()
 	if split.Result != decide.SplitDone {
-		d := r.prepare(v, q, choice, &seen, ledger.WholeRequest)
+		d := r.prepare(v, q, choice, seen, ledger.WholeRequest)
 		d.Reason, d.Split = v.Reason(q, &s.candidates, choice), split.Result
 		d.begin(v, q, choice.Backend)
 		return d
@@ -97,7 +97,7 @@ func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice de
 	computed := *choice.Candidate
 	computed.UncachedTokens = estimate.MinUncachedTokens
 	computed.PrefillSeconds = computed.Step.PrefillSeconds(seen.PromptTokens, computed.UncachedTokens)
-	d := r.prepare(v, q, decide.Choice{Backend: choice.Backend, Candidate: &computed}, &seen, ledger.DecodeLeg)
+	d := r.prepare(v, q, decide.Choice{Backend: choice.Backend, Candidate: &computed}, seen, ledger.DecodeLeg)
 	d.Reason, d.Split, d.handoverTokens = v.Reason(q, &s.candidates, choice), split.Result, choice.Candidate.UncachedTokens
 	if split.Prefill != nil {
 		request := *q.Request
@@ -105,8 +105,9 @@ func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice de
 		request.Turn, request.Session, request.PromptKey = prompt.TurnUnknown, 0, 0 // the decode leg is the turn
 		leg := *q
 		leg.Request = &request
-		seen.Turn, seen.Session, seen.PromptKey = request.Turn, 0, 0
-		d.Prefill = r.prepare(v, &leg, decide.Choice{Backend: split.Prefill, Candidate: &split.Candidate}, &seen, ledger.PrefillLeg)
+		seenLeg, candidate := *seen, split.Candidate
+		seenLeg.Turn, seenLeg.Session, seenLeg.PromptKey = request.Turn, 0, 0
+		d.Prefill = r.prepare(v, &leg, decide.Choice{Backend: split.Prefill, Candidate: &candidate}, &seenLeg, ledger.PrefillLeg)
 		d.Prefill.begin(v, &leg, split.Prefill)
 	}
 	d.begin(v, q, choice.Backend)

@@ -364,9 +364,13 @@ func (l *Ledger) External(load *backends.Load, now time.Time) (requests, tokens 
 
 // ownKVTokens returns how many tokens of a backend's cache the requests in flight use.
 func (l *Ledger) ownKVTokens(slot int, now time.Time) float64 {
-	k := &l.accounts[slot].kv
+	return l.ownPromptTokens(slot) + l.accounts[slot].kv.outputTokensInFlight(now.Sub(l.start))
+}
+
+// ownPromptTokens is ownKVTokens without outputs.
+func (l *Ledger) ownPromptTokens(slot int) float64 {
 	blocks := float64(l.index.CountPinned(slot)*l.blockBytes) / l.estimates.BackendBytesPerToken(slot)
-	return blocks + float64(k.unindexed) + k.outputTokensInFlight(now.Sub(l.start))
+	return blocks + float64(l.accounts[slot].kv.unindexed)
 }
 
 // isRecentPoll reports whether a backend's last poll still counts: at most two that should
@@ -412,13 +416,14 @@ func (l *Ledger) ReadFigures(f *Figures, slot int, prefillRate float64, now time
 	k, p := &a.kv, &a.prefill
 	f.QueuedTokens, f.Pending = p.queuedTokens(now, prefillRate)
 	f.QueuedSeconds = l.estimates.Step(slot).PrefillSecondsOf(f.QueuedTokens, p.queuedAttended(f.QueuedTokens, f.Pending))
-	f.ContextTokens = p.prompts + k.outputTokensInFlight(now.Sub(l.start))
-	if workOff {
+	outputs := k.outputTokensInFlight(now.Sub(l.start))
+	f.ContextTokens = p.prompts + outputs
+	if workOff && p.mayHaveWorkedOff() {
 		l.addGrowth(a, now)
 		p.removeWorkedOff(now, prefillRate)
 	}
 	f.Requests, f.UnstartedTokens, f.UnstartedAttention = p.requests, p.unstarted, p.attended
-	f.OwnKVTokens = l.ownKVTokens(slot, now)
+	f.OwnKVTokens = l.ownPromptTokens(slot) + outputs
 	f.UsedKVTokens, f.HasWaiting = f.OwnKVTokens, false
 	f.Capacity, f.NearlyFull, f.DecodeRate = k.capacity, k.nearlyFull, k.decodeRate.Value
 	if (k.external != 0 || k.waiting > 0) && l.isRecentPoll(k, now) {

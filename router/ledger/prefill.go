@@ -117,9 +117,12 @@ func (p *prefillAccount) computedTokens(now time.Time, prefillRate float64) (tok
 	return p.sent - queued, p.sentDepth - p.depth*queued/p.tokens
 }
 
+// mayHaveWorkedOff reports whether queuedTokens may leave out requests.
+func (p *prefillAccount) mayHaveWorkedOff() bool { return len(p.pending) > 0 && !p.pending[0].Streams }
+
 // removeWorkedOff removes the requests that queuedTokens leaves out.
 func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
-	if len(p.pending) == 0 || p.pending[0].Streams {
+	if !p.mayHaveWorkedOff() {
 		return
 	}
 	done, since, tokens, _ := p.workedOff(now, prefillRate)
