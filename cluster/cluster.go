@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
-	"github.com/redis/go-redis/v9"
 	"github.com/zeebo/xxh3"
 	"golang.org/x/time/rate"
 
@@ -82,7 +81,7 @@ type Options struct {
 // Cluster exchanges what this proxy and the others know. It is safe for concurrent use.
 type Cluster struct {
 	Options
-	client      redis.UniversalClient
+	client      *client
 	id          uint64 // of this process
 	fingerprint uint64
 	stream      string // its key
@@ -120,7 +119,7 @@ type Status struct {
 
 // New returns a Cluster. It does not connect.
 func New(o Options) (*Cluster, error) {
-	client, err := newClient(o.Settings)
+	options, err := o.Settings.clientOptions()
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +129,7 @@ func New(o Options) (*Cluster, error) {
 	}
 	o.Keys.SetProxies(1, false)
 	c := &Cluster{
-		Options: o, client: client, id: mathrand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
+		Options: o, client: newClient(options), id: mathrand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
 		stream: o.Settings.Prefix + "stream", auth: authenticator{secret: o.Settings.Secret, prefix: o.Settings.Prefix}, removed: removed, peers: map[uint64]*peer{},
 		status: Status{RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet", meanBytes: batchBytes},
 	}
@@ -153,7 +152,7 @@ func (c *Cluster) Run(ctx context.Context) {
 		running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.writeSnapshots) })
 	}
 	running.Wait()
-	c.client.Close()
+	c.client.close()
 }
 
 // Status returns the state.
@@ -245,11 +244,7 @@ func (c *Cluster) addMessage(ctx context.Context, m []byte) error {
 	c.mu.Lock()
 	length := int64(float64(c.Settings.MaxBytes) / c.status.meanBytes)
 	c.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-	defer cancel()
-	err := c.client.XAdd(ctx, &redis.XAddArgs{
-		Stream: c.stream, MaxLen: min(max(minStreamLength, length), maxStreamLength), Approx: true, Values: []any{messageField, m},
-	}).Err()
+	_, err := c.client.do(ctx, newCommand("XADD", c.stream, "MAXLEN", "~", min(max(minStreamLength, length), maxStreamLength), "*", messageField, m))
 	if err == nil {
 		c.mu.Lock()
 		c.status.WrittenMessages++
@@ -297,7 +292,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 		}
 		delay = minRetryDelay
 		for i := range messages {
-			c.position = messages[i].ID
+			c.position = messages[i].id
 			c.applyEntry(&messages[i], time.Now())
 		}
 		c.setReadPosition(c.position)
@@ -320,17 +315,14 @@ func (c *Cluster) readsNothing(now time.Time) bool {
 }
 
 // readNext returns the next messages. It blocks for readBlock at most, and returns none if there are none by then.
-func (c *Cluster) readNext(ctx context.Context) ([]redis.XMessage, error) {
-	ctx, cancel := context.WithTimeout(ctx, readBlock+commandTimeout)
-	defer cancel()
-	streams, err := c.client.XRead(ctx, &redis.XReadArgs{Streams: []string{c.stream, c.position}, Count: readCount, Block: readBlock}).Result()
-	switch {
-	case errors.Is(err, redis.Nil), err == nil && len(streams) == 0:
-		return nil, nil
-	case err != nil:
+func (c *Cluster) readNext(ctx context.Context) ([]streamEntry, error) {
+	reply, err := c.client.doWithin(ctx, readBlock+commandTimeout, command{
+		"XREAD", c.stream, []any{"COUNT", readCount, "BLOCK", readBlock.Milliseconds(), "STREAMS", c.stream, c.position},
+	})
+	if err != nil {
 		return nil, err
 	}
-	return streams[0].Messages, nil
+	return parseStreamReply(reply)
 }
 
 func (c *Cluster) setReadPosition(position string) {
@@ -346,11 +338,9 @@ func (c *Cluster) readPosition() string {
 	return c.read
 }
 
-func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
-	text, _ := entry.Values[messageField].(string)
-	data := []byte(text)
-	m, rest, err := parseHead(data, c.auth)
-	c.recordRead(entry, len(data), now)
+func (c *Cluster) applyEntry(entry *streamEntry, now time.Time) {
+	m, rest, err := parseHead(entry.message, c.auth)
+	c.recordRead(entry, now)
 	switch {
 	case err != nil:
 		c.ignoreMessage(err)
@@ -374,8 +364,9 @@ func (c *Cluster) applyEntry(entry *redis.XMessage, now time.Time) {
 	}
 }
 
-func (c *Cluster) recordRead(entry *redis.XMessage, size int, now time.Time) {
+func (c *Cluster) recordRead(entry *streamEntry, now time.Time) {
 	const weight = 0.02
+	size := len(entry.message)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := &c.status
@@ -383,7 +374,7 @@ func (c *Cluster) recordRead(entry *redis.XMessage, size int, now time.Time) {
 	c.lastRead = now
 	s.ReadBytes += int64(size)
 	s.meanBytes += weight * (float64(size) + 64 - s.meanBytes)
-	s.Delay = now.Sub(entryTime(entry.ID)).Seconds()
+	s.Delay = now.Sub(entryTime(entry.id)).Seconds()
 }
 
 // entryTime returns when Redis added the entry of a stream that has the ID.

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/gomodule/redigo/redis"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 // Records are named values that all proxies share, in one hash of Redis. The last one written counts. Safe for
 // concurrent use.
 type Records struct {
-	client redis.UniversalClient
+	client *client
 	key    string // of the hash
 	auth   authenticator
 }
@@ -36,18 +36,18 @@ func (c *Cluster) Records() *Records {
 
 // ReadRecords returns all records, without those that are invalid or too old.
 func (r *Records) ReadRecords(ctx context.Context) (map[string][]byte, error) {
-	n, err := r.client.HLen(ctx, r.key).Result()
+	n, err := redis.Int64(r.client.do(ctx, newCommand("HLEN", r.key)))
 	if err != nil {
 		return nil, err
 	}
 	if n > maxSharedRecords {
 		return nil, fmt.Errorf("%s has %d fields, more than %d: something else writes to it", r.key, n, maxSharedRecords)
 	}
-	fields, err := r.client.HGetAll(ctx, r.key).Result()
+	fields, err := redis.StringMap(r.client.do(ctx, newCommand("HGETALL", r.key)))
 	if err != nil {
 		return nil, err
 	}
-	records, abandoned, now := map[string][]byte{}, []string{}, time.Now()
+	records, abandoned, now := map[string][]byte{}, []any{}, time.Now()
 	for name, value := range fields {
 		data, written, err := parseSharedRecord(name, []byte(value), r.auth)
 		if err != nil {
@@ -61,23 +61,22 @@ func (r *Records) ReadRecords(ctx context.Context) (map[string][]byte, error) {
 		}
 	}
 	if len(abandoned) > 0 {
-		err = r.client.HDel(ctx, r.key, abandoned...).Err()
+		_, err = r.client.do(ctx, newCommand("HDEL", r.key, abandoned...))
 	}
 	return records, err
 }
 
 // WriteRecords replaces some records, and removes others.
 func (r *Records) WriteRecords(ctx context.Context, changed map[string][]byte, removed []string) error {
-	_, err := r.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		now := time.Now()
-		for name, data := range changed {
-			p.HSet(ctx, r.key, name, appendSharedRecord(nil, name, data, now, r.auth))
-		}
-		if len(removed) > 0 {
-			p.HDel(ctx, r.key, removed...)
-		}
-		return nil
-	})
+	var commands []command
+	now := time.Now()
+	for name, data := range changed {
+		commands = append(commands, newCommand("HSET", r.key, name, appendSharedRecord(nil, name, data, now, r.auth)))
+	}
+	for _, name := range removed {
+		commands = append(commands, newCommand("HDEL", r.key, name))
+	}
+	_, err := r.client.doAll(ctx, commands)
 	return err
 }
 

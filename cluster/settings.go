@@ -4,17 +4,15 @@ package cluster
 
 import (
 	"cmp"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
-	"time"
-
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
+	"slices"
+	"strconv"
+	"strings"
 )
 
 // Settings say which Redis the proxies share.
@@ -39,146 +37,97 @@ const (
 	ModeCluster  = "cluster"
 )
 
+// What a URL without them means.
+const (
+	defaultHost = "localhost"
+	defaultPort = "6379"
+)
+
 // MinSecretBytes is the length of the shortest Settings.Secret.
 const MinSecretBytes = 16
 
-const (
-	dialTimeout = time.Second
-	// commandTimeout bounds every command but the blocking read, which takes readBlock longer.
-	commandTimeout = time.Second
-	readBlock      = 500 * time.Millisecond
-)
-
 // CheckSettings returns why a client cannot be made of the settings.
 func CheckSettings(s Settings) error {
-	c, err := newClient(s)
-	if err != nil {
-		return err
-	}
-	return c.Close()
+	_, err := s.clientOptions()
+	return err
 }
 
-// newClient returns a client, which connects when it is used. This is not a method of Settings, nor is what it calls:
-// then every package that has Settings would take seconds longer to compile, for the types of the clients.
-func newClient(s Settings) (redis.UniversalClient, error) {
-	redis.SetLogger(noLog{})
+// clientOptions returns the options of the client. An error is about Settings.URL, which it does not show.
+func (s *Settings) clientOptions() (o clientOptions, err error) {
+	u, err := url.Parse(s.URL)
+	if err != nil { // its text has the URL, and so the password
+		return o, errors.New("is not a valid URL; expected one such as " + s.urlForm())
+	}
+	if o, err = s.parseURL(u); err != nil {
+		return o, fmt.Errorf("%w; expected a URL such as %s", err, s.urlForm())
+	}
+	o.login.password = cmp.Or(s.Password, o.login.password)
+	o.tls, err = s.tlsConfig(o.tls)
+	return o, err
+}
+
+// urlForm returns an example of a URL for the mode.
+func (s *Settings) urlForm() string {
 	switch s.Mode {
 	case ModeSentinel:
-		return newSentinelClient(&s)
+		return "redis://sentinel:26379?master_name=mymaster&addr=sentinel2:26379"
 	case ModeCluster:
-		return newClusterClient(&s)
+		return "redis://host:6379?addr=host2:6379"
 	}
-	return newSingleClient(&s)
+	return "redis://host:6379, or rediss:// for TLS"
 }
 
-// noLog discards what the clients log, in a log of the whole process: commands return the same
-// errors, and Cluster logs them once a minute.
-type noLog struct{}
-
-// Printf implements what redis.SetLogger takes.
-func (noLog) Printf(context.Context, string, ...any) {}
-
-func newSingleClient(s *Settings) (redis.UniversalClient, error) {
-	o, err := redis.ParseURL(s.URL)
-	if err != nil {
-		return nil, urlError(err, "redis://host:6379, or rediss:// for TLS")
-	}
-	if o.TLSConfig, err = s.tlsConfig(o.TLSConfig); err != nil {
-		return nil, err
-	}
-	o.Dialer = newDialer(o.TLSConfig)
-	o.Password = cmp.Or(s.Password, o.Password)
-	o.DialTimeout, o.DialerRetries, o.ReadTimeout, o.WriteTimeout = dialTimeout, 1, commandTimeout, commandTimeout
-	o.ContextTimeoutEnabled, o.MaxRetries, o.PoolSize, o.DisableIdentity = true, -1, poolSize, true
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return redis.NewClient(o), nil
-}
-
-func newSentinelClient(s *Settings) (redis.UniversalClient, error) {
-	const form = "redis://sentinel:26379?master_name=mymaster&addr=sentinel2:26379"
-	o, err := redis.ParseFailoverURL(s.URL)
-	if err != nil {
-		return nil, urlError(err, form)
-	}
-	if o.MasterName == "" {
-		return nil, errors.New("has no master_name; expected one such as " + form)
-	}
-	if o.TLSConfig, err = s.tlsConfig(o.TLSConfig); err != nil {
-		return nil, err
-	}
-	o.Dialer = newDialer(o.TLSConfig)
-	o.Password = cmp.Or(s.Password, o.Password)
-	o.DialTimeout, o.DialerRetries, o.ReadTimeout, o.WriteTimeout = dialTimeout, 1, commandTimeout, commandTimeout
-	o.ContextTimeoutEnabled, o.MaxRetries, o.PoolSize, o.DisableIdentity = true, -1, poolSize, true
-	return redis.NewFailoverClient(o), nil
-}
-
-func newClusterClient(s *Settings) (redis.UniversalClient, error) {
-	o, err := redis.ParseClusterURL(s.URL)
-	if err != nil {
-		return nil, urlError(err, "redis://host:6379?addr=host2:6379")
-	}
-	if o.TLSConfig, err = s.tlsConfig(o.TLSConfig); err != nil {
-		return nil, err
-	}
-	o.Dialer = newDialer(o.TLSConfig)
-	o.Password = cmp.Or(s.Password, o.Password)
-	o.DialTimeout, o.DialerRetries, o.ReadTimeout, o.WriteTimeout = dialTimeout, 1, commandTimeout, commandTimeout
-	o.ContextTimeoutEnabled, o.PoolSize, o.DisableIdentity = true, poolSize, true
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return redis.NewClusterClient(o), nil
-}
-
-// urlError returns the error for a URL that cannot be used. An error of package url is left out: it
-// has the URL, and so the password.
-func urlError(err error, form string) error {
-	if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {
-		return errors.New("is not a valid URL; expected one such as " + form)
-	}
-	return fmt.Errorf("%w; expected a URL such as %s", err, form)
-}
-
-// poolSize is how many connections are used: one reads, one writes, one is for the snapshot,
-// one for the records of the fleet.
-const poolSize = 4
-
-// maxReplyBytes bounds what is read in reply to one command: more than the messages that are read
-// at once. Others may have stored larger values.
-const maxReplyBytes = 2 * readCount * maxMessageBytes
-
-var errReplyTooLong = errors.New("reply is too long: the value was not written by warmroute")
-
-// newDialer returns what connects, with TLS unless t is nil.
-func newDialer(t *tls.Config) func(ctx context.Context, network, address string) (net.Conn, error) {
-	dial := redis.NewDialer(&redis.Options{DialTimeout: dialTimeout, TLSConfig: t})
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		if err != nil {
-			return nil, err
+// parseURL returns the options that the URL has.
+func (s *Settings) parseURL(u *url.URL) (o clientOptions, err error) {
+	password, _ := u.User.Password()
+	given := login{u.User.Username(), password}
+	query := u.Query()
+	o = clientOptions{mode: s.Mode, network: "tcp", login: given}
+	database := cmp.Or(query.Get("db"), strings.Trim(u.Path, "/"), "0")
+	known := []string{"db"}
+	switch {
+	case u.Scheme == "redis":
+	case u.Scheme == "rediss":
+		o.tls = &tls.Config{ServerName: cmp.Or(u.Hostname(), defaultHost), MinVersion: tls.VersionTLS12}
+		known = append(known, "skip_verify")
+		if value := query.Get("skip_verify"); value != "" {
+			if o.tls.InsecureSkipVerify, err = strconv.ParseBool(value); err != nil {
+				return o, errors.New("skip_verify is neither true nor false")
+			}
 		}
-		return &boundedConn{Conn: conn}, nil
+	case u.Scheme == "unix" && s.Mode == ModeSingle:
+		o.network, o.addresses, database = "unix", []string{u.Path}, cmp.Or(query.Get("db"), "0")
+	default:
+		return o, fmt.Errorf("invalid URL scheme %q", u.Scheme)
 	}
-}
-
-// boundedConn fails when maxReplyBytes are read without a write in between. It is used by one
-// goroutine at a time.
-type boundedConn struct {
-	net.Conn
-	read int
-}
-
-func (c *boundedConn) Write(b []byte) (int, error) {
-	c.read = 0
-	return c.Conn.Write(b)
-}
-
-func (c *boundedConn) Read(b []byte) (int, error) {
-	if c.read > maxReplyBytes {
-		return 0, errReplyTooLong
+	if o.network == "tcp" {
+		o.addresses = []string{net.JoinHostPort(cmp.Or(u.Hostname(), defaultHost), cmp.Or(u.Port(), defaultPort))}
 	}
-	n, err := c.Conn.Read(b)
-	c.read += n
-	return n, err
+	if s.Mode != ModeSingle {
+		known = append(known, "addr")
+		for _, address := range query["addr"] {
+			if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
+				return o, errors.New("addr is not a host and a port")
+			}
+			o.addresses = append(o.addresses, address)
+		}
+	}
+	if s.Mode == ModeSentinel {
+		known = append(known, "master_name", "username", "password")
+		o.sentinelLogin, o.login = given, login{query.Get("username"), query.Get("password")}
+		if o.masterName = query.Get("master_name"); o.masterName == "" {
+			return o, errors.New("has no master_name")
+		}
+	}
+	for name := range query {
+		if !slices.Contains(known, name) {
+			return o, fmt.Errorf("unknown parameter %q", name)
+		}
+	}
+	if o.database, err = strconv.Atoi(database); err != nil || o.database < 0 || o.database > 0 && s.Mode == ModeCluster {
+		return o, errors.New("invalid number of a database")
+	}
+	return o, nil
 }
 
 func (s *Settings) tlsConfig(c *tls.Config) (*tls.Config, error) {

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/gomodule/redigo/redis"
 
 	"warmroute/clock"
 )
@@ -86,18 +86,17 @@ func (c *Cluster) readSnapshot(ctx context.Context) (*snapshotHead, []byte, erro
 	if h == nil {
 		return nil, nil, err
 	}
-	results := make([]*redis.StringCmd, h.pieces())
-	if _, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i := range results {
-			results[i] = p.GetRange(ctx, c.pieceKey(h, i), 0, pieceBytes-1)
-		}
-		return nil
-	}); err != nil {
+	var commands []command
+	for i := range h.pieces() {
+		commands = append(commands, newCommand("GETRANGE", c.pieceKey(h, i), 0, pieceBytes-1))
+	}
+	pieces, err := redis.ByteSlices(c.client.doAll(ctx, commands))
+	if err != nil {
 		return nil, nil, err
 	}
 	data := make([]byte, 0, h.Bytes)
-	for _, r := range results {
-		data = append(data, r.Val()...)
+	for _, piece := range pieces {
+		data = append(data, piece...)
 	}
 	if len(data) != h.Bytes || !hmac.Equal(h.Sum, h.sum(c.auth, data)) {
 		return nil, nil, errors.New("snapshot is damaged, was replaced while it was read, or was written with another redis.secret_file")
@@ -110,7 +109,7 @@ func (c *Cluster) readSnapshot(ctx context.Context) (*snapshotHead, []byte, erro
 
 // readHead returns the head of the latest snapshot; nil if there is none.
 func (c *Cluster) readHead(ctx context.Context) (*snapshotHead, error) {
-	text, err := c.client.GetRange(ctx, c.headKey(), 0, maxHeadBytes-1).Bytes()
+	text, err := redis.Bytes(c.client.do(ctx, newCommand("GETRANGE", c.headKey(), 0, maxHeadBytes-1)))
 	if err != nil || len(text) == 0 {
 		return nil, err
 	}
@@ -134,8 +133,6 @@ func parseSnapshotHead(text []byte) (*snapshotHead, error) {
 
 // readHeadOrNil is readHead for a head that may be invalid.
 func (c *Cluster) readHeadOrNil(ctx context.Context) *snapshotHead {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-	defer cancel()
 	h, err := c.readHead(ctx)
 	if err != nil {
 		return nil
@@ -149,14 +146,11 @@ func (c *Cluster) deletePieces(ctx context.Context, h *snapshotHead) error {
 	if h == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-	defer cancel()
-	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for i := range h.pieces() {
-			p.Unlink(ctx, c.pieceKey(h, i))
-		}
-		return nil
-	})
+	var commands []command
+	for i := range h.pieces() {
+		commands = append(commands, newCommand("UNLINK", c.pieceKey(h, i)))
+	}
+	_, err := c.client.doAll(ctx, commands)
 	return err
 }
 
@@ -171,16 +165,8 @@ func (c *Cluster) writeSnapshots(ctx context.Context) {
 
 // writeSnapshot writes a snapshot, unless another proxy has written one in this interval.
 func (c *Cluster) writeSnapshot(ctx context.Context) error {
-	short := func() (context.Context, context.CancelFunc) { return context.WithTimeout(ctx, commandTimeout) }
-	lockCtx, cancel := short()
-	err := c.client.SetArgs(lockCtx, c.Settings.Prefix+"snapshot-lock", strconv.FormatUint(c.id, 16), redis.SetArgs{
-		Mode: "NX", TTL: snapshotInterval * 9 / 10,
-	}).Err()
-	cancel()
-	if errors.Is(err, redis.Nil) {
-		return nil
-	}
-	if err != nil {
+	lock := newCommand("SET", c.Settings.Prefix+"snapshot-lock", strconv.FormatUint(c.id, 16), "NX", "PX", (snapshotInterval * 9 / 10).Milliseconds())
+	if set, err := c.client.do(ctx, lock); set == nil || err != nil {
 		return err
 	}
 	h := snapshotHead{Generation: rand.Text(), Position: c.readPosition()}
@@ -197,9 +183,8 @@ func (c *Cluster) writeSnapshot(ctx context.Context) error {
 		return fmt.Errorf("snapshot has %d bytes, more than %d: lower index.max_bytes", h.Bytes, maxPieces*pieceBytes)
 	}
 	set := func(key string, value []byte) error {
-		ctx, cancel := short()
-		defer cancel()
-		return c.client.Set(ctx, key, value, snapshotLifetime).Err()
+		_, err := c.client.do(ctx, newCommand("SET", key, value, "PX", snapshotLifetime.Milliseconds()))
+		return err
 	}
 	for i := 0; data.Len() > 0; i++ {
 		if err := set(c.pieceKey(&h, i), data.Next(pieceBytes)); err != nil {

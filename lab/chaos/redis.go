@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/gomodule/redigo/redis"
 
 	"warmroute/lab/testbed"
 )
@@ -36,10 +36,14 @@ func (s *redisServer) start(ctx context.Context) (err error) {
 }
 
 // do sends a command over a new connection.
-func (s *redisServer) do(ctx context.Context, command ...any) error {
-	client := redis.NewClient(&redis.Options{Network: "unix", Addr: s.socket})
-	defer client.Close()
-	return client.Do(ctx, command...).Err()
+func (s *redisServer) do(ctx context.Context, command string, args ...any) error {
+	conn, err := redis.DialContext(ctx, "unix", s.socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = redis.DoContext(conn, ctx, command, args...)
+	return err
 }
 
 func (s *redisServer) signal(signal syscall.Signal) error {
