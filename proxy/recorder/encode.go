@@ -2,7 +2,7 @@ package recorder
 
 import (
 	"encoding/json"
-	"strconv"
+	"slices"
 	"time"
 
 	"warmroute/prompt"
@@ -19,14 +19,14 @@ const (
 	minKnownModels   = 1 << 10
 )
 
-// encoder encodes requests as lines.
+// encoder encodes requests as entries.
 type encoder struct {
 	start      time.Time
 	blockBytes int
 	header     Header
 	headerLine []byte
-	line       []byte
-	blocks     numbers[prompt.Block]
+	entry      entry
+	blocks     blockNumbers
 	sessions   numbers[uint64]
 	models     numbers[string]
 }
@@ -40,7 +40,7 @@ func newEncoder(start time.Time, blockBytes, knownBlocks, knownSessions int) enc
 		blockBytes: blockBytes,
 		header:     header,
 		headerLine: append(line, '\n'),
-		blocks:     numbers[prompt.Block]{minKnown: knownBlocks},
+		blocks:     blockNumbers{minKnown: knownBlocks},
 		sessions:   numbers[uint64]{minKnown: knownSessions, next: 1},
 		models:     numbers[string]{minKnown: minKnownModels},
 	}
@@ -55,79 +55,85 @@ func (e *encoder) isReplayable(q *Request) bool {
 		q.Arrived.Sub(e.start) <= maxTimestamp
 }
 
-// encode returns the line of a request. It is valid until the next call.
-func (e *encoder) encode(q *Request) []byte {
-	b := append(e.line[:0], `{"timestamp":`...)
-	b = appendMillis(b, max(0, q.Arrived.Sub(e.start)))
-	tokens := q.PromptTokens
-	if tokens == 0 {
-		tokens = (q.Bytes + q.ExtraBytes) / bytesPerToken
+// encode returns the entry of a request. It is valid until the next call.
+func (e *encoder) encode(q *Request) *entry {
+	out := &e.entry
+	*out = entry{runs: out.runs[:0]}
+	out.timestamp = microseconds(q.Arrived.Sub(e.start))
+	if out.inputLength = uint64(q.PromptTokens); q.PromptTokens == 0 {
+		out.inputLength = uint64(q.Bytes+q.ExtraBytes) / bytesPerToken
 	}
-	b = appendInt(b, `,"input_length":`, tokens)
-	b = appendInt(b, `,"input_bytes":`, q.Bytes)
-	if q.ExtraBytes > 0 {
-		b = appendInt(b, `,"extra_bytes":`, q.ExtraBytes)
+	out.inputBytes, out.extraBytes, out.outputLength, out.code = uint64(q.Bytes), uint64(q.ExtraBytes), uint64(q.OutputTokens), uint64(q.Code)
+	out.ttft, out.duration = microseconds(q.TTFT), microseconds(q.Duration)
+	if q.Streams {
+		out.flags |= isStream
 	}
 	if q.Plain && q.PromptTokens > 0 {
-		b = append(b, `,"counted":true`...)
+		out.flags |= isCounted
 	}
-	b = appendInt(b, `,"output_length":`, q.OutputTokens)
 	if q.CachedKnown {
-		b = appendInt(b, `,"cached_tokens":`, q.CachedTokens)
+		out.flags |= hasCached
+		out.cachedTokens = uint64(max(0, q.CachedTokens))
 	}
-	b = appendInt(b, `,"code":`, q.Code)
-	b = strconv.AppendBool(append(b, `,"stream":`...), q.Streams)
 	if q.Model != "" {
-		b = strconv.AppendUint(append(b, `,"model":`...), e.models.findOrAssign(q.Model), 10)
+		out.flags |= hasModel
+		out.model = e.models.findOrAssign(q.Model)
 	}
 	if q.Session != 0 {
-		b = strconv.AppendUint(append(b, `,"session":`...), e.sessions.findOrAssign(q.Session), 10)
+		out.session = e.sessions.findOrAssign(q.Session)
 	}
-	if q.TTFT > 0 {
-		b = appendMillis(append(b, `,"ttft_ms":`...), q.TTFT)
+	for blocks := q.Blocks; len(blocks) > 0; {
+		number, n := e.blocks.findOrAssign(blocks)
+		out.addRun(number, uint64(n))
+		blocks = blocks[n:]
 	}
-	b = appendMillis(append(b, `,"duration_ms":`...), q.Duration)
-	b = append(b, `,"block_runs":[`...)
-	b = e.appendRuns(b, q.Blocks)
-	e.line = append(b, "]}\n"...)
-	return e.line
+	return out
 }
 
-// appendRuns appends the numbers of blocks: for each run of consecutive ones the first, and how many they are.
-func (e *encoder) appendRuns(b []byte, blocks []prompt.Block) []byte {
-	var first, count uint64
-	end := func() {
-		if b[len(b)-1] != '[' {
-			b = append(b, ',')
-		}
-		b = strconv.AppendUint(b, first, 10)
-		b = strconv.AppendUint(append(b, ','), count, 10)
-	}
-	for i, block := range blocks {
-		number := e.blocks.findOrAssign(block)
-		if i > 0 && number == first+count {
-			count++
-			continue
-		}
-		if i > 0 {
-			end()
-		}
-		first, count = number, 1
-	}
-	if len(blocks) > 0 {
-		end()
-	}
-	return b
+func microseconds(d time.Duration) uint64 { return uint64(max(0, d.Microseconds())) }
+
+// blockNumbers assigns numbers to blocks as numbers does to other values. A block stands for all of a prompt up to it, so
+// blocks that appeared behind each other once do so always: they are kept in runs, which take one lookup each.
+type blockNumbers struct {
+	minKnown   int // blocks, of which each run counts as runOverhead more
+	next       uint64
+	young, old map[prompt.Block]*blockRun // by their first block
+	size       int                        // of young, as minKnown counts
 }
 
-func appendInt(b []byte, key string, n int) []byte {
-	return strconv.AppendInt(append(b, key...), int64(n), 10)
+// runOverhead is how many blocks take the memory that a run takes beside its blocks.
+const runOverhead = 16
+
+// blockRun is consecutive blocks of a prompt that have consecutive numbers. It is not modified.
+type blockRun struct {
+	first  uint64 // the number of the first block
+	blocks []prompt.Block
 }
 
-// appendMillis appends milliseconds with microseconds, so that the requests of a burst
-// have different timestamps.
-func appendMillis(b []byte, d time.Duration) []byte {
-	return strconv.AppendFloat(b, float64(d.Microseconds())/1000, 'f', -1, 64)
+// findOrAssign returns the number of the first of some consecutive blocks of a prompt, a new one if it is not remembered,
+// and how many of them have that number and those behind it.
+func (n *blockNumbers) findOrAssign(blocks []prompt.Block) (number uint64, count int) {
+	r := n.young[blocks[0]]
+	if r == nil {
+		if r = n.old[blocks[0]]; r == nil {
+			r = &blockRun{n.next, slices.Clone(blocks)}
+			n.next += uint64(len(blocks))
+		}
+		n.remember(r)
+	}
+	for count < len(blocks) && count < len(r.blocks) && blocks[count] == r.blocks[count] {
+		count++
+	}
+	return r.first, count
+}
+
+// remember adds a run to the young ones.
+func (n *blockNumbers) remember(r *blockRun) {
+	if n.young == nil || n.size >= n.minKnown {
+		n.young, n.old, n.size = map[prompt.Block]*blockRun{}, n.young, 0
+	}
+	n.young[r.blocks[0]] = r
+	n.size += len(r.blocks) + runOverhead
 }
 
 // numbers assigns a number to each value when it first occurs. It remembers at least the

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestEncode(t *testing.T) {
 }
 
 func TestMaxLineLength(t *testing.T) {
-	e := newEncoder(time.Now(), 64, minKnownBlocks, minKnownSessions)
+	e := newEncoder(time.Now(), 64, 2*runOverhead*maxRequestBlocks, minKnownSessions)
 	e.blocks.next, e.sessions.next, e.models.next = 1<<40-2*maxRequestBlocks, 1<<40, 1<<40 // after years
 	q := Request{
 		Arrived: e.start.Add(maxTimestamp - time.Microsecond), Model: "m", Session: 1, Bytes: maxInputBytes / 2, ExtraBytes: maxInputBytes / 2,
@@ -52,10 +53,10 @@ func TestMaxLineLength(t *testing.T) {
 	}
 	for i := range q.Blocks {
 		q.Blocks[i] = prompt.Block(i)
-		e.blocks.findOrAssign(prompt.Block(i))
+		e.blocks.findOrAssign(q.Blocks[i : i+1])
 		e.blocks.next++ // no two numbers are consecutive
 	}
-	if line := e.encode(&q); !e.isReplayable(&q) || len(line) > maxLineBytes || len(line) < maxLineBytes/2 {
+	if line := e.encode(&q).appendLine(nil); !e.isReplayable(&q) || len(line) > maxLineBytes || len(line) < maxLineBytes/2 {
 		t.Errorf("a line of %d bytes, of at most %d", len(line), maxLineBytes)
 	}
 }
@@ -65,6 +66,64 @@ func TestMaxLineLength(t *testing.T) {
 func TestMonotonicTimestamps(t *testing.T) {
 	if e := newEncoder(time.Now(), 256, minKnownBlocks, minKnownSessions); e.start == e.start.Round(0) {
 		t.Errorf("the start %v has none", e.start)
+	}
+}
+
+// TestBlockNumbers gives prompts that begin with others' beginnings, and expects that a block has one number for as long
+// as it is remembered, which no other block has.
+func TestBlockNumbers(t *testing.T) {
+	const minKnown = 20_000
+	n := blockNumbers{minKnown: minKnown}
+	rng := rand.New(rand.NewPCG(1, 1))
+	given := map[uint64]prompt.Block{}
+	last := map[prompt.Block]uint64{}
+	var prompts [][]prompt.Block
+	next, always := prompt.Block(1), []prompt.Block{0}
+	for i := range 5000 {
+		var blocks []prompt.Block
+		switch {
+		case i%10 == 0:
+			blocks = always
+		case len(prompts) > 0 && rng.IntN(4) > 0:
+			other := prompts[max(0, len(prompts)-1-rng.IntN(100))]
+			if rng.IntN(20) == 0 { // which may be forgotten
+				other = prompts[rng.IntN(len(prompts))]
+			}
+			blocks = slices.Clone(other[:1+rng.IntN(len(other))])
+		}
+		if i%10 != 0 {
+			for range rng.IntN(20) {
+				blocks = append(blocks, next)
+				next++
+			}
+		}
+		if len(blocks) == 0 {
+			continue
+		}
+		prompts = append(prompts, blocks)
+		for rest := blocks; len(rest) > 0; {
+			number, count := n.findOrAssign(rest)
+			for k, block := range rest[:count] {
+				id := number + uint64(k)
+				if owner, taken := given[id]; taken && owner != block {
+					t.Fatalf("block %d has the number %d of block %d", block, id, owner)
+				}
+				if before, known := last[block]; known && before != id && block == always[0] {
+					t.Fatalf("block %d was forgotten, though it is seen all the time", block)
+				}
+				given[id], last[block] = block, id
+			}
+			rest = rest[count:]
+		}
+		if limit := minKnown + 100 + runOverhead; n.size > limit {
+			t.Fatalf("%d are known, more than %d", n.size, limit)
+		}
+	}
+	if len(given) == len(last) {
+		t.Error("no block was forgotten")
+	}
+	if len(given) > 2*len(last) {
+		t.Errorf("%d numbers for %d blocks", len(given), len(last))
 	}
 }
 
@@ -93,4 +152,21 @@ func TestNumbers(t *testing.T) {
 	if len(given) < 2000 {
 		t.Errorf("only %d numbers for things that were forgotten again and again", len(given))
 	}
+}
+
+// FuzzEntry asserts that damaged entries are an error, and that an entry is what it was encoded from.
+func FuzzEntry(f *testing.F) {
+	f.Add((&entry{timestamp: 1, flags: hasModel, runs: []uint64{1, 2, 1 << 40, 1}}).appendBinary(nil))
+	f.Add([]byte{0xff})
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var e, again entry
+		rest, err := e.parseBinary(data)
+		if err != nil {
+			return
+		}
+		if left, err := again.parseBinary(append(e.appendBinary(nil), rest...)); err != nil || string(left) != string(rest) || string(again.appendLine(nil)) != string(e.appendLine(nil)) {
+			t.Errorf("%x: %+v became %+v, and %x %x, %v", data, e, again, rest, left, err)
+		}
+	})
 }

@@ -60,7 +60,7 @@ func TestOpenLockedFile(t *testing.T) {
 	refused("at once")
 	requests := many(60)
 	for i := range requests {
-		if err := r.out.addLine(r.encode.encode(&requests[i]), r.encode.headerLine); err != nil {
+		if err := r.out.addLine(r.encode.encode(&requests[i]).appendLine(nil), r.encode.headerLine); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.out.flush(); err != nil {

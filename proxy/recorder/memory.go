@@ -1,7 +1,6 @@
 package recorder
 
 import (
-	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"io"
@@ -14,50 +13,47 @@ import (
 const (
 	// memoryAge is how long a request stays in memory.
 	memoryAge = time.Hour
-	// Lines in memory are compressed together, when they are so many or so old.
-	chunkLineBytes = 256 << 10
-	chunkInterval  = time.Minute
+	// chunkBytes is how many bytes of entries are removed together.
+	chunkBytes    = 64 << 10
+	chunkInterval = time.Minute
 
-	// Half of Settings.Memory is for lines, nearly all of the rest for the numbers of blocks and sessions: an entry of
-	// numbers takes about 26 bytes, in each of two generations.
-	memoryPerKnownBlock   = 160
+	// Half of Settings.Memory is for entries, nearly all of the rest for the numbers of blocks and sessions: a block takes
+	// 8 bytes, and an entry of numbers about 26, in each of two generations.
+	memoryPerKnownBlock   = 40
 	memoryPerKnownSession = 1024
 )
 
-// memory has the lines of requests that ended within the last memoryAge, or of as many of them as its bound allows. Its
+// memory has the entries of requests that ended within the last memoryAge, or of as many of them as its bound allows. Its
 // methods are called with mu held.
 type memory struct {
-	max int // bytes of the chunks and of lines; 0: nothing is kept
+	max int // bytes of the chunks; 0: nothing is kept
 
 	mu     sync.Mutex // guards what follows
-	chunks []chunk    // the oldest first
+	chunks []chunk    // the oldest first; entries are added to the last one
 	bytes  int        // of the chunks
-	lines  []byte     // that are not compressed yet
-	began  time.Time  // when the first of them was added
-	zip    *gzip.Writer
-	cutAt  time.Time // when the last line was added that was removed for lack of room
+	cutAt  time.Time  // when the last entry was added that was removed for lack of room
 }
 
-// chunk has lines that are compressed as one member of a gzip stream. It is not modified.
+// chunk is entries, one behind the other. What is in it is not modified.
 type chunk struct {
-	member []byte
-	ended  time.Time // when the last line was added
+	entries      []byte
+	began, ended time.Time // when the first and the last entry were added
 }
 
-// addLine adds a copy of a line, and removes what is too old or too much.
-func (m *memory) addLine(line []byte, now time.Time) {
+// add adds a copy of an entry, and removes what is too old or too much.
+func (m *memory) add(e *entry, now time.Time) {
 	if m.max == 0 {
 		return
 	}
-	if len(m.lines) == 0 {
-		m.began = now
+	last := len(m.chunks) - 1
+	if last < 0 || len(m.chunks[last].entries) >= chunkBytes || now.Sub(m.chunks[last].began) >= chunkInterval {
+		m.chunks = append(m.chunks, chunk{began: now})
+		last++
 	}
-	m.lines = append(m.lines, line...)
-	if len(m.lines) >= chunkLineBytes || now.Sub(m.began) >= chunkInterval {
-		c := chunk{m.compress(m.lines), now}
-		m.chunks, m.bytes = append(m.chunks, c), m.bytes+len(c.member)
-		m.lines = m.lines[:0]
-	}
+	c := &m.chunks[last]
+	before := cap(c.entries)
+	c.entries, c.ended = e.appendBinary(c.entries), now
+	m.bytes += cap(c.entries) - before
 	m.trim(now)
 }
 
@@ -65,29 +61,16 @@ func (m *memory) addLine(line []byte, now time.Time) {
 func (m *memory) trim(now time.Time) {
 	n := 0
 	for ; n < len(m.chunks); n++ {
-		tooMuch := m.bytes > max(0, m.max-chunkLineBytes)
+		tooMuch := m.bytes > m.max
 		if !tooMuch && now.Sub(m.chunks[n].ended) <= memoryAge {
 			break
 		}
 		if tooMuch {
 			m.cutAt = m.chunks[n].ended
 		}
-		m.bytes -= len(m.chunks[n].member)
+		m.bytes -= cap(m.chunks[n].entries)
 	}
 	m.chunks = slices.Delete(m.chunks, 0, n)
-}
-
-// compress returns lines as a member of a gzip stream.
-func (m *memory) compress(lines []byte) []byte {
-	var out bytes.Buffer
-	if m.zip == nil {
-		m.zip, _ = gzip.NewWriterLevel(&out, gzip.BestSpeed) // the level is valid
-	} else {
-		m.zip.Reset(&out)
-	}
-	m.zip.Write(lines) // a bytes.Buffer accepts everything
-	m.zip.Close()
-	return bytes.Clone(out.Bytes())
 }
 
 // Header begins a recording, and each file of it.
@@ -101,9 +84,9 @@ type Header struct {
 // Recent is what a Recorder has in memory. Its parts are not modified.
 type Recent struct {
 	Header
-	Cut     bool              // there was no room for all of the last hour
-	Models  map[string]uint64 // the numbers of models, as their engines name them
-	members [][]byte
+	Cut    bool              // there was no room for all of the last hour
+	Models map[string]uint64 // the numbers of models, as their engines name them
+	chunks [][]byte          // of entries
 }
 
 // Recent returns what is in memory; nil if nothing is to be kept there.
@@ -118,10 +101,7 @@ func (r *Recorder) Recent() *Recent {
 	m.trim(now)
 	recent := &Recent{Header: r.encode.header, Cut: now.Sub(m.cutAt) <= memoryAge, Models: r.encode.models.known()}
 	for _, c := range m.chunks {
-		recent.members = append(recent.members, c.member)
-	}
-	if len(m.lines) > 0 {
-		recent.members = append(recent.members, m.compress(m.lines))
+		recent.chunks = append(recent.chunks, c.entries)
 	}
 	return recent
 }
@@ -133,19 +113,26 @@ func (r *Recent) WriteGzip(w io.Writer, first any) error {
 	if err != nil {
 		return err
 	}
-	zip := gzip.NewWriter(w)
+	zip, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
 	if _, err := zip.Write(append(line, '\n')); err != nil {
 		return err
 	}
-	if err := zip.Close(); err != nil {
-		return err
-	}
-	for _, member := range r.members {
-		if _, err := w.Write(member); err != nil {
-			return err
+	var e entry
+	for _, rest := range r.chunks {
+		for len(rest) > 0 {
+			if rest, err = e.parseBinary(rest); err != nil {
+				return err
+			}
+			line = e.appendLine(line[:0])
+			if _, err := zip.Write(line); err != nil {
+				return err
+			}
 		}
 	}
-	return nil
+	return zip.Close()
 }
 
 // known returns the numbers that are remembered.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -13,38 +14,34 @@ import (
 	"warmroute/prompt"
 )
 
-// linesOf returns the lines that a memory has.
-func linesOf(t *testing.T, m *memory) []string {
+// timestampsOf returns those of the entries that a memory has.
+func timestampsOf(t *testing.T, m *memory) (timestamps []uint64) {
 	t.Helper()
-	var stream bytes.Buffer
+	var e entry
 	for _, c := range m.chunks {
-		stream.Write(c.member)
+		for rest := c.entries; len(rest) > 0; {
+			var err error
+			if rest, err = e.parseBinary(rest); err != nil {
+				t.Fatal(err)
+			}
+			timestamps = append(timestamps, e.timestamp)
+		}
 	}
-	stream.Write(m.compress(m.lines))
-	text, err := gzip.NewReader(&stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := io.ReadAll(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.SplitAfter(string(all), "\n")[:strings.Count(string(all), "\n")]
+	return timestamps
 }
 
 func TestMemoryKeepsLastHour(t *testing.T) {
 	m := memory{max: 1 << 20}
 	start := time.Now()
 	for minute := range 150 {
-		m.addLine(fmt.Appendf(nil, "%d\n", minute), start.Add(time.Duration(minute)*time.Minute))
+		m.add(&entry{timestamp: uint64(minute)}, start.Add(time.Duration(minute)*time.Minute))
 	}
-	// A line waits for a second one, and a chunk goes when both are older than an hour.
-	lines := linesOf(t, &m)
-	if first, last := lines[0], lines[len(lines)-1]; first != "88\n" || last != "149\n" || len(lines) != 62 {
-		t.Errorf("%d lines from %q to %q", len(lines), first, last)
+	kept := timestampsOf(t, &m)
+	if first, last := kept[0], kept[len(kept)-1]; first != 89 || last != 149 || len(kept) != 61 {
+		t.Errorf("%d entries from %d to %d", len(kept), first, last)
 	}
 	if !m.cutAt.IsZero() {
-		t.Error("lines were removed for lack of room")
+		t.Error("entries were removed for lack of room")
 	}
 	if m.trim(start.Add(10 * time.Hour)); len(m.chunks) != 0 || m.bytes != 0 {
 		t.Errorf("%d chunks of %d bytes are left", len(m.chunks), m.bytes)
@@ -53,23 +50,51 @@ func TestMemoryKeepsLastHour(t *testing.T) {
 
 func TestMemoryBound(t *testing.T) {
 	m := memory{max: 1 << 20}
-	start, rng := time.Now(), rand.New(rand.NewPCG(1, 1))
-	line := make([]byte, 1000)
+	start := time.Now()
+	e := entry{runs: make([]uint64, 500)}
 	for i := range 5000 {
-		for k := range line {
-			line[k] = byte(rng.Uint32()) // incompressible
-		}
-		line[len(line)-1] = '\n'
-		m.addLine(line, start.Add(time.Duration(i)*time.Millisecond))
-		if size := m.bytes + len(m.lines); size > m.max {
-			t.Fatalf("%d bytes after %d lines, at most %d", size, i+1, m.max)
+		e.timestamp = uint64(i)
+		m.add(&e, start.Add(time.Duration(i)*time.Millisecond))
+		if m.bytes > m.max {
+			t.Fatalf("%d bytes after %d entries, at most %d", m.bytes, i+1, m.max)
 		}
 	}
-	if m.bytes+len(m.lines) < m.max/2 {
+	if m.bytes < m.max/2 {
 		t.Errorf("only %d bytes are kept, of %d", m.bytes, m.max)
 	}
 	if m.cutAt.IsZero() {
-		t.Error("nothing says that lines were removed for lack of room")
+		t.Error("nothing says that entries were removed for lack of room")
+	}
+	if kept := timestampsOf(t, &m); kept[len(kept)-1] != 4999 || kept[0] != 5000-uint64(len(kept)) {
+		t.Errorf("%d entries from %d to %d", len(kept), kept[0], kept[len(kept)-1])
+	}
+}
+
+// TestMemoryOfNumbers expects that the numbers of blocks take no more of the memory than is meant for them, with long
+// runs and with short ones.
+func TestMemoryOfNumbers(t *testing.T) {
+	const bound = 32 << 20
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	for _, length := range []int{1, 10, 1000} {
+		before := heap()
+		n := blockNumbers{minKnown: bound / memoryPerKnownBlock}
+		blocks, next := make([]prompt.Block, length), prompt.Block(1)
+		for range 4 * n.minKnown / (length + runOverhead) {
+			for i := range blocks {
+				blocks[i] = next * 0x9e3779b97f4a7c15
+				next++
+			}
+			n.findOrAssign(blocks)
+		}
+		if took := heap() - before; took > bound/2 {
+			t.Errorf("runs of %d blocks: %d MiB", length, took>>20)
+		}
+		runtime.KeepAlive(n)
 	}
 }
 
@@ -108,7 +133,7 @@ func TestRecent(t *testing.T) {
 func TestNoMemory(t *testing.T) {
 	r := newRecorder(t, t.TempDir()+"/traffic", 1<<20, 1)
 	r.run(many(3)...)
-	if recent := r.Recent(); recent != nil || len(r.memory.lines) != 0 {
+	if recent := r.Recent(); recent != nil || len(r.memory.chunks) != 0 {
 		t.Errorf("%+v is kept", recent)
 	}
 }
@@ -149,5 +174,5 @@ func BenchmarkMemory(b *testing.B) {
 		q.Blocks = blocks
 		r.write(q)
 	}
-	b.ReportMetric(float64(r.memory.bytes+len(r.memory.lines))/float64(b.N), "B/request")
+	b.ReportMetric(float64(r.memory.bytes)/float64(b.N), "B/request")
 }

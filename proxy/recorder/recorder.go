@@ -110,7 +110,8 @@ type Recorder struct {
 	encode encoder // its numbers are guarded by memory.mu
 
 	// Used by Run only.
-	out      *files         // nil: none
+	out      *files // nil: none
+	line     []byte
 	warnings rate.Sometimes // are logged
 }
 
@@ -233,27 +234,28 @@ func (r *Recorder) openFileWithRetry(ctx context.Context) {
 	}
 }
 
-// write encodes a Request and buffers its line, or drops a Request that is not valid.
+// write encodes a Request and keeps its entry, or drops a Request that is not valid.
 func (r *Recorder) write(q *Request) {
 	if !r.encode.isReplayable(q) {
 		r.drop(q)
 		return
 	}
-	line := r.encodeToMemory(q)
+	e := r.encodeToMemory(q)
 	r.blocks.Add(-int64(len(q.Blocks)))
 	r.Discard(q)
 	if r.out != nil {
-		r.countLostLinesAndWarn(r.out.addLine(line, r.encode.headerLine))
+		r.line = e.appendLine(r.line[:0])
+		r.countLostLinesAndWarn(r.out.addLine(r.line, r.encode.headerLine))
 	}
 }
 
-// encodeToMemory encodes a Request, adds its line to the memory and returns it. It is valid until the next call.
-func (r *Recorder) encodeToMemory(q *Request) []byte {
+// encodeToMemory encodes a Request, adds its entry to the memory and returns it. It is valid until the next call.
+func (r *Recorder) encodeToMemory(q *Request) *entry {
 	r.memory.mu.Lock()
 	defer r.memory.mu.Unlock()
-	line := r.encode.encode(q)
-	r.memory.addLine(line, time.Now())
-	return line
+	e := r.encode.encode(q)
+	r.memory.add(e, time.Now())
+	return e
 }
 
 // flushFile writes what is buffered for the file, if there is one.
