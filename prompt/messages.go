@@ -13,7 +13,8 @@ func (p *Prompt) finishMessages() {
 	p.setSystemPrompt(top[fieldSystem])
 	top[fieldToolChoice] = s.member(top[fieldToolChoice], "type")
 	top[fieldReasoningEffort] = s.member(top[fieldOutputConfig], "effort")
-	p.reasoningOff = string(s.unquote(s.member(top[fieldThinking], "type"))) == "disabled"
+	thinking := s.findMembers(top[fieldThinking], "type", "budget_tokens")
+	p.reasoningOff, p.thinkingBudget = string(s.unquote(thinking[0])) == "disabled", s.notNull(thinking[1])
 	p.setSeedFromFields(formatChat)
 }
 

@@ -95,6 +95,9 @@ type Prompt struct {
 	echo         bool     // the output of a completion begins with its prompt
 	prompts      int      // in the list of a completion
 	media        int      // items written into Text
+
+	thinkingBudget bool // of Messages: the tokens of the reasoning are limited
+	split          split
 	buffers
 }
 
@@ -126,6 +129,7 @@ func (p *Prompt) Reset() {
 			toolChanges: reuseUnlessLarge(p.toolChanges), merged: reuseUnlessLarge(p.merged), forks: p.forks[:0],
 		},
 		turns: turns{movable: reuseUnlessLarge(p.turns.movable)},
+		split: split{edits: p.split.edits[:0]},
 	}
 	p.scan.scratch = scratch
 	if cap(tools.raw) <= maxPooledBytes {
@@ -254,9 +258,10 @@ func (p *Prompt) parseMembers() {
 		s.readValue()
 		s.fail("", "the request body must be a JSON object")
 	}
+	p.split.membersAt = s.at
 	for s.noteTransferParams = true; s.nextMember(); s.noteTransferParams = true {
 		key := s.unquote(s.key)
-		f := fieldOf(p.kind, key)
+		f, use := fieldOf(p.kind, key), memberUseOf(key)
 		if f != fieldNone && p.top[f].exists() {
 			// vLLM takes the last one, other parsers the first.
 			s.fail(string(key), fmt.Sprintf("%q is given twice", key))
@@ -277,6 +282,7 @@ func (p *Prompt) parseMembers() {
 		}
 		v.end = s.at
 		p.top[f] = v
+		p.noteMember(f, use, v)
 	}
 	s.noteTransferParams, p.TransferParams = false, s.transferParams
 	p.top[fieldNone] = value{}

@@ -7,6 +7,7 @@ import "bytes"
 type tools struct {
 	kind      Kind
 	raw, text []byte
+	builtIn   bool // of Responses: the replica may call one itself
 }
 
 // parseTools reads the tools and keeps them for ApplyLayout. What is not a list is left for
@@ -22,7 +23,21 @@ func (p *Prompt) parseTools() {
 	if list := s.readValue(); s.firstByte(list) == '[' {
 		t.text = p.appendTools(t.text[:0], list)
 		t.raw = append(t.raw, s.b[list.start:list.end]...)
+		t.builtIn = p.kind == Responses && p.hasBuiltInTool(list)
 	}
+}
+
+// hasBuiltInTool reports whether a list that was read has a tool that the client does not call itself.
+func (p *Prompt) hasBuiltInTool(list value) bool {
+	s := &p.scan
+	for tool := range s.elements(list) {
+		switch string(s.unquote(s.member(tool, "type"))) {
+		case "function", "custom":
+		default:
+			return true
+		}
+	}
+	return false
 }
 
 // appendTools appends the tools of a list that was read.
