@@ -24,6 +24,9 @@ type eventMetrics struct {
 	closedConnections prometheus.Counter
 	droppedRecords    prometheus.Counter
 	panics            *prometheus.CounterVec
+	splits            *prometheus.CounterVec
+	prefillLeg        prometheus.Histogram
+	handover          prometheus.Histogram
 }
 
 // newEventMetrics returns the counters with all labels that are known in advance at
@@ -41,6 +44,11 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		registrations:   newCounterVec(register, "registration_calls_total", "Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),
 		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed polls of a backend's /metrics.", "backend"),
 		panics:          newCounterVec(register, "panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
+		splits:          newCounterVec(register, "split_requests_total", "Requests in a fleet with replicas for prefill or decode, by whether one did the prefill and another one the decode: split, or why not. cheaper: one replica alone; late: the handover would have taken, or took, too much of pd.lease; prefill_failed, decode_failed: then one replica did both.", "result"),
+		prefillLeg: register.NewHistogram(histogramOpts("prefill_leg_seconds", "Time from the request for the prefill of a split request to its response.",
+			1.0/(1<<10), .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80)),
+		handover: register.NewHistogram(histogramOpts("handover_seconds", "Time from the response to the prefill of a split request to the first content of its stream.",
+			1.0/(1<<10), .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20)),
 		closedConnections: register.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_connections_closed_total",
 			Help: "Idle client connections closed to make room for new ones (limits.connections, or fewer if file descriptors are scarce).",
@@ -51,6 +59,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		}),
 	}
 	initLabels(e.panics, recovery.Places()...)
+	initLabels(e.splits, SplitDone, SplitCheaper, SplitForbidden, SplitNoPrefill, SplitNoDecode, SplitLate, SplitPrefillFailed, SplitDecodeFailed)
 	initLabels(e.retryWaits, RetryWaitSent, RetryWaitGivenUp, RetryWaitDisconnected)
 	initLabels(e.queueExits, QueueSent, QueueFull, QueueTimeout, QueueNoneReady, QueueDisconnected)
 	initLabels(e.responseLookups, ResponseKnown, ResponseFound, ResponseUnknown, ResponseOfOtherKey, ResponseLost)
@@ -59,7 +68,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		RegistrationRefusedAddress, RegistrationRefusedOrigin, RegistrationRefusedURL)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryScaling, RetryWrongResponse, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
+		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
 
@@ -91,6 +100,9 @@ const (
 
 	RetryScaling       RetryReason = "scaling"        // the replica is changing the number of its engines
 	RetryWrongResponse RetryReason = "wrong_response" // to another request, on a kept-alive connection
+
+	RetryNoTransferParams RetryReason = "no_transfer_params" // the prefill of a split request was done, but not for another replica
+	RetryHandover         RetryReason = "handover"           // the decode of a split request could not be sent in time
 )
 
 // RetryStatus returns the reason of a response with that status.
@@ -98,6 +110,34 @@ func RetryStatus(code int) RetryReason { return RetryReason("status_" + strconv.
 
 // CountRetry counts an attempt that failed and could be repeated.
 func (m *Metrics) CountRetry(reason RetryReason) { countLabel(m.events.retries, reason) }
+
+// SplitResult is whether one replica did the prefill of a request and another one its decode, or why not.
+type SplitResult string
+
+// Results of a fleet with replicas for prefill or decode.
+const (
+	SplitDone          SplitResult = "split"
+	SplitCheaper       SplitResult = "cheaper"      // one replica alone
+	SplitForbidden     SplitResult = "unsplittable" // by what the request asks for
+	SplitNoPrefill     SplitResult = "no_prefill"   // no replica for it is ready
+	SplitNoDecode      SplitResult = "no_decode"    // no replica for it is ready
+	SplitLate          SplitResult = "late"         // the lease of the KV cache might have ended
+	SplitPrefillFailed SplitResult = "prefill_failed"
+	SplitDecodeFailed  SplitResult = "decode_failed"
+)
+
+// CountSplit counts a request of a fleet with replicas for prefill or decode; with an empty result it does nothing.
+func (m *Metrics) CountSplit(result SplitResult) {
+	if result != "" {
+		countLabel(m.events.splits, result)
+	}
+}
+
+// ObservePrefillLeg records how long the prefill of a split request took.
+func (m *Metrics) ObservePrefillLeg(took time.Duration) { m.events.prefillLeg.Observe(took.Seconds()) }
+
+// ObserveHandover records the time from the response to a prefill leg to the first content of the stream.
+func (m *Metrics) ObserveHandover(took time.Duration) { m.events.handover.Observe(took.Seconds()) }
 
 // RetryWaitResult is how a wait for the retry budget ended.
 type RetryWaitResult string

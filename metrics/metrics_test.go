@@ -246,7 +246,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 	text, named := f.text(), constants(t)
 	for of, series := range map[string]string{
 		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{end", "QueueResult": "queue_ends_total{end",
-		"UnauthorizedReason": "unauthorized_total{reason",
+		"UnauthorizedReason": "unauthorized_total{reason", "SplitResult": "split_requests_total{result",
 	} {
 		if len(named[of]) == 0 {
 			t.Errorf("%s has no constants", of)
