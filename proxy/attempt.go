@@ -2,13 +2,14 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,7 +33,10 @@ type failure struct {
 	queueFull     bool // the replica refused the request with a 503
 	suspectsCrash bool // the replica may have crashed by the request
 	shuttingDown  bool // the replica shuts down or scales in good order, and has dropped the request
+	sameBackend   bool // it was about the handover of a split request: the same backend may be asked again
 	done          bool // the client has disconnected, or has an error: nothing is left to do
+
+	split metrics.SplitResult // what the request counts as by it; empty: it was not split
 
 	// The response, if there was one, and the decision.
 	status   int
@@ -60,10 +64,11 @@ var (
 // statusClientClosed is the status of a client disconnect in metrics and logs.
 const statusClientClosed = 499
 
-// attempt is one try at one backend.
+// attempt is one try at one backend, or the prefill leg of one.
 type attempt struct {
 	*request
 	decision        *router.Reservation
+	handover        *handover        // of which it is the decode leg; nil: it is none
 	token           string           // names the attempt in its X-Request-Id
 	failureReason   string           // empty: it has not failed
 	estimatedTokens int              // of a response without usage, by its length
@@ -83,6 +88,15 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 			r.proxy.backendIdle.Notify()
 		}
 	}()
+	if r.history.sent++; r.history.sent == 1 {
+		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
+	}
+	r.recordDecision(d)
+	r.proxy.activity.recordAttemptAndDecision(r, d)
+	a.setRequestIDHeader()
+	if f := a.prepareDecode(); f != nil {
+		return f
+	}
 	switch s := r.settings; {
 	case r.input.request.Streams:
 		r.context.mu.Lock()
@@ -91,16 +105,13 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 	case s.Response > 0:
 		r.context.startProgressTimer(d, s.Response)
 	}
-	r.outcome.Backend = d.Backend.Name
-	if r.history.sent++; r.history.sent == 1 {
-		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
+	leg, notAfter := "", time.Time{}
+	if a.handover != nil {
+		leg, notAfter = "decode", a.handover.notAfter
 	}
-	r.proxy.activity.recordAttemptAndDecision(r, d)
-	r.beginAttemptSpan(d)
+	a.startSpan(leg)
 	r.setSessionHeader(d.KVSession)
-	a.setRequestIDHeader()
-	o := d.Backend.Options()
-	resp, err := o.Transport.RoundTrip(r.newBackendRequest(r.context, d.Backend, o))
+	resp, err := a.send(a.handoverEdits(), notAfter)
 	r.stopQueueKeepalive()
 	var f *failure
 	if err != nil {
@@ -110,6 +121,7 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 		r.spans.SetStatus(resp.StatusCode)
 		f = a.relayResponse(resp)
 	}
+	a.adjustDecodeFailure(f)
 	a.setRouterOutcome(f)
 	return f
 }
@@ -126,7 +138,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.MaxConnsReached() && f.reason != metrics.RetryDescriptors
-	case f.isMissingEndpoint(), f.isOfConnection(), f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
+	case f.isMissingEndpoint(), f.isOfConnection(), f.sameBackend, f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
 	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()
@@ -159,6 +171,24 @@ func (a *attempt) startReplyHashing() {
 	a.reply = reply
 }
 
+// send sends the client's body with edits to the backend, and returns the response. It fails if the end of the body
+// could be sent only after notAfter; zero: whenever.
+func (a *attempt) send(edits []prompt.Edit, notAfter time.Time) (*http.Response, error) {
+	b := a.decision.Backend
+	o := b.Options()
+	req := a.newBackendRequest(a.context, b, o)
+	if scope := a.input.stored.scopeEdits(); scope != nil {
+		edits = append(scope, edits...)
+		slices.SortStableFunc(edits, func(x, y prompt.Edit) int { return cmp.Compare(x.Start, y.Start) })
+	}
+	if len(edits) > 0 {
+		edited := newEditedBody(a.input.body, edits)
+		edited.notAfter = notAfter
+		req.Body, req.ContentLength = edited, edited.length
+	}
+	return o.Transport.RoundTrip(req)
+}
+
 // newBackendRequest returns the request to the replica: the client's body, to the endpoint's own
 // path. rewriteRequestHeader has prepared the header, to which those of b's options are added.
 func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o *backends.Options) *http.Request {
@@ -185,9 +215,6 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
 	if len(body) == 0 {
 		req.Body = http.NoBody
-	}
-	if scoped, length := r.input.stored.insertScope(body); scoped != nil {
-		req.Body, req.ContentLength = io.NopCloser(scoped), length
 	}
 	req.Close = r.history.countConnectionFailures() > 0 // then this connection must be a new one; see transport.StaleError
 	return req
@@ -318,6 +345,11 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 		body.AllowReuse() // an error has no id
 		return a.readErrorResponse(resp)
 	}
+	return a.relayWhole(resp, body)
+}
+
+// relayWhole relays a response that is not a stream, in the form that the client can still read.
+func (a *attempt) relayWhole(resp *http.Response, body replicaBody) *failure {
 	if a.headersSent {
 		return a.relayErrorAsEvent(resp, body)
 	}
@@ -342,7 +374,10 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.replaceBestFailure(nil)
 	a.inFlight.phase.Store(int32(Responding))
 	a.outcome.Code = resp.StatusCode
-	a.outcome.PredictedTokens = a.decision.MatchedTokens
+	a.outcome.PredictedTokens = a.matchedTokens
+	if a.handover != nil {
+		a.splitResult = metrics.SplitDone
+	}
 	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill
 }
 
@@ -355,13 +390,15 @@ type attemptContext struct {
 	// Set by begin.
 	firstByteTimeout time.Duration // 0: no limit
 	streams          bool
+	retryStalled     bool // of the settings
 	retriesStall     bool // another attempt may follow if the backend stalls
 	relocated        bool // an earlier attempt has ended by a stall
 
-	mu        sync.Mutex // guards what follows
-	committed bool       // stalls and time limits end it no more
-	timer     *time.Timer
-	idle      *time.Timer
+	mu         sync.Mutex // guards what follows
+	committed  bool       // stalls and time limits end it no more
+	prefilling bool       // the prefill leg of a split request is open
+	timer      *time.Timer
+	idle       *time.Timer
 }
 
 // beginAttemptContext makes the context of the next attempt, before the pick and whatever may take long before it.
@@ -374,7 +411,8 @@ func (r *request) beginAttemptContext() {
 	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
 	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
 	charged, _ := r.history.countCharged()
-	c.retriesStall = s.Retry.Stalled && charged+1 < s.Attempts
+	c.retryStalled = s.Retry.Stalled
+	c.retriesStall = c.retryStalled && charged+1 < s.Attempts
 	c.relocated = r.history.anyAttempt(func(r *attemptRecord) bool { return r.failure.reason == metrics.RetryStalled })
 	r.context, r.input.request.Stalls = c, c
 	r.proxy.activity.beginQueuedPhase(r)
@@ -385,31 +423,45 @@ func (c *attemptContext) startFirstByteTimerLocked() {
 	if c.firstByteTimeout == 0 || c.timer != nil {
 		return
 	}
-	c.timer = time.AfterFunc(c.firstByteTimeout, func() {
+	var t *time.Timer
+	t = time.AfterFunc(c.firstByteTimeout, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !c.committed {
+		if !c.committed && c.timer == t {
 			c.cancel(errFirstByte)
 		}
 	})
+	c.timer = t
 }
 
 // startProgressTimer ends the attempt with errResponse when the backend of d has made no progress for limit.
 func (c *attemptContext) startProgressTimer(d *router.Reservation, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.idle = time.AfterFunc(limit, func() {
+	var t *time.Timer
+	t = time.AfterFunc(limit, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.committed {
+		if c.committed || c.idle != t {
 			return
 		}
 		if left := limit - d.SinceProgress(); left > 0 {
-			c.idle.Reset(left)
+			t.Reset(left)
 			return
 		}
 		c.cancel(errResponse)
 	})
+	c.idle = t
+}
+
+// stopTimersLocked ends the time limits. c.mu is held.
+func (c *attemptContext) stopTimersLocked() {
+	for _, t := range []*time.Timer{c.timer, c.idle} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+	c.timer, c.idle = nil, nil // for those that run already
 }
 
 // BackendStalled implements router.StallListener. A stall moves a request once, unless the replica is hung: the request may
@@ -419,9 +471,9 @@ func (c *attemptContext) BackendStalled(anotherAvailable, hung bool) {
 	defer c.mu.Unlock()
 	switch {
 	case c.committed:
-	case anotherAvailable && c.retriesStall && (hung || !c.relocated):
+	case c.prefilling && c.retryStalled, anotherAvailable && c.retriesStall && (hung || !c.relocated):
 		c.cancel(errStalled)
-	case !c.streams: // a stream has its timer from the beginning
+	case !c.streams || c.prefilling: // a stream has its timer from the beginning
 		c.startFirstByteTimerLocked()
 	}
 }
@@ -431,11 +483,7 @@ func (c *attemptContext) commit() (cancelCause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.committed = true
-	for _, t := range []*time.Timer{c.timer, c.idle} {
-		if t != nil {
-			t.Stop()
-		}
-	}
+	c.stopTimersLocked()
 	return context.Cause(c)
 }
 

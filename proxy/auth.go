@@ -128,11 +128,15 @@ func (a *attempt) setTokenUsage() {
 	}
 	a.estimated.tokens += max(a.completionTokens-max(a.result.OutputTokens, 0), 0)
 	a.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.promptTokens)
+	prefilled := a.decision
+	if a.handover != nil {
+		prefilled = a.handover.prefill
+	}
 	if !a.result.CachedKnown {
-		a.outcome.CachedTokens = min(a.decision.MatchedTokens, a.promptTokens)
+		a.outcome.CachedTokens = min(prefilled.MatchedTokens, a.promptTokens)
 		a.estimated.cached = a.outcome.CachedTokens
 	}
-	a.outcome.SavedPrefillSeconds = a.decision.SavedPrefillSeconds(a.promptTokens, a.outcome.CachedTokens)
+	a.outcome.SavedPrefillSeconds = prefilled.SavedPrefillSeconds(a.promptTokens, a.outcome.CachedTokens)
 }
 
 // recordKeyUsage adds what the request has used to the account of its key. Requests without a valid one use nothing.

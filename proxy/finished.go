@@ -75,7 +75,7 @@ func (r *finishedRing) appendAll(list []*FinishedRequest) []*FinishedRequest {
 // FinishedFilter says which finished requests are searched. Zero fields match all.
 type FinishedFilter struct {
 	ID, Key, Model       string
-	Backend              string // that responded, or on which an attempt failed
+	Backend              string // that responded, did the prefill, or on which an attempt failed
 	MinStatus, MaxStatus int
 	SlowerThan           time.Duration // from the arrival to the end
 }
@@ -83,7 +83,7 @@ type FinishedFilter struct {
 func (f *FinishedFilter) matches(r *FinishedRequest) bool {
 	isOf := func(wanted, value string) bool { return wanted == "" || wanted == value }
 	return isOf(f.ID, r.ID) && isOf(f.Key, r.Key) && isOf(f.Model, r.Model) &&
-		(isOf(f.Backend, r.Backend) || slices.ContainsFunc(r.Failures, func(a accesslog.Failure) bool { return a.Backend == f.Backend })) &&
+		(isOf(f.Backend, r.Backend) || isOf(f.Backend, r.PrefillBackend) || slices.ContainsFunc(r.Failures, func(a accesslog.Failure) bool { return a.Backend == f.Backend })) &&
 		r.Code >= f.MinStatus && (f.MaxStatus == 0 || r.Code <= f.MaxStatus) && (f.SlowerThan == 0 || r.Times.Total > f.SlowerThan)
 }
 

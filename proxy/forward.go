@@ -27,6 +27,7 @@ func (r *request) forward() {
 	h.receivedAt = r.bodyReceivedAt
 	h.queueTimeouts, h.outageSetting = r.modelQueueTimeouts()
 	defer r.replaceBestFailure(nil)
+	defer r.endSplit()
 	stopWaiting := func() {
 		r.stopQueueKeepalive()
 		r.releaseQueuePlace()
@@ -48,10 +49,14 @@ func (r *request) forward() {
 		}
 		switch a := nextAction(h, f, r.settings, time.Now()); a.kind {
 		case actPick:
+			r.setPickedLeg(a.decode)
 			d, err := r.awaitPick()
 			if err != nil {
 				h.last, h.pickErr = stepPick, err
 				continue
+			}
+			if r.splitResult == "" {
+				r.splitResult = metrics.SplitResult(d.Split)
 			}
 			if len(h.attempts) > 0 {
 				p.metrics.CountRetry(h.latestAttempt().failure.reason)
@@ -62,9 +67,12 @@ func (r *request) forward() {
 			}
 			r.startQueueKeepalive()
 			r.beginAttemptContext()
-			f.decision = d
+			if f.decision == nil {
+				f.decision = d
+			}
 			r.logFailureAndRecheck(f)
 			r.recordFailure(f)
+			r.recordSplitFailure(f)
 		case actWait:
 			r.awaitAndRecord(&a)
 		case actRespond:
@@ -93,7 +101,7 @@ func (r *request) fleetView() fleetView {
 	list := r.input.request.Backends
 	f := make(fleetView, 0, len(list)+len(h.attempts))
 	add := func(b *backends.Backend, candidate bool) {
-		f = append(f, backendView{backend: b, state: b.State(), busy: b.InFlight.Load() > 0, candidate: candidate})
+		f = append(f, backendView{backend: b, state: b.State(), busy: b.InFlight.Load() > 0, candidate: candidate, decodes: h.handover.canDecodeOn(b)})
 	}
 	now := time.Now()
 	for _, b := range list {
@@ -265,6 +273,11 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 			defer cancel()
 			ctx = limited
 		}
+	}
+	if h.handover != nil {
+		inTime, cancel := context.WithDeadline(ctx, h.handover.notAfter)
+		defer cancel()
+		ctx = inTime
 	}
 	r.input.request.QueueTimeouts, r.input.request.Waited = h.queueTimeouts, h.waited
 	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excludedBackends()...)

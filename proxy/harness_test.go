@@ -132,7 +132,8 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	r, err := router.New(router.Options{
 		Settings: router.Settings{
 			Policy: policy, Queue: hold,
-			PollInterval: time.Hour, // what serve says of load does not fade
+			PollInterval: time.Hour,                                                              // what serve says of load does not fade
+			Handover:     router.HandoverSettings{Lease: 30 * time.Second, MinUncachedTokens: 1}, // where there are replicas for prefill, it is used
 		},
 		Policies: policies.All(), Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 256, IndexMaxBytes: 64 << 20,
 		Now: time.Now, Rand: rand.NewPCG(1, 2),
@@ -147,7 +148,8 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		RecheckHealth: func(*backends.Backend) {},
 		BlockBytes:    256,
 		Settings: Settings{
-			Attempts: 3, QueueTimeouts: hold.Timeouts(), RouteHeaders: true,
+			HandoverLease: 30 * time.Second,
+			Attempts:      3, QueueTimeouts: hold.Timeouts(), RouteHeaders: true,
 			Retry:    RetrySettings{Share: 0.2, PerSecond: 10, Stalled: true},
 			Limits:   Limits{InFlight: 10_000, Connections: 10_000, QueryBytes: 4 << 10, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30},
 			Timeouts: Timeouts{FirstByte: time.Minute, Idle: time.Minute},

@@ -94,6 +94,9 @@ var routeHeaders = [...]string{
 	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
 }
 
+// prefillBackendHeader names the backend that has done the prefill, if that is another one.
+const prefillBackendHeader = "X-Warmroute-Prefill-Backend"
+
 // queueTimeHeader says how long the request was queued.
 const queueTimeHeader = "X-Warmroute-Queue-Ms"
 
@@ -125,6 +128,9 @@ func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (c
 	}
 	for i, name := range routeHeaders {
 		h[name] = values[i : i+1 : i+1]
+	}
+	if r.prefillBackend != "" {
+		h[prefillBackendHeader] = []string{r.prefillBackend}
 	}
 	r.addQueueTimeHeader(h)
 	return h

@@ -23,7 +23,7 @@ func states(of string) (f fleetView) {
 		if of[i] == 'd' {
 			state = backends.Down
 		}
-		f = append(f, backendView{backend: b, state: state, busy: of[i] == 'R', candidate: true})
+		f = append(f, backendView{backend: b, state: state, busy: of[i] == 'R', candidate: true, decodes: b != backendA})
 	}
 	return f
 }
@@ -40,6 +40,8 @@ var (
 	redirect          = failure{reason: "redirect"}
 	endpointMissing   = failure{reason: "endpoint_missing", status: 404, isFree: true}
 	lastTimeout       = failure{reason: "first_byte_timeout", noRetry: true}
+	prefillFailed     = failure{reason: "status_500", err: errors.New("status 500"), isFree: true, suspectsCrash: true}
+	transferFailed    = failure{reason: "status_500", status: 500, isFree: true, sameBackend: true}
 )
 
 func TestNext(t *testing.T) {
@@ -51,7 +53,10 @@ func TestNext(t *testing.T) {
 	wait := func(kind waitKind, timeout time.Duration) action {
 		return action{kind: actWait, wait: kind, deadline: start.Add(timeout)}
 	}
-	pick := action{kind: actPick}
+	pick, pickDecode := action{kind: actPick}, action{kind: actPick, decode: true}
+	prefilled := func(notAfter time.Duration) func(*history, *Settings) {
+		return func(h *history, _ *Settings) { h.handover = &handover{notAfter: start.Add(notAfter)} }
+	}
 	answer := func(r responseKind) action { return action{kind: actRespond, response: r} }
 	for _, c := range []struct {
 		name   string
@@ -112,6 +117,32 @@ func TestNext(t *testing.T) {
 		{"endpoint missing, then the error of another", []try{{backendA, endpointMissing}, {backendB, fullFailure}}, "rr", notPicked(router.ErrNoneReady), answer(respondReplicaError)},
 		{"endpoint missing after a failure", []try{{backendA, redirect}, {backendB, endpointMissing}}, "rr", notPicked(router.ErrNoneReady), answer(respondFailure)},
 
+		{"prefill leg failed", []try{{backendA, prefillFailed}}, "rr", nil, pick},
+		{"prefill leg failed without retries", []try{{backendA, prefillFailed}}, "rr", func(_ *history, s *Settings) { s.Attempts, s.Retry.Share, s.Retry.PerSecond = 1, 0, 0 }, pick},
+		{"prefill leg failed, no decode", []try{{backendA, prefillFailed}}, "rd", nil, wait(waitReconnect, minReconnectDelay)},
+		{"prefill leg failed, then the decode crashed", []try{{backendA, prefillFailed}, {backendB, crash}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
+		{"prefill leg failed, no backend", []try{{backendA, prefillFailed}}, "dd", notPicked(router.ErrQueueTimeout), answer(respondNotPicked)},
+		{"transfer failed", []try{{backendB, transferFailed}}, "rr", nil, pick},
+		{"transfer failed, the only one", []try{{backendA, transferFailed}}, "r", nil, pick},
+		{"transfer failed without retries", []try{{backendB, transferFailed}}, "rr", func(_ *history, s *Settings) { s.Attempts, s.Retry.Share, s.Retry.PerSecond = 1, 0, 0 }, pick},
+		{"decode refused", []try{{backendB, connectionRefused}}, "rrr", prefilled(time.Second), pickDecode},
+		{"decode refused, too late", []try{{backendB, connectionRefused}}, "rrr", prefilled(-time.Second), pick},
+		{"decode refused, no other for it", []try{{backendB, connectionRefused}}, "rr", prefilled(time.Second), pick},
+		{"decode refused, the other is down", []try{{backendB, connectionRefused}}, "rrd", prefilled(time.Second), pick},
+		{"decode refused, all others too", []try{{backendA, connectionRefused}, {backendB, connectionRefused}}, "rr", prefilled(time.Second), wait(waitReconnect, minReconnectDelay)},
+		{"no backend for the decode", []try{{backendB, connectionRefused}}, "rr", func(h *history, s *Settings) {
+			prefilled(time.Second)(h, s)
+			notPicked(router.ErrNoneReady)(h, s)
+		}, pick},
+		{"no backend at all", []try{{backendB, connectionRefused}}, "dd", func(h *history, s *Settings) {
+			prefilled(time.Second)(h, s)
+			notPicked(router.ErrNoneReady)(h, s)
+		}, wait(waitReconnect, minReconnectDelay)},
+		{"disconnect between the legs", nil, "rr", func(h *history, s *Settings) {
+			prefilled(time.Second)(h, s)
+			h.end = disconnected
+		}, answer(respondDisconnected)},
+
 		{"one full", []try{{backendA, fullFailure}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
 		{"all full", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", nil, wait(waitSlot, time.Minute)},
 		{"all full, slot", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", waited(waitSlot, waitMet), wait(waitBudget, upstreamErrorRetryTimeout)},
@@ -141,7 +172,7 @@ func TestNext(t *testing.T) {
 		before := len(h.attempts)
 		got := nextAction(h, f, s, start)
 		if got.kind != c.want.kind || got.wait != c.want.wait || !got.deadline.Equal(c.want.deadline) ||
-			got.response != c.want.response || got.poison != c.want.poison {
+			got.response != c.want.response || got.poison != c.want.poison || got.decode != c.want.decode {
 			t.Errorf("%s: got %+v, want %+v", c.name, got, c.want)
 		}
 		if len(h.attempts) != before {

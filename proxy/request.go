@@ -54,6 +54,9 @@ type input struct {
 	stored  storedInput
 	request router.Request
 
+	membersAt         int  // index in the body at which a member can be inserted, if it may be split
+	hasThinkingBudget bool // some replicas refuse the body of its prefill leg
+
 	sessionHeader []string // of the client, for replicas that do not publish KV events
 	extraBytes    int      // of request.Bytes, not in the canonical prompt
 	isPlain       bool     // the replica counts what is in the canonical prompt, no more and no less
@@ -65,6 +68,7 @@ type scratch struct {
 	blocks        []prompt.Block
 	media         []prompt.Media
 	responseStart prompt.ResponseStart
+	prefillEdits  []prompt.Edit // of the body of the prefill leg, if it may be split
 }
 
 // maxPooledBlocks bounds the blocks of a scratch that is passed on: a prompt of 2 MiB.
@@ -137,6 +141,7 @@ func (r *request) finish() {
 	now := time.Now()
 	r.outcome.Duration = now.Sub(r.arrivedAt)
 	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
+	r.proxy.metrics.CountSplit(r.splitResult)
 	r.proxy.activity.stats.countEndedRequest(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
 	r.recordKeyUsage(now)
 	r.finishRecording()
@@ -346,6 +351,10 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 		in.request.Session, in.sessionSource = pr.Session, pr.SessionField
 	}
 	in.request.Sequences = pr.Sequences
+	if in.request.Splittable = pr.Splittable() && !in.stored.refers() && !in.request.NoEngine; in.request.Splittable {
+		in.scratch.prefillEdits = pr.AppendPrefillEdits(in.scratch.prefillEdits[:0])
+		in.membersAt, in.hasThinkingBudget = pr.MembersAt(), pr.HasThinkingBudget()
+	}
 	in.scratch.media = pr.AppendMedia(in.scratch.media[:0])
 	in.request.Media, in.request.MediaItems = pr.HasMedia(), in.scratch.media
 	in.request.TextClass = pr.TextClass(in.scratch.media)

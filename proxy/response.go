@@ -456,8 +456,8 @@ func (a *attempt) estimateTokensByLength(length int) {
 	}
 }
 
-// recordUsage records what the response said of its tokens.
-func (a *attempt) recordUsage(u *tokenUsage) {
+// setResultUsage sets what the router learns of the usage.
+func (a *attempt) setResultUsage(u *tokenUsage) {
 	b := a.decision.Backend
 	if u.hasCached {
 		b.RecordReportsCached(a.endpoint.number)
@@ -467,7 +467,15 @@ func (a *attempt) recordUsage(u *tokenUsage) {
 	a.result.CachedTokens = u.cachedTokens
 	// Some versions leave the figure out when it is 0.
 	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached(a.endpoint.number))
-	a.outcome.ObservedTokens = u.cachedTokens
+}
+
+// recordUsage records what the response said of its tokens.
+func (a *attempt) recordUsage(u *tokenUsage) {
+	a.setResultUsage(u)
+	if a.handover != nil { // most replicas repeat this figure; others would count all that was transferred
+		a.result.CachedTokens, a.result.CachedKnown = a.handover.result.CachedTokens, a.handover.result.CachedKnown
+	}
+	a.outcome.ObservedTokens = a.result.CachedTokens
 	a.outcome.PromptTokens = a.decision.PromptTokens
 	if u.promptTokens > 0 {
 		a.outcome.PromptTokens = u.promptTokens

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"io"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
 
 	"warmroute/backends/transport"
+	"warmroute/prompt"
 )
 
 // A client can choose the id of a stored response (request_id), and the replica knows responses by their ids alone. So a replica
@@ -24,30 +22,18 @@ func scopeOf(keyName string) string {
 	return "resp_wr-" + hex.EncodeToString(hash[:16]) + "-"
 }
 
-// insertScope returns body, which is not copied, with the scope before each id in it that has one at the replica; nil if none has.
-func (s *storedInput) insertScope(body []byte) (scoped io.Reader, length int64) {
+// scopeEdits returns the edits that insert the scope before each id in the body that has one at the replica.
+func (s *storedInput) scopeEdits() (edits []prompt.Edit) {
 	if s.scope == "" {
-		return nil, 0
+		return nil
 	}
-	var ids []int
 	if s.chosenIDAt > 0 {
-		ids = append(ids, s.chosenIDAt)
+		edits = append(edits, prompt.Edit{Start: s.chosenIDAt, End: s.chosenIDAt, Text: s.scope})
 	}
 	if s.refersToAt > 0 && s.replicaID != s.refersTo {
-		ids = append(ids, s.refersToAt)
+		edits = append(edits, prompt.Edit{Start: s.refersToAt, End: s.refersToAt, Text: s.scope})
 	}
-	slices.Sort(ids)
-	if len(ids) == 0 {
-		return nil, 0
-	}
-	var parts []io.Reader
-	written := 0
-	for _, at := range ids {
-		parts = append(parts, bytes.NewReader(body[written:at]), strings.NewReader(s.scope))
-		written = at
-	}
-	parts = append(parts, bytes.NewReader(body[written:]))
-	return io.MultiReader(parts...), int64(len(body) + len(ids)*len(s.scope))
+	return edits
 }
 
 // removeScope replaces the body of a response by one without scope, in ids and in the messages of errors.

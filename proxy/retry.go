@@ -70,6 +70,8 @@ type history struct {
 	slotAwaited    bool
 	outageAttempt  bool // an attempt beyond the limit was considered, as all backends were down
 	ownQueueFull   bool // the request was not allowed to wait
+
+	handover *handover // of a prefill leg, for a decode leg of which nothing was sent yet; nil: none
 }
 
 // step is a kind of thing that a request does between its arrival and its response.
@@ -122,6 +124,8 @@ type action struct {
 	probeInterval time.Duration // between health checks that are asked for; 0: none
 	backoff       time.Duration // of waitSlot, with its jitter
 
+	decode bool // the backend is picked for the decode leg of history.handover
+
 	response responseKind
 	err      error // why no backend was picked, for respondNotPicked
 	poison   bool  // replicas seem to crash by the request
@@ -155,6 +159,7 @@ type backendView struct {
 	state     backends.State
 	busy      bool // requests of ours are in flight there
 	candidate bool // it serves the request
+	decodes   bool // it can do the decode leg of history.handover
 }
 
 func (f fleetView) state(b *backends.Backend) backends.State {
@@ -177,6 +182,20 @@ func (f fleetView) candidates() (list []*backends.Backend) {
 
 // nextAction decides what to do after the attempts and waits so far. It has no side effects.
 func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
+	a := nextStep(h, f, s, now)
+	a.decode = a.kind == actPick && h.last != stepPick && h.mayDecode(f, now)
+	return a
+}
+
+// mayDecode reports whether a backend can still do the decode leg of the handover, if there is one.
+func (h *history) mayDecode(f fleetView, now time.Time) bool {
+	return h.handover != nil && !now.After(h.handover.notAfter) && slices.ContainsFunc(f, func(v backendView) bool {
+		return v.candidate && v.decodes && v.state == backends.Ready && !h.isExcluded(v.backend)
+	})
+}
+
+// nextStep is nextAction, but for the handover of a split request.
+func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 	if h.end != notEnded {
 		return respond(h)
 	}
@@ -184,6 +203,9 @@ func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 	case stepNone:
 		return pickOrAwaitReconnect(h, f, now)
 	case stepPick:
+		if h.handover != nil { // there is no backend for the decode leg, but may be one for the whole request
+			return pickOrAwaitReconnect(h, f, now)
+		}
 		if errors.Is(h.pickErr, router.ErrNoneReady) && h.hasRetriableExcluded(f, now) && !h.reconnectExpired(f, now) {
 			return awaitReconnect(h, now)
 		}
@@ -357,10 +379,10 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	h.last = stepAttempt
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
-		excluded:        !f.isOfConnection() && f.reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
-		awaitsReconnect: f.isFree && !f.isMissingEndpoint() && f.reason != metrics.RetryRank,
+		excluded:        !f.isOfConnection() && !f.sameBackend && f.reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
+		awaitsReconnect: f.isFree && !f.sameBackend && !f.isMissingEndpoint() && f.reason != metrics.RetryRank,
 		queueFull:       f.queueFull && !f.isFree,
-		upstreamError:   f.status != 0 && !f.shuttingDown && !f.isMissingEndpoint(),
+		upstreamError:   f.status != 0 && !f.sameBackend && !f.shuttingDown && !f.isMissingEndpoint(),
 	})
 }
 

@@ -46,7 +46,8 @@ type replicaBody interface {
 }
 
 // streamRelay relays a response of server-sent events. Nothing of it, not even its status, goes to the client
-// before the engine has output something: vLLM sends its 200 before it has begun.
+// before the engine has output something: vLLM sends its 200 before it has begun, and of a decode leg also the first
+// event, which has only the role, before an error.
 type streamRelay struct {
 	*attempt
 	resp     *http.Response
@@ -112,10 +113,13 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *
 // readUntilFirstEvent reads into buffered until the engine has output something, the stream has ended, or no more
 // may be buffered. It returns what it has reserved for buffered.
 func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) (reserved int64, err error) {
-	e, commentedAt := &s.events, time.Now()
+	e, commentedAt, withheldEvents := &s.events, time.Now(), 0
+	if s.handover != nil {
+		withheldEvents = 1
+	}
 	var relayAt time.Time
 	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && s.proxy.buffers.makeRoom(buffered, len(chunk), &reserved) {
-		if e.events > 0 {
+		if e.events > withheldEvents {
 			if relayAt.IsZero() {
 				relayAt = time.Now().Add(roleEventDelay)
 			}
@@ -265,6 +269,7 @@ func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 func (s *streamRelay) releaseUploadedInput() {
 	if s.body.Uploaded() {
 		s.releaseInput()
+		s.history.handover.release(&s.proxy.buffers)
 	}
 }
 
@@ -273,6 +278,9 @@ func (s *streamRelay) recordFirstToken() {
 	if s.events.content && s.outcome.TTFT == 0 {
 		s.outcome.TTFT = time.Since(s.arrivedAt)
 		s.spans.AddFirstTokenSpan()
+		if s.handover != nil {
+			s.proxy.metrics.ObserveHandover(time.Since(s.handover.endedAt))
+		}
 	}
 }
 

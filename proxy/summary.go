@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/netip"
+	"time"
 
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
@@ -21,24 +22,40 @@ type summary struct {
 
 	bytesIn        int                 // of the body
 	reason         string              // of the last attempt's decision
-	matchedTokens  int                 // by that decision
+	matchedTokens  int                 // by that decision; of a split request, by that for its prefill
 	estimatedInput int                 // tokens of the prompt, by that decision
 	cachedKnown    bool                // the replica reported how much of the prompt it had cached
 	failures       []accesslog.Failure // attempts that failed, the first of them
 	phase          metrics.AbortPhase  // in which the client was lost
+
+	splitResult    metrics.SplitResult // empty: the fleet has no replicas for prefill or decode
+	prefillBackend string              // of the prefill leg, if the last attempt is a decode leg
+	prefillTime    time.Duration       // of that leg
 }
 
-func (r *request) beginAttemptSpan(d *router.Reservation) {
+// recordDecision records the decision of a new attempt.
+func (r *request) recordDecision(d *router.Reservation) {
+	r.outcome.Backend = d.Backend.Name
 	r.reason, r.matchedTokens, r.estimatedInput, r.cachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
-	if r.spans == nil {
+	r.prefillBackend, r.prefillTime = "", 0
+}
+
+// startSpan starts the span of an attempt, or of that leg of a split one.
+func (a *attempt) startSpan(leg string) {
+	if a.spans == nil {
 		return
 	}
-	r.spans.StartAttempt(&tracing.Attempt{
-		Number: r.history.sent, Model: r.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason,
+	d := a.decision
+	span := tracing.Attempt{
+		Number: a.history.sent, Model: a.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason, Leg: leg,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
 		MatchedTokens: d.MatchedTokens, PromptTokens: d.PromptTokens,
-		MaxTokens: r.input.request.MaxOutputTokens, Streams: r.input.request.Streams,
-	}, r.httpReq.Header)
+		MaxTokens: a.input.request.MaxOutputTokens, Streams: a.input.request.Streams,
+	}
+	if leg == "prefill" {
+		span.MaxTokens, span.Streams = 1, false
+	}
+	a.spans.StartAttempt(&span, a.httpReq.Header)
 }
 
 func (a *attempt) endAttemptSpan() {
@@ -69,10 +86,10 @@ func (r *request) endTraceAndRecord() {
 	o, s := &r.outcome, &r.summary
 	f := &FinishedRequest{Entry: accesslog.Entry{
 		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.clientName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
-		Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
+		PrefillBackend: s.prefillBackend, Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
-		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.waited.Total(), Overhead: o.Overhead},
+		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.waited.Total(), Overhead: o.Overhead, Prefill: s.prefillTime},
 	}}
 	if r.account != nil {
 		f.Key = r.account.Name

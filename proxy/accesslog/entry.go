@@ -17,6 +17,9 @@ type Entry struct {
 	Endpoint string
 	Model    string
 	Backend  string
+	// PrefillBackend has done the prefill, if that is another one.
+	PrefillBackend string
+
 	Reason   string // of the choice of the backend
 	Phase    string // in which the request was aborted; empty: it was not
 	TraceID  string
@@ -49,6 +52,7 @@ type Times struct {
 	TTFT     time.Duration
 	Queued   time.Duration // in the admission queue
 	Overhead time.Duration // of the proxy
+	Prefill  time.Duration // of PrefillBackend's leg
 }
 
 func (e *Entry) failed() bool { return e.Code >= http.StatusBadRequest || e.Phase != "" }
@@ -69,6 +73,9 @@ func (e *Entry) record() slog.Record {
 			attrs = append(attrs, slog.Int("observed_tokens", e.Tokens.Observed))
 		}
 		attrs = append(attrs, slog.Int("output_tokens", e.Tokens.Output), slog.Int64("overhead_us", e.Times.Overhead.Microseconds()))
+	}
+	if e.PrefillBackend != "" {
+		attrs = append(attrs, slog.String("prefill_backend", e.PrefillBackend), slog.Float64("prefill_ms", milliseconds(e.Times.Prefill)))
 	}
 	if e.Times.TTFT > 0 {
 		attrs = append(attrs, slog.Float64("ttft_ms", milliseconds(e.Times.TTFT)))

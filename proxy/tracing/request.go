@@ -56,6 +56,8 @@ const (
 	requestID = attribute.Key("warmroute.request_id")
 	keyName   = attribute.Key("warmroute.key")
 	backend   = attribute.Key("warmroute.backend")
+	prefill   = attribute.Key("warmroute.prefill.backend")
+	leg       = attribute.Key("warmroute.leg") // of a split request: prefill or decode
 	reason    = attribute.Key("warmroute.reason")
 	matched   = attribute.Key("warmroute.prefix.matched_tokens")
 	prompt    = attribute.Key("warmroute.prompt_tokens") // as estimated for the decision
@@ -141,6 +143,7 @@ type Attempt struct {
 	Number                      int // from 1
 	Model                       string
 	Backend, Reason             string
+	Leg                         string // of a split request; empty: the attempt has one request
 	Scheme, Host                string // of the replica; Host may have a port
 	MatchedTokens, PromptTokens int
 	MaxTokens                   int // of the output; 0: not limited by the request
@@ -169,7 +172,7 @@ func (q *Request) StartAttempt(a *Attempt, outgoingHeader http.Header) {
 	span.SetAttributes(serverAddress(a.Host, a.Scheme)...)
 	span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.URLFull(a.Scheme+"://"+a.Host+q.route), provider.String("vllm"), requestModel.String(a.Model),
 		backend.String(a.Backend), reason.String(a.Reason), matched.Int(a.MatchedTokens), prompt.Int(a.PromptTokens))
-	setNonZero(span, semconv.HTTPRequestResendCount(a.Number-1), streams.Bool(a.Streams), maxTokens.Int(a.MaxTokens))
+	setNonZero(span, leg.String(a.Leg), semconv.HTTPRequestResendCount(a.Number-1), streams.Bool(a.Streams), maxTokens.Int(a.MaxTokens))
 	if known {
 		span.SetAttributes(op)
 	}
@@ -257,7 +260,7 @@ func (q *Request) End(e *accesslog.Entry) {
 	if op, known := operations[q.route]; known {
 		q.span.SetAttributes(op, provider.String("vllm"))
 	}
-	setNonZero(q.span, requestModel.String(e.Model), keyName.String(e.Key), phase.String(e.Phase),
+	setNonZero(q.span, requestModel.String(e.Model), prefill.String(e.PrefillBackend), keyName.String(e.Key), phase.String(e.Phase),
 		queueTime.Float64(e.Times.Queued.Seconds()), ttft.Float64(e.Times.TTFT.Seconds()))
 	if e.Backend != "" {
 		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), matched.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))

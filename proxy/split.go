@@ -1,0 +1,346 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/backends"
+	"warmroute/backends/transport"
+	"warmroute/backends/vllm"
+	"warmroute/metrics"
+	"warmroute/prompt"
+	"warmroute/router"
+)
+
+// A split request has two legs. The prefill leg asks one replica for one token of the response and for the parameters
+// by which another one can read the prompt's KV cache; the decode leg is the client's request with these parameters.
+// The first replica keeps the cache for a lease: after it, the other one reads the memory of other requests, and the
+// client gets a wrong response. So the parameters are used in the first half of the lease only, and once. Without them
+// the request is sent as a whole, which any replica can serve.
+
+var (
+	errNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
+		"start the replica with --kv-transfer-config, or set its role to both")
+	errTransferParamsMemory = errors.New("no memory is left for the parameters of the handover")
+	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
+)
+
+// handover is what a prefill leg leaves for the decode leg.
+type handover struct {
+	prefill  *router.Reservation // of the prefill leg; it has been released
+	took     time.Duration       // the prefill leg
+	endedAt  time.Time           // when its response began
+	notAfter time.Time           // when the decode leg may be sent at the latest
+	result   router.Outcome      // of the prefill leg
+	member   string              // of the decode leg's body, with a comma after it; empty: not needed any more
+	charged  int64               // bytes of it that responseBuffers has reserved
+}
+
+// prepareDecode makes the attempt the decode leg of a split request, unless it is for the whole request. It sends the
+// prefill leg, if no earlier attempt has, and blocks until its response. It returns the failure of the attempt, or nil.
+func (a *attempt) prepareDecode() *failure {
+	h := &a.history
+	if p := a.decision.Prefill; p != nil {
+		o, f := a.sendPrefillLeg(p)
+		if f != nil {
+			return f
+		}
+		h.handover = o
+	}
+	if h.handover == nil {
+		return nil
+	}
+	if f := h.handover.check(time.Now()); f != nil {
+		return f
+	}
+	a.handover = h.handover
+	a.prefillBackend, a.prefillTime = a.handover.prefill.Backend.Name, a.handover.took
+	a.matchedTokens = a.handover.prefill.MatchedTokens // what the backends had before this request
+	a.decision.StartDecode()
+	return nil
+}
+
+// check returns the failure of a decode leg that may not be sent any more, else nil.
+func (o *handover) check(now time.Time) *failure {
+	f := &failure{reason: metrics.RetryHandover, isFree: true, sameBackend: true}
+	switch {
+	case o.prefill.Backend.State() != backends.Ready:
+		f.err, f.split = errPrefillNotReady, metrics.SplitPrefillFailed
+	case now.After(o.notAfter):
+		f.err, f.split = errLateHandover, metrics.SplitLate
+	default:
+		return nil
+	}
+	return f
+}
+
+// canDecodeOn reports whether b can do the decode leg. A nil handover has none.
+func (o *handover) canDecodeOn(b *backends.Backend) bool {
+	return o != nil && b.Options().Role != backends.RolePrefill && b.PairsWith(o.prefill.Backend)
+}
+
+// handoverEdits returns the edits that make the client's body that of the decode leg. Other attempts have none.
+func (a *attempt) handoverEdits() []prompt.Edit {
+	if a.handover == nil {
+		return nil
+	}
+	at := a.input.membersAt
+	return []prompt.Edit{{Start: at, End: at, Text: a.handover.member}}
+}
+
+// sendPrefillLeg has the backend of p do the prefill of the request, and releases p. It returns what the decode leg
+// needs, or the failure of the attempt.
+func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
+	leg := &attempt{request: a.request, decision: p, token: a.token, result: router.Outcome{End: router.NotProcessed}}
+	defer leg.releasePrefill()
+	begun := time.Now()
+	a.context.beginPrefill(p, a.settings.Response)
+	leg.startSpan("prefill")
+	a.setSessionHeader(p.KVSession)
+	resp, err := leg.send(a.input.scratch.prefillEdits, time.Time{})
+	o := &handover{prefill: p, endedAt: time.Now()}
+	var f *failure
+	if err != nil {
+		a.stopQueueKeepalive()
+		f = leg.classifyOrEndRequest(err)
+	} else {
+		defer resp.Body.Close()
+		a.spans.SetStatus(resp.StatusCode)
+		o.member, f = leg.readPrefillResponse(resp)
+	}
+	if cause := a.context.endPrefill(); f == nil && cause != nil {
+		f = leg.classifyOrEndRequest(cause)
+	}
+	if f == nil && !a.proxy.buffers.reserve(int64(len(o.member))) {
+		f = &failure{reason: metrics.RetryNoTransferParams, err: errTransferParamsMemory}
+	}
+	if f != nil {
+		leg.setRouterOutcome(f)
+		return nil, leg.withoutResponse(f)
+	}
+	a.startQueueKeepalive()
+	o.took, o.result, o.charged = time.Since(begun), leg.result, int64(len(o.member))
+	o.notAfter = o.endedAt.Add(a.settings.HandoverLease / 2)
+	a.proxy.metrics.ObservePrefillLeg(o.took)
+	return o, nil
+}
+
+// readPrefillResponse returns the member for the decode leg's body that the response to the prefill leg has. Without
+// one it returns a failure, which is done if the client has the response: an error that it would get from any replica.
+// It may stop the keep-alives of the queue.
+func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *failure) {
+	if resp.StatusCode != http.StatusOK {
+		a.stopQueueKeepalive()
+	}
+	body, ok := resp.Body.(replicaBody)
+	if !ok {
+		a.stopQueueKeepalive()
+		return "", a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
+	}
+	body.ForbidReuse()
+	if f := a.checkResponseHeaderID(resp.Header); f != nil {
+		return "", f
+	}
+	if f := validateResponse(resp); f != nil {
+		return "", f
+	}
+	body.SetIdleTimeout(a.settings.Idle)
+	switch status := resp.StatusCode; {
+	case status == http.StatusOK && isEncoded(resp.Header):
+		return "", &failure{reason: metrics.RetryEncoded, err: errors.New("the response to the prefill leg is encoded: disable compression in front of the replica")}
+	case status == http.StatusOK:
+		return a.readTransferParams(resp, body)
+	case a.isPrefillRefusal(status):
+		if f = a.relayWhole(resp, body); f == nil {
+			a.outcome.Backend = a.decision.Backend.Name
+			f = &failure{done: true}
+		}
+		return "", f
+	}
+	body.AllowReuse() // an error has no id
+	f = a.readErrorResponse(resp)
+	if !f.done && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(f.status, f.body) {
+		a.proxy.buffers.release(f.charged)
+		f = a.recordMissingEndpoint(resp, f.body)
+	}
+	return "", f
+}
+
+// isPrefillRefusal reports whether a status of a prefill leg is an error of the client's own, which any replica would
+// send. It is not if it may be about the leg, about this replica or about its load.
+func (a *attempt) isPrefillRefusal(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusNotFound, http.StatusTooManyRequests:
+		return false
+	case http.StatusBadRequest:
+		return !a.input.hasThinkingBudget
+	}
+	return status >= 400 && status < 500
+}
+
+// readTransferParams is readPrefillResponse for a response with status 200.
+func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (member string, f *failure) {
+	buffers := &a.proxy.buffers
+	buf := buffers.get()
+	reserved, complete, err := buffers.read(buf, resp.Body)
+	defer func() {
+		buffers.release(reserved)
+		buffers.put(buf)
+	}()
+	a.stopQueueKeepalive()
+	if err != nil {
+		return "", a.classifyOrEndRequest(err)
+	}
+	if f := a.checkBodyID(buf.Bytes()); f != nil {
+		return "", f
+	}
+	body.AllowReuse()
+	if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
+		return "", f
+	}
+	var u tokenUsage
+	u.parse(gjson.GetBytes(buf.Bytes(), "usage"), a.endpoint.format)
+	a.setResultUsage(&u)
+	a.result.End = router.Completed
+	member, ok := transferMember(buf.Bytes(), a.decision.Backend.Host())
+	if !ok || !complete {
+		return "", &failure{reason: metrics.RetryNoTransferParams, err: errNoTransferParams}
+	}
+	return member, nil
+}
+
+// transferMember returns the member of a response with the parameters of a transfer, with a comma after it. It is as
+// the replica on that host has written it, but for a host that only the replica itself can reach. ok is false if there
+// are no such parameters.
+func transferMember(response []byte, host string) (member string, ok bool) {
+	v := gjson.GetBytes(response, "kv_transfer_params")
+	if !v.IsObject() || !gjson.Valid(v.Raw) || v.Get("do_remote_prefill").Type != gjson.True {
+		return "", false
+	}
+	params := v.Raw
+	if h := gjson.Get(params, "remote_host"); h.Index > 0 && h.Type == gjson.String && isLocalHost(h.Str) && !isLocalHost(host) {
+		quoted, _ := json.Marshal(host)
+		params = params[:h.Index] + string(quoted) + params[h.Index+len(h.Raw):]
+	}
+	return `"kv_transfer_params":` + params + ",", true
+}
+
+// isLocalHost reports whether a name or an address means the machine itself, wherever it is used.
+func isLocalHost(host string) bool {
+	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return strings.EqualFold(host, "localhost") || err == nil && (addr.IsLoopback() || addr.IsUnspecified())
+}
+
+// withoutResponse returns the failure of a prefill leg as one that is not charged, and whose response no client gets.
+func (a *attempt) withoutResponse(f *failure) *failure {
+	if f.done {
+		return f
+	}
+	a.proxy.buffers.release(f.charged)
+	return &failure{
+		reason: f.reason, err: f.err, isFree: true, suspectsCrash: f.suspectsCrash, shuttingDown: f.shuttingDown,
+		decision: a.decision, split: metrics.SplitPrefillFailed,
+	}
+}
+
+// releasePrefill ends the span of a prefill leg and tells the router how it ended. Its tokens are part of the decode
+// leg's, unless the client has disconnected before.
+func (a *attempt) releasePrefill() {
+	a.endAttemptSpan()
+	if a.result.End == router.ClientDisconnected {
+		a.setTokenUsage()
+	}
+	a.decision.Release(a.result)
+	if a.decision.Backend.InFlight.Load() == 0 {
+		a.proxy.backendIdle.Notify()
+	}
+}
+
+// adjustDecodeFailure makes f, if there is one, the failure of a decode leg: where only the handover may have failed,
+// the request is sent as a whole, to whichever backend, as if this attempt had not been made.
+func (a *attempt) adjustDecodeFailure(f *failure) {
+	if f == nil || f.done || a.handover == nil {
+		return
+	}
+	f.noRetry, f.split = false, metrics.SplitDecodeFailed
+	isLate := errors.Is(f.err, errLateHandover)
+	if isLate {
+		f.reason, f.split = metrics.RetryHandover, metrics.SplitLate
+	}
+	if isLate || f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isMissingEndpoint() {
+		f.isFree, f.sameBackend, f.suspectsCrash = true, true, false
+	}
+	a.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed
+}
+
+// nothingSent reports whether no connection could be made.
+func (f *failure) nothingSent() bool {
+	_, ok := errors.AsType[*transport.ConnectError](f.err)
+	return ok
+}
+
+// recordSplitFailure records what a failure means for a split request: it is not split again, and its parameters are
+// used by another attempt only if nothing was sent by this one.
+func (r *request) recordSplitFailure(f *failure) {
+	if f.split == "" {
+		return
+	}
+	r.splitResult = f.split
+	if r.history.handover == nil || !f.nothingSent() {
+		r.endSplit()
+	}
+}
+
+// setPickedLeg has the router pick a backend for the decode leg of the handover, or else for the whole request.
+func (r *request) setPickedLeg(decode bool) {
+	switch o := r.history.handover; {
+	case decode:
+		r.input.request.PrefilledOn = o.prefill.Backend
+	case o != nil:
+		r.endSplit()
+	}
+}
+
+// endSplit makes all further attempts those of a request that is not split, and frees the parameters of the handover. A
+// second call does nothing.
+func (r *request) endSplit() {
+	r.input.request.Splittable, r.input.request.PrefilledOn = false, nil
+	r.history.handover.release(&r.proxy.buffers)
+	r.history.handover = nil
+}
+
+// release frees the parameters. A nil handover has none.
+func (o *handover) release(buffers *responseBuffers) {
+	if o != nil {
+		buffers.release(o.charged)
+		o.member, o.charged = "", 0
+	}
+}
+
+// beginPrefill begins the time limits of a prefill leg on the backend of p, until endPrefill. A stall ends it, since
+// another backend can do the prefill.
+func (c *attemptContext) beginPrefill(p *router.Reservation, limit time.Duration) {
+	c.mu.Lock()
+	c.prefilling = true
+	c.mu.Unlock()
+	if limit > 0 {
+		c.startProgressTimer(p, limit)
+	}
+}
+
+// endPrefill ends beginPrefill. It returns what has ended the context before, else nil.
+func (c *attemptContext) endPrefill() (cancelCause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.prefilling = false
+	c.stopTimersLocked()
+	return context.Cause(c)
+}
