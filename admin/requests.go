@@ -40,8 +40,9 @@ type FinishedRequest struct {
 	Aborted   string    `json:"aborted,omitempty"` // phase in which it was
 
 	// Of the last attempt.
-	Backend string `json:"backend,omitempty"`
-	Reason  string `json:"reason,omitempty"` // of the choice
+	Backend        string `json:"backend,omitempty"`
+	PrefillBackend string `json:"prefill_backend,omitempty"` // that did the prefill; absent: Backend did
+	Reason         string `json:"reason,omitempty"`          // of the choice
 
 	Attempts int             `json:"attempts"`
 	Failures []failedAttempt `json:"failures"` // the first of them
@@ -65,7 +66,7 @@ type failedAttempt struct {
 func newFinishedRequest(r *proxy.FinishedRequest) FinishedRequest {
 	f := FinishedRequest{
 		Number: r.Number, At: r.At.UTC(), RequestID: r.ID, TraceID: r.TraceID, Client: r.Client, Key: r.Key, Endpoint: r.Endpoint, Model: r.Model,
-		Status: r.Code, Aborted: r.Phase, Backend: r.Backend, Reason: r.Reason, Attempts: r.Attempts, Failures: []failedAttempt{},
+		Status: r.Code, Aborted: r.Phase, Backend: r.Backend, PrefillBackend: r.PrefillBackend, Reason: r.Reason, Attempts: r.Attempts, Failures: []failedAttempt{},
 		PromptTokens: r.Tokens.Prompt, MatchedTokens: r.Tokens.Predicted, OutputTokens: r.Tokens.Output,
 		Duration: seconds(r.Times.Total), QueueTime: seconds(r.Times.Queued),
 	}

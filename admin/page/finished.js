@@ -37,7 +37,8 @@ const showFinished = rows('finished', (row, r) => {
   stateIn(cell(row, 'Status', ''))(statusTone(r.status), String(r.status), aborted);
   cell(row, 'Model', '', r.model || none);
   const failures = r.failures.map((f) => `${f.backend} failed: ${f.reason}`);
-  textWithNote(cell(row, 'Backend', ''))(r.backend || none, [r.reason, ...failures].filter(Boolean).join('; '));
+  const backend = r.prefill_backend ? `${r.prefill_backend} → ${r.backend}` : r.backend;
+  textWithNote(cell(row, 'Backend', ''))(backend || none, [r.reason, ...failures].filter(Boolean).join('; '));
   textWithNote(cell(row, 'Prompt tokens', 'right'))(r.backend ? whole.format(r.prompt_tokens) : none, cachedText(r));
   cell(row, 'Queue', 'right', r.queue_seconds ? span(r.queue_seconds) : none);
   cell(row, 'TTFT', 'right', span(r.ttft_seconds));
