@@ -66,6 +66,7 @@ async function readFinished() {
     if (!found) return;
     const kept = found.oldest ? `, of those since ${clock.format(new Date(found.oldest))}` : '';
     const shown = found.requests.length < found.found ? `the newest ${found.requests.length} of ` : '';
+    setText(byId('finished-empty'), found.finished ? 'No finished request is known that matches.' : 'No request has ended yet.');
     setText(byId('finished-count'), `${shown}${whole.format(found.found)}${kept}`);
     showFinished(found.requests, (r) => `${latest.version} ${r.number} ${r.at}`);
   } catch {
