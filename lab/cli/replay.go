@@ -40,6 +40,9 @@ type replayOptions struct {
 	kvTokens  int
 	perDevice int // replicas that share a device
 	speeds    []float64
+	prefills  int // replicas for prefill
+	decodes   int // replicas for decode
+	split     string
 	engine    engine.Config
 	step      string // file with the times of its steps
 	changes   []string
@@ -106,6 +109,7 @@ and 22 ns for each token before it.`,
   warmroute replay --workload documents --load 0.9,1.5 --policy all
   warmroute replay --trace conversation.jsonl --load 0.7,0.9,1.1 --policy all --plot replay.svg
   warmroute replay --trace conversation.jsonl --seeds 5 --json | jq '.results[] | {policy, ttft_mean_s}'
+  warmroute replay --trace conversation.jsonl --load 0.5,0.7 --prefill 2 --decode 6
   warmroute replay --trace recorded.jsonl --speeds 1,0.5 --policy prefix,cache-threshold
   warmroute replay --trace agents.jsonl --closed-loop --sessions 64 --policy prefix,smg
   warmroute replay --trace conversation.jsonl --change join:7@20m --change restart:0@40m`,
@@ -115,6 +119,9 @@ and 22 ns for each token before it.`,
 			}
 			if cmd.Flags().Changed("worlds") {
 				return o.validateWorlds(cmd.Flags())
+			}
+			if o.from == "" && o.hasRoles() && !cmd.Flags().Changed("backends") {
+				o.backends = o.prefills + o.decodes
 			}
 			if err := o.resolvePolicies(cmd.Flags()); err != nil {
 				return err
@@ -188,6 +195,9 @@ func (o *replayOptions) everydayFlags() *pflag.FlagSet {
 	f.StringVar(&o.config, "config", "", "read the settings of routing, slo and poll from configuration `FILE`")
 	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `DURATION` (default: slo.ttft)")
 	f.IntVar(&o.backends, "backends", 8, "number `N` of simulated replicas (with --from: as many as are ready)")
+	f.IntVar(&o.prefills, "prefill", 0, "let `N` of the replicas be for prefill; prefix"+withRoles+" in --policy uses them so, other policies as if each did both")
+	f.IntVar(&o.decodes, "decode", 0, "let `N` of the replicas be for decode (default --backends: --prefill plus --decode)")
+	f.StringVar(&o.split, "split", "cost", "which `REQUESTS` are split between these: always, never, or cost, as the router decides")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600; --from: as reported)")
 	f.Float64SliceVar(&o.speeds, "speeds", nil, "`SPEEDS` of the replicas, repeated over the fleet: with 1,0.5 every second one is half as fast")
 	f.StringVar(&o.step, "step", "", "read the times of the replicas' steps from `FILE`: the JSON object step of a backend in the response of /api/explain")
@@ -214,6 +224,9 @@ func (o *replayOptions) researchFlags() *pflag.FlagSet {
 	f.IntVar(&o.perDevice, "per-device", 1, "number `N` of replicas that share a GPU, and slow each other down; the router knows which")
 	f.IntVar(&o.engine.StepTokens, "step-tokens", 8192, "maximum number `N` of tokens in an engine step")
 	addQuadraticFlag(f, &o.engine.QuadraticDepth)
+	f.DurationVar(&o.engine.TransferTime, "kv-transfer-time", 170*time.Millisecond, "`DURATION` of a transfer of KV from a replica for prefill besides the copy")
+	f.IntVar(&o.engine.TransferTokenBytes, "kv-token-bytes", 131_072, "`N` bytes of KV in a token, for the copy")
+	f.Float64Var(&o.engine.TransferBandwidth, "kv-transfer-bandwidth", 10e9, "copy `N` bytes per second")
 	f.StringArrayVar(&o.changes, "change", nil, "`join:N@TIME`, leave:N@TIME or restart:N@TIME: change backend N, counted from 0, at a time such as 20m; a restart takes a minute (repeatable)")
 	f.DurationVar(&o.poll, "poll", 0, "read the replicas' metrics every `DURATION` (default: poll.interval with --config, else 1s, but 50ms for weighted)")
 	f.DurationVar(&o.pollLag, "poll-lag", 0, "delay these metrics by `DURATION`")
@@ -235,6 +248,11 @@ func addFlagGroups(cmd *cobra.Command, everyday, research *pflag.FlagSet) {
 	groups := everyday.FlagUsagesWrapped(width) + "\nFlags for research:\n" + strings.TrimRight(research.FlagUsagesWrapped(width), "\n")
 	cmd.SetUsageTemplate(strings.Replace(cmd.UsageTemplate(), allFlags, groups, 1))
 }
+
+// withRoles is what a policy's name ends in that uses the replicas by their roles.
+const withRoles = "+roles"
+
+func usesRoles(policy string) bool { return strings.HasSuffix(policy, withRoles) }
 
 // defaultReplayPolicies are compared if --policy is not given.
 func defaultReplayPolicies() []string {
@@ -263,13 +281,18 @@ func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 			}
 		}
 	}
+	if o.hasRoles() && !slices.ContainsFunc(o.policies, usesRoles) {
+		o.policies = append([]string{"prefix" + withRoles}, o.policies...)
+	}
 	if len(o.changes) > 0 {
 		o.policies = slices.DeleteFunc(o.policies, func(name string) bool { return name == replay.Pooled })
 	}
 	seen := make(map[string]bool)
 	for _, name := range o.policies {
 		switch {
-		case !slices.Contains(known, strings.TrimSuffix(name, policy.WithQueue)):
+		case usesRoles(name) && !o.hasRoles():
+			return fmt.Errorf("--policy: %s requires --prefill and --decode", name)
+		case !slices.Contains(known, strings.TrimSuffix(strings.TrimSuffix(name, withRoles), policy.WithQueue)) || name == replay.Pooled+withRoles:
 			return fmt.Errorf("--policy: unknown policy %q; choose one of %s, or all", name, strings.Join(known, ", "))
 		case seen[name]:
 			return fmt.Errorf("--policy: duplicate policy %s", name)
@@ -279,6 +302,9 @@ func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 	return nil
 }
 
+// hasRoles reports whether replicas are for prefill and for decode.
+func (o *replayOptions) hasRoles() bool { return o.prefills != 0 || o.decodes != 0 }
+
 // validate returns the first error in the flags other than --policy.
 func (o *replayOptions) validate() error {
 	switch {
@@ -286,6 +312,10 @@ func (o *replayOptions) validate() error {
 		return fmt.Errorf("--backends %d is not between 1 and %d", o.backends, maxReplayBackends)
 	case o.perDevice < 1 || o.perDevice > o.backends:
 		return fmt.Errorf("--per-device %d is not between 1 and --backends, %d", o.perDevice, o.backends)
+	case o.hasRoles() && !(o.prefills > 0 && o.decodes > 0 && (o.prefills+o.decodes <= o.backends || o.from != "")):
+		return fmt.Errorf("--prefill %d and --decode %d: name at least one replica for each, and not more than --backends, %d", o.prefills, o.decodes, o.backends)
+	case !slices.Contains([]replay.Split{replay.SplitByCost, replay.SplitAlways, replay.SplitNever}, replay.Split(o.split)):
+		return fmt.Errorf("--split: %q is not cost, always or never", o.split)
 	case o.kvTokens != 0 && o.kvTokens < 1024 || o.kvTokens > 1<<30:
 		return fmt.Errorf("--kv-tokens %d is not between 1,024 and 2^30", o.kvTokens)
 	case o.seeds < 1 || o.seeds > 1000:
@@ -298,6 +328,12 @@ func (o *replayOptions) validate() error {
 		return fmt.Errorf("--bypass %g is not from 0 to less than 1", o.bypass)
 	case !(o.evictions >= 0 && o.evictions <= 1000):
 		return fmt.Errorf("--evictions %g is not between 0 and 1,000", o.evictions)
+	case o.engine.TransferTime <= 0 || o.engine.TransferTime > time.Minute:
+		return fmt.Errorf("--kv-transfer-time %v is not above 0 and at most 1m", o.engine.TransferTime)
+	case o.engine.TransferTokenBytes < 1 || o.engine.TransferTokenBytes > 1<<30:
+		return fmt.Errorf("--kv-token-bytes %d is not between 1 and 2^30", o.engine.TransferTokenBytes)
+	case !(o.engine.TransferBandwidth >= 1e6 && o.engine.TransferBandwidth <= 1e15):
+		return fmt.Errorf("--kv-transfer-bandwidth %g is not between 1e6 and 1e15", o.engine.TransferBandwidth)
 	case o.engine.StepTokens < 1 || o.engine.StepTokens > 1<<20:
 		return fmt.Errorf("--step-tokens %d is not between 1 and 2^20", o.engine.StepTokens)
 	case o.slo < 0:

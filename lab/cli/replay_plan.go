@@ -23,7 +23,7 @@ import (
 type replayPlan struct {
 	description string          // of the traffic of a running proxy; empty: another workload
 	reports     []replay.Report // one per load, without results
-	policies    int             // in each report
+	policies    []string        // in each report
 	scenarios   []replay.Scenario
 }
 
@@ -73,13 +73,13 @@ func (o *replayOptions) loadPlan(ctx context.Context, configs config.Loader, isS
 		return nil, err
 	}
 	base := replay.Scenario{
-		Backends: o.backends, KVTokens: o.kvTokens, Engine: engineConfig, Speeds: o.fleetSpeeds(), Devices: o.fleetDevices(), Changes: changes,
+		Backends: o.backends, KVTokens: o.kvTokens, Engine: engineConfig, Speeds: o.fleetSpeeds(), Devices: o.fleetDevices(), Changes: changes, Split: replay.Split(o.split),
 		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
 		PollInterval: o.poll, PollLag: o.pollLag,
 		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
 		KVEvents: o.kvEvents, Bypass: o.bypass,
 	}
-	p := &replayPlan{policies: len(o.policies)}
+	p := &replayPlan{policies: o.policies}
 	if fleet != nil {
 		if err := fleet.apply(&base, isSet); err != nil {
 			return nil, err
@@ -105,7 +105,11 @@ func (o *replayOptions) loadPlan(ctx context.Context, configs config.Loader, isS
 		p.reports = append(p.reports, report)
 		s := base
 		s.Workload = w.atLoad(load)
-		for _, s.Policy = range o.policies {
+		for _, name := range o.policies {
+			s.Policy, s.Prefills, s.Decodes = name, 0, 0
+			if rule, found := strings.CutSuffix(name, withRoles); found {
+				s.Policy, s.Prefills, s.Decodes = rule, o.prefills, o.decodes
+			}
 			for i := range o.seeds {
 				s.Seed = o.seed + uint64(i)
 				p.scenarios = append(p.scenarios, s)
@@ -144,8 +148,10 @@ func (o *replayOptions) fleetDevices() []int {
 func (p *replayPlan) addSeedMeans(runs []replay.Summary) []replay.Report {
 	for i := range p.reports {
 		r := &p.reports[i]
-		for range p.policies {
-			r.Results = append(r.Results, replay.Mean(runs[:r.Seeds]))
+		for _, name := range p.policies {
+			mean := replay.Mean(runs[:r.Seeds])
+			mean.Policy = name
+			r.Results = append(r.Results, mean)
 			runs = runs[r.Seeds:]
 		}
 	}

@@ -189,6 +189,31 @@ func TestReplayTable(t *testing.T) {
 	}
 }
 
+// TestReplayRoles plays one replica for prefill and two for decode, and beside it three that do both.
+func TestReplayRoles(t *testing.T) {
+	args := []string{"--trace", writeReplayTrace(t), "--prefill", "1", "--decode", "2", "--load", "0.9", "--seeds", "2", "--kv-transfer-time", "50ms"}
+	_, out, errs := runReplayCommand(t.Context(), t, append(args, "--split", "always", "--json")...)
+	var report replay.Report
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatalf("%v in %q; %s", err, out, errs)
+	}
+	split, ok := report.Find("prefix+roles")
+	if !ok || report.Backends != 3 || split.SplitShare != 1 || split.HandoverMean < 0.05 || split.HandoverMean > 0.1 || split.ITLP99 <= 0 {
+		t.Errorf("with --split always: %s", out)
+	}
+	for _, policy := range []string{"prefix", "least-load", "round-robin", "pooled"} {
+		if s, ok := report.Find(policy); !ok || s.SplitShare != 0 || s.HandoverMean != 0 || s.ITLP99 <= 0 {
+			t.Errorf("%s: %+v", policy, s)
+		}
+	}
+	_, out, _ = runReplayCommand(t.Context(), t, append(args, "--split", "never", "--policy", "prefix")...)
+	for _, want := range []string{"small.jsonl, 3 backends, load 0.9, mean of 2 seeds\n", "  prefix+roles ", "ITL p99  split  handover"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
 func TestReplayPlot(t *testing.T) {
 	trace, plot := writeReplayTrace(t), filepath.Join(t.TempDir(), "replay.svg")
 	f := func(loads string) {
@@ -257,6 +282,15 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "--seeds 0", "--trace", trace, "--seeds", "0")
 	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")
 	f(2, "--per-device 3 is not between 1 and --backends, 2", "--trace", trace, "--backends", "2", "--per-device", "3")
+	f(2, "--prefill 2 and --decode 0: name at least one", "--trace", trace, "--prefill", "2")
+	f(2, "--prefill 2 and --decode 7: name at least one replica for each, and not more than --backends, 8", "--trace", trace, "--prefill", "2", "--decode", "7", "--backends", "8")
+	f(2, "--prefill -1 and", "--trace", trace, "--prefill", "-1", "--decode", "2")
+	f(2, `--split: "some" is not`, "--trace", trace, "--split", "some")
+	f(2, "prefix+roles requires --prefill and --decode", "--trace", trace, "--policy", "prefix+roles")
+	f(2, `unknown policy "pooled+roles"`, "--trace", trace, "--prefill", "1", "--decode", "2", "--policy", "prefix+roles,pooled+roles")
+	f(2, "--kv-transfer-time", "--trace", trace, "--kv-transfer-time", "0s")
+	f(2, "--kv-token-bytes", "--trace", trace, "--kv-token-bytes", "0")
+	f(2, "--kv-transfer-bandwidth NaN", "--trace", trace, "--kv-transfer-bandwidth", "NaN")
 	f(2, "--speeds has 3 values for 2", "--trace", trace, "--backends", "2", "--speeds", "1,1,1")
 	f(2, "--speeds: 0", "--trace", trace, "--speeds", "1,0")
 	f(2, "--non-streaming 1.5 is not between 0 and 1", "--trace", trace, "--non-streaming", "1.5")

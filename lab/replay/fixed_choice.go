@@ -22,7 +22,7 @@ func compareFixedChoices(own string, results []WorldResult) []fixedChoice {
 		return nil
 	}
 	for _, s := range results[0].Results {
-		if !isPlainRival(s.Policy) || s.Policy == Pooled || !isPlayedInAll(s.Policy, results) || !isPlayedInAll(own, results) {
+		if !isPlainRival(s.Policy) || s.Policy == Pooled || s.HasRoles || !isPlayedInAll(s.Policy, results) || !isPlayedInAll(own, results) {
 			continue
 		}
 		c := fixedChoice{policy: s.Policy, means: make([]float64, len(worldFigures))}

@@ -39,6 +39,7 @@ type rank struct {
 	engine   *engine.Engine
 	stepping bool              // a step is scheduled
 	step     engine.StepResult // of the current step
+	since    time.Duration     // the beginning of that step
 	device   deviceShare
 }
 
@@ -59,7 +60,8 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		all = append(all, slices.Repeat([]engine.Config{c}, ranks)...)
 		b := backends.New(fmt.Sprintf("b%d", i), &url.URL{}, "", nil)
 		b.Slot = i
-		b.SetOptions(backends.Options{Device: s.deviceName(i)})
+		b.SetOptions(backends.Options{Device: s.deviceName(i), Role: s.role(i)})
+		b.SetVersion("simulated")
 		b.SetState(backends.Ready)
 		fleet[i] = &replica{backend: b, config: c}
 	}
@@ -110,6 +112,7 @@ func (p *replica) reportedLoad(now time.Time, cacheSizeFactor float64) *backends
 		KVCacheUsage:       usage, KVKnown: true,
 		Engines:          len(p.ranks),
 		CacheTokens:      int(cacheSizeFactor * float64(size)),
+		TransfersKV:      true,
 		BlockSize:        p.config.BlockSize,
 		HitAlignment:     p.config.BlockSize,
 		PrefixCachingOff: p.config.NoPrefixCache,

@@ -22,7 +22,9 @@ type request struct {
 	// Of the current attempt:
 	decision    *router.Reservation // nil under Pooled
 	predicted   int                 // tokens of the prompt that the router expected to be cached
-	index       int                 // of the replica
+	prefill     *router.Reservation // of its prefill leg, while that is under way
+	source      *prefillDone        // of a split request, from its prefill leg's end; nil otherwise
+	index, rank int                 // of the replica and the engine
 	listIndex   int                 // in replica.requests
 	engine      *engine.Request
 	expectedHit int // tokens of the prompt that were cached when it was sent
@@ -40,6 +42,7 @@ func (r *run) submitJob(j *Job) {
 		Streams:   !j.NotStreamed && (r.NonStreaming == 0 || r.random.Float64() >= r.NonStreaming),
 		BodyBytes: int(float64(j.Prompt) * r.bytesPerToken()),
 		Model:     modelName(j.Model), PromptKey: j.PromptKey, Turn: j.Turn, Priority: j.Priority,
+		Splittable: r.Split != SplitNever,
 	}
 	if r.sendsSessions {
 		f.routed.Session = j.Session
@@ -81,13 +84,18 @@ func (r *run) submitRequest(f *request) {
 func (r *run) applyDecisions() {
 	for i := 0; i < len(r.deliveries); i++ {
 		d := r.deliveries[i]
-		if d.err != nil {
+		switch {
+		case d.err != nil && d.request.source != nil:
+			r.forgetPrefill(d.request)
+			r.submitRequest(d.request)
+			continue
+		case d.err != nil:
 			r.failRequest(d.request, failureCause(d.err))
 			continue
 		}
-		d.request.decision, d.request.predicted = d.decision, d.decision.MatchedTokens
+		d.request.decision = d.decision
 		r.measured.recordDecision(d.decision)
-		r.sendOrResubmit(d.request, d.decision.Backend.Slot)
+		r.sendDecided(d.request)
 	}
 	clear(r.deliveries)
 	r.deliveries = r.deliveries[:0]
@@ -114,15 +122,23 @@ func (r *run) sendOrResubmit(f *request, index int) {
 		r.resubmitElsewhere(f)
 		return
 	}
-	f.index, f.sent, f.started = index, r.now, false
+	f.index, f.rank, f.started = index, p.balancer.Choose(r.now), false
 	f.engine = &engine.Request{Prompt: j.Prompt, Output: j.Output, Blocks: j.cache, Owner: f}
-	rank := p.balancer.Choose(r.now)
-	e := p.ranks[rank].engine
+	if f.source == nil {
+		f.sent = r.now
+	} else {
+		f.engine.RemoteTokens = j.Prompt
+	}
+	if f.prefill != nil {
+		f.engine.Output, f.engine.PrefillLeg = 1, true
+	}
+	e := p.ranks[f.rank].engine
 	if r.router == nil {
 		f.expectedHit = e.CachedTokens(j.Prompt, j.cache)
 	}
 	if err := e.Add(f.engine, r.now); err != nil {
 		// Too long for any replica: the client's error, not retried.
+		r.releaseSource(f)
 		f.releaseDecision(router.Outcome{End: router.NotProcessed})
 		r.failRequest(f, "too long for the KV cache")
 		return
@@ -133,10 +149,15 @@ func (r *run) sendOrResubmit(f *request, index int) {
 		r.requestPoll(index)
 	}
 	r.measured.timeline.addInFlight(index, r.now, 1)
-	r.startSteppingIfIdle(index, rank)
+	r.startSteppingIfIdle(index, f.rank)
 }
 
+// releaseDecision releases the reservations of a request.
 func (f *request) releaseDecision(o router.Outcome) {
+	if f.prefill != nil {
+		f.prefill.Release(router.Outcome{End: router.NotProcessed})
+		f.prefill = nil
+	}
 	if f.decision != nil {
 		f.decision.Release(o)
 		f.decision = nil
@@ -149,7 +170,15 @@ func (r *run) resubmitElsewhere(f *request) {
 		r.failRequest(f, "the replica was down")
 		return
 	}
-	f.tried = append(f.tried, f.decision.Backend)
+	switch {
+	case f.prefill != nil:
+		f.routed.Splittable = false
+	case f.source != nil:
+		f.routed.PrefilledOn = r.fleet[f.source.at.replica].backend
+		f.tried = append(f.tried, f.decision.Backend)
+	default:
+		f.tried = append(f.tried, f.decision.Backend)
+	}
 	f.releaseDecision(router.Outcome{End: router.NotProcessed})
 	r.submitRequest(f)
 }
@@ -173,6 +202,13 @@ func (r *run) leastQueuedReplica() int {
 }
 
 func (r *run) recordFirstToken(f *request) {
+	if f.prefill != nil {
+		return // it is discarded
+	}
+	if f.source != nil {
+		r.measured.handover.add(r.now - f.source.ended)
+		r.releaseSource(f) // of a prompt that the replica had: there was no transfer
+	}
 	f.first, f.started = r.now, true
 	if f.decision != nil && f.routed.Streams {
 		f.decision.RecordFirstEvent()
@@ -182,10 +218,14 @@ func (r *run) recordFirstToken(f *request) {
 func (r *run) completeRequest(f *request) {
 	r.removeFromReplica(f)
 	r.fleet[f.index].setDownIfDrained()
+	if f.prefill != nil {
+		r.endPrefillLeg(f)
+		return
+	}
 	j := f.job
 	o := router.Outcome{End: router.Completed, OutputTokens: j.Output, Reply: j.Reply}
 	if !r.NoUsage {
-		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.engine.Cached, true
+		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.cachedTokens(), true
 	}
 	f.releaseDecision(o)
 	if !f.others {
@@ -240,7 +280,10 @@ func (r *run) abortAndRetryRequests(p *replica) {
 		if f.started {
 			end = router.Truncated
 		}
-		f.tried = append(f.tried, p.backend)
+		if f.prefill == nil {
+			f.tried = append(f.tried, p.backend)
+		}
+		r.forgetPrefill(f)
 		f.releaseDecision(router.Outcome{End: end})
 	}
 	for _, f := range requests {

@@ -74,6 +74,10 @@ type Summary struct {
 	QueueTimeMean     float64   `json:"queue_mean_s,omitzero"`     // from arrival to the attempt that was served
 	Spills            int       `json:"spills,omitzero"`
 	NewBackendShare   float64   `json:"joined_share,omitzero"`
+	ITLP99            float64   `json:"itl_p99_s,omitzero"`       // of the gaps between the tokens of all outputs
+	HasRoles          bool      `json:"-"`                        // replicas are for prefill and for decode
+	SplitShare        float64   `json:"split_share,omitzero"`     // of the requests
+	HandoverMean      float64   `json:"handover_mean_s,omitzero"` // from the end of the prefill leg to the first token
 	Timeline          *Timeline `json:"-"`
 
 	// Known of a closed loop in virtual time only:
@@ -222,11 +226,15 @@ type Report struct {
 // times of a closed loop in seconds.
 func (r Report) WriteTable(w io.Writer) error {
 	balance := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.WorkMaxOverMean > 0 })
+	roles := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.HasRoles })
 	closed := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.SessionTime > 0 })
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "policy\trequests\thits\tTTFT ms\tp50\tp90\tp99\tTPOT ms\tE2E ms\treq/s\tlost\t")
 	if balance {
 		fmt.Fprint(t, "work\tin flight\t")
+	}
+	if roles {
+		fmt.Fprint(t, "ITL p99\tsplit\thandover\t")
 	}
 	if closed {
 		fmt.Fprint(t, "session s\twall s\t")
@@ -238,6 +246,9 @@ func (r Report) WriteTable(w io.Writer) error {
 			s.TPOTMean*1000, s.E2EMean*1000, s.Throughput, s.Lost)
 		if balance {
 			fmt.Fprintf(t, "%.2f\t%.2f\t", s.WorkMaxOverMean, s.InFlightMaxOverMean)
+		}
+		if roles {
+			fmt.Fprintf(t, "%.0f\t%.2f\t%.0f\t", s.ITLP99*1000, s.SplitShare, s.HandoverMean*1000)
 		}
 		if closed {
 			fmt.Fprintf(t, "%.1f\t%.0f\t", s.SessionTime, s.WallTime)
@@ -258,10 +269,10 @@ func (r Report) Find(policy string) (Summary, bool) {
 }
 
 // LowestOther returns the result with the lowest figure of all policies but this one
-// and Pooled.
+// and Pooled, on replicas without roles.
 func (r Report) LowestOther(policy string, figure func(Summary) float64) (best Summary, ok bool) {
 	for _, s := range r.Results {
-		if s.Policy != policy && s.Policy != Pooled && s.Requests > 0 && (!ok || figure(s) < figure(best)) {
+		if s.Policy != policy && s.Policy != Pooled && !s.HasRoles && s.Requests > 0 && (!ok || figure(s) < figure(best)) {
 			best, ok = s, true
 		}
 	}
@@ -289,7 +300,7 @@ func Mean(runs []Summary) Summary {
 	if len(runs) == 1 {
 		return runs[0]
 	}
-	m := Summary{Policy: runs[0].Policy, Errors: make(map[string]int)}
+	m := Summary{Policy: runs[0].Policy, HasRoles: runs[0].HasRoles, Errors: make(map[string]int)}
 	n := float64(len(runs))
 	var requests, spills, promptTokens, completionTokens float64
 	for _, r := range runs {
@@ -326,7 +337,7 @@ func (s *Summary) averagedFields() []*float64 {
 	return []*float64{
 		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TTFTLongest, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
 		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput, &s.WallTime, &s.SessionTime,
-		&s.PredictedHitRatio, &s.PredictionError, &s.QueueTimeMean, &s.NewBackendShare,
+		&s.PredictedHitRatio, &s.PredictionError, &s.QueueTimeMean, &s.NewBackendShare, &s.ITLP99, &s.SplitShare, &s.HandoverMean,
 	}
 }
 
@@ -344,6 +355,9 @@ type measures struct {
 	tally    Tally
 	batch    Tally // requests with a priority above 0, which are not in tally
 
+	gaps            gapHistogram
+	handover        mean
+	splits          int  // requests that were split and completed
 	queueTime       mean // time between arrival and the attempt that succeeded
 	decisions       int
 	spills          int
@@ -358,7 +372,11 @@ func (m *measures) recordDecision(d *router.Reservation) {
 	if d.Reason == router.ReasonSpill {
 		m.spills++
 	}
-	m.predictedTokens += d.MatchedTokens
+	if d.Prefill != nil {
+		m.predictedTokens += d.Prefill.MatchedTokens
+	} else {
+		m.predictedTokens += d.MatchedTokens
+	}
 	m.promptTokens += d.PromptTokens
 }
 
@@ -367,10 +385,13 @@ func (m *measures) recordSuccess(f *request, now time.Duration) {
 	m.queueTime.add(f.sent - j.At)
 	result := Result{
 		TTFT: f.first - j.At, E2E: now - j.At,
-		PromptTokens: j.Prompt, CachedTokens: f.engine.Cached, CompletionTokens: j.Output,
+		PromptTokens: j.Prompt, CachedTokens: f.cachedTokens(), CompletionTokens: j.Output,
 	}
 	result.ITL = result.tpot()
-	m.predictionError += max(f.predicted-f.engine.Cached, f.engine.Cached-f.predicted)
+	m.predictionError += max(f.predicted-result.CachedTokens, result.CachedTokens-f.predicted)
+	if f.source != nil {
+		m.splits++
+	}
 	m.comparedTokens += j.Prompt
 	m.tallyByPriority(j).Add(result)
 }
@@ -401,7 +422,10 @@ func (r *run) summary() Summary {
 	if sessions := r.requests.Sessions; sessions > 0 {
 		s.WallTime, s.SessionTime = r.last.Seconds(), s.E2EMean*float64(s.Requests)/float64(sessions)
 	}
-	s.Spills = m.spills
+	s.HasRoles, s.Spills, s.ITLP99, s.HandoverMean = r.hasRoles(), m.spills, m.gaps.quantile(0.99), m.handover.seconds()
+	if n := s.Requests; n > 0 {
+		s.SplitShare = float64(m.splits) / float64(n)
+	}
 	if m.promptTokens > 0 {
 		s.PredictedHitRatio = float64(m.predictedTokens) / float64(m.promptTokens)
 	}

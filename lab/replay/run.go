@@ -103,6 +103,7 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 		r.router, err = router.New(router.Options{
 			Settings: router.Settings{
 				Policy: s.Policy, PolicySettings: settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
+				Handover: s.handoverSettings(),
 			},
 			Policies: policies.All(), Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
 			Now:  func() time.Time { return wallTime(r.now) },
@@ -220,6 +221,10 @@ func (r *run) handleEvent(e *event) {
 		}
 	case eventExternal:
 		r.sendExternalRequest(e.index)
+	case eventTransferEnd:
+		if e.epoch == r.fleet[e.index].epoch {
+			r.endTransfer(engineIndex{e.index, e.rank}, e.transfer)
+		}
 	case eventGroupStepEnd:
 		r.endGroupStep(&r.groups[e.index])
 	}
@@ -238,7 +243,7 @@ func (r *run) endStep(index, rank int) {
 	r.applyDecisions()
 	e := &p.ranks[rank]
 	if e.stepping = !e.engine.Idle(); e.stepping {
-		e.step = e.engine.Step(r.now)
+		r.startStep(engineIndex{index, rank})
 	}
 	if r.sharing != nil {
 		e.device.left, e.device.engines = e.step.End-r.now, 0
@@ -249,6 +254,13 @@ func (r *run) endStep(index, rank int) {
 	}
 }
 
+// startStep computes the next step of an engine, which begins now.
+func (r *run) startStep(at engineIndex) {
+	e := &r.fleet[at.replica].ranks[at.rank]
+	e.step, e.since = e.engine.Step(r.now), r.now
+	r.scheduleTransfers(at)
+}
+
 // applyStep applies the outputs of the current step of an engine.
 func (r *run) applyStep(index, rank int) {
 	p := r.fleet[index]
@@ -257,6 +269,7 @@ func (r *run) applyStep(index, rank int) {
 	e.step = engine.StepResult{}
 	r.measured.timeline.addWork(index, r.now, step.Prefilled)
 	r.publishKVEvents(p, rank, step.KVEvents)
+	r.measured.gaps.addStep(&step, r.now-e.since, r.now)
 	if step.Decoded > 0 {
 		p.reportProgressToRouter()
 	}
@@ -305,7 +318,7 @@ func (r *run) endGroupStep(g *stepGroup) {
 	var end time.Duration
 	for _, at := range g.engines {
 		if e := &r.fleet[at.replica].ranks[at.rank]; !e.engine.Idle() {
-			e.step = e.engine.Step(r.now)
+			r.startStep(at)
 			end = max(end, e.step.End)
 		}
 	}
@@ -354,6 +367,8 @@ type event struct {
 	version int            // of a step's end: deviceShare.ends
 	job     *Job           // that arrives
 	load    *backends.Load // result of a poll
+
+	transfer *engine.Request // of whose KV cache
 }
 
 type kind uint8
@@ -368,6 +383,7 @@ const (
 	eventRestarted                // a restarted replica serves again
 	eventExternal                 // an external client sends a request
 	eventGroupStepEnd             // a step of engines that step together ends, or they begin
+	eventTransferEnd              // a replica has the KV cache that another one computed
 )
 
 // eventQueue holds the scheduled events in a binary heap. Unlike container/heap it

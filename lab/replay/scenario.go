@@ -37,6 +37,9 @@ type Scenario struct {
 	// Devices has the number of each replica's hardware: those with the same one share it. nil: each has its own.
 	Devices        []int
 	DevicesUnknown bool // the router is not told of Devices
+	// Prefills replicas are for prefill, the first ones, and Decodes for decode, those after them; others do both.
+	Prefills, Decodes int
+	Split             Split
 
 	Policy   string // one of policies.All().Names(), or Pooled
 	Settings policy.Settings
@@ -144,6 +147,7 @@ func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 // divideByRanks returns the scenario with a backend for each rank of each replica.
 func (s *Scenario) divideByRanks() *Scenario {
 	divided := *s
+	divided.Prefills, divided.Decodes = s.Prefills*max(1, s.Ranks), s.Decodes*max(1, s.Ranks)
 	divided.Backends, divided.Ranks, divided.routedRanks, divided.Speeds, divided.ModelOf = s.Backends*max(1, s.Ranks), 1, max(1, s.Ranks), nil, nil
 	for i := range divided.Backends {
 		replica := i / max(1, s.Ranks)
@@ -174,7 +178,7 @@ func (s *Scenario) validate() error {
 	case s.Policy == Pooled && len(s.Changes)+len(s.External) > 0:
 		return errors.New("policy pooled allows neither changes nor external clients")
 	}
-	if err := cmp.Or(s.validateQuantities(), s.validateDevices()); err != nil {
+	if err := cmp.Or(s.validateQuantities(), s.validateDevices(), s.validateRoles()); err != nil {
 		return err
 	}
 	for i, v := range s.Speeds {

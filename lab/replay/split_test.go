@@ -1,0 +1,140 @@
+package replay
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"warmroute/lab/sim/engine"
+)
+
+// pair is one replica for prefill and one for decode, between which a transfer takes 100 ms and 10 µs a token.
+func pair(w Workload) *Scenario {
+	e := linear
+	e.TransferTime, e.TransferTokenBytes, e.TransferBandwidth = 100*time.Millisecond, 1000, 1e8
+	return &Scenario{Backends: 2, Prefills: 1, Decodes: 1, Split: SplitAlways, Engine: e, Policy: "prefix", Workload: w}
+}
+
+// mustPlaySplit is mustPlay, and checks that no blocks stay pinned.
+func mustPlaySplit(t *testing.T, s *Scenario) Summary {
+	t.Helper()
+	r, sum := mustPlay(t, s)
+	for i, p := range r.fleet {
+		if st := p.ranks[0].engine.Stats(); st.KVUsage > 0 || st.ExpiredLeases > 0 {
+			t.Errorf("replica %d has %v of its cache in use in the end, and %d leases expired", i, st.KVUsage, st.ExpiredLeases)
+		}
+	}
+	if sum.Lost > 0 {
+		t.Errorf("%d were lost: %v", sum.Lost, sum.Errors)
+	}
+	return sum
+}
+
+func TestSplitRequest(t *testing.T) {
+	figures := mustPlaySplit(t, pair(jobs{asks(0, 8000, 2, 1)}))
+	// The prefill takes 1.008 s and the transfer 0.18, after which a step without work ends. The last token is computed again.
+	handover := 0.184 + 0.008 + 1.0/8000
+	seconds(t, "handover", figures.HandoverMean, handover)
+	seconds(t, "TTFT", figures.TTFTMean, 1.008+handover)
+	gap := 0.008 + 40e-6 + 8001*24e-9
+	seconds(t, "E2E", figures.E2EMean, 1.008+handover+gap)
+	if figures.ITLP99 < gap/gapResolution || figures.ITLP99 > gap*gapResolution {
+		t.Errorf("99 %% of the gaps are below %v s, and the only one is %v s", figures.ITLP99, gap)
+	}
+	if figures.SplitShare != 1 {
+		t.Errorf("%v of the requests were split", figures.SplitShare)
+	}
+}
+
+// TestSplitNextTurn checks that both replicas keep a prompt, of which only the rest is computed and read later.
+func TestSplitNextTurn(t *testing.T) {
+	figures := mustPlaySplit(t, pair(jobs{asks(0, 8192, 1, 1), asks(10*time.Second, 8192, 1, 1)}))
+	seconds(t, "hit ratio", figures.HitRatio, 7680.0/8192/2)
+	short := 0.008 + 512.0/8000 + 0.100 + 0.008*2 // the transfer of 512 tokens ends within a step
+	if second := 2*figures.TTFTMean - (0.008 + 8192.0/8000 + 0.1 + 0.08192 + 0.008); second < short-0.016 || second > short+0.016 {
+		t.Errorf("the second one took %v s, want about %v", second, short)
+	}
+}
+
+func TestSplitNever(t *testing.T) {
+	s := pair(jobs{asks(0, 8000, 2, 1)})
+	s.Split = SplitNever
+	figures := mustPlaySplit(t, s)
+	seconds(t, "TTFT", figures.TTFTMean, 1.008)
+	if figures.SplitShare != 0 || figures.HandoverMean != 0 {
+		t.Errorf("%+v", figures)
+	}
+	if work := figures.Timeline.Work; sum(work[0]) != 0 || sum(work[1]) != 8000 {
+		t.Error("the replica for prefill computed something")
+	}
+}
+
+// TestSplitOverChanges restarts or removes each replica in each part of a split request, which is completed by others.
+func TestSplitOverChanges(t *testing.T) {
+	const prefill, transfer, decode = 500 * time.Millisecond, 1100 * time.Millisecond, 1500 * time.Millisecond
+	for _, c := range []struct {
+		name   string
+		change Change
+		split  float64 // share
+	}{
+		{"the only replica for prefill is down", Change{Backend: 0, Kind: Leave}, 0},
+		{"it is restarted during the prefill", Change{At: prefill, Backend: 0, Kind: Restart, Away: time.Hour}, 0},
+		{"it is restarted during the transfer", Change{At: transfer, Backend: 0, Kind: Restart, Away: time.Hour}, 1},
+		{"it is restarted later", Change{At: decode, Backend: 0, Kind: Restart, Away: time.Hour}, 1},
+		{"the replica for decode is down after the prefill", Change{At: prefill, Backend: 1, Kind: Restart, Away: time.Hour}, 1},
+		{"it is restarted during the transfer", Change{At: transfer, Backend: 1, Kind: Restart, Away: time.Hour}, 0},
+		{"it is restarted during its output", Change{At: decode, Backend: 1, Kind: Restart, Away: time.Hour}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := pair(jobs{asks(time.Millisecond, 8000, 200, 1)})
+			s.Backends, s.Decodes, s.Changes = 3, 2, []Change{c.change}
+			s.Queue = worldQueue()
+			if c.change.Backend == 1 { // the request goes there for sure
+				s.Changes = append(s.Changes, Change{Backend: 2, Kind: Leave}, Change{At: 2 * time.Millisecond, Backend: 2, Kind: Join})
+			}
+			if figures := mustPlaySplit(t, s); figures.SplitShare != c.split {
+				t.Errorf("%v of the requests were split, want %v", figures.SplitShare, c.split)
+			}
+		})
+	}
+}
+
+// TestSplitUnderLoad plays many requests with small caches, in which both kinds of legs wait for room.
+func TestSplitUnderLoad(t *testing.T) {
+	for _, split := range []Split{SplitAlways, SplitByCost, SplitNever} {
+		w := SharedPrompts{Prompts: 40, PromptTokens: 4096, Zipf: 0.8, OwnTokens: 2000, Output: 100, Rate: 8, For: 30 * time.Second}
+		s := &Scenario{Backends: 5, Prefills: 2, Decodes: 3, Split: split, KVTokens: 40_000, Policy: "prefix", Queue: worldQueue(), Workload: w, Engine: engine.Config{PrefillRate: 20_000}}
+		figures := mustPlaySplit(t, s)
+		if got := figures.SplitShare > 0; got != (split != SplitNever) {
+			t.Errorf("%s: %v of the requests were split", split, figures.SplitShare)
+		}
+	}
+}
+
+func TestRolesAreValidated(t *testing.T) {
+	for want, change := range map[string]func(*Scenario){
+		"2 replicas for prefill and 1 for decode among 2": func(s *Scenario) { s.Prefills = 2 },
+		"policy pooled knows no roles":                    func(s *Scenario) { s.Policy = Pooled },
+		`unknown split "some"`:                            func(s *Scenario) { s.Split = "some" },
+	} {
+		s := pair(jobs{})
+		change(s)
+		if err := s.validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	}
+}
+
+func TestGapHistogram(t *testing.T) {
+	var h gapHistogram
+	if h.quantile(0.99) != 0 {
+		t.Error("a quantile of nothing")
+	}
+	h.add(10*time.Millisecond, 99)
+	h.add(time.Second, 1)
+	for share, want := range map[float64]float64{0.5: 0.01, 0.99: 0.01, 1: 1} {
+		if got := h.quantile(share); got < want/gapResolution || got > want*gapResolution {
+			t.Errorf("quantile %v is %v s, want %v", share, got, want)
+		}
+	}
+}
