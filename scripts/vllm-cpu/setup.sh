@@ -53,4 +53,4 @@ import torch, vllm; print("vllm", vllm.__version__, "torch", torch.__version__)'
   cp "$here/requirements.lock" "$root/venv/installed.lock"
 fi
 
-[ -s "$model/config.json" ] || HF_HUB_OFFLINE=1 "$python" "$here/make_model.py" "$model"
+[ -s "$model/model.safetensors" ] || HF_HUB_OFFLINE=1 "$python" "$here/make_model.py" "$model"

@@ -22,6 +22,9 @@ echo "$pid" >"$root/$port.pid"
 # About 25 s on an idle core; several replicas at once take longer.
 for _ in $(seq 1 480); do
   if curl -sf -o /dev/null -m 2 "http://127.0.0.1:$port/health"; then
+    if [ -n "${TRANSFER_PORT:-}" ]; then # NixlConnector has moved the engine to the last core
+      pgrep -g "$pid" | xargs -n 1 taskset -acp "0-$(($(nproc) - 1))" >/dev/null
+    fi
     echo "$pid"
     exit 0
   fi
