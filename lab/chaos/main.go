@@ -6,6 +6,7 @@
 //	go run ./lab/chaos --only kill,outage
 //	go run ./lab/chaos --real                 vLLM on this machine's CPU (scripts/vllm-cpu/setup.sh first)
 //	go run ./lab/chaos --only proxy-restart   hit ratio before and after a restart of the proxy, about nine minutes
+//	go run ./lab/chaos --only split --split 5m   replicas for prefill and for decode are killed in turn
 //	go run ./lab/chaos --only stress --stress 1000000   looks for requests that hang
 //	go run ./lab/chaos --soak 10m             mixed traffic; fails if memory, goroutines or descriptors grow
 //	go run ./lab/chaos --soak 10m --tls       the same with TLS, a third of the clients over HTTP/2
@@ -43,6 +44,7 @@ type options struct {
 	batchRequests  int
 	stressRequests int
 	window         time.Duration
+	split          time.Duration
 	soak           time.Duration
 	tls            bool
 }
@@ -60,6 +62,7 @@ func parseFlagsAndRun(ctx context.Context) (ok bool, err error) {
 	flag.IntVar(&o.batchRequests, "batch", 2000, "batch requests of the scenario batch; 10000 take two minutes")
 	flag.IntVar(&o.stressRequests, "stress", 20_000, "requests of the scenario stress")
 	flag.DurationVar(&o.window, "window", time.Minute, "measured time before and after the restart in the scenario proxy-restart")
+	flag.DurationVar(&o.split, "split", 0, "how long the scenario split kills replicas; 0: one of each kind")
 	flag.DurationVar(&o.soak, "soak", 0, "instead of scenarios, send mixed traffic for `DURATION` and check that nothing grows")
 	flag.BoolVar(&o.tls, "tls", false, "with -soak: clients use TLS, a third of them HTTP/2")
 	list := flag.Bool("list", false, "list the scenarios and exit")
