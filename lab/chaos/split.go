@@ -86,9 +86,9 @@ func (f *splitFleet) start(ctx context.Context) error {
 			one.Settings = "role: decode"
 			f.decode = append(f.decode, one)
 		}
-	}
-	if err := f.startAndAwaitHealthy(ctx, f.replicas()); err != nil {
-		return err
+		if err := f.startAndAwaitHealthy(ctx, []*testbed.Replica{one}); err != nil { // or the next one would get its port
+			return err
+		}
 	}
 	var err error
 	if f.proxy, err = f.newProxy("split", fmt.Sprintf("pd: {lease: %v, min_uncached_tokens: 1}", splitLease)); err != nil {
