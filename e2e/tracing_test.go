@@ -190,6 +190,33 @@ func TestTraceOfRetries(t *testing.T) {
 	}
 }
 
+func TestTraceOfSplitRequest(t *testing.T) {
+	t.Parallel()
+	c := startCollector(t, "http/protobuf")
+	replica := sim.Config{Engine: engine.Config{Speed: 20}, Connector: sim.ConnectorConfig{Enabled: true}}
+	prefill, _ := startSimReplica(t, replica, "127.0.0.1:0")
+	decode, _ := startSimReplica(t, replica, "127.0.0.1:0")
+	p := startTraced(t, c.env, fmt.Sprintf("pd: {min_uncached_tokens: 1}\nbackends: [{name: first, url: %q, role: prefill}, {name: second, url: %q, role: decode}]\n", prefill, decode))
+	id := ""
+	p.eventually("a request is split", func() bool {
+		id += "x"
+		p.read("sim", id, true)
+		return metricSum(t, p.admin, "warmroute_split_requests_total", "split") > 0
+	})
+	server, named := c.trace(p.program, id)
+	legs := named["chat sim"]
+	if len(legs) != 2 {
+		t.Fatalf("%d legs", len(legs))
+	}
+	isChild(t, legs[0], server)
+	isChild(t, legs[1], server)
+	isChild(t, oneSpan(t, named, "first token"), legs[1])
+	spanHas(t, server, map[string]any{"warmroute.attempts": 1, "warmroute.backend": "second", "warmroute.prefill.backend": "first", "gen_ai.usage.output_tokens": 5})
+	spanHas(t, legs[0], map[string]any{"warmroute.leg": "prefill", "warmroute.backend": "first", "gen_ai.request.max_tokens": 1, "gen_ai.request.stream": nil, "gen_ai.usage.output_tokens": 1, "error.type": nil})
+	spanHas(t, legs[1], map[string]any{"warmroute.leg": "decode", "warmroute.backend": "second", "gen_ai.request.max_tokens": 5, "gen_ai.request.stream": true, "gen_ai.usage.output_tokens": 5, "error.type": nil})
+	p.awaitLog("msg=request request_id=" + id + " .*backend=second .*prefill_backend=first prefill_ms=[0-9.]+ .*")
+}
+
 func TestTraceOfQueuedRequest(t *testing.T) {
 	t.Parallel()
 	c := startCollector(t, "http/protobuf")
