@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"warmroute/backends"
 	"warmroute/cli"
 	"warmroute/config"
 	"warmroute/lab/loadgen"
@@ -28,6 +29,8 @@ const (
 	// demoKVTokens is the size of a replica's KV cache: small, so that 20 seconds of
 	// a few users' chats show what hours of many users' chats do to a large one.
 	demoKVTokens = 32_000
+	// demoLongKVTokens is that of --pd: what is compared there is prefill and decode, not the hits of the caches.
+	demoLongKVTokens = 400_000
 
 	maxDemoBackends    = 64
 	demoRequestTimeout = time.Minute // requests take about a second
@@ -43,7 +46,40 @@ type demoOptions struct {
 	listen   string
 	admin    string
 	page     string
+	pd       bool
 	json     bool
+}
+
+// demoSetup is what the two fleets are compared for.
+type demoSetup struct {
+	title    string
+	chats    *loadgen.Chats
+	kvTokens int // of each replica
+	fleets   [2]demoFleetSetup
+}
+
+type demoFleetSetup struct {
+	label    string
+	policy   string
+	prefills int // replicas for prefill, the others are for decode; 0: each does both
+}
+
+// setup returns what the flags ask for.
+func (o *demoOptions) setup() demoSetup {
+	if !o.pd {
+		return demoSetup{
+			title: "Round robin and prefix routing, on the same chats", chats: demoChats(o.backends), kvTokens: demoKVTokens,
+			fleets: [2]demoFleetSetup{{label: "round-robin", policy: "round-robin"}, {label: "prefix", policy: "prefix"}},
+		}
+	}
+	prefills := o.backends / 2
+	return demoSetup{
+		title: "The same replicas for whole requests, and for prefill or decode", chats: demoLongChats(o.backends), kvTokens: demoLongKVTokens,
+		fleets: [2]demoFleetSetup{
+			{label: fmt.Sprintf("%d both", o.backends), policy: "prefix"},
+			{label: fmt.Sprintf("%d P + %d D", prefills, o.backends-prefills), policy: "prefix", prefills: prefills},
+		},
+	}
 }
 
 // newDemoCommand returns the demo command.
@@ -55,7 +91,10 @@ func newDemoCommand(configs config.Loader) *cobra.Command {
 		Long: `Send the same live chats to two identical fleets of simulated replicas, over real
 sockets: one behind a proxy with the policy round-robin, one behind a proxy with
 the policy prefix. It runs until Ctrl-C, or for --for, and needs no GPU and no
-network.`,
+network.
+
+With --pd both have the policy prefix, and the replicas of the second fleet are
+for prefill or for decode, half of them each.`,
 		Example: `  warmroute demo
   warmroute demo --for 30s --backends 8
   warmroute demo --for 20s --json | jq '.results[] | {policy, hit_ratio, ttft_mean_s}'`,
@@ -76,6 +115,7 @@ network.`,
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:0", "`ADDRESS` of the proxy with the policy prefix, which accepts other requests too; port 0 selects a free one")
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:0", "`ADDRESS` of its admin listener, with metrics and the live page")
 	flags.StringVar(&o.page, "page", "127.0.0.1:0", "`ADDRESS` of a page that shows both fleets")
+	flags.BoolVar(&o.pd, "pd", false, "compare replicas for prefill and decode with those that do both")
 	flags.BoolVar(&o.json, "json", false, "print only the results, as JSON")
 	return cmd
 }
@@ -84,6 +124,8 @@ func (o *demoOptions) validate() error {
 	switch {
 	case o.backends < 1 || o.backends > maxDemoBackends:
 		return fmt.Errorf("--backends %d is not between 1 and %d", o.backends, maxDemoBackends)
+	case o.pd && o.backends < 2:
+		return fmt.Errorf("--pd needs at least 2 --backends, not %d", o.backends)
 	case o.duration < 0:
 		return fmt.Errorf("--for %v is negative", o.duration)
 	}
@@ -108,6 +150,21 @@ func demoChats(backends int) *loadgen.Chats {
 	}
 }
 
+// demoLongChats is the traffic of --pd: chats about long texts, since a short prompt is not worth the handover.
+func demoLongChats(backends int) *loadgen.Chats {
+	return &loadgen.Chats{
+		Seed:          1,
+		Concurrency:   6 * backends,
+		SystemPrompts: 10 * backends,
+		SystemTokens:  1200,
+		Zipf:          0.8,
+		Turns:         loadgen.Range{Min: 1, Max: 3},
+		UserTokens:    loadgen.Range{Min: 2000, Max: 12_000},
+		OutputTokens:  loadgen.Range{Min: 100, Max: 300},
+		Think:         2 * time.Second,
+	}
+}
+
 // describeDemoTraffic returns what the chats are, in one sentence.
 func describeDemoTraffic(c *loadgen.Chats) string {
 	return fmt.Sprintf("%d users chat at the same time with each fleet: a chat begins with one of %d system prompts of about %d tokens, some of them much more popular, "+
@@ -117,6 +174,7 @@ func describeDemoTraffic(c *loadgen.Chats) string {
 
 // runDemo runs the demo until ctx is done or its time is over, and prints the results.
 func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.Writer) error {
+	setup := o.setup()
 	// The servers outlive the clients, so that no request is aborted.
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	load, stopLoad := context.WithCancelCause(ctx)
@@ -133,23 +191,23 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 			}
 		})
 	}
-	page, err := newDemoPage(o.page)
+	page, err := newDemoPage(o.page, setup.title)
 	if err != nil {
 		return fmt.Errorf("--page: %w", err)
 	}
 	startServer(page.run)
-	baseline, err := startDemoReplicasAndProxy(configs, "round-robin", o.backends, "127.0.0.1:0", "127.0.0.1:0", startServer)
+	baseline, err := setup.startReplicasAndProxy(configs, 0, o.backends, "127.0.0.1:0", "127.0.0.1:0", startServer)
 	if err != nil {
 		return err
 	}
-	prefix, err := startDemoReplicasAndProxy(configs, "prefix", o.backends, o.listen, o.admin, startServer)
+	second, err := setup.startReplicasAndProxy(configs, 1, o.backends, o.listen, o.admin, startServer)
 	if err != nil {
 		return err
 	}
 	if !o.json {
-		writeDemoTraffic(out, o.backends)
+		setup.writeTraffic(out, o.backends)
 	}
-	fleets := []*demoFleet{baseline, prefix}
+	fleets := []*demoFleet{baseline, second}
 	for _, f := range fleets {
 		if err := f.waitReady(ctx); err != nil {
 			return err
@@ -158,14 +216,14 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 
 	screen := newDemoScreen(out)
 	if !o.json {
-		writeDemoAddresses(out, page, prefix)
+		writeDemoAddresses(out, page, second)
 	}
 	if o.duration > 0 {
 		var cancel context.CancelFunc
 		load, cancel = context.WithTimeout(load, o.duration)
 		defer cancel()
 	}
-	elapsed := runDemoLoad(load, o, fleets, screen, page)
+	elapsed := setup.runLoad(load, o, fleets, screen, page)
 	if cause := context.Cause(load); ctx.Err() == nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause // a server failed
 	}
@@ -174,22 +232,31 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 		return json.NewEncoder(out).Encode(replay.Report{Results: results})
 	}
 	screen.showFinal(elapsed, results)
-	fmt.Fprintf(out, "\n%s\n", savedPrefill(baseline.prefill(), prefix.prefill()))
+	if o.pd {
+		fmt.Fprintf(out, "\n%s\n", describeSplits(results[0], results[1]))
+	} else {
+		fmt.Fprintf(out, "\n%s\n", savedPrefill(baseline.prefill(), second.prefill()))
+	}
 	return nil
 }
 
-// runDemoLoad sends the chats to all fleets until ctx is done, and returns the time
+// describeSplits says how many requests were split, and how far tokens are apart at most with and without.
+func describeSplits(both, roles replay.Summary) string {
+	return fmt.Sprintf("Split: %.0f of %d requests. 99 %% of the gaps between tokens are below %.0f ms, and below %.0f ms on replicas that do both.",
+		roles.SplitShare*float64(roles.Requests), roles.Requests, roles.ITLP99*1000, both.ITLP99*1000)
+}
+
+// runLoad sends the chats to all fleets until ctx is done, and returns the time
 // that this took.
-func runDemoLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen, page *demoPage) (elapsed time.Duration) {
-	chats := demoChats(o.backends)
-	state := demoState{Traffic: describeDemoTraffic(chats)}
+func (s *demoSetup) runLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen, page *demoPage) (elapsed time.Duration) {
+	state := demoState{Title: s.title, Traffic: describeDemoTraffic(s.chats)}
 	for _, f := range fleets {
 		state.LivePages = append(state.LivePages, f.adminURL+"/")
 	}
 	start := time.Now()
 	var clients sync.WaitGroup
 	for _, f := range fleets {
-		clients.Go(func() { f.runChats(ctx, chats) })
+		clients.Go(func() { f.runChats(ctx, s.chats) })
 	}
 	sample, refresh := time.NewTicker(demoSampleInterval), time.NewTicker(demoUpdateInterval)
 	defer sample.Stop()
@@ -226,13 +293,14 @@ func summarizeFleets(fleets []*demoFleet, elapsed time.Duration) []replay.Summar
 	return all
 }
 
-func writeDemoTraffic(out io.Writer, backends int) {
-	fmt.Fprintf(out, `Starting two fleets of %d simulated replicas: one behind a proxy with the policy
-round-robin, one behind a proxy with the policy prefix. Both get the same chats.
-
-%s
-
-`, backends, wrapText(describeDemoTraffic(demoChats(backends)), 80))
+func (s *demoSetup) writeTraffic(out io.Writer, backends int) {
+	difference := "one behind a proxy with the policy round-robin, one behind a proxy with the policy prefix."
+	if p := s.fleets[1].prefills; p > 0 {
+		difference = fmt.Sprintf("each of the first does whole requests, of the second %d are for prefill (P) and %d for decode (D).", p, backends-p)
+	}
+	fmt.Fprintf(out, "%s\n\n%s\n\n",
+		wrapText(fmt.Sprintf("Starting two fleets of %d simulated replicas: %s Both get the same chats.", backends, difference), 80),
+		wrapText(describeDemoTraffic(s.chats), 80))
 }
 
 func writeDemoAddresses(out io.Writer, page *demoPage, f *demoFleet) {
@@ -245,7 +313,7 @@ func writeDemoAddresses(out io.Writer, page *demoPage, f *demoFleet) {
 Both fleets: %s/
 `, f.url, page.url())
 	if f.adminURL != "" {
-		fmt.Fprintf(out, "Live page: %s/ (prefix)\nMetrics: %[1]s/metrics\n", f.adminURL)
+		fmt.Fprintf(out, "Live page: %s/ (%s)\nMetrics: %[1]s/metrics\n", f.adminURL, f.label)
 	}
 	fmt.Fprintln(out)
 }
@@ -272,7 +340,7 @@ func wrapText(text string, width int) string {
 
 // demoFleet is a proxy with simulated replicas, and the results of the chats sent to it.
 type demoFleet struct {
-	policy   string
+	label    string
 	url      string // of the proxy, without /v1
 	adminURL string // of its admin listener; empty: none
 	tally    replay.Tally
@@ -281,14 +349,14 @@ type demoFleet struct {
 	inFlight []float64 // sum of samples, by replica
 }
 
-// startDemoReplicasAndProxy starts simulated replicas and a proxy with the policy in front of
-// them, each with startServer, which does not block. It does not wait until they are
+// startReplicasAndProxy starts simulated replicas of one of the fleets and a proxy in front of them, each with startServer, which does not block. It does not wait until they are
 // ready. An empty adminAddr means no admin listener.
-func startDemoReplicasAndProxy(configs config.Loader, policy string, replicas int, proxyAddr, adminAddr string, startServer func(serve func(context.Context) error)) (*demoFleet, error) {
-	f := &demoFleet{policy: policy, inFlight: make([]float64, replicas)}
+func (s *demoSetup) startReplicasAndProxy(configs config.Loader, fleet, replicas int, proxyAddr, adminAddr string, startServer func(serve func(context.Context) error)) (*demoFleet, error) {
+	its := s.fleets[fleet]
+	f := &demoFleet{label: its.label, inFlight: make([]float64, replicas)}
 	var urls []string
 	for range replicas {
-		replica := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: demoKVTokens}})
+		replica := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: s.kvTokens}, Connector: sim.ConnectorConfig{Enabled: its.prefills > 0}})
 		if err := replica.Bind("127.0.0.1:0"); err != nil {
 			return nil, err
 		}
@@ -296,19 +364,27 @@ func startDemoReplicasAndProxy(configs config.Loader, policy string, replicas in
 		f.replicas = append(f.replicas, replica)
 		urls = append(urls, replica.URL())
 	}
-	c, err := demoConfig(configs, policy, proxyAddr, adminAddr, urls)
+	c, err := demoConfig(configs, its.policy, proxyAddr, adminAddr, urls)
 	if err != nil {
 		return nil, err
+	}
+	for i := range c.Backends {
+		switch {
+		case i < its.prefills:
+			c.Backends[i].Role = backends.RolePrefill.String()
+		case its.prefills > 0:
+			c.Backends[i].Role = backends.RoleDecode.String()
+		}
 	}
 	log, _ := server.NewLogger(c.Log, os.Stderr)
-	s, err := server.New(server.Options{Config: c, Policies: configs.Policies, Log: log, Version: cli.Version()})
+	proxy, err := server.New(server.Options{Config: c, Policies: configs.Policies, Log: log, Version: cli.Version()})
 	if err != nil {
 		return nil, err
 	}
-	startServer(s.Run)
-	f.url = localBaseURL(s.Addr())
-	if s.AdminAddr() != nil {
-		f.adminURL = localBaseURL(s.AdminAddr())
+	startServer(proxy.Run)
+	f.url = localBaseURL(proxy.Addr())
+	if proxy.AdminAddr() != nil {
+		f.adminURL = localBaseURL(proxy.AdminAddr())
 	}
 	return f, nil
 }
@@ -340,7 +416,7 @@ func (f *demoFleet) waitReady(ctx context.Context) error {
 	for cli.CheckHealth(ctx, f.url+"/readyz") != nil {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("proxy with policy %s did not become ready: %w", f.policy, ctx.Err())
+			return fmt.Errorf("proxy of fleet %s did not become ready: %w", f.label, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -399,7 +475,7 @@ func (f *demoFleet) summary(elapsed time.Duration) replay.Summary {
 		stats := r.Stats()
 		work[i] = float64(stats.PrefixQueries - stats.PrefixHits)
 	}
-	s := f.tally.Summary(f.policy, elapsed)
+	s := f.tally.Summary(f.label, elapsed)
 	s.WorkMaxOverMean = replay.MaxOverMean(work)
 	s.InFlightMaxOverMean = replay.MaxOverMean(f.inFlight)
 	return s

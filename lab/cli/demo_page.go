@@ -24,20 +24,21 @@ type demoPage struct {
 
 // demoState is what the page shows.
 type demoState struct {
+	Title     string           `json:"title"`
 	Traffic   string           `json:"traffic"` // describes it
 	Elapsed   float64          `json:"elapsed_seconds"`
 	LivePages []string         `json:"live_pages"` // of each fleet's proxy
 	Results   []replay.Summary `json:"results"`
 }
 
-// newDemoPage returns a page that listens on the address.
-func newDemoPage(addr string) (*demoPage, error) {
+// newDemoPage returns a page with a title that listens on the address.
+func newDemoPage(addr, title string) (*demoPage, error) {
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
 	p := &demoPage{listener: listener}
-	p.update(demoState{LivePages: []string{}, Results: []replay.Summary{}})
+	p.update(demoState{Title: title, LivePages: []string{}, Results: []replay.Summary{}})
 	return p, nil
 }
 

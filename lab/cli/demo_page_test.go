@@ -16,7 +16,7 @@ import (
 
 func TestDemoPage(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	p, err := newDemoPage("127.0.0.1:0")
+	p, err := newDemoPage("127.0.0.1:0", "Title")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestDemoPage(t *testing.T) {
 	if page := get("/"); !strings.Contains(page, "fetch('/results'") {
 		t.Errorf("got %s", page)
 	}
-	want := demoState{"chats", 3, []string{"http://a/", "http://b/"}, demoSummaries()}
+	want := demoState{"Title", "chats", 3, []string{"http://a/", "http://b/"}, demoSummaries()}
 	p.update(want)
 	var got demoState
 	if err := json.Unmarshal([]byte(get("/results")), &got); err != nil || !reflect.DeepEqual(got, want) {

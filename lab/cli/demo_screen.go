@@ -138,6 +138,7 @@ func demoRows() []demoRow {
 		{"  p50", 0, func(s replay.Summary) float64 { return s.TTFTP50 * 1000 }},
 		{"  p99", 0, func(s replay.Summary) float64 { return s.TTFTP99 * 1000 }},
 		{"TPOT ms, mean", 1, func(s replay.Summary) float64 { return s.TPOTMean * 1000 }},
+		{"ITL ms, p99", 0, func(s replay.Summary) float64 { return s.ITLP99 * 1000 }},
 		{"E2E ms, mean", 0, func(s replay.Summary) float64 { return s.E2EMean * 1000 }},
 	}
 }

@@ -23,7 +23,8 @@ func TestReplayFromRunningProxy(t *testing.T) {
 	var servers sync.WaitGroup
 	defer servers.Wait()
 	defer stop()
-	f, err := startDemoReplicasAndProxy(testConfigs(), "prefix", 2, "127.0.0.1:0", "127.0.0.1:0", func(serve func(context.Context) error) {
+	setup := (&demoOptions{backends: 2}).setup()
+	f, err := setup.startReplicasAndProxy(testConfigs(), 1, 2, "127.0.0.1:0", "127.0.0.1:0", func(serve func(context.Context) error) {
 		servers.Go(func() {
 			if err := serve(serving); err != nil {
 				t.Error(err)

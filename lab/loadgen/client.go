@@ -171,6 +171,10 @@ func (c *Client) completeResult(in *responseReader, latencyStart time.Time) repl
 		CompletionTokens: in.completion,
 		CachedKnown:      in.cachedKnown,
 		InvalidUsage:     in.invalidUsage,
+		Split:            in.header.Get("X-Warmroute-Prefill-Backend") != "",
+	}
+	for _, gap := range in.gaps {
+		r.Gaps = append(r.Gaps, c.toModelTime(gap))
 	}
 	if in.chunks > 1 {
 		r.ITL = c.toModelTime(in.lastContent.Sub(in.firstContent)) / time.Duration(in.chunks-1)

@@ -108,6 +108,13 @@ func TestRunTrace(t *testing.T) {
 	if r.Err != "" || r.PromptTokens != 40 || r.CachedTokens != 16 || r.CompletionTokens != 2 {
 		t.Errorf("got %+v", r)
 	}
+	sum := time.Duration(0)
+	for _, gap := range r.Gaps {
+		sum += gap
+	}
+	if n := len(r.Gaps); n == 0 || r.ITL != sum/time.Duration(n) {
+		t.Errorf("the mean of %d gaps is not %v", n, r.ITL)
+	}
 	if r.TTFT <= 0 || r.E2E < r.TTFT || r.ITL <= 0 || r.ITL > r.E2E-r.TTFT {
 		t.Errorf("times do not fit: %+v", r)
 	}

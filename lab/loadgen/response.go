@@ -33,9 +33,10 @@ type responseReader struct {
 	text                      strings.Builder
 	chunks                    int // with content
 	firstContent, lastContent time.Time
-	end                       time.Time // of [DONE]
-	finishReason              string    // the first choice's
-	detail                    string    // of an error
+	gaps                      []time.Duration // between chunks with content
+	end                       time.Time       // of [DONE]
+	finishReason              string          // the first choice's
+	detail                    string          // of an error
 
 	usage                      bool // present and valid; the figures are 0 otherwise
 	invalidUsage               bool
@@ -143,6 +144,8 @@ func (s *responseReader) readTypedEvent(kind string, event gjson.Result, receive
 func (s *responseReader) addContent(text string, receivedAt time.Time) {
 	if s.chunks == 0 {
 		s.firstContent = receivedAt
+	} else {
+		s.gaps = append(s.gaps, receivedAt.Sub(s.lastContent))
 	}
 	s.lastContent = receivedAt
 	s.chunks++

@@ -24,6 +24,9 @@ type Result struct {
 	E2E  time.Duration // to the end of the response
 	ITL  time.Duration // mean gap between chunks with content; 0 with fewer than two
 
+	Gaps  []time.Duration // between chunks with content; none of a request in virtual time
+	Split bool            // one replica did the prefill and another one the decode
+
 	PromptTokens, CachedTokens, CompletionTokens int // as usage says
 	// CachedKnown reports whether usage had the cached tokens: some servers never do,
 	// others omit them when there are none.
@@ -68,15 +71,16 @@ type Summary struct {
 	Lost       int            `json:"lost"` // the sum of Errors
 	Errors     map[string]int `json:"errors,omitempty"`
 
+	ITLP99     float64 `json:"itl_p99_s,omitzero"`   // of the gaps of all outputs, also of requests that were lost
+	SplitShare float64 `json:"split_share,omitzero"` // of the requests
+	HasRoles   bool    `json:"-"`                    // replicas are for prefill and for decode
+
 	// Known in virtual time only:
 	PredictedHitRatio float64   `json:"predicted_hit_ratio,omitzero"`
 	PredictionError   float64   `json:"prediction_error,omitzero"` // mean difference of predicted and cached tokens, as a share of the mean prompt
 	QueueTimeMean     float64   `json:"queue_mean_s,omitzero"`     // from arrival to the attempt that was served
 	Spills            int       `json:"spills,omitzero"`
 	NewBackendShare   float64   `json:"joined_share,omitzero"`
-	ITLP99            float64   `json:"itl_p99_s,omitzero"`       // of the gaps between the tokens of all outputs
-	HasRoles          bool      `json:"-"`                        // replicas are for prefill and for decode
-	SplitShare        float64   `json:"split_share,omitzero"`     // of the requests
 	HandoverMean      float64   `json:"handover_mean_s,omitzero"` // from the end of the prefill leg to the first token
 	Timeline          *Timeline `json:"-"`
 
@@ -97,7 +101,8 @@ type Summary struct {
 // Tally collects results. Safe for concurrent use.
 type Tally struct {
 	mu      sync.Mutex
-	results []Result
+	results []Result // without Gaps
+	gaps    gapHistogram
 	errors  map[string]int
 }
 
@@ -105,6 +110,10 @@ type Tally struct {
 func (t *Tally) Add(r Result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	for _, gap := range r.Gaps {
+		t.gaps.add(gap, 1)
+	}
+	r.Gaps = nil
 	if r.Err == "" {
 		t.results = append(t.results, r)
 		return
@@ -121,7 +130,7 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 	t.mu.Lock()
 	// Results never change once added and can be read without the lock.
 	results := t.results[:len(t.results):len(t.results)]
-	s := Summary{Policy: policy, Requests: len(results), Errors: make(map[string]int, len(t.errors))}
+	s := Summary{Policy: policy, Requests: len(results), Errors: make(map[string]int, len(t.errors)), ITLP99: t.gaps.quantile(0.99)}
 	for cause, n := range t.errors {
 		s.Errors[cause] = n
 		s.Lost += n
@@ -132,7 +141,7 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 	}
 
 	var ttft, e2e, tpot, itl mean
-	cached := 0
+	cached, splits := 0, 0
 	ttfts, ends := make([]time.Duration, len(results)), make([]time.Duration, len(results))
 	for i, r := range results {
 		ttfts[i], ends[i] = r.TTFT, r.E2E
@@ -145,6 +154,9 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 			itl.add(r.ITL)
 		}
 		cached += r.CachedTokens
+		if r.Split {
+			splits++
+		}
 		s.HitKnown = s.HitKnown || r.CachedKnown
 		if r.InvalidUsage {
 			s.InvalidUsage++
@@ -158,6 +170,7 @@ func (t *Tally) Summary(policy string, elapsed time.Duration) Summary {
 	s.TTFTP50, s.TTFTP90, s.TTFTP99 = quantile(ttfts, 50), quantile(ttfts, 90), quantile(ttfts, 99)
 	s.E2EP99 = quantile(ends, 99)
 	s.TTFTLongest = meanTTFTOfLongest(results)
+	s.SplitShare = float64(splits) / float64(len(results))
 	if s.PromptTokens > 0 {
 		s.HitRatio = float64(cached) / float64(s.PromptTokens)
 	}
@@ -357,7 +370,6 @@ type measures struct {
 
 	gaps            gapHistogram
 	handover        mean
-	splits          int  // requests that were split and completed
 	queueTime       mean // time between arrival and the attempt that succeeded
 	decisions       int
 	spills          int
@@ -386,12 +398,10 @@ func (m *measures) recordSuccess(f *request, now time.Duration) {
 	result := Result{
 		TTFT: f.first - j.At, E2E: now - j.At,
 		PromptTokens: j.Prompt, CachedTokens: f.cachedTokens(), CompletionTokens: j.Output,
+		Split: f.source != nil,
 	}
 	result.ITL = result.tpot()
 	m.predictionError += max(f.predicted-result.CachedTokens, result.CachedTokens-f.predicted)
-	if f.source != nil {
-		m.splits++
-	}
 	m.comparedTokens += j.Prompt
 	m.tallyByPriority(j).Add(result)
 }
@@ -423,9 +433,6 @@ func (r *run) summary() Summary {
 		s.WallTime, s.SessionTime = r.last.Seconds(), s.E2EMean*float64(s.Requests)/float64(sessions)
 	}
 	s.HasRoles, s.Spills, s.ITLP99, s.HandoverMean = r.hasRoles(), m.spills, m.gaps.quantile(0.99), m.handover.seconds()
-	if n := s.Requests; n > 0 {
-		s.SplitShare = float64(m.splits) / float64(n)
-	}
 	if m.promptTokens > 0 {
 		s.PredictedHitRatio = float64(m.predictedTokens) / float64(m.promptTokens)
 	}
