@@ -61,13 +61,11 @@ func (c *call) writeInvalid(message string) {
 // addWorkerByQuery serves POST /add_worker?url=URL&worker_type=TYPE.
 func (c *call) addWorkerByQuery() {
 	query := c.r.URL.Query()
+	var added *addedWorker
 	role, err := roleOfType(query.Get("worker_type"))
-	if err != nil {
-		c.Metrics.CountRegistration(metrics.RegistrationInvalid)
-		writeText(c.w, http.StatusBadRequest, err.Error())
-		return
+	if err == nil {
+		added, err = c.register(givenWorker{url: query.Get("url"), role: role})
 	}
-	added, err := c.register(givenWorker{url: query.Get("url"), role: role})
 	switch {
 	case added == nil:
 		c.writeUnlessRefused(err, func(message string) { writeText(c.w, http.StatusBadRequest, message) })
