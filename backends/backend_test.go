@@ -56,7 +56,7 @@ func TestStatus(t *testing.T) {
 		synctest.Wait()
 		expect("drained", Draining, true, drained, "drained by an operator")
 		b.Retire()
-		expect("removed", Draining, true, drained, "no longer in the configuration")
+		expect("removed", Draining, true, drained, "being removed")
 		b.Unretire()
 		b.Undrain()
 		expect("taken back", Ready, true, time.Now(), "")

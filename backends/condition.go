@@ -184,7 +184,7 @@ func (c *condition) Status() Status {
 	}
 	switch {
 	case c.Retiring():
-		s.Reason = "no longer in the configuration"
+		s.Reason = "being removed"
 	case c.Drained():
 		s.Reason = "drained by an operator"
 	case s.Suspension != NotSuspended:

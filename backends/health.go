@@ -242,7 +242,7 @@ func (w *checkState) reportStateChanges(reason string) {
 func (w *checkState) logState(b *Backend, state State, reason string) {
 	switch {
 	case state == Draining && b.Retiring():
-		reason = "no longer in the configuration"
+		reason = "being removed"
 	case state == Draining && b.Suspension() != NotSuspended && !b.Drained():
 		reason = b.Suspension().String()
 	case state == Draining:

@@ -94,7 +94,7 @@ func TestRanksShareTheirServersHealthAndModels(t *testing.T) {
 		if got := strings.Join(changes[ranks[1].Name], " "); got != "ready draining ready down ready draining" || checks != 8 {
 			t.Errorf("reported %s with %d checks", got, checks)
 		}
-		if s := ranks[1].Status(); s.Reason != "no longer in the configuration" || !s.Checked || s.Since.IsZero() {
+		if s := ranks[1].Status(); s.Reason != "being removed" || !s.Checked || s.Since.IsZero() {
 			t.Errorf("%+v", s)
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -312,11 +313,19 @@ func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 // recordTruncated records that the replica failed after the response was committed, and has its
 // health checked. The status is for metrics and logs.
 func (a *attempt) recordTruncated(loggedStatus int, err error) {
-	a.result.End, a.result.Failed = router.Truncated, true
+	a.result.End = router.Truncated
 	a.outcome.Code = loggedStatus
+	if isRemoval(err) {
+		a.proxy.log.Warn("response aborted, backend removed", "backend", a.decision.Backend.Name, "request_id", a.id)
+		return
+	}
+	a.result.Failed = true
 	a.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.id)
 	a.proxy.recheckHealth(a.decision.Backend)
 }
+
+// isRemoval reports whether a response ended with err because its backend was removed: then its transport is closed.
+func isRemoval(err error) bool { return errors.Is(err, net.ErrClosed) }
 
 // relayResponse sends the response to the client, or returns the failure that it is. Until the response is known not to
 // be another request's, as far as its id can tell, the connection is not reused.

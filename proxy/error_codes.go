@@ -65,7 +65,7 @@ const (
 	// Fix: report it with the stack in the proxy's log.
 	codeInternalError = "internal_error"
 	// 502. The replica crashed, closed the response early, ended a stream without a mark of its end or sent an invalid
-	// response, and no other could be tried.
+	// response, and no other could be tried; or it was removed, and the response took longer than `timeouts.shutdown`.
 	// Fix: see the replica's log and `warmroute_retries_total`.
 	codeReplicaFailed = "replica_failed"
 	// 503 before the response has begun, 502 after it. The replica's engine aborted the request, and no other could

@@ -165,6 +165,8 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 		return firstByteTimeoutError(), s.readErr
 	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
 		return newError(http.StatusGatewayTimeout, codeIdleTimeout, "the replica stopped sending (timeouts.idle)"), s.readErr
+	case isRemoval(s.readErr):
+		e.message = "the replica was removed before the response was complete (timeouts.shutdown)"
 	}
 	if s.readErr == io.EOF {
 		return e, errTruncated

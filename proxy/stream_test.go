@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/transport"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 )
@@ -120,6 +122,36 @@ func breaksOff(t *testing.T, script func(*session), begun func(), events int) {
 		t.Error("the backend was not suspected")
 	}
 	f.awaitMetric(`warmroute_requests_total{backend="r0",code="502",endpoint="/v1/chat/completions",model="m"} 1`)
+}
+
+// TestStreamOfRemovedBackend expects that a replica is not blamed for a stream that its removal has ended.
+func TestStreamOfRemovedBackend(t *testing.T) {
+	var log lockedBuffer
+	f := serve(t, func(o *Options) {
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+		o.RecheckHealth = func(*backends.Backend) { t.Error("the backend is suspected") }
+	}, &replica{script: func(s *session) {
+		s.request()
+		s.say(sseHead, chunk(role), chunk(hello))
+		s.closed()
+	}})
+	resp, err := http.Post("http://"+f.addr+"/v1/chat/completions", "application/json", strings.NewReader(askStream))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	begun := make([]byte, len(role+hello))
+	if _, err := io.ReadFull(resp.Body, begun); err != nil {
+		t.Fatal(err)
+	}
+	f.backends[0].Options().Transport.(*transport.Transport).Close()
+	if rest, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(rest), "the replica was removed before the response was complete") {
+		t.Errorf("got %q, %v", rest, err)
+	}
+	f.awaitIdle()
+	if text := log.String(); !strings.Contains(text, "response aborted, backend removed") || strings.Contains(text, "upstream") {
+		t.Errorf("the log says\n%s", text)
+	}
 }
 
 func TestErrorEventFormat(t *testing.T) {
