@@ -18,8 +18,9 @@ import (
 
 const (
 	warmroute = "warmroute"
-	baseline  = "baseline" // another build of warmroute
-	direct    = "direct"   // no proxy: the delay of clients and mock replicas
+	baseline  = "baseline"  // another build of warmroute
+	splitting = "splitting" // warmroute with half of the replicas for prefill, the others for decode
+	direct    = "direct"    // no proxy: the delay of clients and mock replicas
 	nginx     = "nginx"
 	sglang    = "sglang-router"
 )
@@ -72,6 +73,12 @@ func (b *bench) startContender(ctx context.Context, name string, replicas []stri
 			binary = b.baseline
 		}
 		cmd = exec.Command(binary, append([]string{"serve", "--listen", f.addrs, "--admin", "127.0.0.1:" + spare}, replicas...)...)
+	case splitting:
+		path := filepath.Join(b.dir, "splitting.yaml")
+		if err := os.WriteFile(path, []byte(splittingConfig(replicas)), 0o644); err != nil {
+			return nil, err
+		}
+		cmd = exec.Command(filepath.Join(b.dir, warmroute), "serve", "--listen", f.addrs, "--admin", "127.0.0.1:"+spare, "--config", path)
 	case nginx:
 		path := filepath.Join(b.dir, "nginx.conf")
 		if err := os.WriteFile(path, []byte(nginxConfig(b.dir, f.addrs, replicas)), 0o644); err != nil {
@@ -105,6 +112,17 @@ func canRelay(client *http.Client, url string) bool {
 	defer resp.Body.Close()
 	got, _ := io.ReadAll(resp.Body)
 	return resp.StatusCode == http.StatusOK && bytes.Contains(got, []byte(marker))
+}
+
+// splittingConfig returns a configuration by which every request is split.
+func splittingConfig(replicas []string) string {
+	var config strings.Builder
+	config.WriteString("pd: {min_uncached_tokens: 1}\nbackends:\n")
+	for i, r := range replicas {
+		role := []string{"prefill", "decode"}[i%2]
+		fmt.Fprintf(&config, "- {url: %q, role: %s}\n", r, role)
+	}
+	return config.String()
 }
 
 // nginxConfig returns a usual configuration for this job: round robin, no buffering of

@@ -76,7 +76,7 @@ func parseFlags() (o options, err error) {
 	flag.BoolVar(&o.peers, "peers", false, "measure sglang-router, smg and vllm-router too; they are installed from PyPI")
 	flag.IntVar(&o.rounds, "rounds", 3, "number of rounds")
 	flag.BoolVar(&o.quick, "quick", false, "one short round, for a rough result")
-	flag.StringVar(&o.only, "only", "", "measurements to run, separated by commas: requests, latency, chunks, memory, idle")
+	flag.StringVar(&o.only, "only", "", "measurements to run, separated by commas: requests, latency, chunks, memory, split, idle")
 	flag.StringVar(&o.contenders, "contenders", "", "contenders to measure, separated by commas, such as warmroute,nginx")
 	flag.StringVar(&o.baseline, "baseline", "", "another build of warmroute to compare with")
 	flag.BoolVar(&o.json, "json", false, "print one JSON object")
@@ -102,7 +102,7 @@ func runBench(ctx context.Context) (budgetMissed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	contenders := []string{direct, warmroute, nginx}
+	contenders := []string{direct, warmroute, splitting, nginx}
 	if o.peers {
 		contenders = append(contenders, peers...)
 	}
@@ -181,7 +181,7 @@ func (b *bench) measureContenders(ctx context.Context, m measurement, round int,
 	defer mock.stop()
 	for i := range contenders {
 		name := contenders[(i+round)%len(contenders)]
-		if m.only != nil && !slices.Contains(m.only, name) {
+		if m.only != nil && !slices.Contains(m.only, name) || m.only == nil && name == splitting {
 			continue
 		}
 		began := time.Now()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,6 +26,7 @@ var measurements = []measurement{
 	{name: "latency", replicas: 4, measure: (*bench).measureLatency},
 	{name: "chunks", replicas: 4, measure: (*bench).measureStreamedChunks},
 	{name: "memory", replicas: 4, measure: (*bench).measureStreamMemory, once: true, only: []string{warmroute, baseline, nginx, sglang}},
+	{name: "split", replicas: 4, measure: (*bench).measureSplitRequests, only: []string{warmroute, splitting}},
 	{name: "idle", replicas: 100, measure: (*bench).measureIdle, only: []string{warmroute}},
 }
 
@@ -53,7 +55,9 @@ const (
 	rateAt50  = "chunks/s of 50,000"
 	delayAt50 = "chunk delay p99, 50/s, ms"
 	rssAfter  = "RSS after the streams, MB"
-	idleShare = "idle, 100 backends, % of a core"
+	// perSplitRequest is of the contender splitting; of warmroute it is that of a whole request.
+	perSplitRequest = "CPU/request, 32 KB, split or not, µs"
+	idleShare       = "idle, 100 backends, % of a core"
 )
 
 // cpuTimeDuring returns the CPU time that a contender uses while do runs.
@@ -89,6 +93,37 @@ func (b *bench) measureRequests(ctx context.Context, name string, f *contender) 
 			}
 			b.results.add(name, requestRateFigure(kb, kind), float64(got.Requests)/b.window.Seconds())
 		}
+	}
+	return nil
+}
+
+// measureSplitRequests measures CPU time per request, of which splitting splits all.
+func (b *bench) measureSplitRequests(ctx context.Context, name string, f *contender) error {
+	var got loadResult
+	used, err := cpuTimeDuring(f, func() (err error) {
+		got, err = b.runLoadClient(ctx, f, 16, 32<<10, cold, b.window)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	b.results.add(name, perSplitRequest, micros(used)/float64(got.Requests))
+	if name != splitting {
+		return nil
+	}
+	resp, err := http.Get(f.admin + "/metrics")
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	_, rest, _ := strings.Cut(string(page), "\nwarmroute_split_requests_total{result=\"split\"} ")
+	value, _, _ := strings.Cut(rest, "\n")
+	if split, err := strconv.ParseFloat(value, 64); err != nil || split < float64(got.Requests) {
+		return fmt.Errorf("%q of %d requests were split", value, got.Requests)
 	}
 	return nil
 }

@@ -23,8 +23,11 @@ const model = "bench"
 const (
 	marker       = "the output of a mock replica" // in every response without streaming
 	mockResponse = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` + marker + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":250,"total_tokens":258,"completion_tokens":8}}`
-	modelList    = `{"object":"list","data":[{"id":"bench","object":"model","created":1763700000,"owned_by":"vllm","root":"bench","parent":null,"max_model_len":1000000}]}`
-	uvicornHead  = "date: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n"
+	// prefilled is the response to a prefill leg.
+	prefilled = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"the"},"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":250,"total_tokens":251,"completion_tokens":1},` +
+		`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[340,341,342,343]],"remote_engine_id":"05001d3b-7c5f-4e0e-9d8a-2f4d1c5b6a70","remote_request_id":"chatcmpl-ab5b573f2a3c63aa-bac41073","remote_host":"127.0.0.1","remote_port":5690,"tp_size":1,"remote_num_tokens":250}}`
+	modelList   = `{"object":"list","data":[{"id":"bench","object":"model","created":1763700000,"owned_by":"vllm","root":"bench","parent":null,"max_model_len":1000000}]}`
+	uvicornHead = "date: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n"
 )
 
 // mock is a fleet of replicas that respond at once. They run in a separate process, so that
@@ -66,7 +69,7 @@ func runMock(ctx context.Context, args []string) error {
 // withLargeCache returns the metrics with the model's name and a cache of 2,000,000 tokens,
 // which 9,000 streams on four replicas do not fill, so that no request is queued.
 func withLargeCache(metricsPage string) string {
-	return strings.NewReplacer(
+	return "vllm:nixl_num_failed_transfers_total 0\n" + strings.NewReplacer(
 		`model_name="tiny"`, `model_name="`+model+`"`,
 		`kv_cache_size_tokens="16384"`, `kv_cache_size_tokens="2000000"`,
 		`num_gpu_blocks="512"`, `num_gpu_blocks="62500"`,
@@ -106,6 +109,10 @@ func (m *mock) serveConn(c net.Conn) {
 		}
 		switch target {
 		case "POST /v1/chat/completions":
+			if bytes.Contains(body[:min(len(body), 100)], []byte(`"do_remote_decode":true`)) {
+				err = writeResponse(c, "application/json", prefilled)
+				break
+			}
 			if !wantsStream(body) {
 				err = writeResponse(c, "application/json", mockResponse)
 				break
@@ -118,6 +125,8 @@ func (m *mock) serveConn(c net.Conn) {
 			err = writeResponse(c, "text/plain", "")
 		case "GET /v1/models":
 			err = writeResponse(c, "application/json", modelList)
+		case "GET /version":
+			err = writeResponse(c, "application/json", `{"version":"0.32.0"}`)
 		case "GET /metrics":
 			err = writeResponse(c, "text/plain; version=0.0.4; charset=utf-8", m.metrics)
 		default:
