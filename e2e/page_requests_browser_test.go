@@ -3,11 +3,14 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
+
+	"warmroute/lab/sim"
 )
 
 func TestPageFindsFinishedRequests(t *testing.T) {
@@ -46,4 +49,18 @@ func TestPageFindsFinishedRequests(t *testing.T) {
 	if evaluate[bool](page, `document.body.innerText.includes('not to be shown')`) {
 		t.Error("a prompt is shown")
 	}
+}
+
+func TestPageNamesPrefillBackend(t *testing.T) {
+	replica := sim.Config{Connector: sim.ConnectorConfig{Enabled: true}}
+	prefill, _ := startSimReplica(t, replica, "127.0.0.1:0")
+	decode, _ := startSimReplica(t, replica, "127.0.0.1:0")
+	yaml := fmt.Sprintf("pd: {min_uncached_tokens: 1}\nbackends: [{name: first, url: %q, role: prefill}, {name: second, url: %q, role: decode}]\n", prefill, decode)
+	proxy := startProgram(t, "--config", (&simFleet{}).configFile(t, yaml).path)
+	proxy.eventually("a request is split", func() bool {
+		_ = askStream(http.DefaultClient, proxy.url, words(50), 3, nil)
+		return metricSum(t, proxy.admin, "warmroute_split_requests_total", "split") > 0
+	})
+	page := openPage(t, proxy.admin)
+	page.until(`document.querySelector('#finished').innerText.includes('first → second')`)
 }
