@@ -55,6 +55,9 @@ func sessionTime() measure {
 func wallTime() measure {
 	return measure{"wall time", func(s replay.Summary) float64 { return s.WallTime }}
 }
+func gaps() measure {
+	return measure{"p99 of gaps", func(s replay.Summary) float64 { return s.ITLP99 }}
+}
 func hits() measure {
 	return measure{"hit ratio", func(s replay.Summary) float64 { return s.HitRatio }}
 }
@@ -79,6 +82,16 @@ func toPooled(m measure, must float64, atLeast bool) gate {
 		us, found := r.Find(highlight)
 		reference, ok := r.Find(replay.Pooled)
 		return m.of(us) / m.of(reference), "", ok && found
+	}}
+}
+
+// toSplits is prefix over the better or the worse of the variants in which all requests are split, or none.
+func toSplits(m measure, must float64, which string, of func(always, never float64) float64) gate {
+	return gate{what: m.name + " / " + which + " of always and never split", must: must, figure: func(r replay.Report) (float64, string, bool) {
+		us, _ := r.Find(highlight)
+		always, ok := r.Find(splitAlways)
+		never, found := r.Find(splitNever)
+		return m.of(us) / of(m.of(always), m.of(never)), "", ok && found
 	}}
 }
 
@@ -218,6 +231,7 @@ func rows(trace *replay.Trace) []row {
 	all = append(all, generatedRows()...)
 	all = append(all, fleetRows(trace)...)
 	all = append(all, rankRows(trace)...)
+	all = append(all, splitRows("mooncake", trace, 0.5, 0.7, 0.9)...)
 	all = append(all, learningRows(trace)...)
 	return append(all, otherSizes(trace)...)
 }
@@ -267,10 +281,42 @@ func agentsRows(trace *replay.Trace) []row {
 			group: "agents, closed loop",
 		}
 	}
-	return []row{
+	return append([]row{
 		open(1_536_000, 0.3), open(1_536_000, 0.5), open(1_536_000, 0.8), open(1_536_000, 1), open(600_000, 0.3), open(600_000, 0.5),
 		closed(1_536_000), closed(600_000),
+	}, splitRows("agents", trace, 0.3, 0.5, 0.8)...)
+}
+
+// The variants of a row about replicas for prefill and for decode, besides prefix itself, by which the cost decides
+// whether a request is split.
+const (
+	splitAlways = "always split"
+	splitNever  = "never split"
+	both        = "both" // no replica has a role
+)
+
+// splitRows play a trace on two replicas for prefill and six for decode, and on eight that do both.
+func splitRows(name string, trace *replay.Trace, loads ...float64) []row {
+	var all []row
+	for _, load := range loads {
+		s := replay.Scenario{Backends: fleet, KVTokens: 1_536_000, Queue: queue(), Policy: highlight, Workload: replay.Traced{Trace: trace, Load: load}}
+		roles := func(split replay.Split) replay.Scenario {
+			s := s
+			s.Prefills, s.Decodes, s.Split = 2, 6, split
+			return s
+		}
+		all = append(all, row{
+			name: fmt.Sprintf("split-%s-%g", name, load),
+			variants: []variant{
+				{highlight, roles(replay.SplitByCost)}, {splitAlways, roles(replay.SplitAlways)}, {splitNever, roles(replay.SplitNever)}, {both, s},
+			},
+			gates: []gate{
+				toSplits(e2e(), 1.02, "better", math.Min), toSplits(ttft(), 1, "worse", math.Max), toSplits(gaps(), 1, "worse", math.Max),
+				toVariant(e2e(), both, 0, false), toVariant(ttft(), both, 0, false), toVariant(gaps(), both, 0, false), noneLost(),
+			},
+		})
 	}
+	return all
 }
 
 // generatedRows play the generated workloads.
