@@ -195,6 +195,9 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 	if err != nil && !errors.Is(err, errErrorBodyTooLong) && !errors.Is(err, errErrorBodyMemory) {
 		return a.classifyOrEndRequest(err)
 	}
+	if a.quotesHandover(resp.StatusCode, body, true) {
+		return a.newQuoteFailure(resp.StatusCode)
+	}
 	if err == nil && a.isRankRefused(resp, body) {
 		return a.recordRefusedRank()
 	}

@@ -125,6 +125,9 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 		return f
 	}
 	body.AllowReuse()
+	if a.quotesHandover(resp.StatusCode, buf.Bytes(), complete && !isEncoded(resp.Header)) {
+		return a.newQuoteFailure(resp.StatusCode)
+	}
 	if !complete {
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,6 +31,7 @@ var (
 	errNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
 		"start the replica with --kv-transfer-config, or set its role to both")
 	errTransferParamsMemory = errors.New("no memory is left for the parameters of the handover")
+	errQuotesHandover       = errors.New("the error response quotes the parameters of the handover")
 	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
 )
 
@@ -275,10 +277,29 @@ func (a *attempt) adjustDecodeFailure(f *failure) {
 	if isLate {
 		f.reason, f.split = metrics.RetryHandover, metrics.SplitLate
 	}
+	if a.quotesHandover(f.status, f.body, true) {
+		a.proxy.buffers.release(f.charged)
+		f.charged = 0
+		f.setProxyErrorBody(a.endpoint)
+	}
 	if isLate || f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isMissingEndpoint() {
 		f.isFree, f.sameBackend, f.suspectsCrash = true, true, false
 	}
 	a.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed
+}
+
+// quotesHandover reports whether an error response to a decode leg may have the parameters of the handover in it, as one
+// that is not readable in full may: vLLM quotes a body that it finds invalid.
+func (a *attempt) quotesHandover(status int, body []byte, isReadable bool) bool {
+	return a.handover != nil && status >= 400 && (!isReadable || bytes.Contains(body, []byte("kv_transfer_params")))
+}
+
+// newQuoteFailure returns the failure of a decode leg whose error response no client may get. The request is sent again
+// without the parameters, and gets its error then.
+func (a *attempt) newQuoteFailure(status int) *failure {
+	f := &failure{reason: metrics.RetryStatus(status), err: errQuotesHandover, status: status}
+	f.setProxyErrorBody(a.endpoint)
+	return f
 }
 
 // nothingSent reports whether no connection could be made.

@@ -315,6 +315,23 @@ func TestPrefillLegHangs(t *testing.T) {
 	}
 }
 
+// A stall ends the leg, also of a request that has only one attempt.
+func TestPrefillReplicaStalls(t *testing.T) {
+	t.Parallel()
+	p, d := &replica{script: hang()}, &replica{script: completes}
+	f := serveSplit(t, func(o *Options) { o.Attempts = 1 }, []*replica{p}, []*replica{d})
+	done := f.background(askStream)
+	eventually(t, "the leg is open", func() bool { return len(p.requests()) == 1 })
+	f.hangs(0)
+	if a := <-done; a.body != goodStream {
+		t.Errorf("got %+v", a)
+	}
+	if r := f.lastRequest(1); len(r.Failures) != 1 || r.Failures[0].Reason != "stalled" {
+		t.Errorf("recorded as %+v", r)
+	}
+	f.checkSplitResult("prefill_failed")
+}
+
 // The client gets its own error from the first replica that finds it.
 func TestPrefillLegRefused(t *testing.T) {
 	for _, status := range []string{"400 Bad Request", "403 Forbidden", "413 Request Entity Too Large", "422 Unprocessable Entity"} {
@@ -445,6 +462,59 @@ func TestDecodeLegFails(t *testing.T) {
 			t.Errorf("got %d %s", resp.StatusCode, got)
 		}
 	})
+}
+
+// An error that quotes the body of the decode leg does not reach the client: the request gets its error without it.
+func TestDecodeLegQuoted(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		status string
+		quote  func(body string) string // the whole response
+		change func(*Options)
+	}{
+		"invalid":       {"400 Bad Request", nil, nil},
+		"unprocessable": {"422 Unprocessable Entity", nil, nil},
+		"server error":  {"500 Internal Server Error", nil, nil},
+		"very long":     {"400 Bad Request", nil, func(o *Options) { o.BodyBytes = 4 << 20 }},
+		"in a stream": {"", func(body string) string {
+			return streamed(role, `data: {"error":{"message":`+strconv.Quote(body)+`,"code":400}}`+"\n\n", doneLine)
+		}, nil},
+		"after a keep-alive": {"400 Bad Request", nil, func(o *Options) { o.QueueKeepalive = 10 * time.Millisecond }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			quotes := func(s *session) {
+				for {
+					r, ok := s.request()
+					if !ok {
+						return
+					}
+					time.Sleep(50 * time.Millisecond)
+					switch quoted := strings.ReplaceAll(r.body, `"`, "'"); {
+					case strings.Contains(r.body, askRemote):
+						s.say(prefilled(transferParams))
+					case c.quote != nil:
+						s.say(c.quote(quoted))
+					default:
+						s.say(answered(c.status, `{"error":{"message":`+strconv.Quote(quoted)+`}}`))
+					}
+				}
+			}
+			p, d := &replica{script: quotes}, &replica{script: quotes}
+			body := askStream
+			if name == "very long" {
+				body = strings.Replace(askWhole, "What", strings.Repeat("long ", 300<<10), 1)
+			}
+			f := serveSplit(t, c.change, []*replica{p}, []*replica{d})
+			resp, got := f.post("/v1/chat/completions", body)
+			if strings.Contains(got, "kv_transfer_params") || strings.Contains(got, "10.0.0.7") || !strings.Contains(got, "'messages'") && name != "very long" {
+				t.Errorf("got %d %.3000s", resp.StatusCode, got)
+			}
+			if all := d.requests(); len(all) < 2 || all[0].body != decodeBody(body) || all[1].body != body {
+				t.Errorf("the replica for decode got %d requests", len(all))
+			}
+		})
+	}
 }
 
 // Parameters that no replica can have seen are used again, and no others.

@@ -168,7 +168,10 @@ func (s *streamRelay) checkBeginning() *failure {
 // checkErrorEvent is checkBeginning for a stream that began with an error event.
 func (s *streamRelay) checkErrorEvent() *failure {
 	status, body := s.events.errorEventStatus(), s.events.errorEvent
-	if status < 500 {
+	switch {
+	case s.quotesHandover(status, body, true):
+		return s.newQuoteFailure(status)
+	case status < 500:
 		return nil
 	}
 	shutdown := vllm.IsShutdownError(body)
