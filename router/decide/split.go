@@ -114,7 +114,7 @@ func (f *Fleet) canPrefillFor(q *Query, p, d *Backend) bool {
 		return false
 	}
 	filter := f.findFilter(q, p)
-	return filter == nil || filter == &otherRoleFilter
+	return filter == nil || filter == &otherRoleFilter || filter.rank == rankProbe
 }
 
 // hasPartner reports whether a replica for decode has one for prefill that can do that of a request now.
@@ -131,7 +131,7 @@ func (f *Fleet) hasPartner(q *Query, d *Backend) bool {
 // the decode of what no ready replica can do the prefill of.
 func (f *Fleet) waitsForRole(q *Query, b *Backend) bool {
 	switch {
-	case !f.Handover.Queue || q.NoEngine || q.Stored:
+	case !f.Handover.Queue || q.NoEngine || q.Stored || q.PrefilledOn != nil:
 		return false
 	case b.Role == backends.RolePrefill:
 		return true

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router/health"
 )
 
 // newPDFleet returns a fleet of one replica for prefill, in slot 0, and two for decode.
@@ -119,6 +120,12 @@ func TestRoleFilters(t *testing.T) {
 			q.PrefilledOn = f.Backends[0].Backend
 			f.Pairs = func(a, b *backends.Backend) bool { return a == f.Backends[2].Backend }
 		}, []int{2}},
+		{"the prefill was done, and requests wait", func(f *Fleet, q *Query) {
+			f.Handover.Queue, q.PrefilledOn = true, f.Backends[0].Backend
+		}, []int{1, 2}},
+		{"the prefill replica is to be probed, and requests wait", func(f *Fleet, _ *Query) {
+			f.Handover.Queue, f.Backends[0].ProbeDue, f.Backends[0].Breaker = true, true, health.BreakerHalfOpen
+		}, []int{1, 2}},
 	} {
 		f, all := newPDFleet(t)
 		q := newQuery(all, 100)
