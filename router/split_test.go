@@ -6,6 +6,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/decide"
+	"warmroute/router/health"
 )
 
 // newPDFleet returns a router for one replica for prefill, in slot 0, and two for decode.
@@ -160,4 +161,22 @@ func TestDecodeElsewhereAfterRefusal(t *testing.T) {
 	}
 	again.StartDecode()
 	again.Release(Outcome{End: Completed})
+}
+
+// TestOneProbeOfDecodeReplica checks that a decode replica with an open breaker is tried by one request, not by all that
+// come while a prefill is done for it.
+func TestOneProbeOfDecodeReplica(t *testing.T) {
+	r, fleet, c := newPDFleet(t)
+	r.fleet.settings.Handover.MinUncachedTokens = 1
+	r.fleet.settings.Breaker = health.BreakerSettings{Failures: 1, Open: time.Second}
+	failed := mustPick(t, r, ask(fleet[1:2], 1, 1))
+	failed.Release(Outcome{End: NotProcessed, Failed: true})
+	c.advance(2 * time.Second)
+	probe := mustPick(t, r, askSplittable(fleet, 2, 20))
+	if probe.Backend != fleet[1] {
+		t.Fatalf("the probe is on %s", probe.Backend.Name)
+	}
+	if d := mustPick(t, r, askSplittable(fleet, 3, 20)); d.Backend == fleet[1] {
+		t.Error("another request goes to it as well")
+	}
 }

@@ -49,7 +49,7 @@ func (f *Fleet) DecideSplit(q *Query, decode Choice) (s Split) {
 		return Split{}
 	case d.Role == backends.RolePrefill:
 		return Split{Result: SplitNoDecode}
-	case !q.Splittable:
+	case !q.Splittable, d.ProbeDue: // only a request that is sent at once keeps others from probing it too
 		return Split{Result: SplitUnsplittable}
 	case f.IsTooLong(q.Request, d), decode.Candidate.UncachedTokens < float64(f.Handover.MinUncachedTokens):
 		return Split{Result: SplitCheaper}

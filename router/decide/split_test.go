@@ -45,6 +45,7 @@ func TestDecideSplit(t *testing.T) {
 		{"the decode replica has too much to do", long, func(f *Fleet, _ *Query) {
 			f.Backends[1].QueuedSeconds, f.Backends[2].QueuedSeconds = 20, 20
 		}, SplitLate},
+		{"the decode replica is to be probed", long, func(f *Fleet, _ *Query) { f.Backends[1].ProbeDue = true }, SplitUnsplittable},
 		{"its prefill was done", long, func(f *Fleet, q *Query) { q.PrefilledOn = f.Backends[0].Backend }, SplitDone},
 		{"no roles", long, func(f *Fleet, _ *Query) {
 			for i := range f.Backends {
