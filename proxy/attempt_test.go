@@ -65,7 +65,8 @@ func configureRouter(r *router.Router, s router.Settings) error {
 func breakAtOnce(t *testing.T, f *fleet) {
 	t.Helper()
 	breaker := router.BreakerSettings{Failures: 1, Open: time.Hour}
-	if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker}); err != nil {
+	handover := router.HandoverSettings{Lease: 30 * time.Second, MinUncachedTokens: 1}
+	if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker, Handover: handover}); err != nil {
 		t.Fatal(err)
 	}
 }

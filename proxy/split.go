@@ -30,6 +30,7 @@ import (
 var (
 	errNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
 		"start the replica with --kv-transfer-config, or set its role to both")
+	errThinkingBudget       = errors.New("the replica refused the prefill leg of a request with thinking.budget_tokens: vLLM 0.33 accepts it")
 	errTransferParamsMemory = errors.New("no memory is left for the parameters of the handover")
 	errQuotesHandover       = errors.New("the error response quotes the parameters of the handover")
 	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
@@ -166,6 +167,8 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 			f = &failure{done: true}
 		}
 		return "", f
+	case status == http.StatusBadRequest: // by an older replica, of the leg and not of the request
+		return "", &failure{reason: metrics.RetryStatus(status), err: errThinkingBudget, sameBackend: true}
 	}
 	body.AllowReuse() // an error has no id
 	f = a.readErrorResponse(resp)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/router"
 )
 
 const (
@@ -365,13 +366,17 @@ func TestPrefillLegRefused(t *testing.T) {
 	})
 	// Older replicas refuse the prefill leg, and nothing else.
 	t.Run("thinking budget", func(t *testing.T) {
-		p, d := &replica{script: always(answered("400 Bad Request", "{}"))}, &replica{script: completes}
+		p, d := &replica{script: always(answered("400 Bad Request", `{"error":"`+strings.Repeat("quoted ", 10<<10)+`"}`))}, &replica{script: completes}
 		f := serveSplit(t, nil, []*replica{p}, []*replica{d})
+		breakAtOnce(t, f)
 		body := `{"model":"m","max_tokens":2000,"thinking":{"type":"enabled","budget_tokens":1024},"messages":[{"role":"user","content":"` + question + `"}]}`
 		if resp, got := f.post("/v1/messages", body); got != whole {
 			t.Errorf("got %d %s", resp.StatusCode, got)
 		}
 		f.checkSplitResult("prefill_failed")
+		if s := f.router.Status(f.backends[0]); s.Breaker != router.BreakerClosed || s.Opens != 0 {
+			t.Errorf("its breaker is %v: the replica has not failed", s.Breaker)
+		}
 	})
 }
 
