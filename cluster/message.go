@@ -253,7 +253,16 @@ const maxTokens = 1 << 40
 func (c *coder) account(p *router.Placement) {
 	wire.Number(&c.Coder, &p.ID, math.MaxUint64)
 	c.backend(&p.Backend)
-	c.Flags(&p.Retry, &p.Streams, &p.NonGenerative, &p.IsText, &p.TooLong, &p.Prefilled)
+	isPrefillLeg, isDecodeLeg := p.Leg == router.PrefillLeg, p.Leg == router.DecodeLeg
+	c.Flags(&p.Retry, &p.Streams, &p.NonGenerative, &p.IsText, &p.TooLong, &p.Prefilled, &isPrefillLeg, &isDecodeLeg)
+	switch {
+	case isPrefillLeg && isDecodeLeg:
+		c.Fail()
+	case isPrefillLeg:
+		p.Leg = router.PrefillLeg
+	case isDecodeLeg:
+		p.Leg = router.DecodeLeg
+	}
 	wire.Number(&c.Coder, &p.Class, queue.Batch)
 	wire.Number(&c.Coder, &p.Sequences, 1<<20)
 	wire.Number(&c.Coder, &p.PromptTokens, maxTokens)

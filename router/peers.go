@@ -34,7 +34,7 @@ func (p *peers) reportSent(d *Reservation, req *Request, isRetry bool) {
 		ID: p.lastID, Backend: d.Backend, Model: req.Model, Adapter: req.Adapter, Blocks: blocks, Forks: req.Forks, Bytes: req.Bytes,
 		PromptTokens: prediction.PromptTokens, UncachedTokens: prediction.Uncached, Sequences: prediction.Sequences,
 		MaxOutput: req.MaxOutputTokens, Class: d.entry.Class, TextClass: req.TextClass,
-		Turn: req.Turn, PromptKey: req.PromptKey, Session: req.Session,
+		Turn: req.Turn, PromptKey: req.PromptKey, Session: req.Session, Leg: d.entry.Leg,
 		Retry: isRetry, Streams: req.Streams, NonGenerative: req.NonGenerative,
 		IsText: prediction.IsText, TooLong: prediction.IsTooLong,
 	}}

@@ -56,6 +56,12 @@ type (
 	PlacementReporter  = ledger.PlacementReporter
 )
 
+// The legs of split requests.
+const (
+	PrefillLeg = ledger.PrefillLeg
+	DecodeLeg  = ledger.DecodeLeg
+)
+
 // The events of a Placement.
 const (
 	PlacementSent      = ledger.PlacementSent

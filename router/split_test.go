@@ -12,19 +12,22 @@ import (
 // newPDFleet returns a router for one replica for prefill, in slot 0, and two for decode.
 func newPDFleet(t *testing.T) (*Router, []*backends.Backend, *clock) {
 	t.Helper()
-	r, fleet, c := newFleet(t, 3, "prefix", func(o *Options) {
-		o.Queue.Requests = 100
-		o.Handover = HandoverSettings{Lease: 30 * time.Second}
-		for i, b := range o.Backends {
-			role := backends.RoleDecode
-			if i == 0 {
-				role = backends.RolePrefill
-			}
-			b.SetOptions(backends.Options{Role: role})
-		}
-	})
+	r, fleet, c := newFleet(t, 3, "prefix", setRoles)
 	r.fleet.pairs = func(_, _ *backends.Backend) bool { return true }
 	return r, fleet, c
+}
+
+// setRoles makes the first backend one for prefill, and the others those for decode.
+func setRoles(o *Options) {
+	o.Queue.Requests = 100
+	o.Handover = HandoverSettings{Lease: 30 * time.Second}
+	for i, b := range o.Backends {
+		role := backends.RoleDecode
+		if i == 0 {
+			role = backends.RolePrefill
+		}
+		b.SetOptions(backends.Options{Role: role})
+	}
 }
 
 // askSplittable is ask for a request that may be split.
@@ -178,5 +181,45 @@ func TestOneProbeOfDecodeReplica(t *testing.T) {
 	}
 	if d := mustPick(t, r, askSplittable(fleet, 3, 20)); d.Backend == fleet[1] {
 		t.Error("another request goes to it as well")
+	}
+}
+
+// TestPeerLearnsFromLegs checks that a router learns of the legs of a peer's split requests what that one does.
+func TestPeerLearnsFromLegs(t *testing.T) {
+	a, b, events, fleetA, fleetB := twoPeers(t, 3, setRoles)
+	a.fleet.pairs = func(_, _ *backends.Backend) bool { return true }
+	a.fleet.settings.Handover.MinUncachedTokens = 1
+	exchange := func() { b.ApplyPlacements(peerID, events.take(b), 0) }
+	advance := func(d time.Duration) {
+		fleetA.clock.advance(d)
+		fleetB.clock.advance(d)
+	}
+	for key := range 5 {
+		req := askSplittable(fleetA.backends, key, 500)
+		d := mustPick(t, a, req)
+		exchange()
+		for slot, backend := range fleetB.backends {
+			if sent := b.fleet.ledger.SentSequences(slot); sent != 0 || backend.KnownInFlight() != fleetA.backends[slot].KnownInFlight() {
+				t.Errorf("backend %d: %d of its own and %d sequences in flight", slot, sent, backend.KnownInFlight())
+			}
+		}
+		advance(4 * time.Second)
+		d.Prefill.Release(Outcome{End: Completed, PromptTokens: req.Bytes / 4, CachedKnown: true, OutputTokens: 1})
+		d.StartDecode()
+		exchange()
+		advance(300 * time.Millisecond)
+		d.RecordFirstEvent()
+		exchange()
+		advance(10 * time.Second)
+		d.Release(Outcome{End: Completed, PromptTokens: req.Bytes / 4, OutputTokens: 500})
+		exchange()
+		if x, y := a.fleet.estimates.MeanUncachedTokens(req.Model), b.fleet.estimates.MeanUncachedTokens(req.Model); x != y {
+			t.Fatalf("mean uncached tokens: %v, and %v by the peer", x, y)
+		}
+	}
+	for slot := range 3 {
+		if x, y := a.fleet.estimates.OutputTokens(slot), b.fleet.estimates.OutputTokens(slot); x != y {
+			t.Errorf("backend %d: outputs of %v tokens, and of %v by the peer", slot, x, y)
+		}
 	}
 }

@@ -43,7 +43,7 @@ type Entry struct {
 	kv        kvUse
 	prefilled bool
 	steps     entrySteps
-	announced bool // it is a DecodeLeg that was not sent yet
+	announced bool // it is a DecodeLeg of this router that was not sent yet
 }
 
 // Prompt is what Begin needs of a request's prompt.

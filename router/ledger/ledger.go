@@ -43,7 +43,7 @@ type account struct {
 	kv      kvAccount
 	classes queue.ClassLoad
 	polled  polledGaps
-	// announced are the sequences of decode legs that were not sent yet.
+	// announced are the sequences of this router's decode legs that were not sent yet.
 	announced int64
 	lastEnd   *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
 
@@ -119,7 +119,7 @@ func (l *Ledger) EndNoEngine(e *Entry) { e.account.backend.NoEngineInFlight.Add(
 func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (onlyInFlight bool) {
 	a, slot := l.accounts[e.Slot], e.Slot
 	e.account = a
-	if e.announced = e.Leg == DecodeLeg; e.announced {
+	if e.announced = e.Leg == DecodeLeg && !e.OfPeer; e.announced {
 		a.announced += e.Prediction.Sequences
 	}
 	if keepBlocks {

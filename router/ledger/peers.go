@@ -136,7 +136,7 @@ func (p *Peers) begin(l *Ledger, from *peer, sent *Placement, r Recorder, now ti
 	depth := l.match(b.Slot, sent.Blocks)
 	q := &peerRequest{id: sent.ID, entry: Entry{
 		Slot: b.Slot, SentAt: now, OfPeer: true, Adapter: sent.Adapter, Class: sent.Class, Streams: sent.Streams, NonGenerative: sent.NonGenerative,
-		MaxOutputTokens: sent.MaxOutput, Conversation: policy.ConversationKey(sent.Session, sent.PromptKey, sent.Turn),
+		MaxOutputTokens: sent.MaxOutput, Conversation: policy.ConversationKey(sent.Session, sent.PromptKey, sent.Turn), Leg: sent.Leg,
 		Prediction: estimate.Prediction{
 			Model: sent.Model, Bytes: bytes, PromptTokens: promptTokens, MatchedBlocks: depth,
 			MatchedTokens: int(min(sizes.CountTokens(depth*l.blockBytes, nil), promptTokens)), Uncached: uncached,

@@ -29,6 +29,8 @@ type Placement struct {
 	PromptKey uint64 // of its Request
 	Session   uint64 // likewise
 
+	Leg Leg
+
 	Retry, Streams, NonGenerative, IsText, TooLong bool
 
 	Prefilled bool // its prefill is over; of a placement in flight that is reported again
