@@ -261,6 +261,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		Keepalive:      c.SSE.Keepalive,
 		QueueKeepalive: c.SSE.QueueKeepalive,
 		HandoverLease:  c.PD.Lease,
+		QueueForRoles:  c.PD.Fallback == "queue",
 		TrustedProxies: c.TrustedProxies,
 		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,

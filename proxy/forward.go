@@ -105,7 +105,7 @@ func (r *request) fleetView() fleetView {
 	}
 	now := time.Now()
 	for _, b := range list {
-		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now))
+		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now) && !r.isForPrefillOnly(b))
 	}
 	for i := range h.attempts {
 		if b := h.attempts[i].backend; !slices.Contains(list, b) {

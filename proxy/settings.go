@@ -18,6 +18,7 @@ type Settings struct {
 	Keepalive      time.Duration        // interval of comments on a silent stream; 0: none
 	QueueKeepalive time.Duration        // the same before a replica has responded; 0: none
 	HandoverLease  time.Duration        // for how long a replica keeps a prompt's KV cache for another one
+	QueueForRoles  bool                 // requests wait for replicas for decode: those for prefill serve none whole
 	TrustedProxies []netip.Prefix       // their X-Forwarded-For states the address of a client
 	SessionHeaders []string             // canonical names; the first one present names the session that a request belongs to
 	RouteHeaders   bool                 // explain the routing to clients whose key allows it

@@ -90,6 +90,12 @@ func (o *handover) canDecodeOn(b *backends.Backend) bool {
 	return o != nil && b.Options().Role != backends.RolePrefill && b.PairsWith(o.prefill.Backend)
 }
 
+// isForPrefillOnly reports whether the router has the request wait for another backend rather than be served by b.
+func (r *request) isForPrefillOnly(b *backends.Backend) bool {
+	req := &r.input.request
+	return r.settings.QueueForRoles && b.Options().Role == backends.RolePrefill && !req.NoEngine && !req.Stored
+}
+
 // handoverEdits returns the edits that make the client's body that of the decode leg. Other attempts have none.
 func (a *attempt) handoverEdits() []prompt.Edit {
 	if a.handover == nil {

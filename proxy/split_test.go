@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -794,6 +795,56 @@ func FuzzTransferMember(f *testing.F) {
 		}
 		if err := json.Unmarshal([]byte("{"+member+`"model":"m"}`), &body); err != nil || body.Model != "m" || body.Params == nil {
 			t.Fatalf("%q: %v", member, err)
+		}
+	})
+}
+
+// Requests that wait for a replica for decode do not count one for prefill as another that could serve them.
+func TestDecodeReplicaFailsWhereRequestsWait(t *testing.T) {
+	t.Parallel()
+	serve := func(t *testing.T, d *mortal) *fleet {
+		f := serveSplit(t, func(o *Options) { o.QueueForRoles = true }, []*replica{{script: prefills()}}, []*replica{&d.replica})
+		handover := router.HandoverSettings{Queue: true, Lease: 30 * time.Second, MinUncachedTokens: 1}
+		if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Queue: queueForAMinute, Handover: handover}); err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	t.Run("and is back", func(t *testing.T) {
+		t.Parallel()
+		d := newMortal(dies)
+		f := serve(t, d)
+		done := f.background(askWhole)
+		eventually(t, "it is down", func() bool { return f.backends[1].State() == backends.Down })
+		time.Sleep(50 * time.Millisecond)
+		l, err := net.Listen("tcp", d.listener.Addr().String())
+		if err != nil {
+			t.Skip(err) // another process has the port
+		}
+		next := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, whole) })}
+		go next.Serve(l)
+		defer next.Close()
+		f.backends[1].SetState(backends.Ready)
+		f.router.BackendStateChanged(f.backends[1])
+		select {
+		case a := <-done:
+			if a.body != whole {
+				t.Errorf("got %+v", a)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("the request still waits")
+		}
+	})
+	t.Run("and stays", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, newMortal(func(_ *mortal, s *session) { s.request(); s.reset() }))
+		select {
+		case a := <-f.background(askWhole):
+			if a.status != http.StatusBadGateway {
+				t.Errorf("got %+v", a)
+			}
+		case <-time.After(5 * time.Second):
+			t.Error("the request still waits")
 		}
 	})
 }

@@ -253,7 +253,7 @@ func (f *Fleet) IsEndpointMissing(req *Request) bool {
 func (f *Fleet) HasUntriedBackend(req *Request, tried []*backends.Backend) bool {
 	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
 		v := f.Find(b)
-		return v != nil && !v.Retiring && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint)
+		return v != nil && !v.Retiring && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) && !f.isForPrefillOnly(req, v)
 	})
 }
 
@@ -261,6 +261,6 @@ func (f *Fleet) HasUntriedBackend(req *Request, tried []*backends.Backend) bool 
 func (f *Fleet) IsOutage(req *Request, tried []*backends.Backend) bool {
 	return !slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
 		v := f.Find(b)
-		return v != nil && v.IsAvailable() && !v.Stalled && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint)
+		return v != nil && v.IsAvailable() && !v.Stalled && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) && !f.isForPrefillOnly(req, v)
 	})
 }

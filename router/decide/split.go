@@ -127,13 +127,19 @@ func (f *Fleet) hasPartner(q *Query, d *Backend) bool {
 	return false
 }
 
+// isForPrefillOnly reports whether a request rather waits for another replica than be served by this one, whether others are
+// ready or not.
+func (f *Fleet) isForPrefillOnly(req *Request, b *Backend) bool {
+	return f.Handover.Queue && b.Role == backends.RolePrefill && !req.NoEngine && !req.Stored
+}
+
 // waitsForRole reports whether requests rather wait than be served by the backend: it is for another part of them, or for
 // the decode of what no ready replica can do the prefill of.
 func (f *Fleet) waitsForRole(q *Query, b *Backend) bool {
 	switch {
 	case !f.Handover.Queue || q.NoEngine || q.Stored || q.PrefilledOn != nil:
 		return false
-	case b.Role == backends.RolePrefill:
+	case f.isForPrefillOnly(q.Request, b):
 		return true
 	}
 	return b.Role == backends.RoleDecode && q.Splittable && !f.hasPartner(q, b)

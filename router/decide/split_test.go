@@ -149,3 +149,24 @@ func TestRoleFilters(t *testing.T) {
 		}
 	}
 }
+
+// TestPrefillReplicaIsNoHopeOfWaitingRequests checks that where requests wait for a replica for decode, one for prefill is
+// neither another to try nor the end of an outage.
+func TestPrefillReplicaIsNoHopeOfWaitingRequests(t *testing.T) {
+	for _, queue := range []bool{false, true} {
+		f, all := newPDFleet(t)
+		f.Handover.Queue = queue
+		f.Backends[1].State, f.Backends[2].State = backends.Down, backends.Down
+		q := newQuery(all, 100)
+		if got := f.HasUntriedBackend(q.Request, all[1:]); got == queue {
+			t.Errorf("queue %v: another backend to try: %v", queue, got)
+		}
+		if got := f.IsOutage(q.Request, nil); got != queue {
+			t.Errorf("queue %v: outage: %v", queue, got)
+		}
+		q.NoEngine = true
+		if !f.HasUntriedBackend(q.Request, all[1:]) || f.IsOutage(q.Request, nil) {
+			t.Errorf("queue %v: a request without an engine waits", queue)
+		}
+	}
+}
