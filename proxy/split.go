@@ -236,6 +236,9 @@ func transferMember(response []byte, host string) (member string, ok bool) {
 	if !v.IsObject() || !gjson.Valid(v.Raw) || v.Get("do_remote_prefill").Type != gjson.True {
 		return "", false
 	}
+	if ids := v.Get("remote_block_ids"); ids.Exists() && !strings.ContainsAny(ids.Raw, "0123456789") {
+		return "", false // such a list ends the process of the replica that reads it
+	}
 	params := v.Raw
 	if h := gjson.Get(params, "remote_host"); h.Index > 0 && h.Type == gjson.String && isLocalHost(h.Str) && !isLocalHost(host) {
 		quoted, _ := json.Marshal(host)

@@ -779,6 +779,20 @@ func TestTransferMember(t *testing.T) {
 	}
 }
 
+// A list without blocks ends the process of the replica that reads it.
+func TestTransferParamsWithoutBlocks(t *testing.T) {
+	for _, ids := range []string{"null", "[]", "[[]]", "[[],[]]"} {
+		if member, ok := transferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); ok {
+			t.Errorf("%s: %s", ids, member)
+		}
+	}
+	for _, ids := range []string{"[3]", "[[],[0]]"} {
+		if _, ok := transferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); !ok {
+			t.Errorf("%s has no blocks", ids)
+		}
+	}
+}
+
 // FuzzTransferMember checks that the member of any response can be inserted into a body.
 func FuzzTransferMember(f *testing.F) {
 	f.Add([]byte(`{"kv_transfer_params":`+transferParams+`}`), "p")
