@@ -261,7 +261,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		Keepalive:      c.SSE.Keepalive,
 		QueueKeepalive: c.SSE.QueueKeepalive,
 		HandoverLease:  c.PD.Lease,
-		QueueForRoles:  c.PD.Fallback == "queue",
+		QueueForRoles:  c.queuesForRoles(),
 		TrustedProxies: c.TrustedProxies,
 		SessionHeaders: c.Routing.canonicalSessionHeaders(),
 		RouteHeaders:   c.ResponseHeaders,
@@ -332,10 +332,13 @@ func (c *Config) RouterSettings() router.Settings {
 		Breaker:        c.Breaker,
 		SLO:            c.SLO.TTFT,
 		PollInterval:   c.Poll.Interval,
-		Handover:       router.HandoverSettings{Queue: c.PD.Fallback == "queue", Lease: c.PD.Lease, MinUncachedTokens: c.PD.MinUncachedTokens},
+		Handover:       router.HandoverSettings{Queue: c.queuesForRoles(), Lease: c.PD.Lease, MinUncachedTokens: c.PD.MinUncachedTokens},
 		NoLearning:     !c.Routing.Learn,
 	}
 }
+
+// queuesForRoles reports whether requests wait for replicas of a role. Without a queue they would be refused.
+func (c *Config) queuesForRoles() bool { return c.PD.Fallback == "queue" && c.Routing.Queue.Requests > 0 }
 
 // QueueSettings returns the settings of the admission queue.
 func (r Routing) QueueSettings() queue.Settings {

@@ -74,3 +74,12 @@ func zeroFields(v reflect.Value, path string) (paths []string) {
 	}
 	return paths
 }
+
+func TestFallbackWithoutQueue(t *testing.T) {
+	for requests, want := range map[string]bool{"0": false, "10": true} {
+		c := mustLoad(t, "backends: [http://a:1]\nrouting: {queue: {requests: "+requests+"}}\npd: {fallback: queue}")
+		if proxy, router := c.ProxySettings(0).QueueForRoles, c.RouterSettings().Handover.Queue; proxy != want || router != want {
+			t.Errorf("a queue of %s requests: the proxy waits %v, the router %v", requests, proxy, router)
+		}
+	}
+}
