@@ -338,7 +338,9 @@ func (c *Config) RouterSettings() router.Settings {
 }
 
 // queuesForRoles reports whether requests wait for replicas of a role. Without a queue they would be refused.
-func (c *Config) queuesForRoles() bool { return c.PD.Fallback == "queue" && c.Routing.Queue.Requests > 0 }
+func (c *Config) queuesForRoles() bool {
+	return c.PD.Fallback == "queue" && c.Routing.Queue.Requests > 0
+}
 
 // QueueSettings returns the settings of the admission queue.
 func (r Routing) QueueSettings() queue.Settings {
