@@ -90,7 +90,29 @@ func (f *splitFleet) startSplitProxy(roles ...string) *program {
 		f.t.Fatal(err)
 	}
 	p := startProgram(f.t, "--config", file)
-	p.eventually("all replicas are ready", func() bool { return metricSum(f.t, p.admin, "warmroute_backend_ready") == float64(len(roles)) })
+	p.eventually("all replicas are ready, and it is known with which others they pair", func() bool {
+		resp, err := http.Get(p.admin + "/api/state")
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var state struct {
+			Backends []struct {
+				State, Version string
+				Running        *int // as polled
+			}
+		}
+		if err := json.NewDecoder(resp.Body).Decode(&state); err != nil {
+			f.t.Fatal(err)
+		}
+		known := 0
+		for _, b := range state.Backends {
+			if b.State == "ready" && b.Version != "" && b.Running != nil {
+				known++
+			}
+		}
+		return known == len(roles)
+	})
 	return p
 }
 
@@ -260,7 +282,9 @@ func TestSplitInFrontOfVLLM(t *testing.T) {
 			t.Errorf("%v: the replicas for prefill have computed %v tokens, those for decode %v", roles, prefill-prefillBefore, decode-decodeBefore)
 		}
 		if split, requests := metricSum(t, p.admin, "warmroute_split_requests_total", "split"), float64(5*len(keys)); split != requests {
-			t.Errorf("%v: %v of %v requests were split", roles, split, requests)
+			t.Errorf("%v: %v of %v requests were split, %v found no replica for prefill, of %v it failed, of %v the decode leg", roles, split, requests,
+				metricSum(t, p.admin, "warmroute_split_requests_total", "no_prefill"), metricSum(t, p.admin, "warmroute_split_requests_total", "prefill_failed"),
+				metricSum(t, p.admin, "warmroute_split_requests_total", "decode_failed"))
 		}
 		p.signal(syscall.SIGTERM)
 		p.exit()
@@ -268,7 +292,7 @@ func TestSplitInFrontOfVLLM(t *testing.T) {
 
 	f.resetCaches()
 	p := f.startSplitProxy("prefill", "decode", "decode")
-	for _, victim := range []int{0, 0, 2} {
+	for _, victim := range []int{0, 2} {
 		killed := make(chan struct{})
 		go func() {
 			defer close(killed)
