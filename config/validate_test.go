@@ -56,7 +56,7 @@ func TestValidationErrors(t *testing.T) {
 		{"zero breaker time", backend + "breaker: {open: 0s}", "breaker.open: 0s is too short; the minimum is 10ms; to disable the breaker, set breaker.failures to 0"},
 		{"access log in an unknown format", backend + "access_log: {format: jsn}", `access_log.format: unknown format "jsn"; did you mean json?`},
 		{"unknown mode of redis", backend + "redis: {mode: sentinels}", `redis.mode: unknown mode "sentinels"; did you mean sentinel?`},
-		{"URL of something else", backend + "redis: {url: \"http://redis\"}", "redis.url: redis: invalid URL scheme: http; expected a URL such as redis://host:6379, or rediss:// for TLS"},
+		{"URL of something else", backend + "redis: {url: \"http://redis\"}", "redis.url: invalid URL scheme \"http\"; expected a URL such as redis://host:6379, or rediss:// for TLS"},
 		{"invalid URL of redis", backend + "redis: {url: \"redis://:hidden%@redis\"}", "redis.url: is not a valid URL; expected one such as redis://host:6379, or rediss:// for TLS"},
 		{"no such secret file", backend + "redis: {secret_file: /none}", "redis.secret_file: stat /none: no such file or directory"},
 		{"little memory in redis", backend + "redis: {max_bytes: 1KiB}", "redis.max_bytes: 1KiB is too small; the minimum is 1MiB"},

@@ -55,7 +55,7 @@ func (f *splitFleet) start(i int) {
 		onFailure = "fail"
 	}
 	up := exec.CommandContext(f.t.Context(), "scripts/vllm-cpu/up.sh", strconv.Itoa(f.ports[i]), strconv.Itoa(f.ports[i]+1000))
-	up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1", "LEASE=6", "LOAD_FAILURE="+onFailure, fmt.Sprint("TRANSFER_PORT=", f.ports[i]+3000))
+	up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1", "KV_BYTES=64M", "LEASE=6", "LOAD_FAILURE="+onFailure, fmt.Sprint("TRANSFER_PORT=", f.ports[i]+3000))
 	if out, err := up.CombinedOutput(); err != nil {
 		f.t.Errorf("up.sh: %v\n%s", err, out)
 	}

@@ -44,7 +44,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		registrations:   newCounterVec(register, "registration_calls_total", "Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),
 		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed polls of a backend's /metrics.", "backend"),
 		panics:          newCounterVec(register, "panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
-		splits:          newCounterVec(register, "split_requests_total", "Requests in a fleet with replicas for prefill or decode, by whether one did the prefill and another one the decode: split, or why not. cheaper: one replica alone; late: the handover would have taken, or took, too much of pd.lease; prefill_failed, decode_failed: then one replica did both.", "result"),
+		splits:          newCounterVec(register, "split_requests_total", "Requests in a fleet with replicas for prefill or decode, by whether one did the prefill and another one the decode: split, or why not. cheaper: one replica alone; full: the replicas for prefill have no room; late: the handover would have taken, or took, too much of pd.lease; prefill_failed, decode_failed: then one replica did both.", "result"),
 		prefillLeg: register.NewHistogram(histogramOpts("prefill_leg_seconds", "Time from the request for the prefill of a split request to its response.",
 			1.0/(1<<10), .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80)),
 		handover: register.NewHistogram(histogramOpts("handover_seconds", "Time from the response to the prefill of a split request to the first content of its stream.",
@@ -59,7 +59,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		}),
 	}
 	initLabels(e.panics, recovery.Places()...)
-	initLabels(e.splits, SplitDone, SplitCheaper, SplitForbidden, SplitNoPrefill, SplitNoDecode, SplitLate, SplitPrefillFailed, SplitDecodeFailed)
+	initLabels(e.splits, SplitDone, SplitCheaper, SplitForbidden, SplitNoPrefill, SplitFull, SplitNoDecode, SplitLate, SplitPrefillFailed, SplitDecodeFailed)
 	initLabels(e.retryWaits, RetryWaitSent, RetryWaitGivenUp, RetryWaitDisconnected)
 	initLabels(e.queueExits, QueueSent, QueueFull, QueueTimeout, QueueNoneReady, QueueDisconnected)
 	initLabels(e.responseLookups, ResponseKnown, ResponseFound, ResponseUnknown, ResponseOfOtherKey, ResponseLost)
@@ -120,6 +120,7 @@ const (
 	SplitCheaper       SplitResult = "cheaper"      // one replica alone
 	SplitForbidden     SplitResult = "unsplittable" // by what the request asks for
 	SplitNoPrefill     SplitResult = "no_prefill"   // no replica for it is ready
+	SplitFull          SplitResult = "full"         // those for it have no room
 	SplitNoDecode      SplitResult = "no_decode"    // no replica for it is ready
 	SplitLate          SplitResult = "late"         // the lease of the KV cache might have ended
 	SplitPrefillFailed SplitResult = "prefill_failed"

@@ -56,6 +56,8 @@ func (e *Explanation) splitSentence() string {
 		return " It is not split: requests of its kind cannot be."
 	case SplitNoPrefill:
 		return " It is not split: no replica for prefill can take it that runs the same version of vLLM and keeps KV in the same form."
+	case SplitFull:
+		return " It is not split: the replicas for prefill have no room."
 	case SplitNoDecode:
 		return " It is served by a replica for prefill: no replica for decode can take it."
 	}

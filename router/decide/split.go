@@ -21,6 +21,7 @@ const (
 	SplitCheaper      = "cheaper"      // whole it costs less
 	SplitUnsplittable = "unsplittable" // its replica has to serve it whole
 	SplitNoPrefill    = "no_prefill"   // no replica for prefill is ready that pairs with its replica
+	SplitFull         = "full"         // those that are have no room
 	SplitNoDecode     = "no_decode"    // no replica for decode is ready
 	SplitLate         = "late"         // its replica might begin too late to read the KV cache
 )
@@ -64,6 +65,7 @@ func (f *Fleet) DecideSplit(q *Query, decode Choice) (s Split) {
 		var c policy.Candidate
 		f.fillCandidate(&c, q, p)
 		if f.BlockedBy(q, Choice{Backend: p, Candidate: &c}) != NotBlocked {
+			s.Result = SplitFull
 			continue
 		}
 		if cost := splitCost(&c, decode.Candidate, s.Handover); cost < s.Cost.Split {

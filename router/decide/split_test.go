@@ -40,6 +40,9 @@ func TestDecideSplit(t *testing.T) {
 		{"no prefill replica is up", long, func(f *Fleet, _ *Query) { f.Backends[0].State = backends.Down }, SplitNoPrefill},
 		{"none pairs with it", long, func(f *Fleet, _ *Query) { f.Pairs = func(_, _ *backends.Backend) bool { return false } }, SplitNoPrefill},
 		{"it is stalled", long, func(f *Fleet, _ *Query) { f.Backends[0].Stalled = true }, SplitNoPrefill},
+		{"it has no room", long, func(f *Fleet, _ *Query) {
+			f.Backends[0].KnownInFlight, f.Backends[0].NearlyFull, f.Backends[0].HasWaiting = 1, true, true
+		}, SplitFull},
 		{"it was tried", long, func(f *Fleet, q *Query) { q.Tried = []*backends.Backend{f.Backends[0].Backend} }, SplitNoPrefill},
 		{"no decode replica is up", long, func(f *Fleet, _ *Query) { f.Backends[1].State, f.Backends[2].State = backends.Down, backends.Down }, SplitNoDecode},
 		{"the decode replica has too much to do", long, func(f *Fleet, _ *Query) {
