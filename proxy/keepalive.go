@@ -36,14 +36,14 @@ func (r *request) startQueueKeepalive() {
 	if r.settings.QueueKeepalive == 0 || !r.input.request.Streams || r.endpoint.format == plainFormat {
 		return
 	}
-	silentSince := r.bodyReceivedAt
-	if r.client.writeStartedAt.After(silentSince) {
-		silentSince = r.client.writeStartedAt
-	}
-	wait := r.settings.QueueKeepalive - time.Since(silentSince)
 	k := &r.queueKeepalive
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	silentSince := r.bodyReceivedAt
+	if r.client.writeStartedAt.After(silentSince) { // an event may be being written
+		silentSince = r.client.writeStartedAt
+	}
+	wait := r.settings.QueueKeepalive - time.Since(silentSince)
 	k.running = true
 	if k.timer == nil {
 		k.timer = time.AfterFunc(wait, r.sendAndScheduleKeepalive)
