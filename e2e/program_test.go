@@ -117,17 +117,14 @@ func launch(t *testing.T, cmd *exec.Cmd) *program {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go io.Copy(p.log, logged) // until every process that has it has ended
+	drained := make(chan struct{})
+	go p.copyLog(logged, drained)
 	go func() {
 		state, _ := cmd.Process.Wait()
 		p.status = state.ExitCode()
-		// What the process has logged has been read when this line has.
-		last := fmt.Sprintf("time=%s msg=\"process has ended\" pid=%d\n", time.Now().Format(time.RFC3339Nano), cmd.Process.Pid)
-		_, _ = log.WriteString(last)
+		_, _ = log.Write([]byte{endOfLog})
 		_ = log.Close()
-		for !strings.Contains(p.log.String(), last) {
-			time.Sleep(time.Millisecond)
-		}
+		<-drained
 		close(p.ended)
 	}()
 	t.Cleanup(func() {
@@ -138,6 +135,27 @@ func launch(t *testing.T, cmd *exec.Cmd) *program {
 		}
 	})
 	return p
+}
+
+// endOfLog follows what a process has logged. No log has this byte.
+const endOfLog = 0
+
+// copyLog copies a log until every process that writes to it has ended, and closes drained when it has read endOfLog.
+func (p *program) copyLog(logged io.ReadCloser, drained chan struct{}) {
+	defer logged.Close()
+	chunk := make([]byte, 64<<10)
+	for {
+		n, err := logged.Read(chunk)
+		before, after, found := bytes.Cut(chunk[:n], []byte{endOfLog})
+		p.log.Write(before)
+		p.log.Write(after) // of the process after a hand-over
+		if found {
+			close(drained)
+		}
+		if err != nil {
+			return
+		}
+	}
 }
 
 // serves waits until the proxy does.
