@@ -130,7 +130,12 @@ func startPageWithReplicas(t *testing.T, yaml string) (p *program, replicas []st
 // disturb gives a simulated replica a fault.
 func disturb(t *testing.T, replica, fault string) {
 	t.Helper()
-	resp, err := http.Post(replica+"/sim/fault", "application/json", strings.NewReader(fault))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, replica+"/sim/fault", strings.NewReader(fault))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Close = true // the replica closes idle connections, one of which might be used at that moment
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
