@@ -292,6 +292,7 @@ func (f *sdkFleet) nextTurnFindsItsPrefix(t *testing.T) {
 		}
 		home = backend
 		p.Messages = append(p.Messages, openai.AssistantMessage(got.text), openai.UserMessage(words(10)))
+		f.awaitIdle(t)
 	}
 }
 
@@ -456,6 +457,7 @@ func (f *sdkFleet) nextResponseFindsItsPrefix(t *testing.T) {
 		}
 		p.Input.OfInputItemList = append(p.Input.OfInputItemList,
 			responses.ResponseInputItemParamOfMessage(answer.OutputText(), responses.EasyInputMessageRoleAssistant), userItem(words(10)))
+		f.awaitIdle(t)
 	}
 }
 
@@ -542,9 +544,13 @@ func (f *sdkFleet) unknownPath(t *testing.T) {
 // ran to its end when it was cut: most of the context window.
 const unfinished = 7000
 
+// awaitIdle waits until no request is in flight, also for the proxy: a client may have the end of a response before that has
+// recorded it.
 func (f *sdkFleet) awaitIdle(t *testing.T) {
 	t.Helper()
-	f.eventually(t, "all replicas idle", func() bool { return running(t, f.replicas...) == 0 })
+	f.eventually(t, "all replicas idle", func() bool {
+		return running(t, f.replicas...) == 0 && f.proxyMetric(t, "warmroute_backend_in_flight") == 0
+	})
 }
 
 func (f *sdkFleet) leaveInMidStream(t *testing.T) {
