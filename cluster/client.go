@@ -63,7 +63,7 @@ type clientOptions struct {
 	sentinelLogin login
 }
 
-// login is who a client is; the zero login: nobody in particular.
+// login is the user name and the password that a client sends; the zero value: none.
 type login struct{ username, password string }
 
 // client sends commands to the server that its options name, to the master that sentinels name, or to the nodes of a
@@ -385,7 +385,7 @@ type streamEntry struct {
 
 // parseStreamReply returns the entries of a reply to XREAD for one stream.
 func parseStreamReply(reply any) (entries []streamEntry, err error) {
-	if reply == nil { // there are none
+	if reply == nil { // no entry came in time
 		return nil, nil
 	}
 	streams, err := redis.Values(reply, nil)

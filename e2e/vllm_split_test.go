@@ -250,7 +250,7 @@ func (f *splitFleet) compareSplit(when string, want, got [][]string, failed []er
 }
 
 // TestSplitInFrontOfVLLM splits requests between real replicas that transfer KV caches. The texts are those of one replica,
-// what one computes no other one does, and replicas that die while they are needed cost nothing but time.
+// each prompt is computed by one replica only, and requests are completed although replicas are killed or suspended.
 func TestSplitInFrontOfVLLM(t *testing.T) {
 	f := startSplitFleet(t)
 	if t.Failed() {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -831,15 +830,7 @@ func TestDecodeReplicaFailsWhereRequestsWait(t *testing.T) {
 		done := f.background(askWhole)
 		eventually(t, "it is down", func() bool { return f.backends[1].State() == backends.Down })
 		time.Sleep(50 * time.Millisecond)
-		l, err := net.Listen("tcp", d.listener.Addr().String())
-		if err != nil {
-			t.Skip(err) // another process has the port
-		}
-		next := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, whole) })}
-		go next.Serve(l)
-		defer next.Close()
-		f.backends[1].SetState(backends.Ready)
-		f.router.BackendStateChanged(f.backends[1])
+		f.revive(t, 1, always(answered("200 OK", whole)))
 		select {
 		case a := <-done:
 			if a.body != whole {

@@ -152,17 +152,12 @@ func demoChats(backends int) *loadgen.Chats {
 
 // demoLongChats is the traffic of --pd: chats about long texts, since a short prompt is not worth the handover.
 func demoLongChats(backends int) *loadgen.Chats {
-	return &loadgen.Chats{
-		Seed:          1,
-		Concurrency:   6 * backends,
-		SystemPrompts: 10 * backends,
-		SystemTokens:  1200,
-		Zipf:          0.8,
-		Turns:         loadgen.Range{Min: 1, Max: 3},
-		UserTokens:    loadgen.Range{Min: 2000, Max: 12_000},
-		OutputTokens:  loadgen.Range{Min: 100, Max: 300},
-		Think:         2 * time.Second,
-	}
+	c := demoChats(backends)
+	c.Turns = loadgen.Range{Min: 1, Max: 3}
+	c.UserTokens = loadgen.Range{Min: 2000, Max: 12_000}
+	c.OutputTokens = loadgen.Range{Min: 100, Max: 300}
+	c.Think = 2 * time.Second
+	return c
 }
 
 // describeDemoTraffic returns what the chats are, in one sentence.

@@ -200,7 +200,7 @@ func TestTransferBesideDecodes(t *testing.T) {
 	if st := e.Stats(); st.Loading != 2 || st.Waiting != 2 || st.Running != 1 || st.KVUsage != 0.6 {
 		t.Errorf("%+v, want two requests that load and have their blocks", st)
 	}
-	now = runTransfers(t, e, busy, TransferDone, step.End) // nobody ends the transfers
+	now = runTransfers(t, e, busy, TransferDone, step.End) // EndTransfer is not called
 	if first.FirstToken != 0 {
 		t.Error("computed before its transfer ended")
 	}
