@@ -55,20 +55,20 @@ func (t attemptTokens) isOwn(token string) bool {
 	return err == nil && t.encode(random) == token
 }
 
-// namesAnother reports whether an id in a response has tokens of this process, but not the given one. Ids without any say
-// nothing: vLLM may make its own. A client that repeats the id of an earlier response has both tokens in it.
-func (t attemptTokens) namesAnother(id, token string) (another bool) {
+// findOthers returns the tokens of this process in an id of a response, none if the given one is among them. Ids without any
+// say nothing: vLLM may make its own. A client that repeats the id of an earlier response has both tokens in it.
+func (t attemptTokens) findOthers(id, token string) (others []string) {
 	rest := id[:min(len(id), maxResponseIDBytes)]
 	for {
 		_, after, found := strings.Cut(rest, attemptTokenMark)
 		if !found || len(after) < attemptTokenChars {
-			return another
+			return others
 		}
 		switch found := after[:attemptTokenChars]; {
 		case found == token:
-			return false
+			return nil
 		case t.isOwn(found):
-			another = true
+			others = append(others, found)
 		}
 		rest = after
 	}
@@ -85,7 +85,7 @@ func (a *attempt) setRequestIDHeader() {
 // header of the request with --enable-request-id-headers.
 func (a *attempt) checkResponseHeaderID(h http.Header) *failure {
 	for _, id := range h[requestIDHeader] {
-		if a.proxy.tokens.namesAnother(id, a.token) {
+		if a.proxy.tokens.findOthers(id, a.token) != nil {
 			return a.recordWrongResponse()
 		}
 	}
@@ -97,19 +97,32 @@ func (a *attempt) checkBodyID(body []byte) *failure {
 	return a.checkResponseID(readBodyID(body[:min(len(body), maxIDSearchBytes)]))
 }
 
-// checkResponseID is checkResponseHeaderID for the id of a response. An id that the client chose is not checked: it may
-// have taken it from another response. The request's input must not be released yet.
+// checkResponseID is checkResponseHeaderID for the id of a response. Tokens that the client has sent as part of the response's
+// id do not count: it has them from an earlier response. The request's input must not be released yet.
 func (a *attempt) checkResponseID(id string) *failure {
-	if a.endpoint.isAboutResponse() || !a.proxy.tokens.namesAnother(id, a.token) || a.containsChosenID(id) {
+	others := a.proxy.tokens.findOthers(id, a.token)
+	if others == nil {
 		return nil
 	}
-	return a.recordWrongResponse()
+	requested := a.requestedResponseID()
+	for _, token := range others {
+		if !strings.Contains(requested, attemptTokenMark+token) {
+			return a.recordWrongResponse()
+		}
+	}
+	return nil
 }
 
-// containsChosenID reports whether the id of a response contains the request_id in the body, as some replicas' do.
-func (a *attempt) containsChosenID(id string) bool {
-	chosen := gjson.GetBytes(a.input.body, "request_id").Str
-	return chosen != "" && strings.Contains(id, chosen)
+// requestedResponseID returns the id that the client wants the response to have, or to begin or end with: that of the stored
+// response which the request is about, or the request_id in the body. It is "" where replicas read neither.
+func (r *request) requestedResponseID() string {
+	switch {
+	case r.endpoint.isAboutResponse():
+		return r.input.stored.refersTo
+	case r.endpoint.readsRequestID():
+		return gjson.GetBytes(r.input.body, "request_id").Str
+	}
+	return ""
 }
 
 // recordWrongResponse counts and returns the failure of a response to another attempt.

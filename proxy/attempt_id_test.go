@@ -5,8 +5,11 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tidwall/gjson"
+
+	"warmroute/router/responseindex"
 )
 
 // outOfStep answers the first request of its first connection twice, and from then on each one with
@@ -49,6 +52,18 @@ func TestResponseToAnotherRequest(t *testing.T) {
 		}},
 		"chat stream, behind comments": {"/v1/chat/completions", ask + `,"stream":true}`, func(id string) string {
 			return streamed(": x\n\n", `data: {"id":"chatcmpl-`+id+`","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`+"\n\n")
+		}},
+		"chat with an id that all ids contain": {"/v1/chat/completions", ask + `,"request_id":"c"}`, func(id string) string {
+			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[]}`)
+		}},
+		"chat stream with an id that all ids contain": {"/v1/chat/completions", ask + `,"stream":true,"request_id":"-wr"}`, func(id string) string {
+			return event(`{"id":"chatcmpl-` + id + `","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`)
+		}},
+		"response with an id that all ids contain": {"/v1/responses", ask + `,"request_id":"c"}`, func(id string) string {
+			return answered("200 OK", `{"id":"chatcmpl-`+id+`","output":[]}`)
+		}},
+		"embedding with an id that all ids contain": {"/v1/embeddings", ask + `,"request_id":"client-"}`, func(id string) string {
+			return answered("200 OK", `{"id":"embd-`+id+`","data":[]}`)
 		}},
 		"completion": {"/v1/completions", ask + `}`, func(id string) string {
 			return answered("200 OK", `{"id":"cmpl-`+id+`","choices":[]}`)
@@ -104,6 +119,48 @@ func TestResponseToAnotherRequest(t *testing.T) {
 			if !strings.Contains(f.log.String(), "reason=wrong_response") {
 				t.Error("it was not logged")
 			}
+		})
+	}
+}
+
+// A client that names an earlier response gets it only where replicas name responses by what it sends.
+func TestResponseToAnotherRequestNamedByClient(t *testing.T) {
+	t.Parallel()
+	const ask = `{"model":"m","input":"x","max_tokens":1,"messages":[{"role":"user","content":"x"}]`
+	for name, c := range map[string]struct {
+		path          string
+		names, partly bool // request_id is the id of the other response, or all but its last digit
+	}{
+		"message":                          {"/v1/messages", true, false},
+		"extra path":                       {"/extra", true, false},
+		"token count":                      {"/tokenize", true, false},
+		"chat, part of the token":          {"/v1/chat/completions", false, true},
+		"response, part of the token":      {"/v1/responses", false, true},
+		"stored response of another id":    {"/v1/responses/resp_1/cancel", false, false},
+		"message, and a part of the token": {"/v1/messages", false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t, func(o *Options) {
+				o.ExtraPaths, o.Responses = []string{"/extra"}, responseindex.New(responseindex.Settings{MaxEntries: 10, TTL: time.Hour}, time.Now, nil)
+			}, &replica{script: outOfStep(func(r seen) string {
+				return answered("200 OK", `{"id":"chatcmpl-`+r.Header.Get("X-Request-Id")+`","choices":[],"type":"message","stop_reason":"end_turn"}`,
+					"x-for: "+r.Header.Get("X-Client"))
+			})})
+			f.proxy.responses.Add("resp_1", responseindex.Entry{Backend: f.backends[0].Address()})
+			_, first := f.post("/v1/chat/completions", askWhole, "X-Client", "first")
+			f.awaitIdle()
+			body, id := ask, gjson.Get(first, "id").Str
+			switch {
+			case c.names:
+				body += `,"request_id":"` + id + `"`
+			case c.partly:
+				body += `,"request_id":"` + id[:len(id)-1] + `"`
+			}
+			if resp, answer := f.post(c.path, body+"}", "X-Client", "second"); resp.Header.Get("X-For") != "second" {
+				t.Errorf("got the response to %q: status %d, %.200s", resp.Header.Get("X-For"), resp.StatusCode, answer)
+			}
+			f.awaitMetric(`warmroute_backend_wrong_responses_total{backend="r0"} 1`)
 		})
 	}
 }
@@ -196,7 +253,7 @@ func TestIDNamesAnotherAttempt(t *testing.T) {
 		{"chatcmpl-x-wr" + changed, false},
 		{strings.Repeat("x", maxResponseIDBytes) + "-wr" + another, false},
 	} {
-		if got := ours.namesAnother(c.id, this); got != c.want {
+		if got := ours.findOthers(c.id, this) != nil; got != c.want {
 			t.Errorf("%q: %v, want %v", c.id, got, c.want)
 		}
 	}
@@ -208,13 +265,13 @@ func FuzzIDNamesAnotherAttempt(f *testing.F) {
 	f.Add("chatcmpl-", "-0")
 	f.Add("-wr-wr", "-wr0123456789abcdef01234567")
 	f.Fuzz(func(t *testing.T, before, after string) {
-		if tokens.namesAnother(before+after, this) {
+		if tokens.findOthers(before+after, this) != nil {
 			t.Errorf("%q names an attempt", before+after)
 		}
-		if id := before + attemptTokenMark + this + after; tokens.namesAnother(id, this) && len(id) <= maxResponseIDBytes {
+		if id := before + attemptTokenMark + this + after; tokens.findOthers(id, this) != nil && len(id) <= maxResponseIDBytes {
 			t.Errorf("%q names another attempt", id)
 		}
-		if id := before + attemptTokenMark + another + after; !tokens.namesAnother(id, this) && len(id) <= maxResponseIDBytes {
+		if id := before + attemptTokenMark + another + after; tokens.findOthers(id, this) == nil && len(id) <= maxResponseIDBytes {
 			t.Errorf("%q names no other attempt", id)
 		}
 	})

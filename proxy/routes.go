@@ -37,6 +37,11 @@ const responseIDPart = "{response_id}"
 // isAboutResponse reports whether the requests of an endpoint are about a stored response.
 func (e *endpoint) isAboutResponse() bool { return strings.Contains(e.path, responseIDPart) }
 
+// readsRequestID reports whether a replica reads request_id in the body, by which some name their responses.
+func (e *endpoint) readsRequestID() bool {
+	return !e.multipart && !e.noEngine && !e.isExtra && e.promptKind != prompt.Messages
+}
+
 func (e *endpoint) allowedMethod() string { return cmp.Or(e.method, http.MethodPost) }
 
 // format is the format of an endpoint's responses, as far as the relay reads them.
