@@ -52,6 +52,23 @@ type AddedBackend struct {
 	Added  bool   `json:"added"` // false: the fleet had it already
 	Ready  bool   `json:"ready"`
 	Reason string `json:"reason,omitempty"` // why it is not ready
+	// Warning says why it is not stored; empty: it is, or there is no store.
+	Warning string `json:"warning,omitempty"`
+}
+
+// RemovedBackend is the response of DELETE /api/backends/{name}.
+type RemovedBackend struct {
+	Backend string `json:"backend"`
+	Removed bool   `json:"removed"` // false: its last requests are in flight
+	Warning string `json:"warning,omitempty"`
+}
+
+// ChangedBackend is the response of a drain and of its end.
+type ChangedBackend struct {
+	Backend  string `json:"backend"`
+	InFlight int64  `json:"in_flight"`
+	State    string `json:"state"`
+	Warning  string `json:"warning,omitempty"`
 }
 
 func (h *Handler) addBackendRoutes(mux *http.ServeMux) {
@@ -155,9 +172,9 @@ func (h *Handler) addBackend(w http.ResponseWriter, r *http.Request) {
 	}
 	h.cache.invalidate()
 	h.logOperatorAction(r, "add", nil, "backend", name, "url", b.URL, "added", added)
+	out := AddedBackend{Name: name, Added: added, Warning: h.waitStored(r.Context())}
 	ctx, cancel := context.WithTimeout(r.Context(), wait)
 	defer cancel()
-	out := AddedBackend{Name: name, Added: added}
 	out.Ready, out.Reason = h.Fleet.WaitReady(ctx, name)
 	status := http.StatusOK
 	switch {
@@ -189,11 +206,20 @@ func (h *Handler) removeBackend(w http.ResponseWriter, r *http.Request) {
 	}
 	h.cache.invalidate()
 	h.logOperatorAction(r, "remove", nil, "backend", name)
+	warning := h.waitStored(r.Context())
 	ctx, cancel := context.WithTimeout(r.Context(), wait)
 	defer cancel()
 	gone := h.Fleet.WaitRemoved(ctx, name)
 	h.cache.invalidate()
-	writeJSON(w, http.StatusOK, map[string]any{"backend": name, "removed": gone})
+	writeJSON(w, http.StatusOK, RemovedBackend{Backend: name, Removed: gone, Warning: warning})
+}
+
+// waitStored waits until changes of the fleet are stored, and returns a warning if they cannot be.
+func (h *Handler) waitStored(ctx context.Context) (warning string) {
+	if err := h.Fleet.WaitStored(ctx); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 // waitParameter returns the duration in ?wait=, 0 if there is none, and lets the response take as long. If it

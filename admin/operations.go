@@ -46,6 +46,7 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 			h.logOperatorAction(r, action, nil, "backend", b.Name, "in_flight", b.InFlight.Load())
 		}
 		h.cache.invalidate()
+		warning := h.waitStored(r.Context())
 		if wait > 0 && list[0].Drained() {
 			h.waitIdle(r.Context(), list, wait)
 		}
@@ -53,7 +54,7 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 		for _, b := range list {
 			inFlight += b.CountInFlight()
 		}
-		writeJSON(w, http.StatusOK, map[string]any{"backend": name, "state": list[0].State().String(), "in_flight": inFlight})
+		writeJSON(w, http.StatusOK, ChangedBackend{Backend: name, State: list[0].State().String(), InFlight: inFlight, Warning: warning})
 	}
 }
 

@@ -43,8 +43,18 @@ func Write(path string, content func(io.Writer) error) error {
 	}
 	if err != nil {
 		os.Remove(file.Name())
+		return err
 	}
-	return err
+	syncFolder(filepath.Dir(path))
+	return nil
+}
+
+// syncFolder has a crash of the machine keep what a folder lists. Not all file systems can do that.
+func syncFolder(path string) {
+	if folder, err := os.Open(path); err == nil {
+		_ = folder.Sync()
+		folder.Close()
+	}
 }
 
 // RemoveStaleTemps removes the temporary files that earlier processes have left behind when they wrote path. isOurs

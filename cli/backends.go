@@ -115,6 +115,7 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 			} else {
 				result += ", ready"
 			}
+			result = withWarning(result, added.Warning)
 			fmt.Fprintln(cmd.OutOrStdout(), stripUnprintable(result))
 			if !added.Ready && o.wait > 0 {
 				return fmt.Errorf("%s was not ready within %v", added.Name, o.wait)
@@ -141,15 +142,15 @@ func newBackendsRemoveCommand(configs config.Loader) *cobra.Command {
 				if err != nil {
 					return "", err
 				}
-				var removed struct{ Removed bool }
+				var removed admin.RemovedBackend
 				_ = json.Unmarshal(response, &removed)
 				switch {
 				case removed.Removed:
-					return "removed", nil
+					return withWarning("removed", removed.Warning), nil
 				case o.wait > 0:
 					return "", fmt.Errorf("not removed after %v: requests are in flight; it is removed when they have ended", o.wait)
 				}
-				return "finishes its requests", nil
+				return withWarning("finishes its requests", removed.Warning), nil
 			})
 		},
 	}
@@ -178,12 +179,9 @@ func newDrainCommand(configs config.Loader, action, short string) *cobra.Command
 				if err != nil {
 					return "", err
 				}
-				var changed struct {
-					State    string
-					InFlight int64 `json:"in_flight"`
-				}
+				var changed admin.ChangedBackend
 				_ = json.Unmarshal(response, &changed)
-				result := fmt.Sprintf("%s, %s in flight", changed.State, plural(int(changed.InFlight), "request"))
+				result := withWarning(fmt.Sprintf("%s, %s in flight", changed.State, plural(int(changed.InFlight), "request")), changed.Warning)
 				if o.wait > 0 && changed.InFlight > 0 {
 					return "", fmt.Errorf("%s after %v", result, o.wait)
 				}
@@ -196,6 +194,14 @@ func newDrainCommand(configs config.Loader, action, short string) *cobra.Command
 		cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until no request is in flight; exit with status 1 if some are")
 	}
 	return cmd
+}
+
+// withWarning returns the text of a result with the proxy's warning about it, if there is one.
+func withWarning(result, warning string) string {
+	if warning == "" {
+		return result
+	}
+	return result + "; warning: " + warning
 }
 
 // query returns the query with the wait, or "".

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -96,10 +95,6 @@ func TestRegistrationAfterKill(t *testing.T) {
 		backendName(registered.urls[0]): "draining", backendName(registered.urls[1]): "ready",
 	}
 	p.awaitStates(want)
-	p.eventually("the last change is written", func() bool {
-		stored, err := os.ReadFile(state)
-		return err == nil && strings.Contains(string(stored), "drain/"+backendName(registered.urls[0]))
-	})
 	p.signal(syscall.SIGKILL)
 	<-p.ended
 	p = startProgram(t, "--config", file.path)
@@ -109,4 +104,42 @@ func TestRegistrationAfterKill(t *testing.T) {
 	p.expectStatus(http.StatusOK, http.MethodDelete, p.url+"/workers/"+backendName(registered.urls[0]), "")
 	delete(want, backendName(registered.urls[0]))
 	p.awaitStates(want)
+}
+
+// TestKillAfterAcknowledgedChange kills the proxy as soon as it has said that it changed its fleet. The change is there
+// after a restart.
+func TestKillAfterAcknowledgedChange(t *testing.T) {
+	t.Parallel()
+	fleet, others := startSimFleet(t, 2, 0), startSimFleet(t, 2, 0)
+	file := fleet.configFile(t, registrationYAML+"state_file: "+filepath.Join(t.TempDir(), "state.json")+"\n")
+	configured, added, registered := backendName(fleet.urls[0]), backendName(others.urls[0]), backendName(others.urls[1])
+	p := startProgram(t, "--config", file.path)
+	for _, change := range []struct {
+		status             int
+		method, path, body string
+		onPublic           bool
+		backend, state     string // afterwards; "": there is none
+	}{
+		{200, "POST", "/api/backends/" + configured + "/drain", "{}", false, configured, "draining"},
+		{200, "POST", "/api/backends/" + configured + "/undrain", "{}", false, configured, "ready"},
+		{201, "POST", "/api/backends?wait=1m", fmt.Sprintf(`{"url":%q}`, others.urls[0]), false, added, "ready"},
+		{200, "POST", "/api/backends/" + added + "/drain?wait=1m", "{}", false, added, "draining"},
+		{200, "DELETE", "/api/backends/" + added, "", false, added, ""},
+		{200, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, others.urls[1]), true, registered, "ready"},
+		{200, "POST", "/remove_worker?url=" + others.urls[1], "", true, registered, ""},
+		{200, "POST", "/add_worker?url=" + others.urls[1], "", true, registered, "ready"},
+		{200, "DELETE", "/workers/" + registered, "", true, registered, ""},
+	} {
+		base := p.admin
+		if change.onPublic {
+			base = p.url
+		}
+		p.expectStatus(change.status, change.method, base+change.path, change.body)
+		p.signal(syscall.SIGKILL)
+		<-p.ended
+		p = startProgram(t, "--config", file.path)
+		p.eventually(fmt.Sprintf("%s %s has lasted", change.method, change.path), func() bool {
+			return p.backendStates()[change.backend] == change.state
+		})
+	}
 }

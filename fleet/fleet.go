@@ -47,6 +47,7 @@ type Fleet struct {
 	work         sync.WaitGroup  // of the goroutines
 	config       *config.Config  // in use
 	records      records
+	changes      uint64 // how often records have changed
 	reloadError  string // of the last reload; empty: it was applied
 	managed      []*managedBackend
 	names        map[discovery.Name]*lookedUpName

@@ -77,7 +77,7 @@ func (f *Fleet) Add(ctx context.Context, r Registration) (name string, added boo
 		return "", false, fmt.Errorf("%d replicas are registered, which is the maximum; remove some", maxRegistered)
 	}
 	f.records.change(replicaKey(r.Backend.Name), record{replica: r}, r.At)
-	f.recordsChanged.Notify()
+	f.notifyChange()
 	f.addNames(names)
 	f.reconcile()
 	return r.Backend.Name, added, nil
@@ -124,7 +124,7 @@ func (f *Fleet) removeRegistered(name string) {
 			f.records.change(drainKey(b.Name), record{removed: true}, time.Now())
 		}
 	}
-	f.recordsChanged.Notify()
+	f.notifyChange()
 	f.reconcile()
 	f.retireRemoved(name)
 }
@@ -155,7 +155,7 @@ func (f *Fleet) setDrained(b *backends.Backend, drained bool) {
 		b.Undrain()
 		f.recordUndrained()
 	}
-	f.recordsChanged.Notify()
+	f.notifyChange()
 }
 
 // recordUndrained records of each backend, and each server with ranks, that is not drained any more that it is not. f.mu is held.

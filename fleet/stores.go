@@ -3,12 +3,15 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"warmroute/backends"
 	"warmroute/clock"
 	"warmroute/recovery"
 )
@@ -16,9 +19,9 @@ import (
 const (
 	// exchangeInterval is how often what others have changed is read from a store.
 	exchangeInterval = time.Second
-	// exchangeDelay is how long a change waits for others, which are written with it.
-	exchangeDelay    = 20 * time.Millisecond
 	exchangeTimeout  = 3 * time.Second
+	// storedTimeout is how long an operator waits until a change is stored: for an exchange in progress and the next.
+	storedTimeout    = 2 * exchangeTimeout
 	storeLogInterval = time.Minute // between two lines about the same store
 	forgetInterval   = time.Second // between two looks for replicas to forget
 )
@@ -31,12 +34,17 @@ type Store interface {
 	WriteRecords(ctx context.Context, changed map[string][]byte, removed []string) error
 }
 
-// storeExchange is what a Fleet knows of a Store. It is used by one goroutine at a time.
+// storeExchange is what a Fleet knows of a Store. It is used by one goroutine at a time, but awaitChanges by any.
 type storeExchange struct {
 	store Store
 	name  string // in the log
 	copy  storedCopy
 	logs  rate.Sometimes
+
+	finished backends.Event
+	mu       sync.Mutex // guards what follows
+	changes  uint64     // of the fleet's records that the last exchange has included
+	err      error      // of the last exchange
 }
 
 func newStoreExchange(s Store, name string, private bool) *storeExchange {
@@ -44,8 +52,8 @@ func newStoreExchange(s Store, name string, private bool) *storeExchange {
 }
 
 // exchange reads what the store has and calls merge with a copy of it, which returns what the store lacks; that is
-// written. Errors are logged.
-func (e *storeExchange) exchange(ctx context.Context, log *slog.Logger, merge func(*storedCopy) (write map[string][]byte, remove []string, err error)) {
+// written. Errors are logged, too.
+func (e *storeExchange) exchange(ctx context.Context, log *slog.Logger, merge func(*storedCopy) (write map[string][]byte, remove []string, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
 	values, err := e.store.ReadRecords(ctx)
@@ -62,6 +70,65 @@ func (e *storeExchange) exchange(ctx context.Context, log *slog.Logger, merge fu
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		e.logs.Do(func() { log.Warn("added replicas and drains not stored", "store", e.name, "err", err) })
 	}
+	return err
+}
+
+// finish records the result of an exchange for awaitChanges.
+func (e *storeExchange) finish(changes uint64, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.changes, e.err = changes, err
+	e.finished.Notify()
+}
+
+// awaitChanges waits until an exchange has included that many changes of the fleet's records, and returns its error.
+func (e *storeExchange) awaitChanges(ctx context.Context, changes uint64) error {
+	for {
+		finished := e.finished.Next() // before looking
+		if included, err := e.lastResult(); included >= changes {
+			return err
+		}
+		select {
+		case <-finished:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (e *storeExchange) lastResult() (changes uint64, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.changes, e.err
+}
+
+// WaitStored waits until what was added, removed, drained or undrained before is where the next process finds it: in the
+// state file, or else in Redis. The error says why it is not; the fleet has changed nevertheless, and storing it is
+// tried again. Without a store WaitStored does nothing.
+func (f *Fleet) WaitStored(ctx context.Context) error {
+	if len(f.exchanges) == 0 {
+		return nil
+	}
+	e := f.exchanges[0]
+	ctx, cancel := context.WithTimeoutCause(ctx, storedTimeout, fmt.Errorf("no result within %v", storedTimeout))
+	defer cancel()
+	if err := e.awaitChanges(ctx, f.countChanges()); err != nil {
+		return fmt.Errorf("not stored in %s, so lost if the proxy ends now: %w", e.name, err)
+	}
+	return nil
+}
+
+// countChanges returns how often the records have changed.
+func (f *Fleet) countChanges() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.changes
+}
+
+// notifyChange has the records written to the stores. f.mu is held.
+func (f *Fleet) notifyChange() {
+	f.changes++
+	f.recordsChanged.Notify()
 }
 
 // startExchanges starts the goroutines that exchange records with the stores. f.mu is held.
@@ -71,21 +138,27 @@ func (f *Fleet) startExchanges() {
 		f.work.Go(func() {
 			f.Panics.RunLoop(running, recovery.Records, func(ctx context.Context) { f.exchangeRepeatedly(ctx, e) })
 			if e.copy.private { // what changed last is written although running is done
-				e.exchange(context.WithoutCancel(running), f.Log, f.mergeStored)
+				f.exchangeRecords(context.WithoutCancel(running), e)
 			}
 		})
 	}
 }
 
-// exchangeRepeatedly exchanges records with a store after each change here, and every exchangeInterval, until ctx is done.
+// exchangeRecords exchanges records with a store.
+func (f *Fleet) exchangeRecords(ctx context.Context, e *storeExchange) {
+	changes := f.countChanges() // before looking
+	e.finish(changes, e.exchange(ctx, f.Log, f.mergeStored))
+}
+
+// exchangeRepeatedly exchanges records with a store after each change here, and every exchangeInterval, until ctx is
+// done. What changes during an exchange is written with the next, so that many changes at once need few.
 func (f *Fleet) exchangeRepeatedly(ctx context.Context, e *storeExchange) {
 	for ctx.Err() == nil {
 		changed := f.recordsChanged.Next() // before looking
-		e.exchange(ctx, f.Log, f.mergeStored)
+		f.exchangeRecords(ctx, e)
 		timer := time.NewTimer(exchangeInterval)
 		select {
 		case <-changed:
-			clock.Sleep(ctx, exchangeDelay)
 		case <-timer.C:
 		case <-ctx.Done():
 		}
@@ -102,7 +175,7 @@ func (f *Fleet) mergeStored(c *storedCopy) (write map[string][]byte, remove []st
 		return write, remove, err
 	}
 	f.Log.Info("replicas and drains changed by another proxy", "changes", len(applied))
-	f.recordsChanged.Notify() // for the other store
+	f.notifyChange() // for the other store
 	f.reconcile()
 	for _, key := range applied {
 		if name, isDrain := key.backendName(drainPrefix); isDrain {
@@ -150,7 +223,7 @@ func (f *Fleet) forgetDown(now time.Time) {
 		}
 	}
 	if forgotten > 0 {
-		f.recordsChanged.Notify()
+		f.notifyChange()
 		f.reconcile()
 	}
 }
@@ -161,7 +234,7 @@ func (f *Fleet) forgetDrain(name string) {
 		drained, isDrain := key.backendName(drainPrefix)
 		if isDrain && (drained == name || strings.HasPrefix(drained, name+"-rank")) {
 			f.records.ignore(key)
-			f.recordsChanged.Notify()
+			f.notifyChange()
 		}
 	}
 }

@@ -174,6 +174,7 @@ func (c *call) register(w givenWorker) (*addedWorker, error) {
 		result = "known already"
 	}
 	c.logAction("register", name, result)
+	notStored := c.Fleet.WaitStored(c.r.Context())
 	ready, reason := c.waitReady(name)
 	response := &addedWorker{
 		Success: true, Status: "accepted", Message: "Successfully added worker: " + given, Ready: ready,
@@ -184,6 +185,9 @@ func (c *call) register(w givenWorker) (*addedWorker, error) {
 	} else {
 		c.Metrics.CountRegistration(metrics.RegistrationNotReady)
 		response.Message = "Added worker, which is not ready yet: " + given + ": " + reason
+	}
+	if notStored != nil {
+		response.Message += "; " + notStored.Error()
 	}
 	return response, nil
 }
@@ -243,6 +247,7 @@ func (c *call) removeWorkerByQuery() {
 }
 
 // deregister removes a registered replica from the fleet; its requests may finish. It returns the name of its backend.
+// That the removal could not be stored is in the log only: the callers' clients read no more than the status.
 func (c *call) deregister(idOrURL string) (name string, err error) {
 	name, err = c.Fleet.Remove(idOrURL, false)
 	if err != nil {
@@ -251,6 +256,7 @@ func (c *call) deregister(idOrURL string) (name string, err error) {
 	}
 	c.Metrics.CountRegistration(metrics.RegistrationOK)
 	c.logAction("deregister", name, "removed")
+	_ = c.Fleet.WaitStored(c.r.Context())
 	return name, nil
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -81,6 +82,42 @@ func TestStateFileAfterKill(t *testing.T) {
 	first.until("the removal is known", func() bool { return first.stateOf(name(kept)) == "" })
 	first.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, removed))
 	second.until("the replica is known", func() bool { return second.stateOf(name(removed)) == "ready" })
+}
+
+// A change that cannot be stored is made, and the operator is told that it is not stored.
+func TestUnstoredChangeIsReported(t *testing.T) {
+	t.Parallel()
+	folder := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	configured, replica := standIn{}.start(t), standIn{}.start(t)
+	p := startRegistrable(t, func(c *config.Config) { c.StateFile = filepath.Join(folder, "state.json") }, configured)
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	name := strings.TrimPrefix(replica, "http://")
+	for _, call := range []struct{ method, url, body string }{
+		{"POST", p.admin + "/api/backends", fmt.Sprintf(`{"url":%q}`, replica)},
+		{"POST", p.admin + "/api/backends/" + name + "/drain", ""},
+		{"DELETE", p.admin + "/api/backends/" + name, ""},
+		{"POST", p.url + "/workers", fmt.Sprintf(`{"url":%q}`, replica)},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), call.method, call.url, strings.NewReader(call.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := p.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode >= 300 || !strings.Contains(string(body), "not stored in "+folder) {
+			t.Errorf("%s %s: status %d, %s", call.method, call.url, resp.StatusCode, body)
+		}
+	}
 }
 
 func TestBrokenStateFile(t *testing.T) {
