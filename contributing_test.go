@@ -123,3 +123,22 @@ func TestWorkflowRunsEachStage(t *testing.T) {
 		t.Errorf("GitHub runs %v, .ci/run has %v", run, stages)
 	}
 }
+
+// TestGoVersionInDocuments has the documents name the version of Go that go.mod requires.
+func TestGoVersionInDocuments(t *testing.T) {
+	required := regexp.MustCompile(`(?m)^go (\d+\.\d+)(.*)$`).FindStringSubmatch(readText(t, "go.mod"))
+	if required == nil || required[2] != ".0" {
+		t.Fatalf("go.mod requires Go %q: the documents promise that any patch release suffices", required)
+	}
+	for _, path := range []string{"README.md", "CONTRIBUTING.md"} {
+		found := regexp.MustCompile(`Go (\d+\.\d+)`).FindAllStringSubmatch(readText(t, path), -1)
+		if len(found) == 0 {
+			t.Errorf("%s names no version of Go", path)
+		}
+		for _, match := range found {
+			if match[1] != required[1] {
+				t.Errorf("%s names Go %s, go.mod %s", path, match[1], required[1])
+			}
+		}
+	}
+}

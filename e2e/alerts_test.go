@@ -37,8 +37,8 @@ func TestAlertAnnotations(t *testing.T) {
 		if r.Annotations["summary"] == "" || r.Labels["severity"] == "" {
 			t.Errorf("%s lacks a summary or a severity", r.Alert)
 		}
-		if want := "docs/reference/alerts.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want {
-			t.Errorf("the runbook of %s is %q, want %q", r.Alert, r.Annotations["runbook"], want)
+		if want := "docs/reference/alerts.md#" + strings.ToLower(r.Alert); r.Annotations["runbook_url"] != want {
+			t.Errorf("the runbook of %s is %q, want %q", r.Alert, r.Annotations["runbook_url"], want)
 		}
 		if !bytes.Contains(guide, []byte("\n## "+r.Alert+"\n")) {
 			t.Errorf("docs/reference/alerts.md has no section for %s", r.Alert)

@@ -79,7 +79,7 @@ func (r *Request) FirstBlock() uint64 {
 type Candidate struct {
 	Slot     int     // identifies the backend until ForgetBackend
 	NameHash uint64  // xxh3 of the backend's name
-	Weight   float64 // share of the traffic that the operator wants it to have; 1 by default
+	Weight   float64 // by which the operator has its cost divided; 1 by default
 	Device   int     // candidates with the same one share their hardware; 0: it has its own
 
 	MatchedTokens  float64     // prompt tokens that it likely has cached

@@ -218,6 +218,12 @@ func TestPrefixWeight(t *testing.T) {
 	if share := float64(count[1]) / 400; share < 0.73 || share > 0.77 {
 		t.Errorf("a backend of three times the weight got %.2f of the requests, want about 3 of 4", share)
 	}
+	// It divides the cost and is no share: an idle fleet never uses one with a tenth.
+	for queued, want := range map[float64]int{0: 0, 0.3: 0, 2: 1} {
+		if i := choose(&p, Request{}, Candidate{UncachedTokens: 500, QueuedSeconds: queued}, Candidate{UncachedTokens: 500, Weight: 0.1}); i != want {
+			t.Errorf("behind %v s the request goes to backend %d, want %d", queued, i, want)
+		}
+	}
 }
 
 func TestPrefixSLO(t *testing.T) {
