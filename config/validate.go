@@ -24,7 +24,7 @@ func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateRegistration(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
-	checkOneOf(errs, "routing.policy", strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policies.Names()...)
+	checkPolicy(errs, strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policies)
 	validateTags(errs, *c, "")
 	c.validateFiles(errs)
 	c.validateRouting(errs)
@@ -273,6 +273,15 @@ func validateTags(errs *errorList, section any, prefix string) {
 			checkRange(errs, s.path, value, bounds, decodeDuration)
 		}
 	}
+}
+
+// checkPolicy adds an error unless there is a policy of that name.
+func checkPolicy(errs *errorList, name string, policies policy.Registry) {
+	if described := policies.DescribeUnknown(name); described != "" {
+		errs.add("routing.policy", "unknown policy %q; %s", name, described)
+		return
+	}
+	checkOneOf(errs, "routing.policy", name, policies.Names()...)
 }
 
 // checkOneOf adds an error unless value is one of allowed.

@@ -136,6 +136,10 @@ func TestValidationErrors(t *testing.T) {
 		{"number for a boolean", backend + "response_headers: 1", "response_headers: expected true or false, got a number"},
 		{"string for a boolean", backend + "response_headers: maybe", `response_headers: "maybe" is not true or false`},
 		{"number for a string", backend + "listen: 8080", "listen: expected a string, got a number; put it in quotes"},
+		{
+			"policy by another router's name", backend + "routing: {policy: cache_aware}",
+			`routing.policy: unknown policy "cache_aware"; what other routers call so is cache-threshold or smg here; the default, prefix, is warmroute's own rule`,
+		},
 		{"misspelled policy", backend + "routing: {policy: least_load}", `routing.policy: unknown policy "least_load"; did you mean least-load?`},
 		{"unknown format", backend + "log: {format: logfmt}", `log.format: unknown format "logfmt"; choose one of text, json`},
 		{"empty listen", backend + "listen: \"\"", "listen: is empty; set an address such as :8080"},

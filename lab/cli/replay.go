@@ -293,6 +293,9 @@ func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 		case usesRoles(name) && !o.hasRoles():
 			return fmt.Errorf("--policy: %s requires --prefill and --decode", name)
 		case !slices.Contains(known, strings.TrimSuffix(strings.TrimSuffix(name, withRoles), policy.WithQueue)) || name == replay.Pooled+withRoles:
+			if described := policies.All().DescribeUnknown(name); described != "" {
+				return fmt.Errorf("--policy: unknown policy %q; %s", name, described)
+			}
 			return fmt.Errorf("--policy: unknown policy %q; choose one of %s, or all", name, strings.Join(known, ", "))
 		case seen[name]:
 			return fmt.Errorf("--policy: duplicate policy %s", name)

@@ -14,6 +14,9 @@ type Definition struct {
 	Name     string   // value of the setting routing.policy
 	Settings []string // keys of the configuration that have an effect under it
 
+	// NamesElsewhere are what the routers from which the rule comes call it, unless that is Name.
+	NamesElsewhere []string
+
 	UsesQueue          bool // requests may wait in the admission queue
 	WaitsForIdle       bool // with UsesQueue: until a backend has nothing to prefill, not until its next step has room
 	NeedsKVWait        bool // Candidate.KVWaitSeconds has to be filled, which takes time
@@ -60,6 +63,20 @@ func (r Registry) Names() (names []string) {
 	return names
 }
 
+// DescribeUnknown returns what an error says of a name that is no policy: which policies other routers call so, or "".
+func (r Registry) DescribeUnknown(name string) string {
+	var same []string
+	for _, d := range r.All() {
+		if slices.Contains(d.NamesElsewhere, strings.ToLower(name)) {
+			same = append(same, d.Name)
+		}
+	}
+	if same == nil {
+		return ""
+	}
+	return fmt.Sprintf("what other routers call so is %s here; the default, prefix, is warmroute's own rule", strings.Join(same, " or "))
+}
+
 // WithQueue is what a policy's name may end in: the same rule with the admission queue, which
 // only prefix and skywalker have otherwise.
 const WithQueue = "+queue"
@@ -72,6 +89,9 @@ func (r Registry) Lookup(name string) (Definition, error) {
 			d.Name, d.UsesQueue = name, d.UsesQueue || withQueue
 			return d, nil
 		}
+	}
+	if described := r.DescribeUnknown(name); described != "" {
+		return Definition{}, fmt.Errorf("unknown policy %q; %s", name, described)
 	}
 	return Definition{}, fmt.Errorf("unknown policy %q; choose one of %s", name, strings.Join(slices.Sorted(slices.Values(r.Names())), ", "))
 }
