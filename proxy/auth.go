@@ -79,22 +79,25 @@ func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *api
 	}
 }
 
-// authenticateAndLimit finds who sends the request, counts it against the key's limits and writes their state to the
-// client's header.
-func (r *request) authenticateAndLimit() *apiError {
-	holder, apiErr := r.proxy.findAccount(r.httpReq, r.endpoint.dialect())
-	if holder == nil && apiErr == nil {
+// authenticate finds who sends the request.
+func (r *request) authenticate() (apiErr *apiError) {
+	r.account, apiErr = r.proxy.findAccount(r.httpReq, r.endpoint.dialect())
+	r.tenant = r.tenantOf()
+	return apiErr
+}
+
+// acquireKeyLease counts the request against the limits of its key, and writes their state to the client's header.
+func (r *request) acquireKeyLease() *apiError {
+	if r.account == nil {
 		return nil
 	}
-	if apiErr == nil {
-		r.account = holder
-		var refusal *apikey.LimitError
-		if r.lease, refusal = holder.TryAcquire(); refusal != nil {
-			apiErr = rateLimitError(refusal)
-		}
-		r.writeRateHeaders(r.client.Header())
+	lease, refusal := r.account.TryAcquire()
+	r.lease = lease
+	r.writeRateHeaders(r.client.Header())
+	if refusal != nil {
+		return rateLimitError(refusal)
 	}
-	return apiErr
+	return nil
 }
 
 // chargePrompt charges the prompt's tokens to the key's rate limit.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"math/bits"
 	"net/http"
-	"net/netip"
 	"os"
 	"strconv"
 	"sync"
@@ -13,11 +12,7 @@ import (
 	"time"
 )
 
-var (
-	errBodyTooLarge = errors.New("body exceeds the limit")
-	errBodyMemory   = errors.New("all bodies together exceed the limit")
-	errBodyShare    = errors.New("the bodies of one owner exceed its share")
-)
+var errBodyTooLarge = errors.New("body exceeds the limit")
 
 const (
 	// minBodyBytesPerSecond is the rate that a body has to have over each timeouts.body_idle.
@@ -98,20 +93,11 @@ const (
 	maxTrustedLength = 64 << 10
 )
 
-// bodyOwner is who the memory of a body is charged to.
-type bodyOwner struct {
-	key     string       // name of the API key
-	network netip.Prefix // of the client, where there are no keys
-}
-
-// bodyPool reads request bodies into buffers, which it pools by powers of two, and bounds the memory of all of them and of
-// each owner. Safe for concurrent use.
+// bodyPool reads request bodies into buffers, which it pools by powers of two. The memory of all of them and of each tenant
+// is bounded. Safe for concurrent use.
 type bodyPool struct {
-	mu      sync.Mutex          // guards what follows
-	inUse   int64               // bytes of all buffers
-	byOwner map[bodyOwner]int64 // the same by owner; owners without a buffer have no entry
-
-	pools [maxPooledBits + 1]sync.Pool // of *[]byte, by the power of two of its capacity
+	tenants *tenants                     // who has reserved buffers
+	pools   [maxPooledBits + 1]sync.Pool // of *[]byte, by the power of two of its capacity
 }
 
 // formatBytes formats n in the largest binary unit that divides it.
@@ -127,54 +113,14 @@ func formatBytes(n int64) string {
 	return strconv.FormatInt(n, 10) + " bytes"
 }
 
-// bodyLimits bound one body and the buffers of all, in bytes.
-type bodyLimits struct{ each, total int64 }
-
-// share returns how much of the total one owner may use once half of it is in use: a quarter, or one body.
-func (l bodyLimits) share() int64 { return max(l.total/4, l.each) }
-
-func (b *bodyPool) bytesInUse() int64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.inUse
-}
-
-// reserve charges n bytes to an owner. It fails beyond the total, or the owner's share once half of the total is in use.
-func (b *bodyPool) reserve(owner bodyOwner, n int64, limits bodyLimits) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	all, own := b.inUse+n, b.byOwner[owner]+n
-	switch {
-	case all > limits.total:
-		return errBodyMemory
-	case all > limits.total/2 && own > limits.share():
-		return errBodyShare
-	}
-	if b.byOwner == nil {
-		b.byOwner = map[bodyOwner]int64{}
-	}
-	b.inUse, b.byOwner[owner] = all, own
-	return nil
-}
-
-// release ends the reservation of n bytes.
-func (b *bodyPool) release(owner bodyOwner, n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.inUse -= n
-	if b.byOwner[owner] -= n; b.byOwner[owner] == 0 {
-		delete(b.byOwner, owner)
-	}
-}
-
 // readBody reads r to its end. claimedLength is what the client claims, -1 if nothing. At any time it has reserved at most twice
 // of what has arrived and maxTrustedLength. The caller has to release the buffer, whatever the error.
-func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner bodyOwner, limits bodyLimits) (buf []byte, err error) {
+func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner tenant, limits bodyLimits) (buf []byte, err error) {
 	if claimedLength > limits.each {
 		return nil, errBodyTooLarge
 	}
 	size := bufferSize(min(max(claimedLength, 1), maxTrustedLength))
-	if err := b.reserve(owner, size, limits); err != nil {
+	if err := b.tenants.reserveBodyBytes(owner, size, limits); err != nil {
 		return nil, err
 	}
 	buf = b.newBuffer(size)
@@ -195,7 +141,7 @@ func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner bodyOwner, l
 
 // growUnlessEOF reads one byte more and returns a larger buffer with it and the contents of a full one, which it gives up:
 // twice as large, or as the claimed length needs if that is less. At the end of r it returns the full one.
-func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, owner bodyOwner, limits bodyLimits) (buf []byte, err error) {
+func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, owner tenant, limits bodyLimits) (buf []byte, err error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
 		return full, err
@@ -208,7 +154,7 @@ func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, 
 		want = min(want, claimedLength)
 	}
 	size := bufferSize(min(want, limits.each))
-	if err := b.reserve(owner, size-int64(cap(full)), limits); err != nil { // both are there for the time of a copy only
+	if err := b.tenants.reserveBodyBytes(owner, size-int64(cap(full)), limits); err != nil { // both are there for the time of a copy only
 		return full, err
 	}
 	larger := append(append(b.newBuffer(size), full...), next[0])
@@ -241,10 +187,10 @@ func (b *bodyPool) poolBuffer(buf []byte) {
 }
 
 // releaseBuffer ends the reservation of a buffer, which may be nil. Nothing may refer to it any more.
-func (b *bodyPool) releaseBuffer(buf []byte, owner bodyOwner) {
+func (b *bodyPool) releaseBuffer(buf []byte, owner tenant) {
 	if cap(buf) == 0 {
 		return
 	}
-	b.release(owner, int64(cap(buf)))
+	b.tenants.releaseBodyBytes(owner, int64(cap(buf)))
 	b.poolBuffer(buf)
 }

@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -42,20 +39,20 @@ func TestBodyPoolRead(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			b := bodyPool{}
+			b := bodyPool{tenants: new(tenants)}
 			body := bytes.Repeat([]byte("abcdefg"), c.size/7+1)[:c.size]
 			for how, from := range map[string]io.Reader{
 				"all at once": bytes.NewReader(body), "halves": iotest.HalfReader(bytes.NewReader(body)), "end with the last bytes": iotest.DataErrReader(bytes.NewReader(body)),
 			} {
-				got, err := b.readBody(from, int64(c.length), bodyOwner{}, bodyLimits{each, total})
-				if !errors.Is(err, c.want) || b.bytesInUse() != c.held {
-					t.Errorf("%s: error %v, %d bytes held, want %v, %d", how, err, b.bytesInUse(), c.want, c.held)
+				got, err := b.readBody(from, int64(c.length), tenant{}, bodyLimits{each, total})
+				if !errors.Is(err, c.want) || b.tenants.bodyBytesInUse() != c.held {
+					t.Errorf("%s: error %v, %d bytes held, want %v, %d", how, err, b.tenants.bodyBytesInUse(), c.want, c.held)
 				}
 				if err == nil && !bytes.Equal(got, body) {
 					t.Errorf("%s: the body was changed", how)
 				}
-				b.releaseBuffer(got, bodyOwner{})
-				if held := b.bytesInUse(); held != 0 {
+				b.releaseBuffer(got, tenant{})
+				if held := b.tenants.bodyBytesInUse(); held != 0 {
 					t.Errorf("%s: %d bytes still held", how, held)
 				}
 			}
@@ -64,42 +61,42 @@ func TestBodyPoolRead(t *testing.T) {
 }
 
 func TestBodyMemoryLimit(t *testing.T) {
-	b, most := bodyPool{}, bodyLimits{1 << 20, 140 << 10}
+	b, most := bodyPool{tenants: new(tenants)}, bodyLimits{1 << 20, 140 << 10}
 	var got [][]byte
 	for range 2 {
-		buf, err := b.readBody(bytes.NewReader(make([]byte, 64<<10)), 64<<10, bodyOwner{}, most)
+		buf, err := b.readBody(bytes.NewReader(make([]byte, 64<<10)), 64<<10, tenant{}, most)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got = append(got, buf)
 	}
-	small, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, bodyOwner{}, most) // 4 KiB, and has to grow
+	small, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, tenant{}, most) // 4 KiB, and has to grow
 	if !errors.Is(err, errBodyMemory) {
 		t.Errorf("error %v", err)
 	}
-	b.releaseBuffer(small, bodyOwner{})
-	b.releaseBuffer(got[0], bodyOwner{})
-	if buf, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, bodyOwner{}, most); err != nil {
+	b.releaseBuffer(small, tenant{})
+	b.releaseBuffer(got[0], tenant{})
+	if buf, err := b.readBody(bytes.NewReader(make([]byte, 9<<10)), -1, tenant{}, most); err != nil {
 		t.Errorf("with room again: %v", err)
 	} else {
-		b.releaseBuffer(buf, bodyOwner{})
+		b.releaseBuffer(buf, tenant{})
 	}
-	b.releaseBuffer(got[1], bodyOwner{})
-	if b.bytesInUse() != 0 {
-		t.Errorf("%d bytes still held", b.bytesInUse())
+	b.releaseBuffer(got[1], tenant{})
+	if b.tenants.bodyBytesInUse() != 0 {
+		t.Errorf("%d bytes still held", b.tenants.bodyBytesInUse())
 	}
 }
 
 func TestBodyPoolReadError(t *testing.T) {
-	b := bodyPool{}
-	buf, err := b.readBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, bodyOwner{}, bodyLimits{1 << 20, 1 << 20})
+	b := bodyPool{tenants: new(tenants)}
+	buf, err := b.readBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, tenant{}, bodyLimits{1 << 20, 1 << 20})
 	if err != io.ErrUnexpectedEOF || string(buf) != "abc" {
 		t.Errorf("got %q, %v", buf, err)
 	}
-	b.releaseBuffer(buf, bodyOwner{})
-	b.releaseBuffer(nil, bodyOwner{})
-	if b.bytesInUse() != 0 {
-		t.Errorf("%d bytes still held", b.bytesInUse())
+	b.releaseBuffer(buf, tenant{})
+	b.releaseBuffer(nil, tenant{})
+	if b.tenants.bodyBytesInUse() != 0 {
+		t.Errorf("%d bytes still held", b.tenants.bodyBytesInUse())
 	}
 }
 
@@ -235,106 +232,18 @@ func TestBodyReservationFollowsArrival(t *testing.T) {
 	t.Parallel()
 	const size = 5<<20 + 12345
 	for _, claimed := range []int64{-1, 1, size, 60 << 20} {
-		b, body := bodyPool{}, bytes.NewReader(make([]byte, size))
+		b, body := bodyPool{tenants: new(tenants)}, bytes.NewReader(make([]byte, size))
 		from := observingReader{iotest.HalfReader(body), func() {
 			arrived := size - int64(body.Len())
-			if reserved := b.bytesInUse(); reserved > 2*arrived+64<<10 {
+			if reserved := b.tenants.bodyBytesInUse(); reserved > 2*arrived+64<<10 {
 				t.Errorf("claimed %d: %d bytes are reserved for %d that have arrived", claimed, reserved, arrived)
 			}
 		}}
-		buf, err := b.readBody(from, claimed, bodyOwner{}, bodyLimits{64 << 20, 1 << 30})
+		buf, err := b.readBody(from, claimed, tenant{}, bodyLimits{64 << 20, 1 << 30})
 		if err != nil {
 			t.Error(err)
 		}
-		b.releaseBuffer(buf, bodyOwner{})
-	}
-}
-
-func TestBodyShare(t *testing.T) {
-	b, limits := bodyPool{}, bodyLimits{1000, 8000}
-	one, two, three := bodyOwner{key: "one"}, bodyOwner{key: "two"}, bodyOwner{key: "three"}
-	f := func(owner bodyOwner, n int64, want error) {
-		t.Helper()
-		if err := b.reserve(owner, n, limits); err != want {
-			t.Errorf("%d bytes for %s: %v, want %v", n, owner.key, err, want)
-		}
-	}
-	f(one, 4000, nil) // half, while no other client needs it
-	f(one, 1, errBodyShare)
-	f(two, 2000, nil)
-	f(two, 1, errBodyShare)
-	f(three, 2000, nil)
-	f(bodyOwner{}, 1, errBodyMemory)
-	b.release(one, 2500)
-	f(one, 501, errBodyShare)
-	f(one, 500, nil)
-	b.release(one, 2000)
-	b.release(two, 2000)
-	b.release(three, 2000)
-	if len(b.byOwner) != 0 || b.inUse != 0 {
-		t.Errorf("%v, %d bytes in use", b.byOwner, b.inUse)
-	}
-	limits.each = 7000 // one body is always allowed
-	f(one, 7000, nil)
-	f(one, 1, errBodyShare)
-	b.release(one, 7000)
-}
-
-// dialFrom opens a connection to the proxy from another loopback address.
-func (f *fleet) dialFrom(address string) *net.TCPConn {
-	f.t.Helper()
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	c, err := d.Dial("tcp", f.addr)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	c.SetDeadline(time.Now().Add(failsafe))
-	f.t.Cleanup(func() { c.Close() })
-	return c.(*net.TCPConn)
-}
-
-func TestTricklingClientsLeaveMemoryToOthers(t *testing.T) {
-	const clients = 31
-	for name, c := range map[string]struct {
-		slowFrom, from string // addresses
-		slow, other    string // headers
-	}{
-		"addresses":           {"127.0.0.1", "127.0.0.2", "", ""},
-		"keys":                {"127.0.0.1", "127.0.0.1", "Authorization: Bearer " + secretOf("a") + "\r\n", "Authorization: Bearer " + secretOf("b") + "\r\n"},
-		"behind one balancer": {"127.0.0.3", "127.0.0.3", "X-Forwarded-For: 198.51.100.1\r\n", "X-Forwarded-For: 198.51.100.1, 192.0.2.1\r\n"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := serve(t, func(o *Options) {
-				o.BodyBytes, o.BodyBytesTotal = 64<<10, 1<<20
-				o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.3/32")}
-				if name == "keys" {
-					withKeys(keyOf("a", nil), keyOf("b", nil))(o)
-				}
-			}, &replica{script: always(answered("200 OK", whole))})
-			const head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
-			var refused, held atomic.Int64
-			for range clients {
-				conn := f.dialFrom(c.slowFrom)
-				fmt.Fprintf(conn, head+"%s", c.slow, 64<<10, strings.Repeat(" ", 60<<10))
-				go func() {
-					if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err == nil && resp.StatusCode == http.StatusServiceUnavailable && resp.Header.Get("Retry-After") != "" {
-						refused.Add(1)
-					}
-				}()
-			}
-			eventually(t, "each body is in memory or refused", func() bool {
-				held.Store(f.proxy.bodies.bytesInUse())
-				return held.Load()/(64<<10)+refused.Load() == clients
-			})
-			if held.Load() > 512<<10 {
-				t.Errorf("one client has %d bytes of 1 MiB", held.Load())
-			}
-			conn := f.dialFrom(c.from)
-			fmt.Fprintf(conn, head+"%s", c.other, len(askWhole), askWhole)
-			if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil || resp.StatusCode != http.StatusOK {
-				t.Errorf("another client got %v, %v", resp, err)
-			}
-		})
+		b.releaseBuffer(buf, tenant{})
 	}
 }
 
@@ -342,7 +251,7 @@ func TestBodyMemoryLimitStatus503(t *testing.T) {
 	f := serve(t, func(o *Options) { o.BodyBytesTotal = 6 << 10 }, &replica{script: always(answered("200 OK", whole))})
 	slow := f.dial()
 	io.WriteString(slow, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole), askWhole[:1]))
-	eventually(t, "the slow body has its buffer", func() bool { return f.proxy.bodies.bytesInUse() > 0 })
+	eventually(t, "the slow body has its buffer", func() bool { return f.proxy.tenants.bodyBytesInUse() > 0 })
 	resp, answer := f.post("/v1/chat/completions", askWhole)
 	if refused(t, answer); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("got %d %s", resp.StatusCode, answer)

@@ -117,13 +117,13 @@ func (r *request) parseDryRun(q DryRunRequest) *apiError {
 			r.httpReq.Header[name] = values
 		}
 	}
+	r.tenant = r.tenantOf()
 	if apiErr := r.applyRoutingHints(); apiErr != nil {
 		return apiErr
 	}
 	var err error
-	r.input.owner = r.bodyOwner()
 	limits := bodyLimits{r.settings.BodyBytes, r.settings.BodyBytesTotal}
-	r.input.body, err = r.proxy.bodies.readBody(q.Body, q.Length, r.input.owner, limits)
+	r.input.body, err = r.proxy.bodies.readBody(q.Body, q.Length, r.tenant, limits)
 	if err != nil {
 		return cmp.Or(r.bodyLimitError(err), invalidRequestError("", "the body is incomplete"))
 	}

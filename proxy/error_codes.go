@@ -79,7 +79,8 @@ const (
 	// Fix: raise the limit (`ulimit -n`, `LimitNOFILE=`).
 	codeOutOfDescriptors = "out_of_descriptors"
 	// 503. `limits.in_flight` requests are in flight, or nine tenths of it for a batch request.
-	// Fix: add proxies, or raise the limit and that of file descriptors.
+	// The message says if it is this key or client address that has too many requests whose bodies are incomplete.
+	// Fix: add proxies, or raise the limit and that of file descriptors; name load balancers in `trusted_proxies`.
 	codeTooManyRequests = "too_many_requests"
 	// 503. Request bodies use all of `limits.body_bytes_total`, or this key or client address uses its share of it; the
 	// message says which.

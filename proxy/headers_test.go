@@ -149,8 +149,7 @@ func routeNames(h http.Header) []string {
 	return slices.DeleteFunc(slices.Collect(maps.Keys(h)), func(name string) bool { return !strings.HasPrefix(name, "X-Warmroute-") })
 }
 
-// TestNoRouteHeadersWithoutKey is for answers to those whom nobody knows, or not
-// yet.
+// TestNoRouteHeadersWithoutKey is for answers to those whom nobody knows.
 func TestNoRouteHeadersWithoutKey(t *testing.T) {
 	trusted := keyOf("trusted", func(k *apikey.Key) { k.RouteHeaders = true })
 	f := serve(t, withKeys(trusted), &replica{script: always(answered("200 OK", whole))})
@@ -160,8 +159,11 @@ func TestNoRouteHeadersWithoutKey(t *testing.T) {
 		}
 	}
 	full := serve(t, func(o *Options) { withKeys(trusted)(o); o.InFlight = 0 }, &replica{script: always(answered("200 OK", whole))})
-	if resp, _ := full.post("/v1/chat/completions", askWhole, bearer("trusted")...); resp.StatusCode != 503 || len(routeNames(resp.Header)) > 0 {
-		t.Errorf("before the key was looked at: %d, %v", resp.StatusCode, resp.Header)
+	if resp, _ := full.post("/v1/chat/completions", askWhole, bearer("trusted")...); resp.StatusCode != 503 || resp.Header.Get("X-Warmroute-Reason") != reasonRefused {
+		t.Errorf("without a place: %d, %v", resp.StatusCode, resp.Header)
+	}
+	if resp, _ := full.post("/v1/chat/completions", askWhole, bearer("nobody")...); resp.StatusCode != 401 || len(routeNames(resp.Header)) > 0 {
+		t.Errorf("without a place and a key: %d, %v", resp.StatusCode, resp.Header)
 	}
 	open := serve(t, func(o *Options) { o.InFlight = 0 }, &replica{script: always(answered("200 OK", whole))})
 	if resp, _ := open.post("/v1/chat/completions", askWhole); resp.Header.Get("X-Warmroute-Reason") != reasonRefused {

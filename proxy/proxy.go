@@ -82,6 +82,7 @@ type Proxy struct {
 	inFlight  atomic.Int64 // requests, queued ones included
 	lingering atomic.Int64 // refused requests whose bodies are still read
 	clients   connectionTracker
+	tenants   tenants // what the requests of each use
 	bodies    bodyPool
 	parsing   *semaphore.Weighted // of maxParsedBytes
 	buffers   responseBuffers
@@ -139,6 +140,7 @@ func New(o Options) *Proxy {
 			replies: sync.Pool{New: func() any { return new(prompt.Response) }},
 		},
 	}
+	p.bodies.tenants = &p.tenants
 	if p.outOfDescriptors == nil {
 		p.outOfDescriptors = func(error) {}
 	}

@@ -265,7 +265,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 	f := serveOneAtATime(t, queueOf(10), nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
-	held := f.proxy.bodies.bytesInUse()
+	held := f.proxy.tenants.bodyBytesInUse()
 	ctx, leave := context.WithCancel(t.Context())
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(asked("second", true)))
 	gone := make(chan error, 1)
@@ -274,7 +274,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 		gone <- err
 	}()
 	f.awaitQueued(1)
-	if f.proxy.bodies.bytesInUse() <= held {
+	if f.proxy.tenants.bodyBytesInUse() <= held {
 		t.Error("the body of a queued request is not accounted for")
 	}
 	leave()
@@ -282,7 +282,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 		t.Error("was answered")
 	}
 	f.awaitQueued(0)
-	eventually(t, "its body is freed", func() bool { return f.proxy.bodies.bytesInUse() == held })
+	eventually(t, "its body is freed", func() bool { return f.proxy.tenants.bodyBytesInUse() == held })
 	f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
 	f.awaitMetric(`warmroute_queue_ends_total{end="disconnected"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)

@@ -34,10 +34,12 @@ type request struct {
 	history        history
 	context        *attemptContext // of the current attempt
 	firstContext   attemptContext  // of the first, which needs no allocation of its own
-	finished       bool            // it is not counted in flight any more
-	waiting        bool            // the router counts it in the queue
-	aborted        bool            // the client did not get all of the response
-	headersSent    bool            // the client has the header of a stream
+	tenant         tenant
+	counted        bool // among the requests of tenant
+	finished       bool // it is not counted in flight any more
+	waiting        bool // the router counts it in the queue
+	aborted        bool // the client did not get all of the response
+	headersSent    bool // the client has the header of a stream
 	queueKeepalive queueKeepalive
 	inFlight       inFlightEntry // what operators see of it
 
@@ -49,8 +51,7 @@ type request struct {
 type input struct {
 	query   string // of the URL, without keys
 	body    []byte
-	owner   bodyOwner // of body
-	scratch *scratch  // nil: nothing was parsed
+	scratch *scratch // nil: nothing was parsed
 	stored  storedInput
 	request router.Request
 
@@ -117,9 +118,10 @@ func (r *request) admit() *apiError {
 		return apiErr
 	}
 	for _, step := range [...]func(*request) *apiError{
+		(*request).authenticate,
 		(*request).checkInFlightLimit,
 		(*request).checkQueryLength,
-		(*request).authenticateAndLimit,
+		(*request).acquireKeyLease,
 		(*request).checkContentEncoding,
 		(*request).applyRoutingHints,
 		(*request).checkInFlightLimit, // the priority is known now
@@ -148,7 +150,7 @@ func (r *request) finish() {
 	r.endTraceAndRecord()
 }
 
-// endInFlight ends what beginRequest and authenticate have begun. A second call does nothing.
+// endInFlight ends what beginRequest and admit have begun. A second call does nothing.
 func (r *request) endInFlight() {
 	if r.finished {
 		return
@@ -160,12 +162,15 @@ func (r *request) endInFlight() {
 		_ = r.client.conn.SetWriteDeadline(time.Time{})
 	}
 	r.lease.Release(r.promptTokens, r.completionTokens)
+	if r.counted {
+		r.proxy.tenants.endRequest(r.tenant)
+	}
 }
 
 // releaseInput frees the memory of the request's body and prompt.
 func (r *request) releaseInput() {
 	in := &r.input
-	r.proxy.bodies.releaseBuffer(in.body, in.owner)
+	r.proxy.bodies.releaseBuffer(in.body, r.tenant)
 	if in.scratch != nil {
 		in.scratch.responseStart.Reset()
 		if cap(in.scratch.blocks) > maxPooledBlocks {
@@ -193,15 +198,20 @@ func (r *request) sendError(e *apiError) {
 
 // readAndParseInput reads the body and parses it.
 func (r *request) readAndParseInput() *apiError {
-	var err error
+	limit := r.limitForPriority(int64(r.settings.InFlight))
+	err := r.proxy.tenants.beginUpload(r.tenant, r.proxy.inFlight.Load(), limit)
+	if err != nil {
+		return r.uploadShareError()
+	}
+	r.counted = true
 	upload := deadlineReader{
 		body: r.httpReq.Body, conn: &r.client.conn, rate: bodyRate{window: r.settings.BodyIdle},
 		startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled,
 	}
 	limits := bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)}
 	r.proxy.activity.beginUploadPhase(&r.inFlight)
-	r.input.owner = r.bodyOwner()
-	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, r.input.owner, limits)
+	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, r.tenant, limits)
+	r.proxy.tenants.endUpload(r.tenant)
 	cancelled := r.proxy.activity.endUploadPhase(&r.inFlight)
 	upload.clearReadDeadline()
 	if err != nil || cancelled {
@@ -213,12 +223,12 @@ func (r *request) readAndParseInput() *apiError {
 	return r.parseInput()
 }
 
-// bodyOwner returns whom the memory of the body is charged to.
-func (r *request) bodyOwner() bodyOwner {
+// tenantOf returns whom the request is charged to.
+func (r *request) tenantOf() tenant {
 	if r.account != nil {
-		return bodyOwner{key: r.account.Name}
+		return tenant{key: r.account.Name}
 	}
-	return bodyOwner{network: clientNetwork(r.clientAddress)}
+	return tenant{network: clientNetwork(r.clientAddress)}
 }
 
 // maxParsedBytes bounds the bodies that are parsed at a time, since each takes several times its size then. Those
@@ -291,10 +301,9 @@ func (r *request) bodyLimitError(err error) *apiError {
 			"the request body exceeds the limit of "+formatBytes(r.settings.BodyBytes)+" (limits.body_bytes)")
 	case err == errBodyMemory:
 		e.message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
-	case err == errBodyShare && r.account != nil:
-		e.message = "the request bodies of this API key in memory have reached its share, a quarter of limits.body_bytes_total; try again"
 	case err == errBodyShare:
-		e.message = "the request bodies of this client address in memory have reached its share, a quarter of limits.body_bytes_total; try again"
+		e.message = "the request bodies of this " + r.tenant.kind() + " in memory have reached its share while others send requests, " +
+			"a quarter of limits.body_bytes_total; try again when one of its requests has ended"
 	default:
 		return nil
 	}
@@ -419,9 +428,20 @@ func (r *request) checkInFlightLimit() *apiError {
 	if r.proxy.inFlight.Load() <= r.limitForPriority(int64(r.settings.InFlight)) {
 		return nil
 	}
-	e := unavailableError(codeTooManyRequests, "too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
+	r.proxy.tenants.recordRefusal(r.tenant)
+	return tooManyRequestsError("too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
+}
+
+func tooManyRequestsError(message string) *apiError {
+	e := unavailableError(codeTooManyRequests, message)
 	e.kind = "overloaded"
 	return e
+}
+
+// uploadShareError returns the error for a request beyond its tenant's share of those whose bodies are incomplete.
+func (r *request) uploadShareError() *apiError {
+	return tooManyRequestsError("too many requests of this " + r.tenant.kind() + " have an incomplete body: while others send requests, " +
+		"they may be a quarter of limits.in_flight; send each body at once, and try again")
 }
 
 func (r *request) checkQueryLength() *apiError {

@@ -27,10 +27,14 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 			x.endpoint = &endpoints[i]
 		}
 	}
-	if fault := x.authenticateAndLimit(); fault != nil {
+	if fault := x.authenticate(); fault != nil {
 		return router.Request{}, fault
 	}
-	defer x.lease.Release(0, 0)
+	defer func() {
+		if x.counted {
+			f.proxy.tenants.endRequest(x.tenant)
+		}
+	}()
 	fault := x.applyRoutingHints()
 	if fault == nil {
 		fault = x.readAndParseInput()

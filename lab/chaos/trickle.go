@@ -10,6 +10,10 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"warmroute/clock"
 )
 
 const (
@@ -51,24 +55,62 @@ func trickleBodies(ctx context.Context, r *rig) error {
 	return r.proxy.Reload(ctx, "ok", r.replicas)
 }
 
+const (
+	withheldConnections = 150
+	// The places are what these connections alone would use up. A quarter of them leaves one for each client.
+	withheldSettings = "limits: {in_flight: 80}"
+)
+
+// withholdBodies sends the headers of requests from another address, and no bodies, and repeats what is refused. No request
+// of the clients may fail.
+func withholdBodies(ctx context.Context, r *rig) error {
+	if err := r.proxy.Reload(ctx, "ok", r.replicas, withheldSettings, fmt.Sprintf("timeouts: {body_idle: %v}", trickleIdle)); err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	ends := map[int]int{}
+	sending, stop := context.WithCancel(ctx)
+	defer stop()
+	all, senders := errgroup.WithContext(sending)
+	for range withheldConnections {
+		all.Go(func() error {
+			for senders.Err() == nil {
+				status, err := r.withholdBody(senders)
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				ends[status]++ // 0 at the end
+				mu.Unlock()
+				clock.Sleep(senders, trickleInterval)
+			}
+			return nil
+		})
+	}
+	err := r.awaitResponses(ctx, 300)
+	stop()
+	if err := errors.Join(all.Wait(), err); err != nil {
+		return err
+	}
+	r.verdict.addMeasurement("requests without a body, by status: %v", ends)
+	r.verdict.require(ends[http.StatusServiceUnavailable] > 0, "requests without a body ended with %v by status, want some 503", ends)
+	return r.proxy.Reload(ctx, "ok", r.replicas)
+}
+
 // trickleBody sends the beginning of a body at once and then a byte at a time, until there is a
 // response.
 func (r *rig) trickleBody(ctx context.Context) (status int, err error) {
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(trickleAddress)}}
-	conn, err := dialer.DialContext(ctx, "tcp", strings.TrimPrefix(r.proxy.URL, "http://"))
+	conn, err := r.beginBody(ctx)
 	if err != nil {
 		return 0, err
 	}
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer conn.Close() // which ends a write
-	if err := conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
-		return 0, err
-	}
 	// Writes fail once the proxy has refused the body. Its response tells.
 	responded := make(chan struct{})
 	sending.Go(func() {
-		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n%s", trickleLength, strings.Repeat(" ", trickleBytes))
+		fmt.Fprint(conn, strings.Repeat(" ", trickleBytes))
 		for {
 			select {
 			case <-responded:
@@ -84,4 +126,34 @@ func (r *rig) trickleBody(ctx context.Context) (status int, err error) {
 		return 0, err
 	}
 	return resp.StatusCode, resp.Body.Close()
+}
+
+// beginBody sends the header of a request with a large body from another address.
+func (r *rig) beginBody(ctx context.Context) (conn net.Conn, err error) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(trickleAddress)}}
+	if conn, err = dialer.DialContext(ctx, "tcp", strings.TrimPrefix(r.proxy.URL, "http://")); err != nil {
+		return nil, err
+	}
+	if err := conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\nContent-Length: %d\r\n\r\n", trickleLength)
+	return conn, nil
+}
+
+// withholdBody sends the header of a request and waits for a response. The status is 0 if ctx ends first.
+func (r *rig) withholdBody(ctx context.Context) (status int, err error) {
+	conn, err := r.beginBody(ctx)
+	if err == nil {
+		defer conn.Close()
+		defer context.AfterFunc(ctx, func() { conn.Close() })()
+		var resp *http.Response
+		if resp, err = http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
+			return resp.StatusCode, resp.Body.Close()
+		}
+	}
+	if ctx.Err() != nil {
+		return 0, nil
+	}
+	return 0, err
 }
