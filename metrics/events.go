@@ -68,7 +68,8 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		RegistrationRefusedAddress, RegistrationRefusedOrigin, RegistrationRefusedURL)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover, RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
+		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover,
+		RetryStatus(429), RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
 

@@ -31,7 +31,7 @@ type failure struct {
 	err           error
 	isFree        bool // does not count towards the limit: nothing was sent, or no engine was asked
 	noRetry       bool // no other backend may be asked
-	queueFull     bool // the replica refused the request with a 503
+	queueFull     bool // the replica refused the request, perhaps as its queue is full
 	suspectsCrash bool // the replica may have crashed by the request
 	shuttingDown  bool // the replica shuts down or scales in good order, and has dropped the request
 	sameBackend   bool // it was about the handover of a split request: the same backend may be asked again

@@ -204,6 +204,9 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 	if err == nil && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, body) {
 		return a.recordMissingEndpoint(resp, body)
 	}
+	if f := a.checkQueueFull(resp, body); f != nil {
+		return f
+	}
 	a.sendError(replicaError(resp.StatusCode, body))
 	return nil
 }
@@ -215,10 +218,7 @@ func replicaError(status int, body []byte) *apiError {
 	}
 	e := newError(status, codeReplicaFailed, "the replica responded: "+http.StatusText(status))
 	e.kind = "bad_gateway"
-	object := gjson.ParseBytes(body)
-	if inner := object.Get("error"); inner.IsObject() {
-		object = inner
-	}
+	object := vllm.ErrorObject(body)
 	if message := object.Get("message"); message.Type == gjson.String {
 		e.message, e.fromReplica = message.Str, true
 	}

@@ -137,6 +137,9 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	if a.isRankRefused(resp, buf.Bytes()) {
 		return a.recordRefusedRank()
 	}
+	if f := a.checkQueueFull(resp, buf.Bytes()); f != nil {
+		return f
+	}
 	if a.isResponseLost(resp.StatusCode, buf.Bytes()) {
 		a.sendLostResponse()
 		return nil
@@ -263,11 +266,7 @@ func (r *tailReader) Read(p []byte) (n int, err error) {
 
 // readErrorResponse reads a response with a status that another backend may better.
 func (a *attempt) readErrorResponse(resp *http.Response) *failure {
-	f := &failure{
-		reason: metrics.RetryStatus(resp.StatusCode), status: resp.StatusCode, header: resp.Header,
-		err:       fmt.Errorf("replica responded with status %d", resp.StatusCode), // its message may quote the prompt
-		queueFull: resp.StatusCode == http.StatusServiceUnavailable,
-	}
+	f := newStatusFailure(resp)
 	switch body, err := a.readErrorBody(resp); {
 	case err == nil:
 		f.body, f.charged = body, int64(len(body))
@@ -276,14 +275,42 @@ func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	default:
 		return a.classifyOrEndRequest(err)
 	}
-	if vllm.IsScalingError(f.status, f.body) {
-		f.reason, f.err, f.queueFull = metrics.RetryScaling, errScaling, false
+	f.setMeaning(f.body)
+	return f
+}
+
+// newStatusFailure returns the failure that a response is by its status, without its body.
+func newStatusFailure(resp *http.Response) *failure {
+	return &failure{
+		reason: metrics.RetryStatus(resp.StatusCode), status: resp.StatusCode, header: resp.Header,
+		err: fmt.Errorf("replica responded with status %d", resp.StatusCode), // its message may quote the prompt
+	}
+}
+
+// setMeaning sets what a failure means, from the replica's error, whose status f has.
+func (f *failure) setMeaning(replicaError []byte) {
+	switch vllm.ClassifyError(f.status, replicaError) {
+	case vllm.ErrorQueueFull:
+		f.queueFull = true
+	case vllm.ErrorShutdown:
+		f.shuttingDown, f.isFree = true, true
+	case vllm.ErrorScaling:
+		f.reason, f.err = metrics.RetryScaling, errScaling
 		f.shuttingDown, f.isFree = true, true // like one that finishes what it has
+	case vllm.ErrorOfEngine:
+		f.suspectsCrash = true
 	}
-	if resp.StatusCode == http.StatusInternalServerError {
-		f.shuttingDown = vllm.IsShutdownError(f.body)
-		f.isFree, f.suspectsCrash = f.shuttingDown, !f.shuttingDown
+}
+
+// checkQueueFull returns the failure of a response with a 429 that says that the replica's queue is full, else nil: any other 429 is
+// the client's own. It copies the body.
+func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *failure {
+	if resp.StatusCode != http.StatusTooManyRequests || vllm.ClassifyError(resp.StatusCode, body) != vllm.ErrorQueueFull {
+		return nil
 	}
+	f := newStatusFailure(resp)
+	f.setMeaning(body)
+	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))
 	return f
 }
 

@@ -420,6 +420,7 @@ func TestDecodeLegFails(t *testing.T) {
 		}, nil, "d0"},
 		"502":                               {askStream, say(answered("502 Bad Gateway", `{}`)), nil, "d0"},
 		"full":                              {askWhole, say(answered("503 Service Unavailable", `{}`)), nil, "d1"},
+		"full, in the stream":               {askStream, say(streamed(role, refusals[0].event)), nil, "d1"},
 		"reset before the header":           {askStream, reset, nil, "d1"},
 		"reset before the first token":      {askStream, func(s *session) { s.say(sseHead); s.reset() }, nil, "d1"},
 		"reset after the role":              {askStream, func(s *session) { s.say(sseHead, chunk(role)); time.Sleep(4 * roleEventDelay); s.reset() }, nil, "d1"},

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"net/http"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -455,10 +454,4 @@ func (s *eventScanner) completionTokens() int {
 }
 
 // errorEventStatus returns the HTTP status that the error event stands for.
-func (s *eventScanner) errorEventStatus() int {
-	code := gjson.GetBytes(s.errorEvent, "error.code").Int()
-	if code < 400 || code > 599 {
-		code = http.StatusInternalServerError
-	}
-	return int(code)
-}
+func (s *eventScanner) errorEventStatus() int { return vllm.ErrorEventStatus(s.errorEvent) }

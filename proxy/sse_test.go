@@ -69,7 +69,7 @@ func TestEventScanner(t *testing.T) {
 		{"response fails after content", responsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" + `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
 		{"message begins", messagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: tokenUsage{true, false, 7, 0, 0}}},
 		{"message", messagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: tokenUsage{true, true, 0, 4, 2}}},
-		{"message fails", messagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 500}},
+		{"message fails", messagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 503}},
 		{"message ends", messagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
 		{"message is aborted", messagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, aborted: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
 		{"message of no token", messagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: tokenUsage{known: true}}},

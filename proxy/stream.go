@@ -165,23 +165,27 @@ func (s *streamRelay) checkBeginning() *failure {
 	return s.classifyOrEndRequest(s.readErr)
 }
 
-// checkErrorEvent is checkBeginning for a stream that began with an error event.
+// checkErrorEvent is checkBeginning for a stream that began with an error event. It means what a response with its status does.
 func (s *streamRelay) checkErrorEvent() *failure {
 	status, body := s.events.errorEventStatus(), s.events.errorEvent
 	switch {
 	case s.quotesHandover(status, body, true):
 		return s.newQuoteFailure(status)
-	case status < 500:
+	case s.isOfRequest(status, body):
 		return nil
 	}
-	shutdown := vllm.IsShutdownError(body)
 	f := &failure{
-		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"),
-		status: status, header: jsonHeader(),
-		shuttingDown: shutdown, isFree: shutdown, suspectsCrash: !shutdown,
+		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, header: jsonHeader(),
 	}
+	f.setMeaning(body)
 	f.keepBody(&s.proxy.buffers, s.endpoint, body)
 	return f
+}
+
+// isOfRequest reports whether an error event says nothing about the replica: any would send it, or it is a part of the stored
+// response that the client requests.
+func (s *streamRelay) isOfRequest(status int, event []byte) bool {
+	return s.endpoint.format == storedFormat || vllm.ClassifyError(status, event) == vllm.ErrorOfRequest
 }
 
 // sendBeginning sends the header and what came before the commit.
@@ -301,7 +305,7 @@ func (s *streamRelay) finish() {
 		// Many clients close at [DONE], without waiting for the body's end.
 		if e.errorEvent == nil {
 			s.result.End = router.Completed
-		} else if status := e.errorEventStatus(); status >= 500 {
+		} else if status := e.errorEventStatus(); !s.isOfRequest(status, e.errorEvent) {
 			s.recordTruncated(status, errors.New("error event after content"))
 		}
 	case s.writeErr != nil || s.isDisconnected():

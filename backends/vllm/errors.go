@@ -4,27 +4,148 @@ import (
 	"bytes"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tidwall/gjson"
 )
+
+// ErrorMeaning is what an error of a server says about the server and the request.
+type ErrorMeaning int
+
+const (
+	// ErrorOfRequest is about the request itself: any server would send it.
+	ErrorOfRequest ErrorMeaning = iota
+	// ErrorQueueFull means that the server takes no more requests for now.
+	ErrorQueueFull
+	// ErrorShutdown means that the server is shutting down: no engine has seen the request.
+	ErrorShutdown
+	// ErrorScaling means that the server is changing the number of its engines: no engine has seen the request.
+	ErrorScaling
+	// ErrorOfEngine means that the engine failed, perhaps by the request.
+	ErrorOfEngine
+	// ErrorOfGateway means that a proxy in front of the server did not get its response.
+	ErrorOfGateway
+)
+
+// ClassifyError returns what an error means, by its status and its body. It is the same whether the error came as an HTTP response
+// or as an event of a stream, which stands for the status that ErrorEventStatus returns.
+func ClassifyError(status int, body []byte) ErrorMeaning {
+	switch {
+	case IsScalingError(status, body):
+		return ErrorScaling
+	case status == http.StatusTooManyRequests && hasQueueFullMessage(body) && ErrorObject(body).Get("type").Str == http.StatusText(status):
+		return ErrorQueueFull
+	case status == http.StatusInternalServerError || status == http.StatusServiceUnavailable:
+		switch {
+		case hasMessage(body, shutdownMessages[:]):
+			return ErrorShutdown
+		case status == http.StatusServiceUnavailable || hasQueueFullMessage(body):
+			return ErrorQueueFull
+		}
+		return ErrorOfEngine
+	case status == http.StatusBadGateway || status == http.StatusGatewayTimeout:
+		return ErrorOfGateway
+	}
+	return ErrorOfRequest
+}
 
 // shutdownMessages are the beginnings of the messages with which vLLM refuses new
 // requests while it finishes those it has (--shutdown-timeout) and still passes
 // its checks: of its thread pools, and of its engine.
 var shutdownMessages = [...]string{"cannot schedule new futures after ", "Server shutting down"}
 
-// IsShutdownError reports whether body is the error of a server that is shutting
-// down: no engine has seen the request. Only the beginning of its message counts,
-// since an error may quote its request.
-func IsShutdownError(body []byte) bool {
+// queueFullMessages are the beginnings of the messages with which vLLM refuses new requests
+// because of --max-num-queued-reqs and --max-num-queued-tokens.
+var queueFullMessages = [...]string{
+	"The engine is currently busy and cannot accept new requests.", "The engine has reached its prefill token backlog limit.",
+}
+
+func hasQueueFullMessage(body []byte) bool { return hasMessage(body, queueFullMessages[:]) }
+
+// hasMessage reports whether body is an error whose message begins with one of these. Only its beginning counts, since an error may
+// quote its request.
+func hasMessage(body []byte, beginnings []string) bool {
 	if !gjson.ValidBytes(body) { // gjson finds objects in any text
 		return false
 	}
-	message := gjson.GetBytes(body, "error.message")
-	return message.Type == gjson.String && slices.ContainsFunc(shutdownMessages[:], func(start string) bool {
-		return strings.HasPrefix(message.Str, start)
-	})
+	e := ErrorObject(body)
+	isInner := e.Index > 0
+	if message := e.Get("message"); isInner || e.Get("type").Str == "error" || e.Get("object").Str == "error" {
+		return message.Type == gjson.String && slices.ContainsFunc(beginnings, func(start string) bool {
+			return strings.HasPrefix(message.Str, start)
+		})
+	}
+	return false
+}
+
+// ErrorObject returns the object with the message, type and code of an error, whether it is the body of a response or an event
+// of a stream, in any dialect.
+func ErrorObject(body []byte) gjson.Result {
+	all := gjson.ParseBytes(body)
+	for _, path := range [...]string{"error", "response.error"} {
+		if object := all.Get(path); object.IsObject() {
+			return object
+		}
+	}
+	return all
+}
+
+// errorNames are the statuses of errors that have a name in place of a code: the types of Anthropic's and vLLM's errors, and the
+// codes of OpenAI's responses that failed.
+var errorNames = map[string]int{
+	"overloaded_error":        http.StatusServiceUnavailable,
+	"ServiceUnavailableError": http.StatusServiceUnavailable,
+	"timeout_error":           http.StatusGatewayTimeout,
+	"rate_limit_error":        http.StatusTooManyRequests,
+	"rate_limit_exceeded":     http.StatusTooManyRequests,
+	"request_too_large":       http.StatusRequestEntityTooLarge,
+	"not_found_error":         http.StatusNotFound,
+	"NotFoundError":           http.StatusNotFound,
+	"permission_error":        http.StatusForbidden,
+	"authentication_error":    http.StatusUnauthorized,
+	"invalid_request_error":   http.StatusBadRequest,
+	"BadRequestError":         http.StatusBadRequest,
+	"context_length_exceeded": http.StatusBadRequest,
+	"invalid_prompt":          http.StatusBadRequest,
+}
+
+// ErrorEventStatus returns the HTTP status that an error event of a stream stands for: 500 if it names none.
+func ErrorEventStatus(event []byte) int {
+	if IsScalingError(http.StatusServiceUnavailable, event) {
+		return http.StatusServiceUnavailable
+	}
+	e := ErrorObject(event)
+	for _, code := range [...]int64{e.Get("code").Int(), quotedErrorCode(e.Get("message").Str)} {
+		if code >= 400 && code <= 599 {
+			return int(code)
+		}
+	}
+	for _, name := range [...]string{e.Get("code").Str, e.Get("type").Str} {
+		if status, ok := errorNames[name]; ok {
+			return status
+		}
+		if strings.Contains(name, "image") { // vLLM's own error names have none
+			return http.StatusBadRequest
+		}
+	}
+	return http.StatusInternalServerError
+}
+
+// quotedErrorCode returns the code of the error of a chat that the message of an error on /v1/messages quotes, else 0. vLLM makes
+// its messages from the events of a chat, and reports an error among them as an event that it cannot read:
+//
+//	2 validation errors for ChatCompletionStreamResponse … input_value={'error': {'message': 'Th...am': None, 'code': 503}}, input_type=dict] …
+func quotedErrorCode(message string) int64 {
+	count, rest, found := strings.Cut(message, " validation error")
+	if _, err := strconv.Atoi(count); !found || err != nil || !strings.Contains(rest, "for ChatCompletionStreamResponse") {
+		return 0
+	}
+	_, rest, _ = strings.Cut(rest, " input_value={'error': {")
+	_, code, _ := strings.Cut(rest, "'code': ")
+	code, _, _ = strings.Cut(code, "}")
+	status, _ := strconv.ParseInt(code, 10, 64) // 0 if there is none
+	return status
 }
 
 // scalingMessages are parts of the errors with which a server with elastic expert parallelism refuses all requests but

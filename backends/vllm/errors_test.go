@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -11,22 +12,105 @@ func errorJSON(message string) string {
 	return `{"error":{"message":` + strconv.Quote(message) + `,"type":"InternalServerError","code":500}}`
 }
 
-func TestIsShutdownError(t *testing.T) {
+// messagesEvent is the error event of /v1/messages that vLLM 0.32 makes of an error event of a chat.
+func messagesEvent(quoted string) string {
+	invalid := `[type=missing, input_value=` + quoted + `, input_type=dict]` + "\n    For further information visit https://errors.pydantic.dev/2.14/v/missing"
+	return `{"type":"error","error":{"type":"internal_error","message":` +
+		strconv.Quote("2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required "+invalid+"\nchoices\n  Field required "+invalid) + `}}`
+}
+
+// TestErrorMeaning has the errors of vLLM, SGLang and gateways as the body of an HTTP response and, where the status is 0, as an event.
+func TestErrorMeaning(t *testing.T) {
+	const (
+		busy    = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+		backlog = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
+		scaling = `{"error":"The model is currently scaling. Please try again later."}`
+		retired = `{"error": "This engine (rank 3) has been retired and is awaiting shutdown."}`
+		failed  = `{"type":"response.failed","response":{"status":"failed","error":{"code":"%","message":"m"}}}`
+	)
+	refused := func(message, kind string, status int) string {
+		return fmt.Sprintf(`{"error":{"message":%q,"type":%q,"param":null,"code":%d}}`, message, kind, status)
+	}
 	for _, c := range []struct {
-		body string
-		want bool
+		status int
+		body   string
+		want   ErrorMeaning
 	}{
-		{errorJSON("cannot schedule new futures after shutdown"), true},
-		{errorJSON("cannot schedule new futures after interpreter shutdown"), true},
-		{errorJSON("Server shutting down"), true},
-		{`{"type":"error","error":{"type":"internal_error","message":"cannot schedule new futures after shutdown"}}`, true},
-		{errorJSON("EngineCore encountered an issue. See stack trace (above) for the root cause."), false},
-		{errorJSON(""), false},
-		{`{"error":"cannot schedule new futures after shutdown"}`, false},
-		{"", false},
+		// vLLM 0.32: --max-num-queued-reqs, --max-num-queued-tokens.
+		{503, refused(busy, "Service Unavailable", 503), ErrorQueueFull},
+		{0, refused(busy, "Service Unavailable", 503), ErrorQueueFull},
+		{0, refused(backlog, "Service Unavailable", 503), ErrorQueueFull},
+		{503, `{"type":"error","error":{"type":"Service Unavailable","message":"` + busy + `"}}`, ErrorQueueFull},
+		{0, messagesEvent(`{'error': {'message': 'Th...am': None, 'code': 503}}`), ErrorQueueFull},
+		{0, `{"type":"error","error":{"type":"internal_error","message":"` + busy + `"}}`, ErrorQueueFull},
+		{0, refused("Request failed; please retry", "ServiceUnavailableError", 503), ErrorQueueFull},
+		// SGLang.
+		{0, `{"error": {"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","param":null,"code":503}}`, ErrorQueueFull},
+		{0, `{"type":"error","error":{"type":"overloaded_error","message":"m"}}`, ErrorQueueFull},
+		{0, `{"type":"error","code":"503","message":"m","sequence_number":2}`, ErrorQueueFull},
+		{503, "", ErrorQueueFull},
+		{503, "no healthy upstream", ErrorQueueFull},
+		// A refusal with a 429, which vllm-project/vllm pull 49330 proposes, has the status as its type, as any that vLLM 0.32 sends before
+		// the engine gets a request.
+		{429, refused(busy, "Too Many Requests", 429), ErrorQueueFull},
+		{0, refused(backlog, "Too Many Requests", 429), ErrorQueueFull},
+		{429, refused(busy, "rate_limit_error", 429), ErrorOfRequest},
+		{429, refused("Rate limit reached for given tier.", "Too Many Requests", 429), ErrorOfRequest},
+		{429, refused("Why: "+busy, "Too Many Requests", 429), ErrorOfRequest},
+		{0, refused("slow down", "Too Many Requests", 429), ErrorOfRequest},
+		{0, `{"type":"error","error":{"type":"rate_limit_error","message":"m"}}`, ErrorOfRequest},
+		{429, "slow down", ErrorOfRequest},
+
+		{500, errorJSON("cannot schedule new futures after shutdown"), ErrorShutdown},
+		{0, errorJSON("cannot schedule new futures after interpreter shutdown"), ErrorShutdown},
+		{0, errorJSON("Server shutting down"), ErrorShutdown},
+		{503, errorJSON("Server shutting down"), ErrorShutdown},
+		{0, `{"type":"error","error":{"type":"internal_error","message":"cannot schedule new futures after shutdown"}}`, ErrorShutdown},
+		{0, `{"type":"response.failed","response":{"error":{"code":"server_error","message":"Server shutting down"}}}`, ErrorShutdown},
+		{400, errorJSON("Server shutting down"), ErrorOfRequest},
+		{0, `{"type":"error","code":null,"message":"Server shutting down","sequence_number":0}`, ErrorShutdown},
+		{500, `{"message":"Server shutting down"}`, ErrorOfEngine},
+		{500, `x ` + errorJSON("Server shutting down"), ErrorOfEngine},
+
+		{503, scaling, ErrorScaling},
+		{0, scaling, ErrorScaling},
+		{0, retired, ErrorScaling},
+		{0, errorJSON("The model is currently scaling."), ErrorOfEngine},
+
+		{500, errorJSON("EngineCore encountered an issue. See stack trace (above) for the root cause."), ErrorOfEngine},
+		{0, errorJSON("EngineCore encountered an issue. See stack trace (above) for the root cause."), ErrorOfEngine},
+		{0, messagesEvent(`{'error': {'message': 'En...am': None, 'code': 500}}`), ErrorOfEngine},
+		{0, `{"error":{"message":"m"}}`, ErrorOfEngine},
+		{0, `{"error":{"message":"m","code":"7"}}`, ErrorOfEngine},
+		{0, `{"error":"cannot schedule new futures after shutdown"}`, ErrorOfEngine},
+		{0, `{"type":"error","error":{"type":"api_error","message":"m"}}`, ErrorOfEngine},
+		{0, `{"type":"error","code":null,"message":"m"}`, ErrorOfEngine},
+		{0, strings.Replace(failed, "%", "server_error", 1), ErrorOfEngine},
+		{0, strings.Replace(failed, "%", "vector_store_timeout", 1), ErrorOfEngine},
+		{0, `{"type":"response.failed","response":{"error":null}}`, ErrorOfEngine},
+		{500, "", ErrorOfEngine},
+
+		{502, "", ErrorOfGateway},
+		{504, "", ErrorOfGateway},
+		{0, `{"error":{"message":"m","code":502}}`, ErrorOfGateway},
+		{0, `{"type":"error","error":{"type":"timeout_error","message":"m"}}`, ErrorOfGateway},
+
+		{400, errorJSON("m"), ErrorOfRequest},
+		{0, `{"error":{"message":"This model's maximum context length is 8 tokens.","type":"BadRequestError","code":400}}`, ErrorOfRequest},
+		{0, messagesEvent(`{'error': {'message': 'Th...en': None, 'code': 400}}`), ErrorOfRequest},
+		{0, `{"type":"error","error":{"type":"invalid_request_error","message":"m"}}`, ErrorOfRequest},
+		{0, strings.Replace(failed, "%", "invalid_prompt", 1), ErrorOfRequest},
+		{0, strings.Replace(failed, "%", "rate_limit_exceeded", 1), ErrorOfRequest},
+		{0, strings.Replace(failed, "%", "unsupported_image_media_type", 1), ErrorOfRequest},
+		{501, "", ErrorOfRequest},
+		{0, `{"error":{"message":"m","code":501}}`, ErrorOfRequest},
 	} {
-		if got := IsShutdownError([]byte(c.body)); got != c.want {
-			t.Errorf("%s: %v, want %v", c.body, got, c.want)
+		status := c.status
+		if status == 0 {
+			status = ErrorEventStatus([]byte(c.body))
+		}
+		if got := ClassifyError(status, []byte(c.body)); got != c.want {
+			t.Errorf("%d (%d) %s: %v, want %v", c.status, status, c.body, got, c.want)
 		}
 	}
 }

@@ -392,3 +392,18 @@ func FuzzParseVersion(f *testing.F) {
 		}
 	})
 }
+
+// FuzzErrorEvent checks that every event stands for the status of an error.
+func FuzzErrorEvent(f *testing.F) {
+	f.Add([]byte(messagesEvent(`{'error': {'message': 'Th...am': None, 'code': 503}}`)))
+	f.Add([]byte(`{"type":"response.failed","response":{"error":{"code":"server_error"}}}`))
+	f.Add([]byte(`{"error":"The model is currently scaling. Please try again later."}`))
+	f.Add([]byte(`{"error":{"code":1e300}}`))
+	f.Fuzz(func(t *testing.T, event []byte) {
+		status := ErrorEventStatus(event)
+		if status < 400 || status > 599 {
+			t.Fatalf("%q stands for %d", event, status)
+		}
+		ClassifyError(status, event)
+	})
+}

@@ -53,6 +53,7 @@ var scenarios = []scenario{
 	{name: "500", about: "one replica responds with 500 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
 	{name: "503", about: "one replica responds with 503 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
 	{name: "503-all", about: "all replicas respond with 503 for 3 s: it is relayed, and retries stay within their budget", allowed: allowStatuses(503), act: respond503FromAll},
+	{name: "full", about: "two replicas, and then all of them by turns, are full and refuse streams by an error event, others by a 503: no request fails, and none counts as a crash", act: refuseInStreams},
 	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: allowStatuses(429), act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
 	{name: "metrics-gone", about: "/metrics of all replicas is 404", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
 	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
@@ -250,6 +251,35 @@ func respond503FromAll(ctx context.Context, r *rig) error {
 	asked := float64(r.verdict.endedRequestCount() + maxUncountedRequests)
 	budget := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
 	r.verdict.require(retried <= budget, "%v retries while all replicas responded with 503, the budget allows %.0f", retried, budget)
+	return nil
+}
+
+// refuseInStreams makes two replicas refuse all requests, and then all replicas those beyond a number that
+// leaves the fleet room for all clients, but hardly more.
+func refuseInStreams(ctx context.Context, r *rig) error {
+	before, err := r.proxy.ReadMetrics(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.faultAndAwaitTraffic(ctx, 3*time.Second, sim.Fault{Kind: sim.QueueFull}, r.replicas[:2]...); err != nil {
+		return err
+	}
+	limit := r.load.number/len(r.replicas) + 1
+	if err := r.faultAndAwaitTraffic(ctx, 4*time.Second, sim.Fault{Kind: sim.QueueFull, Limit: limit}, r.replicas...); err != nil {
+		return err
+	}
+	after, err := r.proxy.ReadMetrics(ctx)
+	if err != nil {
+		return err
+	}
+	added := func(metric string, labels ...string) float64 {
+		return after.Sum(metric, labels...) - before.Sum(metric, labels...)
+	}
+	refused := added("warmroute_retries_total", "reason", "error_event")
+	r.verdict.addMeasurement("%.0f refused streams were sent again", refused)
+	r.verdict.require(refused > 0, "no stream was refused")
+	opened := added("warmroute_backend_breaker_opens_total")
+	r.verdict.require(opened == 0, "%.0f breakers were opened by replicas that were full", opened)
 	return nil
 }
 

@@ -40,8 +40,8 @@ with Llama 3.1 8B.
 POST /sim/fault injects a fault, for example:
   curl http://127.0.0.1:8000/sim/fault -d '{"kind":"die","chunks":3}'
 Kinds: refuse, hang, reset, reset-late, reset-at-work (delay), die (chunks),
-surplus, abort-each (chunks), status (status), hold (delay), slow (factor),
-freeze, metrics-gone, metrics-garbled, metrics-huge, close-idle, drain,
+surplus, abort-each (chunks), status (status), queue-full (limit), hold (delay),
+slow (factor), freeze, metrics-gone, metrics-garbled, metrics-huge, close-idle, drain,
 events-lost (every), events-garbled, replay-silent, transfer-fail, restart, abort, fail, clear.
 "requests" and "seconds" limit most of them.
 

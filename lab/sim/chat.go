@@ -253,8 +253,8 @@ func (f *chatFormat) appendStreamEnd(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *chatFormat) appendFailure(b []byte, message string) []byte {
-	return appendErrorEvent(b, message)
+func (f *chatFormat) appendFailure(b []byte, e apiError) []byte {
+	return appendErrorEvent(b, e)
 }
 
 func (f *chatFormat) fullResponse() []byte {

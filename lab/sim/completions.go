@@ -160,8 +160,8 @@ func (f *completionFormat) appendStreamEnd(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *completionFormat) appendFailure(b []byte, message string) []byte {
-	return appendErrorEvent(b, message)
+func (f *completionFormat) appendFailure(b []byte, e apiError) []byte {
+	return appendErrorEvent(b, e)
 }
 
 func (f *completionFormat) fullResponse() []byte {

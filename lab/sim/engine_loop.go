@@ -116,6 +116,9 @@ func (s *Server) submitAll(sequences []*sequence, pinned int) error {
 	if s.faults.isActive(Drain) {
 		return errDraining
 	}
+	if f, ok := s.faults.matchAndCount(true, QueueFull); ok && s.countLiveLocked() >= f.Limit {
+		return errQueueFull
+	}
 	if f, ok := s.faults.matchAndCount(true, AbortEach); ok {
 		if f.Chunks == 0 {
 			for _, q := range sequences {
@@ -149,6 +152,14 @@ func (s *Server) submitAll(sequences []*sequence, pinned int) error {
 		q.rank.wakeEngine()
 	}
 	return nil
+}
+
+// countLiveLocked returns how many sequences the engines have not finished. It requires engineMu.
+func (s *Server) countLiveLocked() (n int) {
+	for _, r := range s.ranks {
+		n += len(r.live)
+	}
+	return n
 }
 
 // wakeEngine wakes runEngine if it waits for work.

@@ -22,6 +22,7 @@ const (
 	Surplus        FaultKind = "surplus"         // on a connection that carried a request before, that one's response is sent once more before the response
 	AbortEach      FaultKind = "abort-each"      // the engine aborts each request after Chunks output tokens, with 0 before the first
 	Status         FaultKind = "status"          // requests get Status
+	QueueFull      FaultKind = "queue-full"      // with Limit sequences running or waiting, further requests are refused: streams after their 200, by an error event, others with a 503
 	Hold           FaultKind = "hold"            // the first output is delayed by Delay
 	Slow           FaultKind = "slow"            // the engine takes Factor times as long
 	Freeze         FaultKind = "freeze"          // the engine takes no step; the server accepts requests and serves /health and /metrics
@@ -60,6 +61,7 @@ type Fault struct {
 	Factor float64 `json:"factor"` // Slow
 	Delay  float64 `json:"delay"`  // Hold and ResetAtWork, in seconds
 	Every  int     `json:"every"`  // EventsLost
+	Limit  int     `json:"limit"`  // QueueFull
 }
 
 func (f Fault) validate() error {
@@ -72,6 +74,10 @@ func (f Fault) validate() error {
 	case Die, AbortEach:
 		if f.Chunks < 0 {
 			return fmt.Errorf("fault %q needs chunks of 0 or more", f.Kind)
+		}
+	case QueueFull:
+		if f.Limit < 0 {
+			return fmt.Errorf("fault %q needs a limit of 0 or more", f.Kind)
 		}
 	case Status:
 		if f.Status < 400 || f.Status > 599 {

@@ -248,6 +248,32 @@ func TestDrainLetsRequestsFinish(t *testing.T) {
 	}
 }
 
+// A full replica refuses a stream after its status, as vLLM does where other requests have come between its two checks.
+func TestQueueFull(t *testing.T) {
+	s := start(t, Config{})
+	set(t, s, Fault{Kind: QueueFull, Limit: 1})
+	resp, err := send(t, t.Context(), s, long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the request is in the engine", s.hasLiveRequests)
+	for path, want := range map[string]string{
+		"/v1/chat/completions": `data: {"error": {"message": "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.", ` +
+			`"type": "Service Unavailable", "param": null, "code": 503}}` + "\n\ndata: [DONE]\n\n",
+		"/v1/messages": "event: error\n" + `data: {"type":"error","error":{"type":"internal_error","message":"2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'Th...am': None, 'code': 503}}, input_type=dict]`,
+	} {
+		if status, body := post(t, s, path, `{"model":"sim","messages":[{"role":"user","content":"Hi"}],"max_tokens":2,"stream":true}`); status != http.StatusOK || !strings.HasPrefix(body, want) {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+	if status, body := post(t, s, "/v1/chat/completions", short); status != http.StatusServiceUnavailable || !strings.Contains(body, "currently busy") {
+		t.Errorf("not streamed: %d %s", status, body)
+	}
+	resp.Body.Close()
+	until(t, "the request is aborted", func() bool { return !s.hasLiveRequests() })
+	ask(t, s, short)
+}
+
 func TestHold(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	set(t, s, Fault{Kind: Hold, Delay: 0.1, Requests: 1})
@@ -393,6 +419,7 @@ func TestFaultsOverHTTP(t *testing.T) {
 		`{"kind":"slow"}`:                             400,
 		`{"kind":"hold"}`:                             400,
 		`{"kind":"refuse","requests":3}`:              400,
+		`{"kind":"queue-full","limit":-1}`:            400,
 		`{"kind":"freeze","requests":3}`:              400,
 		`{"kind":"hang","chunk":1}`:                   400,
 	} {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -178,7 +179,7 @@ type format interface {
 	appendStreamEnd(b []byte) []byte
 	// appendFailure appends the end of a stream that fails; nothing if the connection is
 	// closed.
-	appendFailure(b []byte, message string) []byte
+	appendFailure(b []byte, e apiError) []byte
 	// complete returns the response of a request that does not stream.
 	fullResponse() []byte
 }
@@ -204,6 +205,11 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 	}
 	if err != nil {
 		s.releaseRemote(r, &sequences[0].transferParams)
+		if stream && errors.Is(err, errQueueFull) { // as where the check before the status line has let the request pass
+			writeStreamHeader(w)
+			writeStreamFailure(w, f.appendBeforePrefill(nil), f, errQueueFull)
+			return
+		}
 		writeError(w, err)
 		return
 	}
@@ -215,8 +221,7 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 	}
 	if stream {
 		// vLLM sends status and headers before the engine gets the prompt.
-		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-		w.WriteHeader(http.StatusOK)
+		writeStreamHeader(w)
 		_, _ = w.Write(f.appendBeforePrefill(nil))
 		_ = http.NewResponseController(w).Flush()
 	}
@@ -252,6 +257,20 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, stream bool, s
 		panic(http.ErrAbortHandler)
 	}
 	writeJSON(w, http.StatusOK, f.fullResponse())
+}
+
+func writeStreamHeader(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	w.WriteHeader(http.StatusOK)
+}
+
+// writeStreamFailure writes what is left of a stream that fails: rest, and an error event if the format has one.
+func writeStreamFailure(w http.ResponseWriter, rest []byte, f format, e apiError) {
+	event := f.appendFailure(nil, e)
+	if len(event) == 0 {
+		panic(http.ErrAbortHandler)
+	}
+	_, _ = w.Write(append(rest, event...))
 }
 
 // sleepForHoldFault waits for the delay of the fault Hold, if it is active.
@@ -305,15 +324,11 @@ func (s *Server) writeStream(w http.ResponseWriter, r *http.Request, wake <-chan
 			}
 			if end == engineFailed || end == transferFailed {
 				b = b[:0]
-				message := engineDead
+				cause := errEngineDead
 				if end == transferFailed {
-					b, message = f.appendBeforeFirstToken(b), errTransferFailed.Error()
+					b, cause = f.appendBeforeFirstToken(b), errTransferFailed
 				}
-				event := f.appendFailure(nil, message)
-				if len(event) == 0 {
-					panic(http.ErrAbortHandler)
-				}
-				_, _ = w.Write(append(b, event...))
+				writeStreamFailure(w, b, f, asAPIError(cause))
 				return
 			}
 			if finished[i] || tokens == sent[i] && end == running {

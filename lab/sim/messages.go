@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 
@@ -172,7 +173,11 @@ func (f *messageFormat) usageJSON() string {
 		`,"cache_creation_input_tokens":` + strconv.Itoa(u.created) + `,"cache_read_input_tokens":` + strconv.Itoa(u.cached) + `}`
 }
 
-func (f *messageFormat) appendFailure(b []byte, message string) []byte {
+// appendFailure appends the error event that vLLM 0.32 makes of that of a chat, which it takes for an invalid chunk.
+func (f *messageFormat) appendFailure(b []byte, e apiError) []byte {
+	const link = "input_type=dict]\n    For further information visit https://errors.pydantic.dev/2.14/v/missing"
+	invalid := fmt.Sprintf("Field required [type=missing, input_value={'error': {'message': '%.2s...am': None, 'code': %d}}, %s", e.message, e.status, link)
+	message := "2 validation errors for ChatCompletionStreamResponse\nmodel\n  " + invalid + "\nchoices\n  " + invalid
 	return appendEvent(b, "error", `,"error":{"type":"internal_error","message":`+string(appendQuoted(nil, message))+`}`)
 }
 

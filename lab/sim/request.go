@@ -149,12 +149,18 @@ func (e apiError) body() []byte {
 	return append(b, "}}"...)
 }
 
-// writeError responds with err: a 500 unless it is an apiError.
-func writeError(w http.ResponseWriter, err error) {
+// asAPIError returns err as an apiError: one with status 500 unless it is one.
+func asAPIError(err error) apiError {
 	var e apiError
 	if !errors.As(err, &e) {
 		e = apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: err.Error()}
 	}
+	return e
+}
+
+// writeError responds with err: a 500 unless it is an apiError.
+func writeError(w http.ResponseWriter, err error) {
+	e := asAPIError(err)
 	writeJSON(w, e.status, e.body())
 }
 
@@ -185,16 +191,19 @@ func validationError(param, message string) apiError {
 	return apiError{status: http.StatusBadRequest, kind: "Bad Request", message: "1 validation error:\n  " + param + ": " + message, param: param}
 }
 
-const engineDead = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-
 //lint:ignore ST1005 the wording is vLLM's
-var errEngineDead = errors.New(engineDead)
+var errEngineDead = errors.New("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+// errQueueFull is the refusal of vLLM's --max-num-queued-reqs.
+var errQueueFull = apiError{status: http.StatusServiceUnavailable, kind: "Service Unavailable",
+	message: "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."}
 
 //lint:ignore ST1005 the wording is vLLM's
 var errTransferFailed = errors.New("Internal server error")
 
 // appendErrorEvent appends the end of a stream that fails. It has vLLM's spaces, unlike all its other JSON.
-func appendErrorEvent(b []byte, message string) []byte {
-	b = appendQuoted(append(b, `data: {"error": {"message": `...), message)
-	return append(b, `, "type": "InternalServerError", "param": null, "code": 500}}`+"\n\ndata: [DONE]\n\n"...)
+func appendErrorEvent(b []byte, e apiError) []byte {
+	b = appendQuoted(append(b, `data: {"error": {"message": `...), e.message)
+	b = appendQuoted(append(b, `, "type": `...), e.kind)
+	return append(b, `, "param": null, "code": `+strconv.Itoa(e.status)+"}}\n\ndata: [DONE]\n\n"...)
 }

@@ -244,7 +244,7 @@ func (f *responseFormat) outputItems() string {
 }
 
 // appendFailure appends nothing: the connection is closed.
-func (f *responseFormat) appendFailure(b []byte, _ string) (unchanged []byte) { return b }
+func (f *responseFormat) appendFailure(b []byte, _ apiError) (unchanged []byte) { return b }
 
 // fullResponse returns the complete response, after storing it: a client may continue it at
 // once.

@@ -135,8 +135,8 @@ func (f *tokensFormat) appendStreamEnd(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-func (f *tokensFormat) appendFailure(b []byte, message string) []byte {
-	return appendErrorEvent(b, message)
+func (f *tokensFormat) appendFailure(b []byte, e apiError) []byte {
+	return appendErrorEvent(b, e)
 }
 
 func (f *tokensFormat) fullResponse() []byte {

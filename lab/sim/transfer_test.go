@@ -431,7 +431,7 @@ func TestTooFewRemoteBlocks(t *testing.T) {
 	until(t, "the other request is queued", d.hasLiveRequests)
 	started := d.processStartTime()
 	few := strings.Replace(params, `"remote_block_ids":[[`, `"remote_block_ids":[[1]],"was":[[`, 1)
-	if status, body := post(t, d, chatAPI.path, chatAPI.request(prompt, "24", few)); status != http.StatusInternalServerError || !strings.Contains(body, engineDead) {
+	if status, body := post(t, d, chatAPI.path, chatAPI.request(prompt, "24", few)); status != http.StatusInternalServerError || !strings.Contains(body, errEngineDead.Error()) {
 		t.Errorf("status %d, %s, want a 500 of a dead engine", status, body)
 	}
 	if status := <-running; status != http.StatusInternalServerError || d.processStartTime().Equal(started) {
