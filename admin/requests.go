@@ -85,7 +85,7 @@ func newFinishedRequest(r *proxy.FinishedRequest) FinishedRequest {
 
 // findFinishedRequests serves GET /api/requests.
 func (h *Handler) findFinishedRequests(w http.ResponseWriter, r *http.Request) {
-	filter, limit, err := parseFinishedQuery(r.URL.RawQuery)
+	filter, limit, err := parseFinishedQuery(r.URL.RawQuery, time.Now())
 	if err != nil {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
@@ -100,10 +100,10 @@ func (h *Handler) findFinishedRequests(w http.ResponseWriter, r *http.Request) {
 	}))
 }
 
-// parseFinishedQuery parses the query of GET /api/requests. Empty values are as absent ones.
-func parseFinishedQuery(query string) (f proxy.FinishedFilter, limit int, err error) {
+// parseFinishedQuery parses the query of GET /api/requests, sent now. Empty values are as absent ones.
+func parseFinishedQuery(query string, now time.Time) (f proxy.FinishedFilter, limit int, err error) {
 	limit = defaultFinished
-	values, err := parseQuery(query, "id", "key", "model", "backend", "status", "slower_than", "limit")
+	values, err := parseQuery(query, "id", "key", "model", "backend", "status", "slower_than", "since", "until", "limit")
 	if err != nil {
 		return f, 0, err
 	}
@@ -118,12 +118,36 @@ func parseFinishedQuery(query string) (f proxy.FinishedFilter, limit int, err er
 			return f, 0, errors.New("slower_than is not a duration such as 500ms or 10s")
 		}
 	}
+	if f.Since, err = parseTimeOrAge("since", values["since"], now); err != nil {
+		return f, 0, err
+	}
+	if f.Until, err = parseTimeOrAge("until", values["until"], now); err != nil {
+		return f, 0, err
+	}
+	if !f.Until.IsZero() && f.Until.Before(f.Since) {
+		return f, 0, errors.New("until is before since")
+	}
 	if text := values["limit"]; text != "" {
 		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > proxy.MaxFinished {
 			return f, 0, fmt.Errorf("limit is not an integer from 1 to %d", proxy.MaxFinished)
 		}
 	}
 	return f, limit, nil
+}
+
+// parseTimeOrAge parses the value of a parameter: a time as in RFC 3339, or how long before now. "" is the zero time.
+func parseTimeOrAge(name, text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if age, err := time.ParseDuration(text); err == nil && age >= 0 {
+		return now.Add(-age), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%s is neither a time such as 2026-01-31T14:05:00Z nor how long ago, such as 10m", name)
+	}
+	return at, nil
 }
 
 // parseQuery returns the values of a query's parameters, each of which may be given once.

@@ -12,6 +12,7 @@ import (
 )
 
 func TestParseFinishedQuery(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
 		query  string
 		filter proxy.FinishedFilter
@@ -23,6 +24,12 @@ func TestParseFinishedQuery(t *testing.T) {
 		{"id=&status=&slower_than=&limit=", proxy.FinishedFilter{}, 100, ""},
 		{"status=5xx&limit=10000", proxy.FinishedFilter{MinStatus: 500, MaxStatus: 599}, 10000, ""},
 		{"status=4XX", proxy.FinishedFilter{MinStatus: 400, MaxStatus: 499}, 100, ""},
+		{"since=10m", proxy.FinishedFilter{Since: now.Add(-10 * time.Minute)}, 100, ""},
+		{"since=2026-03-01T11:00:00Z&until=2026-03-01T11:30:00.5Z", proxy.FinishedFilter{Since: now.Add(-time.Hour), Until: now.Add(-30*time.Minute + time.Second/2)}, 100, ""},
+		{"since=1h&until=30m", proxy.FinishedFilter{Since: now.Add(-time.Hour), Until: now.Add(-30 * time.Minute)}, 100, ""},
+		{"since=30m&until=1h", proxy.FinishedFilter{}, 0, "until is before since"},
+		{"since=yesterday", proxy.FinishedFilter{}, 0, "since is neither a time such as"},
+		{"until=-1h", proxy.FinishedFilter{}, 0, "until is neither a time such as"},
 		{"status=6xx", proxy.FinishedFilter{}, 0, "status is neither"},
 		{"status=-5xx", proxy.FinishedFilter{}, 0, "status is neither"},
 		{"status=50", proxy.FinishedFilter{}, 0, "status is neither"},
@@ -31,12 +38,12 @@ func TestParseFinishedQuery(t *testing.T) {
 		{"slower_than=-1s", proxy.FinishedFilter{}, 0, "slower_than is not a duration"},
 		{"limit=0", proxy.FinishedFilter{}, 0, "limit is not an integer from 1 to 10000"},
 		{"limit=10001", proxy.FinishedFilter{}, 0, "limit is not an integer"},
-		{"id=a&id=b", proxy.FinishedFilter{}, 0, "the query parameters are id, key, model, backend, status, slower_than, limit, each at most once"},
+		{"id=a&id=b", proxy.FinishedFilter{}, 0, "the query parameters are id, key, model, backend, status, slower_than, since, until, limit, each at most once"},
 		{"prompt=a", proxy.FinishedFilter{}, 0, "the query parameters are"},
 		{"id=%zz", proxy.FinishedFilter{}, 0, "the query cannot be parsed"},
 		{"id=" + strings.Repeat("a", 257), proxy.FinishedFilter{}, 0, "id is longer than 256 bytes"},
 	} {
-		filter, limit, err := parseFinishedQuery(c.query)
+		filter, limit, err := parseFinishedQuery(c.query, now)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s: got %v, want %s", c.query, err, c.err)
@@ -49,9 +56,10 @@ func TestParseFinishedQuery(t *testing.T) {
 
 func FuzzParseFinishedQuery(f *testing.F) {
 	f.Add("id=a&key=b&model=c&backend=d&status=5xx&slower_than=1s&limit=7")
+	f.Add("since=1h&until=2026-03-01T11:00:00%2B01:00")
 	f.Add("status=0xx&limit=-1&slower_than=9999999h")
 	f.Fuzz(func(t *testing.T, query string) {
-		filter, limit, err := parseFinishedQuery(query)
+		filter, limit, err := parseFinishedQuery(query, time.Now())
 		if err != nil {
 			return
 		}
@@ -103,7 +111,7 @@ func TestFinishedRequestsAndHistory(t *testing.T) {
 	for _, c := range []struct {
 		query string
 		want  int
-	}{{"", 1}, {"?id=mine&model=m&status=403", 1}, {"?status=5xx", 0}, {"?id=" + url.QueryEscape(secret), 0}} {
+	}{{"", 1}, {"?id=mine&model=m&status=403", 1}, {"?status=5xx", 0}, {"?since=1h", 1}, {"?until=1h", 0}, {"?since=1h&until=0s", 1}, {"?id=" + url.QueryEscape(secret), 0}} {
 		status, text := b.ask("GET", "/api/requests"+c.query)
 		var got FinishedRequests
 		if err := json.Unmarshal([]byte(text), &got); err != nil || status != 200 || got.Found != c.want || len(got.Requests) != c.want || got.Finished != 1 || got.Oldest == nil {

@@ -26,6 +26,7 @@ type requestsOptions struct {
 	AdminListener
 	id, key, model, backend, status string
 	slowerThan                      time.Duration
+	since, until                    string
 	limit                           int
 	json                            bool
 }
@@ -45,6 +46,7 @@ The address and the token of the admin listener come from the configuration of t
 from --admin, --token-file and --ca-file, as with explain.`,
 		Example: `  warmroute requests --id wr-3f9c1d0a5b7e42868f14e45fceea167a
   warmroute requests --slower-than 10s --model llama
+  warmroute requests --since 14:05 --until 14:10
   warmroute requests --status 5xx --backend 10.0.0.5:8000 --json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -52,6 +54,13 @@ from --admin, --token-file and --ca-file, as with explain.`,
 				return fmt.Errorf("--limit %d is not between 1 and %d", o.limit, proxy.MaxFinished)
 			case o.slowerThan < 0:
 				return fmt.Errorf("--slower-than %v is negative", o.slowerThan)
+			}
+			var err error
+			if o.since, err = timeParameter("since", o.since, time.Now()); err != nil {
+				return err
+			}
+			if o.until, err = timeParameter("until", o.until, time.Now()); err != nil {
+				return err
 			}
 			return cobra.NoArgs(cmd, args)
 		},
@@ -84,16 +93,41 @@ from --admin, --token-file and --ca-file, as with explain.`,
 	f.StringVar(&o.backend, "backend", "", "`NAME` of the backend that responded, or on which an attempt failed")
 	f.StringVar(&o.status, "status", "", "`STATUS` such as 503, or a class such as 5xx")
 	f.DurationVar(&o.slowerThan, "slower-than", 0, "`DURATION` that the request took longer than, from its arrival to its end")
+	f.StringVar(&o.since, "since", "", "`TIME` at or after which it ended: such as 14:05, 2026-01-31T14:05:00Z, or 10m for how long ago")
+	f.StringVar(&o.until, "until", "", "`TIME` at or before which it ended")
 	f.IntVar(&o.limit, "limit", 100, "list at most `N` requests")
 	f.BoolVar(&o.json, "json", false, "print the response of the admin listener as JSON")
 	o.AdminListener.addFlags(f)
 	return cmd
 }
 
+// timeParameter returns the value of a flag as the parameter of GET /api/requests: a time of day, of the last 24 hours on
+// this machine's clock, as in RFC 3339, others as they are.
+func timeParameter(flag, text string, now time.Time) (string, error) {
+	if _, err := time.ParseDuration(text); err == nil || text == "" {
+		return text, nil
+	}
+	if _, err := time.Parse(time.RFC3339, text); err == nil {
+		return text, nil
+	}
+	for _, layout := range []string{"15:04", "15:04:05"} {
+		clock, err := time.Parse(layout, text)
+		if err != nil {
+			continue
+		}
+		at := time.Date(now.Year(), now.Month(), now.Day(), clock.Hour(), clock.Minute(), clock.Second(), 0, now.Location())
+		if at.After(now) {
+			at = at.AddDate(0, 0, -1)
+		}
+		return at.Format(time.RFC3339), nil
+	}
+	return "", fmt.Errorf("--%s: %q is not a time such as 14:05 or 2026-01-31T14:05:00Z, or how long ago, such as 10m", flag, text)
+}
+
 // query returns the query of GET /api/requests.
 func (o *requestsOptions) query() url.Values {
 	query := url.Values{"limit": {strconv.Itoa(o.limit)}}
-	for name, value := range map[string]string{"id": o.id, "key": o.key, "model": o.model, "backend": o.backend, "status": o.status} {
+	for name, value := range map[string]string{"id": o.id, "key": o.key, "model": o.model, "backend": o.backend, "status": o.status, "since": o.since, "until": o.until} {
 		if value != "" {
 			query.Set(name, value)
 		}

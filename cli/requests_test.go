@@ -54,18 +54,32 @@ func TestRequestsCommand(t *testing.T) {
 	run := func(args ...string) (int, string, string) {
 		return execute(t.Context(), t, append([]string{"requests", "--admin", listener.URL, "--token-file", writeFile(t, "token")}, args...)...)
 	}
-	status, out, stderr := run("--id", "a b", "--key", "k", "--model", "o/m", "--backend", "g", "--status", "5xx", "--slower-than", "1m", "--limit", "5", "--json")
-	if status != 0 || query != "GET /api/requests?backend=g&id=a+b&key=k&limit=5&model=o%2Fm&slower_than=1m0s&status=5xx" || !strings.Contains(out, `"request_id":"a"`) {
+	status, out, stderr := run("--id", "a b", "--key", "k", "--model", "o/m", "--backend", "g", "--status", "5xx", "--slower-than", "1m", "--since", "1h", "--until", "2026-03-01T11:00:00Z", "--limit", "5", "--json")
+	if status != 0 || query != "GET /api/requests?backend=g&id=a+b&key=k&limit=5&model=o%2Fm&since=1h&slower_than=1m0s&status=5xx&until=2026-03-01T11%3A00%3A00Z" || !strings.Contains(out, `"request_id":"a"`) {
 		t.Errorf("status %d, asked for %s, got %s%s", status, query, out, stderr)
 	}
 	for args, want := range map[string]string{
 		"--limit 0":          "--limit 0 is not between 1 and 10000",
 		"--slower-than -1s":  "--slower-than -1s is negative",
 		"--slower-than long": `--slower-than: "long" is not a duration`,
+		"--since yesterday":  `--since: "yesterday" is not a time such as 14:05`,
+		"--until 25:00":      `--until: "25:00" is not a time`,
 		"a":                  `unknown command "a" for "warmroute requests"`,
 	} {
 		if status, _, stderr := run(strings.Fields(args)...); status != 2 || !strings.Contains(stderr, want) {
 			t.Errorf("%s: status %d, %s", args, status, stderr)
+		}
+	}
+}
+
+func TestTimeParameter(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 30, 0, 0, time.FixedZone("", 3600))
+	for text, want := range map[string]string{
+		"": "", "10m": "10m", "2026-02-28T11:00:00Z": "2026-02-28T11:00:00Z",
+		"12:05": "2026-03-01T12:05:00+01:00", "00:00:07": "2026-03-01T00:00:07+01:00", "23:59": "2026-02-28T23:59:00+01:00",
+	} {
+		if got, err := timeParameter("since", text, now); err != nil || got != want {
+			t.Errorf("%q: got %q, %v, want %q", text, got, err, want)
 		}
 	}
 }

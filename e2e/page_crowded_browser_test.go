@@ -174,6 +174,11 @@ func TestPageOfLargeFleet(t *testing.T) {
 	page.until(`document.querySelectorAll('#backends tbody tr').length === 64 && document.querySelectorAll('#models tbody tr').length === 200`)
 	page.until(`document.querySelectorAll('#finished tbody tr').length === 100 && document.querySelector('#finished-count').innerText.startsWith('the newest 100 of 10,000, ')`)
 	page.until(`document.querySelector('#history-rate .line')?.getAttribute('d').length > 20 && document.querySelector('#history-model').options.length === 201`)
+	// Below each chart are the times of its first, middle and last point.
+	page.until(`[...document.querySelectorAll('.spark')].every((chart) => {
+		const times = [...chart.nextElementSibling.children].map((t) => [t.innerText, Date.parse(t.dateTime)]);
+		return times.length === 3 && times.every(([text]) => /^\d\d:\d\d(:\d\d)?$/.test(text)) && times[0][1] < times[1][1] && times[1][1] < times[2][1];
+	})`)
 	if *screenshotDir != "" {
 		const seconds = 20
 		t.Logf("%.1f ms of script a second", page.profileScripts(seconds*time.Second).Seconds()*1000/seconds)

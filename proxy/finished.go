@@ -78,13 +78,15 @@ type FinishedFilter struct {
 	Backend              string // that responded, did the prefill, or on which an attempt failed
 	MinStatus, MaxStatus int
 	SlowerThan           time.Duration // from the arrival to the end
+	Since, Until         time.Time     // in which they have ended
 }
 
 func (f *FinishedFilter) matches(r *FinishedRequest) bool {
 	isOf := func(wanted, value string) bool { return wanted == "" || wanted == value }
 	return isOf(f.ID, r.ID) && isOf(f.Key, r.Key) && isOf(f.Model, r.Model) &&
 		(isOf(f.Backend, r.Backend) || isOf(f.Backend, r.PrefillBackend) || slices.ContainsFunc(r.Failures, func(a accesslog.Failure) bool { return a.Backend == f.Backend })) &&
-		r.Code >= f.MinStatus && (f.MaxStatus == 0 || r.Code <= f.MaxStatus) && (f.SlowerThan == 0 || r.Times.Total > f.SlowerThan)
+		r.Code >= f.MinStatus && (f.MaxStatus == 0 || r.Code <= f.MaxStatus) && (f.SlowerThan == 0 || r.Times.Total > f.SlowerThan) &&
+		!r.At.Before(f.Since) && (f.Until.IsZero() || !r.At.After(f.Until))
 }
 
 // FinishedList is the result of a search.

@@ -51,6 +51,22 @@ function draw(svg, series, top, label) {
   }
 }
 
+const minute = new Intl.DateTimeFormat('en-GB', { hour: '2-digit', minute: '2-digit' });
+
+// drawAxis shows the times of the first, the middle and the last of some points below a chart; none if end is null.
+function drawAxis(svg, points, step, end) {
+  let axis = svg.nextElementSibling;
+  if (!axis) {
+    axis = make('p', 'axis', ...[0, 1, 2].map(() => make('time')));
+    svg.after(axis);
+  }
+  [1, 0.5, 0].forEach((share, i) => {
+    const at = end && new Date(end.getTime() - share * (points - 1) * step * 1000);
+    axis.children[i].dateTime = at ? at.toISOString() : '';
+    setText(axis.children[i], at ? (points * step < 600 ? clock : minute).format(at) : '');
+  });
+}
+
 // showHistory draws all charts; null: nothing is known.
 function showHistory(history) {
   const started = history ? history.requests_per_second.findIndex((v) => v !== null) : -1;
@@ -64,6 +80,7 @@ function showHistory(history) {
     const note = known.length === 0 ? 'nothing yet' : `now ${format(shown[shown.length - 1])}, highest ${format(highest)}`;
     setText(byId(`${id}-note`), note);
     draw(byId(id), shown, Math.max(highest, top), note);
+    drawAxis(byId(id), shown.length, history && history.step_seconds, history && new Date(history.end));
   }
 }
 
