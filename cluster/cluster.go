@@ -94,6 +94,7 @@ type Cluster struct {
 	mu                  sync.Mutex // guards what follows
 	read                string     // position up to which messages were applied
 	lastRead, lastWrite time.Time  // of a message
+	caughtUp            bool       // a message of this process was read
 	peers               map[uint64]*peer
 	removed             *simplelru.LRU[uint64, uint64] // number of the last message of peers that were removed
 	status              Status
@@ -103,7 +104,8 @@ type Cluster struct {
 type logLimits struct{ connected, unusable, ignored, unread, snapshot rate.Sometimes }
 
 type peer struct {
-	lastHeard time.Time // when its last message was read
+	lastHeard time.Time // when its last message was read, or written if that was before this proxy's start
+	lastEntry time.Time // when Redis added that message, by its clock
 	number    uint64    // of its last message
 }
 
@@ -346,6 +348,7 @@ func (c *Cluster) applyEntry(entry *streamEntry, now time.Time) {
 		c.ignoreMessage(err)
 		return
 	case m.sender == c.id:
+		c.recordOwnMessage(entryTime(entry.id), now)
 		return
 	case m.fingerprint != c.fingerprint:
 		c.ignoreMessage(errors.New("the sender has another index.block_bytes, or is another version"))
@@ -359,7 +362,7 @@ func (c *Cluster) applyEntry(entry *streamEntry, now time.Time) {
 		c.ignoreMessage(err)
 		return
 	}
-	if apply, turn := c.recordPeerMessage(m.sender, m.number, now); apply {
+	if apply, turn := c.recordPeerMessage(m.sender, m.number, entryTime(entry.id), now); apply {
 		c.applyRecords(m.sender, records, time.Duration(turn)*turnDelay)
 	}
 }
@@ -396,10 +399,25 @@ func (c *Cluster) ignoreMessageLocked(err error) {
 	c.logs.ignored.Do(func() { c.Log.Warn("message of another proxy ignored", "stream", c.stream, "err", err) })
 }
 
-// recordPeerMessage records a message of a peer, and reports whether it is to be applied: it was not
+// recordOwnMessage records that a message of this process was read, which Redis added at a time. What was read before the
+// first of them is older than this process: peers that wrote it may have ended since, and are silent for as long as it is
+// old.
+func (c *Cluster) recordOwnMessage(added, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.caughtUp {
+		return
+	}
+	c.caughtUp = true
+	for _, p := range c.peers {
+		p.lastHeard = now.Add(-max(0, added.Sub(p.lastEntry)))
+	}
+}
+
+// recordPeerMessage records a message of a peer, which Redis added at a time, and reports whether it is to be applied: it was not
 // before, and the peer is one of those that count. turn is how many of the other peers may take
 // what the sender has left before this proxy does.
-func (c *Cluster) recordPeerMessage(sender, number uint64, now time.Time) (apply bool, turn int) {
+func (c *Cluster) recordPeerMessage(sender, number uint64, added, now time.Time) (apply bool, turn int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := c.peers[sender]
@@ -420,7 +438,7 @@ func (c *Cluster) recordPeerMessage(sender, number uint64, now time.Time) (apply
 		c.peers[sender] = p
 		c.updateProxies()
 	}
-	p.lastHeard = now
+	p.lastHeard, p.lastEntry = now, added
 	c.status.MissedMessages += int64(min(number-last-1, 1<<20))
 	p.number = number
 	return true, c.turnAfter(sender, number)

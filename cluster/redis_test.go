@@ -278,6 +278,23 @@ func TestProxyThatVanishes(t *testing.T) {
 	eventually(t, "nothing is in flight", func() bool { return b.Status().PeerRequests == 0 })
 }
 
+// A proxy that was killed before another one starts does not count for that, although it reads its last messages.
+func TestProxyThatVanishedBeforeTheStart(t *testing.T) {
+	s := startRedis(t)
+	vanished := newProxy(t, s)
+	defer vanished.client.close()
+	vanished.send(1, 50)
+	for e := vanished.Outbox.removeOldest(); e != nil; e = vanished.Outbox.removeOldest() {
+		vanished.number++
+		s.do("XADD", vanished.stream, fmt.Sprintf("%d-%d", time.Now().Add(-30*time.Second).UnixMilli(), vanished.number), messageField, vanished.newMessage(e))
+	}
+	b := startProxy(t, s)
+	eventually(t, "it has read its own messages", func() bool { return b.Status().ReadMessages >= int64(vanished.number)+2 })
+	if status := b.Status(); status.Proxies != 1 || status.PeerRequests != 0 {
+		t.Errorf("%d proxies count, with %d requests", status.Proxies, status.PeerRequests)
+	}
+}
+
 // TestRedisOutages stops Redis in several ways while requests are sent, and expects that the other
 // proxy knows of all of them afterwards.
 func TestRedisOutages(t *testing.T) {
