@@ -3,7 +3,8 @@ package backends
 // Catalog is the union of all replicas' /v1/models; that of a replica which is down is the last
 // known one. Never modified once published, and read without allocation.
 type Catalog struct {
-	Models []Model // one card for each ID: that of the first backend, by Slot, that lists it
+	// Models has one card for each ID: that of the first backend, by Slot, of those that list it with the greatest MaxTokens.
+	Models []Model
 
 	entries  map[string]Entry
 	onlyBase string
@@ -15,7 +16,50 @@ type Entry struct {
 	Adapter  bool       // a LoRA adapter: its card has a parent
 	Backends []*Backend // those that list it, ready or not, by Slot; not to be changed
 
-	unbounded bool // one of them does not report its MaxTokens
+	lengths ContextLengths
+	card    int // its index in Models
+}
+
+// ContextLengths are how many tokens a prompt and its output may have together on each backend of a model. The zero
+// value knows none.
+type ContextLengths struct {
+	common int   // of all backends; 0: not known, or they differ
+	bySlot []int // where they differ; 0: not known
+}
+
+// Differ reports whether backends of the model have different lengths.
+func (l *ContextLengths) Differ() bool { return l.bySlot != nil }
+
+// Of returns the length on the backend of a slot, which serves the model; 0: not known.
+func (l *ContextLengths) Of(slot int) int {
+	if slot < len(l.bySlot) {
+		return l.bySlot[slot]
+	}
+	return l.common
+}
+
+// set sets the length on the backend of a slot, after those of all backends before it.
+func (l *ContextLengths) set(b *Backend, before []*Backend, tokens int) {
+	switch {
+	case len(before) == 0:
+		l.common = tokens
+		return
+	case l.bySlot == nil && tokens == l.common:
+		return
+	case l.bySlot == nil:
+		for _, other := range before {
+			l.setSlot(other.Slot, l.common)
+		}
+		l.common = 0
+	}
+	l.setSlot(b.Slot, tokens)
+}
+
+func (l *ContextLengths) setSlot(slot, tokens int) {
+	for len(l.bySlot) <= slot {
+		l.bySlot = append(l.bySlot, 0)
+	}
+	l.bySlot[slot] = tokens
 }
 
 func newCatalog(all []*Backend) *Catalog {
@@ -24,14 +68,15 @@ func newCatalog(all []*Backend) *Catalog {
 		for _, m := range b.Models() {
 			e, known := c.entries[m.ID]
 			if !known {
-				e = Entry{Model: m, Adapter: m.Parent != ""}
+				e = Entry{Model: m, Adapter: m.Parent != "", card: len(c.Models)}
 				c.Models = append(c.Models, m)
-			}
-			if e.MaxTokens = max(e.MaxTokens, m.MaxTokens); m.MaxTokens == 0 || e.unbounded {
-				e.MaxTokens, e.unbounded = 0, true
+			} else if m.MaxTokens > e.MaxTokens {
+				e.MaxTokens, e.Card = m.MaxTokens, m.Card
+				c.Models[e.card].MaxTokens, c.Models[e.card].Card = m.MaxTokens, m.Card
 			}
 			// A replica may list an ID twice.
 			if n := len(e.Backends); n == 0 || e.Backends[n-1] != b {
+				e.lengths.set(b, e.Backends, m.MaxTokens)
 				e.Backends = append(e.Backends, b)
 			}
 			c.entries[m.ID] = e
@@ -81,12 +126,11 @@ func (c *Catalog) EngineModel(id string) string {
 	return e.Root
 }
 
-// MaxTokens returns the maximum length of a prompt and its output on the replica that accepts the
-// most; 0 when one does not report it. An adapter's is that of its base model.
-func (c *Catalog) MaxTokens(id string) int {
+// ContextLengths returns the lengths on the backends of a model. Those of an adapter are those of its base model.
+func (c *Catalog) ContextLengths(id string) ContextLengths {
 	e := c.entries[id]
 	if e.Adapter {
 		e = c.entries[e.Parent]
 	}
-	return e.MaxTokens
+	return e.lengths
 }

@@ -259,3 +259,24 @@ func TestProbeRanks(t *testing.T) {
 		}
 	}
 }
+
+func TestContextLengthsOfRanks(t *testing.T) {
+	u, err := ParseURL("http://short:8000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, other := New("short", u, "", nil), &Backend{Name: "long"}
+	registry := newRegistry(t, server, other)
+	ranks := addRanks(registry, server, 0, 1)
+	server.SetModels([]Model{{ID: "m", MaxTokens: 4096}})
+	other.SetModels([]Model{{ID: "m", MaxTokens: 65536}})
+	lengths := registry.Catalog().ContextLengths("m")
+	for _, b := range ranks {
+		if got := lengths.Of(b.Slot); got != 4096 {
+			t.Errorf("%s has %d tokens", b.Name, got)
+		}
+	}
+	if got := lengths.Of(other.Slot); got != 65536 || !lengths.Differ() {
+		t.Errorf("%s has %d tokens", other.Name, got)
+	}
+}

@@ -150,37 +150,59 @@ func TestEngineModel(t *testing.T) {
 	}
 }
 
-func TestMaxTokens(t *testing.T) {
+func TestContextLengths(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		each []int // max_model_len by replica
-		want int
+		name   string
+		each   []int // max_model_len by replica; notListed: it does not list the model
+		differ bool
+		card   string // of the replica with that name
 	}{
-		{"one", []int{10}, 10},
-		{"the most of several", []int{10, 30, 20}, 30},
-		{"one does not say", []int{10, 0, 20}, 0},
-		{"the first does not say", []int{0, 10}, 0},
+		{"one", []int{10}, false, "a"},
+		{"all the same", []int{10, 10, 10}, false, "a"},
+		{"none is known", []int{0, 0}, false, "a"},
+		{"the second is longer", []int{10, 30, 20}, true, "b"},
+		{"the first is longer", []int{30, 10}, true, "a"},
+		{"two are the longest", []int{10, 30, 30}, true, "b"},
+		{"one does not say", []int{10, 0, 20}, true, "c"},
+		{"the first does not say", []int{0, 10}, true, "b"},
+		{"some do not list the model", []int{notListed, 10, notListed, 20}, true, "d"},
 	} {
 		var all []*Backend
 		for i, n := range c.each {
 			b := &Backend{Name: string(rune('a' + i))}
-			b.SetModels([]Model{{ID: "m", MaxTokens: n}, {ID: "fr", Parent: "m"}})
+			if n != notListed {
+				b.SetModels([]Model{{ID: "m", MaxTokens: n, Card: []byte(b.Name), Root: "/" + b.Name}, {ID: "fr", Parent: "m"}})
+			}
 			all = append(all, b)
 		}
 		r, err := NewRegistry(all)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, id := range []string{"m", "fr"} {
-			if n := r.Catalog().MaxTokens(id); n != c.want {
-				t.Errorf("%s: %q takes %d tokens, want %d", c.name, id, n, c.want)
+		catalog := r.Catalog()
+		for _, id := range []string{"m", "fr"} { // an adapter's card has none
+			lengths := catalog.ContextLengths(id)
+			if lengths.Differ() != c.differ {
+				t.Errorf("%s: the lengths of %s differ: %v", c.name, id, lengths.Differ())
+			}
+			for slot, want := range c.each {
+				if got := lengths.Of(slot); want != notListed && got != want {
+					t.Errorf("%s: %s has %d tokens in slot %d, want %d", c.name, id, got, slot, want)
+				}
 			}
 		}
-		if n := r.Catalog().MaxTokens("unknown"); n != 0 {
-			t.Errorf("an unknown model takes %d tokens", n)
+		if lengths := catalog.ContextLengths("unknown"); lengths.Of(0) != 0 || lengths.Differ() {
+			t.Errorf("an unknown model has %+v", lengths)
+		}
+		// The longest is listed, and blocks keep the seed of the first.
+		first := catalog.EngineModel("m")
+		if e, _ := catalog.Find("m"); string(e.Card) != c.card || string(catalog.Models[0].Card) != c.card || first != e.Root || c.each[0] != notListed && first != "/a" {
+			t.Errorf("%s: listed is the card of %s, and the engine's model is %s", c.name, catalog.Models[0].Card, first)
 		}
 	}
 }
+
+const notListed = -1
 
 func TestCatalogAllocations(t *testing.T) {
 	r := fleet(t, "m=/m", "m=/m")

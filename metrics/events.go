@@ -33,7 +33,7 @@ type eventMetrics struct {
 // zero, so that the first event is visible in a rate.
 func newEventMetrics(register promauto.Factory) *eventMetrics {
 	e := &eventMetrics{
-		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had closed; truncated: the response ended early or is invalid; loop: another proxy had seen the request; rank, scaling: the replica has other engines than before; wrong_response: to another request.", "reason"),
+		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had closed; truncated: the response ended early or is invalid; loop: another proxy had seen the request; rank, scaling: the replica has other engines than before; context_length: the replica refused the request as too long, and another one accepts longer ones; wrong_response: to another request.", "reason"),
 		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
 		aborts:     newCounterVec(register, "aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
 		queueTime: register.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
@@ -68,7 +68,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		RegistrationRefusedAddress, RegistrationRefusedOrigin, RegistrationRefusedURL)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover,
+		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryContextLength, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover,
 		RetryStatus(429), RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
@@ -98,6 +98,8 @@ const (
 	RetryEncoded     RetryReason = "encoded"
 	RetryEndpoint    RetryReason = "endpoint_missing" // the replica does not serve the path
 	RetryRank        RetryReason = "rank"             // the replica does not have the data-parallel rank
+	// RetryContextLength: the replica refused the request as too long, and another one accepts longer ones.
+	RetryContextLength RetryReason = "context_length"
 
 	RetryScaling       RetryReason = "scaling"        // the replica is changing the number of its engines
 	RetryWrongResponse RetryReason = "wrong_response" // to another request, on a kept-alive connection

@@ -27,6 +27,7 @@ const (
 	fieldLogprobs
 	fieldEcho
 	fieldTruncate
+	fieldTruncation
 	fieldPromptEmbeds
 	fieldPreviousResponse
 	fieldRequestID
@@ -96,7 +97,8 @@ var fieldsByLength = func() (all [numKinds][maxKeyBytes + 1][]fieldKey) {
 		{fieldN, "n", []Kind{Chat, Completion}},
 		{fieldBestOf, "best_of", []Kind{Chat, Completion}},
 		{fieldPromptLogprobs, "prompt_logprobs", []Kind{Chat, Completion}},
-		{fieldTruncate, "truncate_prompt_tokens", []Kind{Chat, Completion}},
+		{fieldTruncate, "truncate_prompt_tokens", []Kind{Chat, Completion, Other}},
+		{fieldTruncation, "truncation", []Kind{Responses}},
 		{fieldLogprobs, "logprobs", []Kind{Completion}},
 		{fieldEcho, "echo", []Kind{Completion}},
 		{fieldPromptEmbeds, "prompt_embeds", []Kind{Completion}},

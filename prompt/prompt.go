@@ -59,6 +59,9 @@ type Prompt struct {
 	// prompt_embeds, previous_response_id).
 	Cacheable bool
 
+	// Truncates is true if the engine truncates a prompt that is too long (truncate_prompt_tokens, truncation of Responses).
+	Truncates bool
+
 	// FirstMessageHash is the hash of the first maxHashedChars characters of the first
 	// user message, or of a completion's text; 0 if there is none.
 	FirstMessageHash uint64
@@ -307,6 +310,8 @@ func (p *Prompt) parseCommonFields() {
 	p.Sequences = max(1, s.parseInt(top[fieldN]), s.parseInt(top[fieldBestOf]))
 	p.echo = s.parseBool(top[fieldEcho])
 	// With echo, a completion's logprobs are prompt_logprobs.
+	truncation := top[fieldTruncation]
+	p.Truncates = s.notNull(top[fieldTruncate]) || s.notNull(truncation) && string(s.unquote(truncation)) != "disabled"
 	p.Cacheable = !s.notNull(top[fieldPromptLogprobs]) && !s.notNull(top[fieldTruncate]) && !s.notNull(top[fieldPromptEmbeds]) &&
 		!(p.echo && s.notNull(top[fieldLogprobs]))
 }

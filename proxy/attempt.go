@@ -56,6 +56,12 @@ func (f *failure) isOfConnection() bool {
 // is asked no more, and its response is worth less than any other.
 func (f *failure) isMissingEndpoint() bool { return f.reason == metrics.RetryEndpoint }
 
+// isUnsuited reports whether the replica cannot serve the request, and says so, though others may: it lacks the endpoint, or
+// its context is too short.
+func (f *failure) isUnsuited() bool {
+	return f.isMissingEndpoint() || f.reason == metrics.RetryContextLength
+}
+
 var (
 	errFirstByte = errors.New("no first event in time (timeouts.first_byte)")
 	errResponse  = errors.New("no response and no progress in time (timeouts.response)")
@@ -139,7 +145,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	switch {
 	case errors.As(f.err, &connect):
 		a.result.Failed = !connect.MaxConnsReached() && f.reason != metrics.RetryDescriptors
-	case f.isMissingEndpoint(), f.isOfConnection(), f.sameBackend, f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
+	case f.isUnsuited(), f.isOfConnection(), f.sameBackend, f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
 	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
 		charged, _ := a.history.countCharged()

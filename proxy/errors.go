@@ -201,6 +201,9 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 	if err == nil && a.isRankRefused(resp, body) {
 		return a.recordRefusedRank()
 	}
+	if err == nil && !isEncoded(resp.Header) && a.isRefusedAsTooLong(resp.StatusCode, body) {
+		return a.newTooLongFailure(resp.Header, body)
+	}
 	if err == nil && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, body) {
 		return a.recordMissingEndpoint(resp, body)
 	}

@@ -99,13 +99,17 @@ func (r *request) endReason() requestEnd {
 func (r *request) fleetView() fleetView {
 	h := &r.history
 	list := r.input.request.Backends
+	fitting := list
+	if r.input.request.ContextLengths.Differ() {
+		fitting = r.proxy.router.FittingBackends(&r.input.request)
+	}
 	f := make(fleetView, 0, len(list)+len(h.attempts))
 	add := func(b *backends.Backend, candidate bool) {
 		f = append(f, backendView{backend: b, state: b.State(), busy: b.InFlight.Load() > 0, candidate: candidate, decodes: h.handover.canDecodeOn(b)})
 	}
 	now := time.Now()
 	for _, b := range list {
-		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now) && !r.isForPrefillOnly(b))
+		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now) && !r.isForPrefillOnly(b) && slices.Contains(fitting, b))
 	}
 	for i := range h.attempts {
 		if b := h.attempts[i].backend; !slices.Contains(list, b) {
@@ -134,6 +138,7 @@ func (r *request) logFailureAndRecheck(f *failure) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
 	case f.reason == metrics.RetryStale:
+	case f.reason == metrics.RetryContextLength:
 	case f.isMissingEndpoint():
 		level = slog.LevelInfo // it is remembered, so there are few
 	case f.reason == metrics.RetryDescriptors:
@@ -316,6 +321,7 @@ func (r *request) setAwaitedModel() {
 	}
 	if entry, ok := r.proxy.registry.Catalog().Find(req.CatalogID); ok {
 		r.outcome.Model, req.Backends = entry.ID, entry.Backends
+		req.ContextLengths = r.proxy.registry.Catalog().ContextLengths(entry.ID)
 	}
 }
 

@@ -88,7 +88,7 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 	}
 	req.Backends, req.CatalogID, req.AwaitsModel = entry.Backends, entry.ID, s.WakeTimeouts[entry.ID] > 0
 	req.Model = catalog.EngineModel(entry.ID)
-	req.MaxPromptTokens = catalog.MaxTokens(entry.ID)
+	req.ContextLengths = catalog.ContextLengths(entry.ID)
 	if serving != model {
 		return model, nil
 	}

@@ -367,7 +367,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	in.scratch.media = pr.AppendMedia(in.scratch.media[:0])
 	in.request.Media, in.request.MediaItems = pr.HasMedia(), in.scratch.media
 	in.request.TextClass = pr.TextClass(in.scratch.media)
-	in.request.MaxOutputTokens = pr.MaxTokens
+	in.request.MaxOutputTokens, in.request.Truncates = pr.MaxTokens, pr.Truncates
 	in.request.BodyBytes = cap(in.body) + 8*len(in.request.Blocks)
 	in.extraBytes = pr.ExtraBytes
 	in.isPlain = pr.Cacheable && pr.Sequences <= 1 && pr.ExtraBytes == 0 && !pr.HasMedia()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/backends"
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/router"
@@ -139,6 +141,9 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	}
 	if f := a.checkQueueFull(resp, buf.Bytes()); f != nil {
 		return f
+	}
+	if !isEncoded(resp.Header) && a.isRefusedAsTooLong(resp.StatusCode, buf.Bytes()) {
+		return a.newTooLongFailure(resp.Header, bytes.Clone(buf.Bytes()))
 	}
 	if a.isResponseLost(resp.StatusCode, buf.Bytes()) {
 		a.sendLostResponse()
@@ -350,6 +355,36 @@ func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failu
 		err: fmt.Errorf("replica does not serve the endpoint: it responded with status %d", resp.StatusCode),
 	}
 	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))
+	return f
+}
+
+// isRefusedAsTooLong reports whether an error says that the context of the replica is too short for the request, and that of
+// another one, ready or not, is longer.
+func (a *attempt) isRefusedAsTooLong(status int, body []byte) bool {
+	req, b := &a.input.request, a.decision.Backend
+	if status != http.StatusBadRequest || req.Truncates || req.Stored || !vllm.IsContextLengthError(body) {
+		return false
+	}
+	if req.CatalogID != "" {
+		req.ContextLengths = a.proxy.registry.Catalog().ContextLengths(req.CatalogID)
+	}
+	length := req.ContextLengths.Of(b.Slot)
+	return length > 0 && slices.ContainsFunc(req.Backends, func(other *backends.Backend) bool {
+		longer := req.ContextLengths.Of(other.Slot) // 0: not known
+		return other != b && (longer == 0 || longer > length) && !a.isForPrefillOnly(other) && !other.LacksEndpoint(req.Endpoint, time.Now())
+	})
+}
+
+// newTooLongFailure returns the failure that such an error is. From now on the request is sent to replicas with a longer
+// context only.
+func (a *attempt) newTooLongFailure(header http.Header, body []byte) *failure {
+	req := &a.input.request
+	req.RefusedLength = req.ContextLengths.Of(a.decision.Backend.Slot)
+	f := &failure{
+		reason: metrics.RetryContextLength, isFree: true, status: http.StatusBadRequest, header: header,
+		err: fmt.Errorf("replica accepts %d tokens, and the request has more: it is sent to one that accepts more", req.RefusedLength),
+	}
+	f.keepBody(&a.proxy.buffers, a.endpoint, body)
 	return f
 }
 

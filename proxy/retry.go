@@ -345,8 +345,8 @@ func respondWith(h *history, pickErr error) action {
 		a.response = respondProxyEnd
 	case h.end == disconnected:
 		a.response = respondDisconnected
-	case best != nil && best.isMissingEndpoint() && !errors.Is(pickErr, router.ErrEndpointMissing):
-		a.response = respondNotPicked // a replica that may have the endpoint is not ready
+	case best != nil && best.isUnsuited() && !errors.Is(pickErr, router.ErrEndpointMissing):
+		a.response = respondNotPicked // a replica that may be suited is not ready
 	case best != nil && best.status != 0:
 		a.response = respondReplicaError
 	case best != nil && best.reason == metrics.RetryDescriptors && !h.ownQueueFull:
@@ -380,16 +380,16 @@ func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
 		excluded:        !f.isOfConnection() && !f.sameBackend && f.reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
-		awaitsReconnect: f.isFree && !f.sameBackend && !f.isMissingEndpoint() && f.reason != metrics.RetryRank,
+		awaitsReconnect: f.isFree && !f.sameBackend && !f.isUnsuited() && f.reason != metrics.RetryRank,
 		queueFull:       f.queueFull && !f.isFree,
-		upstreamError:   f.status != 0 && !f.sameBackend && !f.shuttingDown && !f.isMissingEndpoint(),
+		upstreamError:   f.status != 0 && !f.sameBackend && !f.shuttingDown && !f.isUnsuited(),
 	})
 }
 
 // isBetterFailure reports whether f replaces the best failure.
 func (h *history) isBetterFailure(f *failure) bool {
 	best := h.best
-	return best == nil || best.isMissingEndpoint() || !f.isMissingEndpoint() && (f.status != 0 || f.noRetry || best.status == 0)
+	return best == nil || best.isUnsuited() || !f.isUnsuited() && (f.status != 0 || f.noRetry || best.status == 0)
 }
 
 // recordWaitAndReadmit records how a wait ended, and lets backends be picked again. granted is the one that has a
@@ -598,8 +598,8 @@ func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
 	if h.slotAwaited || !h.mayWait() || s.Attempts < 2 || !h.latestAttempt().failure.queueFull {
 		return false
 	}
-	withoutEndpoint := h.countAttempts(func(r *attemptRecord) bool { return r.failure.isMissingEndpoint() })
-	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.backendsToReconnect())-withoutEndpoint {
+	unsuited := h.countAttempts(func(r *attemptRecord) bool { return r.failure.isUnsuited() })
+	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.backendsToReconnect())-unsuited {
 		return false
 	}
 	return charged >= s.Attempts || !h.hasPickableBackend(f)

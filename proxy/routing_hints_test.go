@@ -108,7 +108,7 @@ func TestRouterRequest(t *testing.T) {
 	if n := ask(`{"max_tokens":5,"max_completion_tokens":6,` + plain[1:]).MaxOutputTokens; n != 6 {
 		t.Errorf("an answer of at most %d tokens, want 6", n)
 	}
-	if base.NonGenerative || base.MaxPromptTokens != 0 {
+	if base.NonGenerative || base.ContextLengths.Of(0) != 0 {
 		t.Errorf("a chat is %+v", base)
 	}
 	if r, fault := f.understood("/v1/embeddings", `{"input":"x"}`); fault != nil || !r.NonGenerative {
@@ -117,8 +117,8 @@ func TestRouterRequest(t *testing.T) {
 	limited := cards([]string{"m"})
 	limited[0].MaxTokens = 1000
 	f.backends[0].SetModels(limited)
-	if n := ask(plain).MaxPromptTokens; n != 1000 {
-		t.Errorf("the model takes %d tokens, want 1000", n)
+	if lengths := ask(plain).ContextLengths; lengths.Of(0) != 1000 {
+		t.Errorf("the model takes %d tokens, want 1000", lengths.Of(0))
 	}
 	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m","messages":[]}`} {
 		if r, fault := f.understood(path, body); fault != nil || r.MaxOutputTokens != 7 {

@@ -294,7 +294,7 @@ func (a *attempt) adjustDecodeFailure(f *failure) {
 		f.charged = 0
 		f.setProxyErrorBody(a.endpoint)
 	}
-	if isLate || f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isMissingEndpoint() {
+	if isLate || f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isUnsuited() {
 		f.isFree, f.sameBackend, f.suspectsCrash = true, true, false
 	}
 	a.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed

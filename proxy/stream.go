@@ -171,6 +171,8 @@ func (s *streamRelay) checkErrorEvent() *failure {
 	switch {
 	case s.quotesHandover(status, body, true):
 		return s.newQuoteFailure(status)
+	case s.isRefusedAsTooLong(http.StatusBadRequest, body): // events of /v1/messages have no status
+		return s.newTooLongFailure(jsonHeader(), body)
 	case s.isOfRequest(status, body):
 		return nil
 	}

@@ -62,11 +62,12 @@ type admission struct {
 // enqueue adds a request to the queue. It reports false if the queue is full.
 func (a *admission) enqueue(f *fleet, v *decide.Fleet, t *QueuedRequest) (added bool) {
 	req := &t.req
-	if a.queue.IsFull(req.Class(), req.BodyBytes) || a.isUnreadyShareFull(v, req) {
+	fitting := v.FittingBackends(req) // what waits for a longer context is not in the way of others
+	if a.queue.IsFull(req.Class(), req.BodyBytes) || a.isUnreadyShareFull(v, req, fitting) {
 		return false
 	}
 	t.item = queue.Item[*QueuedRequest]{
-		Value: t, Backends: req.Backends, Class: req.Class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
+		Value: t, Backends: fitting, Class: req.Class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
 		Lead: f.arrivalCredit(req, v.Now), Timeouts: req.QueueTimeouts, Waited: req.Waited,
 	}
 	p := a.leastPrefill(f, v, t)
@@ -131,10 +132,10 @@ func (a *admission) timeAhead(v *decide.Fleet, req *Request, rate float64) time.
 	return time.Duration(min(tokens/rate, maxTimeAhead.Seconds()) * float64(time.Second))
 }
 
-// isUnreadyShareFull reports whether a request has no ready backend, and requests without one fill half of
+// isUnreadyShareFull reports whether no backend that a request fits is ready, and requests without one fill half of
 // their class's bounds. Where no backend is ready there is nothing to keep the other half for.
-func (a *admission) isUnreadyShareFull(v *decide.Fleet, req *Request) bool {
-	return !slices.ContainsFunc(req.Backends, v.IsAvailable) && v.HasAvailable() &&
+func (a *admission) isUnreadyShareFull(v *decide.Fleet, req *Request, fitting []*backends.Backend) bool {
+	return !slices.ContainsFunc(fitting, v.IsAvailable) && v.HasAvailable() &&
 		a.queue.UnreadyExceedHalf(req.Class(), req.BodyBytes, v.IsAvailable)
 }
 

@@ -29,8 +29,8 @@ func (r *Router) dispatch(now time.Time) {
 	if r.onPanic != nil {
 		defer a.recoverRound(now, &r.callbacks)
 	}
-	a.followCatalog(r.catalog(), now, &r.callbacks)
 	v := f.viewAll(&f.scratch, &r.callbacks, now)
+	a.followCatalog(r.catalog(), v, &r.callbacks)
 	a.expireAndPromote(v, &r.callbacks)
 	if a.draining {
 		a.refuseUnready(v, &r.callbacks)
@@ -99,7 +99,7 @@ func (a *admission) pause(until, now time.Time) {
 
 // followCatalog updates the backends of the queued requests when the catalog has changed. Requests that came
 // before any model was listed end with ErrUnknownModel if theirs is not among the first.
-func (a *admission) followCatalog(c *backends.Catalog, now time.Time, due *callbacks) {
+func (a *admission) followCatalog(c *backends.Catalog, v *decide.Fleet, due *callbacks) {
 	if c == a.lastCatalog {
 		return
 	}
@@ -107,8 +107,8 @@ func (a *admission) followCatalog(c *backends.Catalog, now time.Time, due *callb
 	var unknown []*QueuedRequest
 	for it := range a.queue.Items() {
 		t := it.Value
-		if list := currentBackends(c, &t.req); !slices.Equal(list, t.req.Backends) {
-			t.req.Backends = list
+		updateBackends(c, &t.req)
+		if list := v.FittingBackends(&t.req); !slices.Equal(list, it.Backends) {
 			a.queue.SetBackends(it, list)
 			t.waitsFor = noSlot
 		}
@@ -117,7 +117,7 @@ func (a *admission) followCatalog(c *backends.Catalog, now time.Time, due *callb
 		}
 	}
 	for _, t := range unknown {
-		a.removeWithResult(t, nil, ErrUnknownModel, now, due)
+		a.removeWithResult(t, nil, ErrUnknownModel, v.Now, due)
 	}
 }
 

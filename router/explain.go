@@ -23,7 +23,7 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	defer r.unlockAndRunCallbacks()
 	f := &r.fleet
 	defer func(drawn rand.PCG) { *f.rand = drawn }(*f.rand)
-	req.Backends = currentBackends(r.catalog(), &req)
+	updateBackends(r.catalog(), &req)
 	var s scratch
 	v := f.viewAll(&s, nil, r.now())
 	v.Waiting = r.admission.queue.WaitingAhead(queue.Batch, req.Backends).Count

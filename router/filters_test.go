@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"warmroute/prompt"
 	"warmroute/router/estimate"
 	"warmroute/router/ledger"
+	"warmroute/router/queue"
 )
 
 func TestMaxInFlight(t *testing.T) {
@@ -198,7 +200,7 @@ func sized(r *Router, fleet []*backends.Backend, c *clock, tokens int) {
 // limited is a request for a model whose prompts may have 10,000 tokens.
 func limited(fleet []*backends.Backend, key, blocks int) *Request {
 	req := ask(fleet, key, blocks)
-	req.MaxPromptTokens = 10_000
+	req.ContextLengths = contextLengths(10_000)
 	return req
 }
 
@@ -382,5 +384,45 @@ func TestMeanUncached(t *testing.T) {
 	mustPick(t, r, large).Release(Outcome{End: Completed})
 	if r.fleet.estimates.MeanUncachedTokensOfAll() != 640 {
 		t.Errorf("the mean u is %.0f, want the 640 tokens of the only one that was prefilled", r.fleet.estimates.MeanUncachedTokensOfAll())
+	}
+}
+
+// TestQueueForLongerContext has more requests wait for a backend with a long context, which is down, than get a turn in a
+// round: others are sent to one with a short context.
+func TestQueueForLongerContext(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix", func(o *Options) {
+		o.Queue = QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
+	})
+	learnTextLength(r)
+	fleet[1].SetState(backends.Down)
+	var sent []string
+	var queued []*QueuedRequest
+	for key := range 2 * queue.MaxTurns {
+		req := ask(fleet, key, 200) // 12,800 tokens
+		req.ContextLengths = contextLengths(4000, 64_000)
+		queued = append(queued, r.Submit(req, func(d *Reservation, err error) {
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			sent = append(sent, d.Backend.Name)
+			d.Release(Outcome{End: Completed})
+		}))
+	}
+	if len(sent) > 0 || r.CountWaiting() != len(queued) {
+		t.Fatalf("%d requests were sent, and %d wait", len(sent), r.CountWaiting())
+	}
+	req := ask(fleet, 1000, 10)
+	req.ContextLengths = contextLengths(4000, 64_000)
+	if d := mustPick(t, r, req); d.Backend != fleet[0] {
+		t.Errorf("a short request is on %s", d.Backend.Name)
+	}
+	c.advance(time.Second)
+	fleet[1].SetState(backends.Ready)
+	for r.BackendStateChanged(fleet[1]); r.CountWaiting() > 0; r.Tick() {
+		c.advance(TickInterval)
+	}
+	if len(sent) != len(queued) || slices.Contains(sent, fleet[0].Name) {
+		t.Errorf("%d of %d were sent: %v", len(sent), len(queued), sent)
 	}
 }

@@ -251,3 +251,18 @@ func breakerOf(r *Router, b *backends.Backend) (state BreakerState, opens uint64
 	s := r.Status(b)
 	return s.Breaker, s.Opens
 }
+
+// contextLengths returns the lengths of backends by their slots; 0: not known.
+func contextLengths(bySlot ...int) backends.ContextLengths {
+	var all []*backends.Backend
+	for slot, length := range bySlot {
+		b := &backends.Backend{Name: fmt.Sprint("b", slot)}
+		b.SetModels([]backends.Model{{ID: "m", MaxTokens: length}})
+		all = append(all, b)
+	}
+	r, err := backends.NewRegistry(all)
+	if err != nil {
+		panic(err)
+	}
+	return r.Catalog().ContextLengths("m")
+}

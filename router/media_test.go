@@ -100,19 +100,19 @@ func TestMediaCountInPromptLimit(t *testing.T) {
 	}
 	for _, want := range []bool{false, true} {
 		req, tokens := askChat(t, fleet, images...) // 45,000 tokens
-		req.MaxPromptTokens = 8000
+		req.ContextLengths = contextLengths(8000)
 		d := mustPick(t, r, req)
 		if d.entry.Prediction.IsTooLong != want {
 			t.Errorf("too long is %v, want %v", d.entry.Prediction.IsTooLong, want)
 		}
 		d.Release(Outcome{End: NotProcessed})
-		req.MaxPromptTokens = 0
+		req.ContextLengths = backends.ContextLengths{}
 		for range 10 { // known from eight responses on
 			mustPick(t, r, req).Release(usage(tokens, 0))
 		}
 	}
 	req, _ := askChat(t, fleet, images...)
-	req.MaxPromptTokens, req.Blocks = 8000, nil
+	req.ContextLengths, req.Blocks = contextLengths(8000), nil
 	if d := mustPick(t, r, req); d.entry.Prediction.IsTooLong {
 		t.Error("a truncated prompt is too long")
 	}

@@ -55,7 +55,7 @@ func (r *Router) routeOrEnqueue(req *Request, deliver func(*Reservation, error),
 	if deliver == nil {
 		t.done = make(chan struct{})
 	}
-	t.req.Backends = currentBackends(r.catalog(), req)
+	updateBackends(r.catalog(), &t.req)
 	if !r.admission.enqueue(&r.fleet, r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, now), t) {
 		return nil, nil, ErrQueueFull
 	}
@@ -81,6 +81,13 @@ func (t *QueuedRequest) Cancel() (removed bool) {
 	a.queue.RefundTenant(&t.item)
 	r.dispatch(now) // what it had claimed is free
 	return true
+}
+
+// FittingBackends returns the backends of a request but those whose context is too short for it, which others accept.
+func (r *Router) FittingBackends(req *Request) []*backends.Backend {
+	r.mu.Lock()
+	defer r.unlockAndRunCallbacks()
+	return r.fleet.viewOf(&r.fleet.scratch, req.Backends, &r.callbacks, r.now()).FittingBackends(req)
 }
 
 // AddWaitingOutsideQueue counts a request that waits for something else than its turn in the queue. It returns

@@ -24,7 +24,7 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	f, s := &r.fleet, &r.fleet.scratch
 	f.sharing.record(req, now)
 	if len(tried) > 0 {
-		req.Backends = currentBackends(r.catalog(), req)
+		updateBackends(r.catalog(), req)
 	}
 	v := f.viewOf(s, req.Backends, &r.callbacks, now)
 	if len(tried) > 0 {
@@ -41,11 +41,10 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	q := f.match(s, req, tried)
 	err := f.filter(s, v, q, f.ledger)
 	if err == ErrNoneReady {
-		if current := currentBackends(r.catalog(), req); !slices.Equal(current, req.Backends) {
-			req.Backends, q.Backends = current, current
-			v = f.viewOf(s, current, &r.callbacks, now)
-			err = f.filter(s, v, q, f.ledger)
-		}
+		updateBackends(r.catalog(), req)
+		q.Backends, q.ContextLengths = req.Backends, req.ContextLengths
+		v = f.viewOf(s, req.Backends, &r.callbacks, now)
+		err = f.filter(s, v, q, f.ledger)
 	}
 	switch {
 	case err == nil:
@@ -67,21 +66,20 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	return r.reserve(s, v, q, choice), nil
 }
 
-// currentBackends returns the backends that serve a request's model now; those that
-// did where the catalog does not list it any more: another may be about to serve it.
-func currentBackends(c *backends.Catalog, req *Request) []*backends.Backend {
+// updateBackends sets the backends of a request to those that serve its model now, and their context lengths. Those that
+// did stay where the catalog does not list it any more: another may be about to serve it.
+func updateBackends(c *backends.Catalog, req *Request) {
 	if req.Stored && len(req.Backends) == 1 { // its server may have other ranks by now
 		if parts := req.Backends[0].Server().Parts(); !slices.Contains(parts, req.Backends[0]) {
-			return parts
+			req.Backends = parts
 		}
 	}
 	if c == nil || req.CatalogID == "" || req.Stored {
-		return req.Backends
+		return
 	}
 	if e, listed := c.Find(req.CatalogID); listed {
-		return e.Backends
+		req.Backends, req.ContextLengths = e.Backends, c.ContextLengths(req.CatalogID)
 	}
-	return req.Backends
 }
 
 // reserve accounts for a request on the chosen candidate, and on another backend if that does the prefill.
@@ -143,7 +141,7 @@ func (r *Router) prepare(v *decide.Fleet, q *decide.Query, choice decide.Choice,
 		p.Uncached = estimate.MinUncachedTokens
 	}
 	d.attempt = health.Attempt{
-		SentAt: v.Now, Uncached: p.Uncached, Streams: q.Streams, Listener: q.Stalls, Backends: q.Backends, Tried: q.Tried, Endpoint: q.Endpoint,
+		SentAt: v.Now, Uncached: p.Uncached, Streams: q.Streams, Listener: q.Stalls, Backends: v.FittingBackends(q.Request), Tried: q.Tried, Endpoint: q.Endpoint,
 	}
 	if q.NoEngine {
 		return d

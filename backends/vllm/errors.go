@@ -167,6 +167,41 @@ func IsScalingError(status int, body []byte) bool {
 	})
 }
 
+// lengthMessages are the beginnings of the messages with which vLLM refuses a prompt, or a prompt and its output, as longer
+// than max_model_len. testdata/context-length.txt has the errors and the versions. After "max_tokens must be at least 1" the
+// prompt may have left no room for an output.
+var lengthMessages = [...]string{
+	"This model's maximum context length is ", "this model's maximum context length is ",
+	"'max_tokens' or 'max_completion_tokens' is too large: ",
+	"Input length (", "Prompt length of ", "The prompt (total length ", "The decoder prompt (length ", "The engine prompt length ",
+	"max_tokens must be at least 1, got ",
+}
+
+// outputLengthMessage is in the message about an output that alone is longer than max_model_len, after its parameter.
+const outputLengthMessage = " cannot be greater than max_model_len="
+
+// outputLengthParams are the parameters that such a message begins with.
+var outputLengthParams = [...]string{"max_tokens=", "max_completion_tokens=", "max_output_tokens="}
+
+// IsContextLengthError reports whether body is the error of a server whose max_model_len is too small for the request,
+// with status 400 or as an event of a stream. Only the beginning of its message counts, since an error may quote its
+// request.
+func IsContextLengthError(body []byte) bool {
+	if !gjson.ValidBytes(body) {
+		return false
+	}
+	message := gjson.GetBytes(body, "error.message")
+	if !message.Exists() { // before vLLM 0.10
+		message = gjson.GetBytes(body, "message")
+	}
+	hasPrefix := func(start string) bool { return strings.HasPrefix(message.Str, start) }
+	if slices.ContainsFunc(outputLengthParams[:], hasPrefix) {
+		param, _, found := strings.Cut(message.Str, outputLengthMessage)
+		return found && !strings.ContainsRune(param, ' ')
+	}
+	return message.Type == gjson.String && slices.ContainsFunc(lengthMessages[:], hasPrefix)
+}
+
 const (
 	// missingPathDetail is the body of FastAPI's 404 of a path. The Rust front end has an
 	// empty body.

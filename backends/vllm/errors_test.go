@@ -3,6 +3,7 @@ package vllm
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -131,6 +132,47 @@ func TestIsScalingError(t *testing.T) {
 		}
 		if IsScalingError(http.StatusInternalServerError, []byte(body)) {
 			t.Errorf("%s with another status", body)
+		}
+	}
+}
+
+// TestIsContextLengthError reads the errors in testdata/context-length.txt.
+func TestIsContextLengthError(t *testing.T) {
+	recorded, err := os.ReadFile("testdata/context-length.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := map[string]int{}
+	for line := range strings.Lines(string(recorded)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		fields := strings.Split(strings.TrimSpace(line), "\t")
+		if len(fields) != 3 {
+			t.Fatalf("a line of %d fields: %s", len(fields), line)
+		}
+		versions[fields[0]]++
+		if !IsContextLengthError([]byte(fields[2])) {
+			t.Errorf("%s %s: not recognized: %s", fields[0], fields[1], fields[2])
+		}
+	}
+	if versions["0.32"] < 15 {
+		t.Errorf("only %d errors of vLLM 0.32", versions["0.32"])
+	}
+	for _, body := range []string{
+		errorJSON("min_tokens must be less than or equal to max_tokens=5, got 9."),
+		errorJSON("truncate_prompt_tokens=2000 cannot be greater than max_model_len = 1024. Please request a smaller truncation size."),
+		errorJSON("truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."),
+		errorJSON("max_tokens=5 is bad, as is what you say: it cannot be greater than max_model_len=1024."),
+		errorJSON("max_tokens=5"),
+		errorJSON("1 validation error: messages: 'This model's maximum context length is 4096 tokens.'"),
+		`{"error":"This model's maximum context length is 4096 tokens."}`,
+		`{"error":{"message":["This model's maximum context length is 4096 tokens."]}}`,
+		`x {"error":{"message":"This model's maximum context length is 4096 tokens."}}`,
+		`{"detail":"Not Found"}`, `{}`, `[]`, ``,
+	} {
+		if IsContextLengthError([]byte(body)) {
+			t.Errorf("taken for one: %s", body)
 		}
 	}
 }

@@ -59,6 +59,7 @@ var scenarios = []scenario{
 	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
 	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
 	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: killOnlyReplica},
+	{name: "context-length", about: "conversations outgrow the context of two replicas of a model; the third, with a longer one, is killed and started again: no turn is lost or cut short", act: mixContextLengths},
 	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: limitDescriptors},
 	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners respond to new clients", act: openIdleConnections},
 	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the clients fails", act: trickleBodies},

@@ -61,6 +61,9 @@ func (s *Server) readParams(in fields, maxTokensKeys ...string) (params, error) 
 			return p, badRequest("max_tokens", "max_tokens must be at least 1, got "+strconv.Itoa(p.maxTokens)+
 				". (parameter=max_tokens, value="+strconv.Itoa(p.maxTokens)+")")
 		}
+		if p.maxTokens > s.cfg.MaxModelLen {
+			return p, outputTooLong(key, p.maxTokens, s.cfg.MaxModelLen)
+		}
 		break
 	}
 	if p.maxTokens > 0 && p.minTokens > p.maxTokens {

@@ -185,6 +185,12 @@ func promptTooLong(maxTokens int) apiError {
 		"Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", maxTokens, maxTokens+1, maxTokens+1))
 }
 
+// outputTooLong is the error for a maximum of the output that is beyond the context length.
+func outputTooLong(param string, tokens, maxTokens int) apiError {
+	return badRequest(param, fmt.Sprintf("%s=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. (parameter=%[1]s, value=%d)",
+		param, tokens, maxTokens, tokens))
+}
+
 // validationError is the 400 of FastAPI and pydantic. Its message is only similar
 // to theirs.
 func validationError(param, message string) apiError {

@@ -43,7 +43,7 @@ func TestBlockedBy(t *testing.T) {
 		{"much is queued, of one tenant", func(x fixture) { x.b.QueuedSeconds, x.Shared = much, false }, NotBlocked},
 		{"without a queue", func(x fixture) { x.b.QueuedSeconds, x.QueueEnabled = much, false }, NotBlocked},
 		{"no engine works on it", func(x fixture) { x.b.QueuedSeconds, x.NoEngine = much, true }, NotBlocked},
-		{"the prompt is too long", func(x fixture) { x.b.QueuedSeconds, x.MaxPromptTokens = much, 1 }, NotBlocked},
+		{"the prompt is too long", func(x fixture) { x.b.QueuedSeconds, x.ContextLengths = much, contextLengths(t, 1) }, NotBlocked},
 		{"a probe is due", func(x fixture) { x.b.QueuedSeconds, x.b.ProbeDue = much, true }, NotBlocked},
 		{"much is queued by other clients alone", func(x fixture) {
 			x.b.ExternalTokens, x.b.KnownInFlight, x.b.HasWaiting, x.b.NearlyFull = much*x.b.PrefillRate, 0, true, true

@@ -33,6 +33,7 @@ type rank int
 const (
 	rankProbe     rank = iota - 1 // must be tried
 	rankPreferred                 // no filter applies
+	rankMayBeTooShort
 	rankOtherRole
 	rankFailing
 	rankTooLong
@@ -81,6 +82,8 @@ var requestFilters = []*filter{
 		applies: func(f *Fleet, q *Query, b *Backend) bool {
 			return q.PrefilledOn != nil && (b.Role == backends.RolePrefill || !f.Pairs(b.Backend, q.PrefilledOn))
 		}},
+	{name: "context_length", rank: rankExcluded, description: "has too short a context for the request",
+		applies: func(f *Fleet, q *Query, b *Backend) bool { return f.isTooShort(q.Request, b) }},
 	&maxInFlightFilter,
 	{name: "stalled", rank: rankStalled, description: "is stalled",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.Stalled }},
@@ -92,6 +95,8 @@ var requestFilters = []*filter{
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.QueueFull }},
 	{name: "breaker_open", rank: rankFailing, description: "has an open circuit breaker",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.Breaker != health.BreakerClosed }},
+	{name: "context_length_near", rank: rankMayBeTooShort, description: "may have too short a context for the request",
+		applies: (*Fleet).mayBeTooShort},
 	&otherRoleFilter,
 }
 
@@ -137,7 +142,7 @@ func (f *Fleet) findCandidateFilter(q *Query, b *Backend) *filter {
 // shouldProbe reports whether the request is to try a backend whose breaker is open. A
 // request that failed elsewhere is not risked.
 func (f *Fleet) shouldProbe(q *Query, b *Backend) bool {
-	return b.ProbeDue && !b.QueueFull && len(q.Tried) == 0 && !q.NoEngine && !f.IsTooLong(q.Request, b)
+	return b.ProbeDue && !b.QueueFull && len(q.Tried) == 0 && !q.NoEngine && !f.IsTooLong(q.Request, b) && !f.mayBeTooShort(q, b)
 }
 
 // Candidates are the backends that may take a request. A value is reused for the next one.
@@ -253,7 +258,8 @@ func (f *Fleet) IsEndpointMissing(req *Request) bool {
 func (f *Fleet) HasUntriedBackend(req *Request, tried []*backends.Backend) bool {
 	return slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
 		v := f.Find(b)
-		return v != nil && !v.Retiring && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) && !f.isForPrefillOnly(req, v)
+		return v != nil && !v.Retiring && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) && !f.isForPrefillOnly(req, v) &&
+			!f.isTooShort(req, v)
 	})
 }
 
@@ -261,6 +267,7 @@ func (f *Fleet) HasUntriedBackend(req *Request, tried []*backends.Backend) bool 
 func (f *Fleet) IsOutage(req *Request, tried []*backends.Backend) bool {
 	return !slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
 		v := f.Find(b)
-		return v != nil && v.IsAvailable() && !v.Stalled && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) && !f.isForPrefillOnly(req, v)
+		return v != nil && v.IsAvailable() && !v.Stalled && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) && !f.isForPrefillOnly(req, v) &&
+			!f.isTooShort(req, v)
 	})
 }

@@ -62,7 +62,7 @@ func TestFindFilter(t *testing.T) {
 			b.ProbeDue, b.Breaker, b.QueueFull = true, health.BreakerHalfOpen, true
 		}, "queue_full"},
 		{"nor with a prompt that is too long", func(_ *Fleet, b *Backend, q *Query) {
-			b.ProbeDue, b.Breaker, q.MaxPromptTokens = true, health.BreakerHalfOpen, 100
+			b.ProbeDue, b.Breaker, q.ContextLengths = true, health.BreakerHalfOpen, contextLengths(t, 100)
 		}, "prompt_too_long"},
 
 		{"too long for the cache", func(_ *Fleet, b *Backend, _ *Query) { b.Capacity = 100 }, "prompt_too_long"},

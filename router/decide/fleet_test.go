@@ -58,6 +58,22 @@ func newQuery(all []*backends.Backend, blocks int) *Query {
 	return &Query{Request: req, Sizes: estimate.TokenSizes{BytesPerToken: blockBytes / blockTokens}, Matched: make([]int, len(all))}
 }
 
+// contextLengths returns the lengths of backends by their slots; 0: not known.
+func contextLengths(t testing.TB, bySlot ...int) backends.ContextLengths {
+	t.Helper()
+	var all []*backends.Backend
+	for slot, length := range bySlot {
+		b := &backends.Backend{Name: fmt.Sprint("b", slot)}
+		b.SetModels([]backends.Model{{ID: "m", MaxTokens: length}})
+		all = append(all, b)
+	}
+	r, err := backends.NewRegistry(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Catalog().ContextLengths("m")
+}
+
 // learnTextLength makes certain which prompts are too long: those of six bytes for each token.
 func learnTextLength(f *Fleet) {
 	p := estimate.Prediction{Bytes: 400_000, IsText: true}

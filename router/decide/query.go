@@ -1,8 +1,6 @@
 package decide
 
 import (
-	"slices"
-
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/estimate"
@@ -102,37 +100,4 @@ func (f *Fleet) kvWait(q *Query, b *Backend) (seconds float64) {
 	}
 	missing := max(0, f.requiredKVTokens(q, b.Slot)-free)
 	return missing / float64(b.Capacity) * f.Estimates.OutputTokens(b.Slot) / b.DecodeRate
-}
-
-// IsTooLong reports whether a replica will certainly refuse the request: its prompt is
-// longer than the model takes, or than the whole cache. What will be refused neither takes
-// the place of others in the index nor waits for room. Half of the media's learned tokens
-// count, because items differ in size; a prompt is never too long while these are not known.
-func (f *Fleet) IsTooLong(req *Request, b *Backend) bool {
-	limit := req.MaxPromptTokens
-	if c := b.Capacity; c > 0 && (limit == 0 || c < limit) {
-		limit = c
-	}
-	bytes := len(req.Blocks) * f.BlockBytes
-	if limit == 0 || bytes == 0 { // a prompt that the engine truncates has no blocks
-		return false
-	}
-	if req.Media {
-		media := req.CountMedia()
-		if len(req.MediaItems) == 0 || !f.Estimates.KnowsMediaTokens(req.Model, &media) {
-			return false
-		}
-		sizes := f.Estimates.TokenSizes(req.Model, req.TextClass)
-		bytes -= len(req.MediaItems) * prompt.MediaBytes
-		limit -= int(sizes.CountMediaTokens(&media) / 2)
-	}
-	return f.Estimates.ExceedsTokens(req.Model, req.TextClass, bytes, limit)
-}
-
-// IsTooLongForAll reports whether all that serve its model will refuse the request.
-func (f *Fleet) IsTooLongForAll(req *Request) bool {
-	return !slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
-		v := f.Find(b)
-		return v == nil || !f.IsTooLong(req, v)
-	})
 }

@@ -46,8 +46,10 @@ type Request struct {
 	NoEngine      bool // no engine works on it: it is never queued, and has no load
 	NonGenerative bool // its endpoint generates no text: its uncached tokens are not typical
 
-	MaxPromptTokens int // that a prompt may have, as reported by the replicas; 0: not known
-	MaxOutputTokens int // that the output may have; 0: not known
+	ContextLengths  backends.ContextLengths // of its model, on Backends
+	RefusedLength   int                     // the greatest context length of a replica that has refused it as too long; 0: none has
+	Truncates       bool                    // replicas truncate its prompt, so that none refuses it as too long
+	MaxOutputTokens int                     // that the output may have; 0: not known
 
 	Turn      prompt.Turn
 	PromptKey uint64 // hash of the model and the beginning of the first user message; 0: none

@@ -129,6 +129,22 @@ func (f *Fleet) hasPartner(q *Query, d *Backend) bool {
 	return false
 }
 
+// hasTooShortPartners reports whether there are replicas for prefill that pair with a replica for decode, ready or not, and
+// the context of each may be too short for the request: it is not worth waiting for one.
+func (f *Fleet) hasTooShortPartners(q *Query, d *Backend) bool {
+	found := false
+	for _, b := range q.Backends {
+		p := f.Find(b)
+		if p == nil || p.Role != backends.RolePrefill || !f.Pairs(p.Backend, d.Backend) {
+			continue
+		}
+		if found = true; !f.exceedsLength(q.Request, p) && !f.mayBeTooShort(q, p) {
+			return false
+		}
+	}
+	return found
+}
+
 // isForPrefillOnly reports whether a request rather waits for another replica than be served by this one, whether others are
 // ready or not.
 func (f *Fleet) isForPrefillOnly(req *Request, b *Backend) bool {
@@ -144,5 +160,5 @@ func (f *Fleet) waitsForRole(q *Query, b *Backend) bool {
 	case f.isForPrefillOnly(q.Request, b):
 		return true
 	}
-	return b.Role == backends.RoleDecode && q.Splittable && !f.hasPartner(q, b)
+	return b.Role == backends.RoleDecode && q.Splittable && !f.hasPartner(q, b) && !f.hasTooShortPartners(q, b)
 }

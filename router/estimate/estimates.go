@@ -177,6 +177,20 @@ func (f *Estimates) ExceedsTokens(model string, class prompt.TextClass, bytes, l
 	return float64(bytes) > most*float64(limit)
 }
 
+// TokensMargin returns how many times the tokens that are estimated of a prompt it may have. unknownMedia says that it has
+// media of which no tokens were learned.
+func (f *Estimates) TokensMargin(model string, class prompt.TextClass, unknownMedia bool) float64 {
+	switch e := f.models.byName[model]; {
+	case unknownMedia:
+		return unprovenTokensMargin
+	case class == prompt.TokenIDs:
+		return 1
+	case e != nil && e.ratios[class].tokens >= minProvenTokens:
+		return tokensMargin
+	}
+	return unprovenTokensMargin
+}
+
 // BackendBytesPerToken returns how many bytes of a backend's prompts make a token.
 func (f *Estimates) BackendBytesPerToken(slot int) float64 {
 	return f.backends[slot].ratio.bytesPerToken()

@@ -17,8 +17,12 @@ const (
 	maxBytesPerToken = 32
 	minTextBytes     = 256 // of a prompt; in a shorter one the chat template's own tokens dominate
 
-	// lengthMargin is how many times the bytes per token of its class a prompt may have.
+	// lengthMargin is how many times the bytes per token of its class a prompt has at most.
 	lengthMargin = 1.5
+	// tokensMargin is how many times the estimated tokens a prompt rarely exceeds, unprovenTokensMargin the same before
+	// there is evidence. Such a prompt may be refused by a replica, and is sent to another one then.
+	tokensMargin         = 1.25
+	unprovenTokensMargin = 2
 )
 
 // tokenRatio is how many bytes of text make a token.
