@@ -34,7 +34,7 @@ any backend, and look up the names of backends. Print a summary, or one error pe
 				summary += ", " + plural(len(keys), "key")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "ok: %s\n", summary)
-			return writeAddresses(cmd.Context(), cmd.OutOrStdout(), c)
+			return writeAddresses(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), c)
 		},
 	}
 	configs.AddFlags(cmd.Flags())
@@ -53,10 +53,13 @@ func formatRoles(c *config.Config) string {
 // checkLookupTimeout bounds the lookup of one name.
 const checkLookupTimeout = 2 * time.Second
 
-// writeAddresses looks up the names of the backends and writes of each that stands for several replicas how many it has.
-func writeAddresses(ctx context.Context, out io.Writer, c *config.Config) error {
+// writeAddresses looks up the names of the backends and writes of each that stands for several replicas how many it has,
+// and a warning of each that has no address.
+func writeAddresses(ctx context.Context, out, warnings io.Writer, c *config.Config) error {
 	resolver := discovery.NewResolver(c.DNS.Server)
 	for _, b := range c.Backends {
+		one := b.DNS == "off"
+		b.DNS = "auto"
 		name, ok := b.DNSName()
 		if !ok {
 			continue
@@ -64,15 +67,15 @@ func writeAddresses(ctx context.Context, out io.Writer, c *config.Config) error 
 		ctx, cancel := context.WithTimeout(ctx, checkLookupTimeout)
 		addresses, err := resolver.Lookup(ctx, discovery.Name(name))
 		cancel()
-		if len(addresses) < 2 && !b.HasDNSScheme() {
-			continue // one replica, which may not have been started yet
-		}
-		line := fmt.Sprintf("%s: %s in DNS", b.Name, plural(len(addresses), "replica"))
-		if err != nil {
-			line = fmt.Sprintf("%s: no address in DNS now: %v", b.Name, err)
-		}
-		if _, err := fmt.Fprintln(out, line); err != nil {
-			return err
+		switch {
+		case err != nil:
+			fmt.Fprintf(warnings, "warning: %s: no address now: %v\n", b.Name, err)
+		case len(addresses) == 0:
+			fmt.Fprintf(warnings, "warning: %s: no address now\n", b.Name)
+		case len(addresses) > 1 && !one || b.HasDNSScheme():
+			if _, err := fmt.Fprintf(out, "%s: %s in DNS\n", b.Name, plural(len(addresses), "replica")); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -251,7 +251,7 @@ type Log struct {
 
 // ProxySettings returns the settings of the proxy in a process that may have maxOpenFiles file
 // descriptors; 0: unknown.
-func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
+func (c *Config) ProxySettings(maxOpenFiles uint64, replicas int) proxy.Settings {
 	return proxy.Settings{
 		Limits:         c.Limits.Limits,
 		Timeouts:       c.Timeouts.Timeouts,
@@ -273,7 +273,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64) proxy.Settings {
 		AdapterPatterns: c.Models.adapterPatterns(),
 		WakeTimeouts:    c.wakeTimeouts(),
 
-		DescriptorConnections: c.MaxClientConnections(maxOpenFiles),
+		DescriptorConnections: c.MaxClientConnections(maxOpenFiles, replicas),
 	}
 }
 

@@ -15,7 +15,7 @@ func TestSettingsReachComponents(t *testing.T) {
 	fill(reflect.ValueOf(&c).Elem())
 	c.Tenant, c.Registration.Listener = "isolate", "main"
 	c.Routing.Learn, c.PD.Fallback = false, "queue"
-	proxySettings, routerSettings := c.ProxySettings(0), c.RouterSettings()
+	proxySettings, routerSettings := c.ProxySettings(0, 0), c.RouterSettings()
 	routerSettings.PolicySettings.SLO = routerSettings.SLO // as the router does
 	routerSettings.PolicySettings.AttentionCost = 1        // of replay only
 	proxySettings.QueueTimeouts.Total = 1                  // of keys only
@@ -78,7 +78,7 @@ func zeroFields(v reflect.Value, path string) (paths []string) {
 func TestFallbackWithoutQueue(t *testing.T) {
 	for requests, want := range map[string]bool{"0": false, "10": true} {
 		c := mustLoad(t, "backends: [http://a:1]\nrouting: {queue: {requests: "+requests+"}}\npd: {fallback: queue}")
-		if proxy, router := c.ProxySettings(0).QueueForRoles, c.RouterSettings().Handover.Queue; proxy != want || router != want {
+		if proxy, router := c.ProxySettings(0, 0).QueueForRoles, c.RouterSettings().Handover.Queue; proxy != want || router != want {
 			t.Errorf("a queue of %s requests: the proxy waits %v, the router %v", requests, proxy, router)
 		}
 	}

@@ -80,6 +80,9 @@ func TestListenerWarnings(t *testing.T) {
 	const public, token = "admin: \":9090\"\n", "admin_token: " + plainKey + "\n"
 	for _, c := range []struct{ yaml, want string }{
 		{token, ""},
+		{"registration: {listener: main, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\n", "registration.listener: main without state_file or redis.url"},
+		{"registration: {listener: main, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\nstate_file: state\n", ""},
+		{"registration: {listener: main, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\nredis: {url: \"redis://r\"}\n", ""},
 		{public, "until admin_token is set"},
 		{public + token, "set admin_tls.cert_file and admin_tls.key_file"},
 		{public + token + fmt.Sprintf("admin_tls: {cert_file: %s, key_file: %s}", cert, key), ""},

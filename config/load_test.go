@@ -294,25 +294,25 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 
 func TestModelPatterns(t *testing.T) {
 	want := []proxy.AdapterPattern{{Prefix: "sql-", Suffix: "-v2", Base: "org/new"}, {Prefix: "sql-", Base: "org/base.1"}, {Suffix: "-x", Base: "other"}}
-	if got := mustLoad(t, "models:\n  patterns: {\"*-x\": other, \"sql-*\": org/base.1, \"sql-*-v2\": org/new}", "http://a:8000").ProxySettings(0).AdapterPatterns; !slices.Equal(got, want) {
+	if got := mustLoad(t, "models:\n  patterns: {\"*-x\": other, \"sql-*\": org/base.1, \"sql-*-v2\": org/new}", "http://a:8000").ProxySettings(0, 0).AdapterPatterns; !slices.Equal(got, want) {
 		t.Errorf("from the file: %+v", got)
 	}
 	t.Setenv("WARMROUTE_MODELS_PATTERNS", "*-x=other, sql-*=org/base.1,sql-*-v2=org/new")
-	if got := mustLoad(t, "", "http://a:8000").ProxySettings(0).AdapterPatterns; !slices.Equal(got, want) {
+	if got := mustLoad(t, "", "http://a:8000").ProxySettings(0, 0).AdapterPatterns; !slices.Equal(got, want) {
 		t.Errorf("from the environment: %+v", got)
 	}
 }
 
 func TestWake(t *testing.T) {
 	want := map[string]time.Duration{"a": 10 * time.Minute, "org/b": time.Hour}
-	if got := mustLoad(t, "wake: [{model: a, url: http://scaler/a}, {model: org/b, url: https://x:1/b?c, timeout: 1h}]", "http://a:8000").ProxySettings(0).WakeTimeouts; !maps.Equal(got, want) {
+	if got := mustLoad(t, "wake: [{model: a, url: http://scaler/a}, {model: org/b, url: https://x:1/b?c, timeout: 1h}]", "http://a:8000").ProxySettings(0, 0).WakeTimeouts; !maps.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
 }
 
 func TestTrustedProxies(t *testing.T) {
 	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("fd00::/8"), netip.MustParsePrefix("::1/128")}
-	if got := mustLoad(t, "trusted_proxies: [10.1.2.3/8, 192.0.2.1, \"fd00::/8\", \"::1\"]", "http://a:8000").ProxySettings(0).TrustedProxies; !slices.Equal(got, want) {
+	if got := mustLoad(t, "trusted_proxies: [10.1.2.3/8, 192.0.2.1, \"fd00::/8\", \"::1\"]", "http://a:8000").ProxySettings(0, 0).TrustedProxies; !slices.Equal(got, want) {
 		t.Errorf("from the file: got %v", got)
 	}
 	t.Setenv("WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1,fd00::/8, ::1")

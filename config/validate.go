@@ -182,6 +182,9 @@ func (c *Config) Warnings(policies policy.Registry) []string {
 		warnings = append(warnings, `cors.origins: "*" without keys: any web page that is opened on a machine that reaches this proxy can use the replicas; `+
 			"configure keys, or list the origins")
 	}
+	if c.Registration.IsOnPublicListener() && c.StateFile == "" && c.Redis.URL == "" {
+		warnings = append(warnings, "registration.listener: main without state_file or redis.url: a proxy that restarts does not know the registered replicas; set one of them")
+	}
 	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.caWarnings(), c.routingWarnings(policies))
 }
 
@@ -190,43 +193,46 @@ const spareFileDescriptors = 100
 
 // MaxFileDescriptors returns how many file descriptors the settings allow to be
 // open at once: a client's connection and a backend's for each request, clients'
-// idle connections, and a health check and a poll of each backend.
-func (c *Config) MaxFileDescriptors() uint64 {
-	return uint64(max(c.Limits.Connections, c.Limits.InFlight) + c.maxRequestConnections() + c.otherFileDescriptors())
+// idle connections, and a health check and a poll of each backend. The fleet has so many
+// replicas, or as many as the configuration has backends if these are more.
+func (c *Config) MaxFileDescriptors(replicas int) uint64 {
+	return uint64(max(c.Limits.Connections, c.Limits.InFlight) + c.maxRequestConnections(replicas) + c.otherFileDescriptors(replicas))
 }
 
 // maxRequestConnections returns how many connections to backends requests may have.
-func (c *Config) maxRequestConnections() int {
-	return min(c.Limits.InFlight, len(c.Backends)*c.Connections.MaxPerBackend)
+func (c *Config) maxRequestConnections(replicas int) int {
+	return min(c.Limits.InFlight, max(replicas, len(c.Backends))*c.Connections.MaxPerBackend)
 }
 
 // otherFileDescriptors returns how many file descriptors may be open beside the connections of clients
 // and requests.
-func (c *Config) otherFileDescriptors() int { return 2*len(c.Backends) + spareFileDescriptors }
+func (c *Config) otherFileDescriptors(replicas int) int {
+	return 2*max(replicas, len(c.Backends)) + spareFileDescriptors
+}
 
 // MaxClientConnections returns the number of client connections above which idle ones are closed:
 // limits.connections, or less if the process may not open enough files for them and for requests'
 // connections to backends. Then at least half of the files are for these two, half of
 // them for each. maxOpenFiles is 0 if it is unknown.
-func (c *Config) MaxClientConnections(maxOpenFiles uint64) int {
-	if maxOpenFiles == 0 || c.MaxFileDescriptors() <= maxOpenFiles {
+func (c *Config) MaxClientConnections(maxOpenFiles uint64, replicas int) int {
+	if maxOpenFiles == 0 || c.MaxFileDescriptors(replicas) <= maxOpenFiles {
 		return c.Limits.Connections
 	}
 	limit := int(maxOpenFiles)
-	connections := limit - min(c.otherFileDescriptors(), limit/2)
-	return min(c.Limits.Connections, max(connections-c.maxRequestConnections(), connections/2))
+	connections := limit - min(c.otherFileDescriptors(replicas), limit/2)
+	return min(c.Limits.Connections, max(connections-c.maxRequestConnections(replicas), connections/2))
 }
 
 // DescriptorWarning returns a warning if the process that runs the proxy may not open enough files,
 // else "". maxOpenFiles is 0 if it is unknown.
-func (c *Config) DescriptorWarning(maxOpenFiles uint64) string {
-	need := c.MaxFileDescriptors()
+func (c *Config) DescriptorWarning(maxOpenFiles uint64, replicas int) string {
+	need := c.MaxFileDescriptors(replicas)
 	if maxOpenFiles == 0 || need <= maxOpenFiles {
 		return ""
 	}
 	return fmt.Sprintf("file descriptor limit is too low: %d may be needed, limit is %d, so idle client connections are closed above %d; "+
 		"raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight",
-		need, maxOpenFiles, c.MaxClientConnections(maxOpenFiles))
+		need, maxOpenFiles, c.MaxClientConnections(maxOpenFiles, replicas))
 }
 
 // adminWarnings returns the warnings about an admin listener that other machines can reach.

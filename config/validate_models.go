@@ -73,3 +73,19 @@ func (c *Config) wakeTimeouts() map[string]time.Duration {
 	}
 	return timeouts
 }
+
+// LoadsOnDemand reports whether no replica needs to list a model: replicas load it at the first request, or are started
+// when requests wait for it.
+func (c *Config) LoadsOnDemand(model string) bool {
+	for _, p := range c.Models.adapterPatterns() {
+		if strings.HasPrefix(model, p.Prefix) && strings.HasSuffix(model, p.Suffix) {
+			return true
+		}
+	}
+	for _, w := range c.Wake {
+		if w.Model == model {
+			return true
+		}
+	}
+	return false
+}

@@ -349,11 +349,15 @@ func TestWarnings(t *testing.T) {
 func TestFileDescriptorWarning(t *testing.T) {
 	c := mustLoad(t, "limits: {in_flight: 1000, connections: 3000}\nconnections: {max_per_backend: 400}", "http://a:8000", "http://b:8000")
 	const need = 3000 + 800 + 4 + spareFileDescriptors // the two backends take 800 connections and no more
-	if w := c.DescriptorWarning(need); w != "" {
+	if w := c.DescriptorWarning(need, 0); w != "" {
 		t.Errorf("limit %d: %q", need, w)
 	}
-	if w := c.DescriptorWarning(need - 1); !strings.HasPrefix(w, "file descriptor limit is too low: 3904 may be needed, limit is 3903, ") {
+	if w := c.DescriptorWarning(need-1, 2); !strings.HasPrefix(w, "file descriptor limit is too low: 3904 may be needed, limit is 3903, ") {
 		t.Errorf("limit %d: %q", need-1, w)
+	}
+	// Ten replicas, of which the names of the two stand for some and others have registered.
+	if w := c.DescriptorWarning(need, 10); !strings.HasPrefix(w, "file descriptor limit is too low: 4120 may be needed, limit is 3904, ") {
+		t.Errorf("ten replicas: %q", w)
 	}
 }
 
@@ -401,7 +405,7 @@ func TestMaxClientConnections(t *testing.T) {
 		{"", 64, 16},
 		{"", 1, 0},
 	} {
-		if got := mustLoad(t, c.yaml, "http://a:8000").MaxClientConnections(c.limit); got != c.want {
+		if got := mustLoad(t, c.yaml, "http://a:8000").MaxClientConnections(c.limit, 0); got != c.want {
 			t.Errorf("%s, limit %d: got %d, want %d", c.yaml, c.limit, got, c.want)
 		}
 	}

@@ -25,6 +25,16 @@ func TestFileDescriptorWarningAtStart(t *testing.T) {
 	}
 }
 
+// Replicas that register, or are found under a name, need descriptors as well.
+func TestFileDescriptorWarningForRegisteredReplicas(t *testing.T) {
+	t.Parallel()
+	fleet, registered := startSimFleet(t, 1, 0), startSimFleet(t, 1, 0)
+	file := fleet.configFile(t, registrationYAML+"limits: {in_flight: 1000, connections: 1000}")
+	p := file.startWithDescriptors(2102)
+	p.register(registered.urls[0])
+	p.awaitLog(`level=WARN msg="file descriptor limit is too low: 2104 may be needed, limit is 2102, `)
+}
+
 // neverTimeOut has the proxy keep connections that carry nothing.
 const neverTimeOut = "timeouts: {read_header: 10m}"
 

@@ -94,8 +94,8 @@ func TestUnitLimits(t *testing.T) {
 		t.Errorf("it is killed after %v (%v), within timeouts.drain and timeouts.shutdown", stop, err)
 	}
 	files, err := strconv.ParseUint(only(t, unit, "LimitNOFILE"), 10, 64)
-	if err != nil || c.MaxFileDescriptors() > files {
-		t.Errorf("it may open %d files (%v), and needs %d", files, err, c.MaxFileDescriptors())
+	if err != nil || c.MaxFileDescriptors(0) > files {
+		t.Errorf("it may open %d files (%v), and needs %d", files, err, c.MaxFileDescriptors(0))
 	}
 	if got := only(t, unit, "Type"); got != "notify" {
 		t.Errorf("type %s", got)

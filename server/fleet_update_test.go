@@ -61,7 +61,7 @@ func (c *changing) change(f func(*config.Config)) {
 		c.t.Fatal(err)
 	}
 	apply()
-	c.server.proxy.Configure(next.ProxySettings(0))
+	c.server.proxy.Configure(next.ProxySettings(0, 0))
 	c.config = next
 }
 

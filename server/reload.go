@@ -12,6 +12,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/config"
 	"warmroute/recovery"
@@ -57,11 +58,30 @@ func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
 	return true
 }
 
+// countReplicas returns how many replicas the fleet has, whatever they come from. The ranks of one are one.
+func (s *Server) countReplicas() (n int) {
+	servers := map[*backends.Backend]bool{}
+	for _, b := range s.registry.All() {
+		servers[b.Server()] = true
+	}
+	return len(servers)
+}
+
+// applyFleetSize has the proxy keep as many connections of clients as the replicas of the fleet leave file descriptors for.
+func (s *Server) applyFleetSize() {
+	if n := s.countReplicas(); n != s.replicas {
+		s.replicas = n
+		s.proxy.Configure(s.config.ProxySettings(fileDescriptorLimit(), n))
+		s.warnIfMoreDescriptorsNeeded(s.config)
+	}
+}
+
 // warnIfMoreDescriptorsNeeded warns if a configuration may need more file descriptors than the process may have,
 // and a tenth more than the last time: each backend that is added needs some.
 func (s *Server) warnIfMoreDescriptorsNeeded(c *config.Config) {
-	need := c.MaxFileDescriptors()
-	warning := c.DescriptorWarning(fileDescriptorLimit())
+	replicas := s.countReplicas()
+	need := c.MaxFileDescriptors(replicas)
+	warning := c.DescriptorWarning(fileDescriptorLimit(), replicas)
 	if warning != "" && need > s.warnedDescriptors+s.warnedDescriptors/10 {
 		s.log.Warn(warning)
 		s.warnedDescriptors = need
@@ -126,7 +146,7 @@ func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 		if s.listeners.admin != nil {
 			s.listeners.admin.replaceCertificate(c.AdminTLS)
 		}
-		s.proxy.Configure(c.ProxySettings(fileDescriptorLimit()))
+		s.proxy.Configure(c.ProxySettings(fileDescriptorLimit(), s.countReplicas()))
 		s.registration.Configure(c)
 		s.keys.Replace(c.APIKeys())
 		s.responses.Configure(c.Responses)

@@ -104,8 +104,15 @@ func (s *Server) runEventLoop(ctx context.Context, checksDone <-chan struct{}, r
 			child.stop(stopSignalOf(ctx))
 		}
 	}()
+	checkKeys := time.NewTicker(keyModelsInterval)
+	defer checkKeys.Stop()
 	for {
+		fleetChanged := s.registry.StateChanged() // before looking
+		s.applyFleetSize()
 		select {
+		case <-fleetChanged:
+		case now := <-checkKeys.C:
+			s.keyModels.warn(s.log, s.config, s.registry.Catalog(), now)
 		case <-ctx.Done():
 			return nil
 		case err := <-s.listeners.failed:

@@ -88,6 +88,8 @@ type Server struct {
 	waker         *waker
 	resources     *resourceLog
 
+	keyModels         keyModels
+	replicas          int    // of the fleet, as of the last applyFleetSize
 	warnedDescriptors uint64 // that the last warning about their number named; 0: none
 	files             stateFiles
 }
@@ -183,7 +185,7 @@ func New(o Options) (*Server, error) {
 		Keys:             s.keys,
 		Usage:            s.usage,
 		Responses:        s.responses,
-		Settings:         c.ProxySettings(fileDescriptorLimit()),
+		Settings:         c.ProxySettings(fileDescriptorLimit(), s.countReplicas()),
 	})
 	controller := &control.Controller{StateChanged: s.router.BackendStateChanged, CacheReset: s.recordCacheReset}
 	s.registration = registration.New(registration.Options{
