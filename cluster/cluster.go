@@ -277,6 +277,7 @@ func (c *Cluster) readStream(ctx context.Context) {
 	if c.position == "" {
 		c.position = strconv.FormatInt(time.Now().Add(-history).UnixMilli(), 10)
 	}
+	readsHistory := true // what was written before this process started; the caches may have been lost since
 	for delay := minRetryDelay; ctx.Err() == nil; {
 		messages, err := c.readNext(ctx)
 		if ctx.Err() != nil {
@@ -296,6 +297,10 @@ func (c *Cluster) readStream(ctx context.Context) {
 		for i := range messages {
 			c.position = messages[i].id
 			c.applyEntry(&messages[i], time.Now())
+		}
+		if readsHistory && len(messages) < readCount {
+			readsHistory = false
+			c.Router.SetIndexRestored()
 		}
 		c.setReadPosition(c.position)
 		c.removeSilentPeers(time.Now())

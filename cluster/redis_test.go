@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/http/httptest"
@@ -671,6 +672,42 @@ func TestSnapshotOverRedis(t *testing.T) {
 	}
 	if after, err := b.readHead(t.Context()); err != nil || !reflect.DeepEqual(after, before) {
 		t.Errorf("the head is %+v, want %+v (%v)", after, before, err)
+	}
+}
+
+// What a proxy that starts reads of requests before its start is a guess, as a restored snapshot is: the replicas may have lost
+// their caches since. Hits of these requests confirm nothing.
+func TestCachesLostBeforeStart(t *testing.T) {
+	const prompts, blocks, tokens = 8, 20, 20 * 64
+	usage := func(cached int) router.Outcome {
+		return router.Outcome{End: router.Completed, OutputTokens: 10, PromptTokens: tokens, CachedTokens: cached, CachedKnown: true}
+	}
+	s := startRedis(t)
+	a := startProxy(t, s)
+	awaitProxies(t, 1, a)
+	for range 2 {
+		for key := range prompts {
+			d := a.send(key, blocks)
+			d.Release(usage(d.MatchedTokens))
+		}
+	}
+	a.stop()
+	b := startProxy(t, s)
+	eventually(t, "the requests before the start are known", func() bool {
+		return b.readPosition() != "" && b.heldAnywhere(prompts-1, blocks) == blocks
+	})
+	missed := b.send(0, blocks)
+	missed.Release(usage(0))
+	for key := 1; key < prompts; key++ {
+		for _, x := range b.Router.Explain(*b.request(key, blocks)).Backends {
+			want := float64(tokens)
+			if x.Name == missed.Backend.Name {
+				want /= 4
+			}
+			if x.MatchedBlocks == blocks && math.Abs(x.MatchedTokens-want) > 1 {
+				t.Errorf("prompt %d: %.0f tokens are thought to be cached on %s, want %.0f", key, x.MatchedTokens, x.Name, want)
+			}
+		}
 	}
 }
 

@@ -195,6 +195,7 @@ func (f *fleet) addToView(s *scratch, slot int, due *callbacks) {
 	v.State, v.Asleep = b.State(), v.Load != nil && v.Load.Asleep
 	v.PrefillRate, v.PrefillRateKnown = f.estimates.PrefillRate(slot), f.estimates.KnowsPrefillRate(slot)
 	v.MissingHits = f.estimates.MissingHits(slot)
+	v.RestoredShare, v.RestoredUntil = f.estimates.RestoredShare(slot)
 	v.ExternalRequests, v.ExternalTokens = f.ledger.External(v.Load, s.view.Now)
 	f.updateView(v, s.view.Now, due)
 }

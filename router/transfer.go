@@ -43,7 +43,7 @@ func (r *Router) Export(b *backends.Backend, estimates []byte, blocks []index.Ex
 }
 
 // Import restores what Export returned, and returns how many blocks it took. Estimates
-// that are not plausible are ignored. Decisions continue meanwhile.
+// that are not plausible are ignored. Decisions continue meanwhile. Blocks count as restored until they are used.
 func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.ImportedBlock) (takenBlocks int) {
 	var i *index.Import
 	r.withLock(func() {
@@ -54,6 +54,7 @@ func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.Im
 			r.fleet.ledger.ResizeIndex(b.Slot)
 		}
 		i = r.fleet.index.Import(b.Slot, len(blocks))
+		r.fleet.estimates.SetRestored(b.Slot, i.LastUse())
 	})
 	for more := i != nil; more && len(blocks) > 0; runtime.Gosched() { // else this goroutine would have the lock again before those that wait for it
 		part := blocks[:min(maxTransferBlocks, len(blocks))]
@@ -65,4 +66,14 @@ func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.Im
 		})
 	}
 	return takenBlocks
+}
+
+// SetIndexRestored makes all blocks in the index count as restored until they are used: they are of requests before the start of
+// this process.
+func (r *Router) SetIndexRestored() {
+	r.withLock(func() {
+		for _, b := range r.fleet.all() {
+			r.fleet.estimates.SetRestored(b.Slot, r.fleet.index.Uses(b.Slot))
+		}
+	})
 }

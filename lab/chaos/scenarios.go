@@ -30,6 +30,7 @@ func (o *options) scenarios() []scenario {
 		scenario{name: "batch", about: "thousands of batch requests (-batch) wait beside the clients: none is lost, and the clients are hardly slower", act: o.queueBatchRequests},
 		scenario{name: "split", about: "a replica for prefill and one for decode are killed in turn (-split: for how long), under their own load: no text is wrong, and no block stays in use", allowed: endedWithErrorEvent, act: o.killSplitReplicas},
 		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without", alone: true, act: o.compareRestartHitRatios},
+		scenario{name: "stale-index", about: "the proxy is restarted on its snapshot while the replicas' caches are emptied: it notices on each, and on none if they are kept", alone: true, act: restartOnEmptiedCaches},
 		scenario{name: "stress", about: "many short requests (-stress) while processors and memory are short: none hangs", alone: true, act: o.stressConnections})
 }
 

@@ -29,7 +29,7 @@ type Choice struct {
 // fillCandidate fills in what policies know about a backend.
 func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 	tokens := q.promptTokens()
-	matched := (1 - b.MissingHits) * min(f.tokensBefore(q, q.Matched[b.Slot]), tokens)
+	matched := (1 - b.MissingHits) * min(f.matchedTokens(q, b), tokens)
 	engines := float64(b.engines())
 	*c = policy.Candidate{
 		Slot:               b.Slot,

@@ -74,6 +74,8 @@ type Backend struct {
 	PrefillRate      float64 // tokens a second
 	PrefillRateKnown bool
 	MissingHits      float64 // share of the matched tokens that were not cached
+	RestoredShare    float64 // share of the restored blocks that counts as cached; see RestoredUntil
+	RestoredUntil    uint64  // blocks with this last use or an earlier one were restored; 0: all blocks count in full
 	ledger.Figures
 	ExternalRequests, ExternalTokens float64 // of other clients; tokens are those that wait
 

@@ -56,6 +56,17 @@ func (f *Fleet) tokensBefore(q *Query, blocks int) float64 {
 	return linked.Tokens * float64(blocks) / float64(linked.Blocks)
 }
 
+// matchedTokens returns how many tokens of the request a backend is thought to hold.
+func (f *Fleet) matchedTokens(q *Query, b *Backend) float64 {
+	matched := q.Matched[b.Slot]
+	tokens := f.tokensBefore(q, matched)
+	if matched == 0 || b.RestoredUntil == 0 {
+		return tokens
+	}
+	used := f.tokensBefore(q, matched-f.Ledger.CountUnusedSince(b.Slot, q.Blocks[:matched], b.RestoredUntil+1))
+	return used + b.RestoredShare*(tokens-used)
+}
+
 // tokensAfter returns how many tokens of the prompt come after so many blocks, about.
 func (f *Fleet) tokensAfter(q *Query, blocks int) float64 {
 	return max(0, q.promptTokens()-f.tokensBefore(q, blocks))

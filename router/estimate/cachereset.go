@@ -70,6 +70,9 @@ func (r *cacheReset) take() (before uint64, found bool) {
 
 // TakeCacheReset reports, once, that a backend's replica seems to have lost its prefix cache before a use of it.
 func (f *Estimates) TakeCacheReset(slot int) (before uint64, found bool) {
+	if until, isLost := f.takeLostRestored(slot); isLost {
+		return until + 1, true
+	}
 	return f.backends[slot].reset.take()
 }
 
@@ -78,7 +81,13 @@ func (f *Estimates) findsResets(slot int) bool { return !f.disabled && f.backend
 
 // isNear reports whether blocks were used so recently that a replica cannot have evicted them, whatever else it did.
 func (f *Estimates) isNear(slot int, s *index.ReusedSpan) bool {
-	return float64(s.Distance) <= maxResetDistance*float64(min(f.IndexCapacity(slot), f.cacheBlocks(slot, 1)))
+	return f.isWithin(slot, s, maxResetDistance)
+}
+
+// isWithin reports whether blocks were used so recently that a replica of which only a share of the cache is ours cannot have
+// evicted them.
+func (f *Estimates) isWithin(slot int, s *index.ReusedSpan, share float64) bool {
+	return float64(s.Distance) <= share*float64(min(f.IndexCapacity(slot), f.cacheBlocks(slot, 1)))
 }
 
 // isKept reports whether a replica has kept blocks of that reuse distance, as its responses have shown.

@@ -54,6 +54,7 @@ type startedRequest struct {
 	use         uint64                                 // of the cache
 	reused      [index.MaxReusedSpans]index.ReusedSpan // of its blocks, those that cannot have been evicted
 	blockTokens float64                                // tokens of one block
+	prediction  *Prediction                            // the same request's
 }
 
 // addStarted adds a request to the pending ones.
@@ -98,6 +99,9 @@ func (f *Estimates) advanceCounterWindow(slot int, load *backends.Load, unseenTo
 	counted := 0
 	for counted < len(w.pending) && !w.pending[counted].at.After(load.PolledAt) {
 		counted++
+	}
+	for i := range w.pending[:counted] {
+		f.RecordStarted(slot, w.pending[i].prediction, load, c)
 	}
 	w.movePendingToTotals(counted)
 	uncertain := unseenTokens

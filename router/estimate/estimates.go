@@ -50,6 +50,7 @@ type backend struct {
 	capacity     capacity
 	missing      missingHits
 	reset        cacheReset
+	restored     restored
 	engines      int        // that the replica reports; 0: unknown
 	ratio        tokenRatio // of its prompts
 	output       Average    // tokens of a sequence
@@ -112,7 +113,7 @@ func (f *Estimates) ForgetLearned(slot int) {
 func (f *Estimates) ForgetReplicaProcess(slot int) {
 	b := &f.backends[slot]
 	b.window, b.missing = counterWindow{}, missingHits{}
-	b.reset = cacheReset{missShare: b.reset.missShare}
+	b.reset, b.restored = cacheReset{missShare: b.reset.missShare}, restored{}
 	b.steps = backendSteps{group: b.steps.group} // it may be another version, or on other hardware
 }
 
@@ -249,6 +250,10 @@ type Prediction struct {
 	TextClass     prompt.TextClass
 	IsText        bool // Bytes are those of one prompt's text
 	IsTooLong     bool // the replica will refuse it
+
+	hitsBefore       float64 // that the replica had counted before it was sent, if hitsKnown
+	hitsKnown        bool
+	restoredRecorded bool // it was recorded what it shows of restored blocks
 }
 
 // Usage is what a replica reported at the end of a response. Zero fields are unknown.
@@ -310,6 +315,7 @@ func (f *Estimates) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now 
 		predicted: usableHitTokens(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
 		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes,
 		use:       p.Use, reused: f.nearSpans(slot, p), blockTokens: float64(f.blockBytes) / float64(max(1, p.Bytes)) * p.PromptTokens,
+		prediction: p,
 	})
 }
 
@@ -337,7 +343,11 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 	prompt := float64(u.PromptTokens)
 	var all predictions
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
-	if !f.disabled {
+	switch {
+	case f.disabled:
+	case f.reusesRestored(slot, p):
+		f.recordRestored(slot, p, float64(u.CachedTokens), prompt, all.hitTokensMargin(c), false)
+	default:
 		f.backends[slot].missing.addResponse(all.tokens, float64(u.CachedTokens))
 		f.recordReuse(slot, p, float64(u.CachedTokens), prompt, all.hitTokensMargin(c))
 	}

@@ -1,6 +1,11 @@
 package index
 
-import "slices"
+import (
+	"slices"
+	"sort"
+
+	"warmroute/prompt"
+)
 
 // evictAhead is how many blocks more than needed one Add may evict after a capacity
 // has shrunk. To evict all at once could take 0.2 s under the caller's lock.
@@ -75,6 +80,19 @@ func (x *Index) DropUnusedSince(slot int, use uint64) {
 	for at := c.oldest(); at != 0 && c.entries[at].stamp < use; at = c.oldest() {
 		x.removeEntry(slot, at)
 	}
+}
+
+// CountUnusedSince returns how many of blocks, all of which the backend holds, were last used before a Pin.Use, without those
+// that the replica has reported. These are the last ones, since what is before a block was used later, or has a report.
+func (x *Index) CountUnusedSince(slot int, blocks []prompt.Block, use uint64) int {
+	c := x.caches[slot]
+	if at := c.oldest(); at == 0 || c.entries[at].stamp >= use {
+		return 0
+	}
+	return len(blocks) - sort.Search(len(blocks), func(i int) bool {
+		e := &c.entries[x.findEntry(slot, blocks[i])]
+		return e.stamp < use && e.report == unreported
+	})
 }
 
 // ResetSlot resets a slot whose backend was removed, for another to use.

@@ -71,6 +71,9 @@ func (x *Index) Import(slot, n int) *Import {
 	return &Import{index: x, slot: slot, of: c, stamp: c.uses + 1, since: since, until: c.uses}
 }
 
+// LastUse returns until when the restored blocks count as used, as Pin.Use.
+func (i *Import) LastUse() uint64 { return i.until }
+
 // Add restores the next blocks, the most recently used first, a predecessor before its successors. It returns
 // how many it restored, and false when the backend's cache is full or was dropped meanwhile.
 func (i *Import) Add(blocks []ImportedBlock) (restored int, more bool) {

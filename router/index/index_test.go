@@ -443,3 +443,29 @@ func TestReusedSpans(t *testing.T) {
 		t.Errorf("blocks of a request in flight: %+v", again.Reused)
 	}
 }
+
+func TestCountUnusedSince(t *testing.T) {
+	x := fleet(2, 100)
+	use(x, 0, "abcdef")
+	use(x, 0, "abcx")
+	since := x.Uses(0) + 1
+	count := func(text string) int {
+		t.Helper()
+		return x.CountUnusedSince(0, chain(text), since)
+	}
+	if got := count("abcdef"); got != 6 {
+		t.Errorf("%d of 6 blocks were not used", got)
+	}
+	use(x, 0, "abcdy")
+	inFlight := add(x, 0, "abcx")
+	for text, want := range map[string]int{"abcdef": 2, "abcx": 0, "abc": 0, "": 0, "abcdy": 0} {
+		if got := count(text); got != want {
+			t.Errorf("%s: %d blocks were not used, want %d", text, got, want)
+		}
+	}
+	x.Release(inFlight, nil)
+	use(x, 0, "abcdef")
+	if got := count("abcdef"); got != 0 {
+		t.Errorf("%d blocks were not used", got)
+	}
+}

@@ -129,6 +129,9 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	if !e.Prediction.IsTooLong {
 		l.index.Add(&e.pin, slot, p.Blocks, e.Prediction.MatchedBlocks)
 		e.Prediction.Distance, e.Prediction.Use, e.Prediction.Reused = e.pin.ReuseDistance, e.pin.Use, e.pin.Reused
+		if !e.OfPeer { // the last poll may have been after a peer sent it
+			e.Prediction.RecordSent(a.backend.Load())
+		}
 		e.kv.unindexed = p.UnindexedMediaTokens
 	}
 	sent := l.workDone(a, slot, now)
@@ -308,12 +311,26 @@ func (l *Ledger) ObserveLoad(slot int, load *backends.Load, now time.Time) {
 	if models := a.backend.Models(); len(models) > 0 {
 		l.estimates.SetModel(slot, cmp.Or(models[0].Root, models[0].ID))
 	}
+	l.recordStarted(a, slot, load)
 	l.estimates.ObserveLoad(slot, load, a.prefill.unseen, l.cacheInfo(slot))
 	l.dropLostCache(slot)
 	l.ResizeIndex(slot)
 	l.index.SweepAndEvict(upkeepBlocks)
 	l.learnFromGaps(a, slot, load, now)
 	a.kv.observe(load, l.ownKVTokens(slot, now), a.prefill.unseen)
+}
+
+// recordStarted records what a poll shows of the requests that an engine has started, and whose prefill is not over. It has
+// looked up their prompts.
+func (l *Ledger) recordStarted(a *account, slot int, load *backends.Load) {
+	p := &a.prefill
+	if !load.QueuesKnown || int64(load.Running+load.Waiting) != load.OwnInFlight || int64(p.requests) != load.OwnInFlight {
+		return // which of them have started is not known
+	}
+	started := load.Running - (p.requests - len(p.pending)) // engines start requests in the order of arrival
+	for _, e := range p.pending[:max(0, min(started, len(p.pending)))] {
+		l.estimates.RecordStarted(slot, &e.Prediction, load, l.cacheInfo(slot))
+	}
 }
 
 // RecordLoadExpected records whether the last poll showed what our own account explains, given that the
@@ -450,6 +467,12 @@ func (l *Ledger) AdapterCost(slot int, adapter string, load *backends.Load) (tok
 // CountShared returns how many of a backend's blocks other requests in flight use.
 func (l *Ledger) CountShared(slot int, matched []prompt.Block) int {
 	return len(matched) - l.index.CountUnpinned(slot, matched)
+}
+
+// CountUnusedSince returns how many of a backend's blocks were last used before a use of its cache, without those that the
+// replica has reported.
+func (l *Ledger) CountUnusedSince(slot int, matched []prompt.Block, use uint64) int {
+	return l.index.CountUnusedSince(slot, matched, use)
 }
 
 // CountReservedForOthers returns how many tokens of a backend's cache are reserved for the next
