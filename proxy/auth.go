@@ -194,25 +194,30 @@ func (r *request) mayShowRoute() bool {
 	return r.settings.RouteHeaders && (r.account == nil || r.account.RouteHeaders)
 }
 
-// tenantHash returns a hash of who sends the request; 0: unknown.
-func (c *caller) tenantHash(h http.Header) uint64 {
-	if c.account != nil {
-		return nonzero(xxh3.HashString(c.account.Name))
+// fairnessID returns whose share of the fleet the request uses: its tenant's. Without keys, what clients send as a key
+// divides the share of their address: any number of made-up ones is worth no more.
+func (r *request) fairnessID() uint64 {
+	switch {
+	case r.tenant.key != "":
+		return router.TenantID(nonzero(xxh3.HashString(r.tenant.key)), 0)
+	case r.tenant.network.IsValid():
+		address := r.tenant.network.Addr().As16()
+		return router.TenantID(nonzero(xxh3.Hash(address[:])), keyFingerprint(r.httpReq.Header))
 	}
-	return keyFingerprint(h)
+	return 0
 }
 
 // blockSeed returns what the hashes of the request's blocks begin from: the engine's name of the model and, where tenants
 // are isolated, the tenant. A holder is told by the hash of a key, which others cannot know: blocks whose beginning is known
 // could be made to collide.
-func (c *caller) blockSeed(engineModel string, isolated bool, tenantHash uint64) string {
+func (c *caller) blockSeed(engineModel string, isolated bool, h http.Header) string {
 	switch {
 	case !isolated:
 		return engineModel
 	case c.account != nil:
 		return engineModel + "\x00" + string(c.account.Hashes[0][:])
 	}
-	return engineModel + "\x00" + strconv.FormatUint(tenantHash, 16)
+	return engineModel + "\x00" + strconv.FormatUint(keyFingerprint(h), 16)
 }
 
 // queueTimeoutsOr returns how long the request may wait for a backend: as its key says, else as configured.

@@ -48,7 +48,7 @@ const (
 	// 429. The key exceeds one of its limits.
 	// Fix: wait for `Retry-After`, or raise the limits of the key.
 	codeRateLimitExceeded = "rate_limit_exceeded"
-	// 429. The part of the admission queue for this priority class is full.
+	// 429. The part of the admission queue for this priority class is full, and this key or client address has an equal share of it.
 	// Fix: add replicas; or raise `routing.queue.requests` and `.bytes`, for batch requests `.batch_requests` and
 	// `.batch_bytes`, if clients can wait.
 	codeQueueFull = "queue_full"

@@ -343,7 +343,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	}
 	pr.ApplyLayout(r.proxy.router.PromptLayout(in.request.Model))
 	in.request.Forks = pr.Forks()
-	engine = r.blockSeed(engine, r.settings.IsolateTenants, in.request.Tenant)
+	engine = r.blockSeed(engine, r.settings.IsolateTenants, r.httpReq.Header)
 	if pr.Cacheable && r.endpoint.promptKind != prompt.Other {
 		in.scratch.blocks = pr.AppendBlocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)
 		in.request.Blocks = in.scratch.blocks

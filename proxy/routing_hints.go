@@ -19,7 +19,7 @@ const (
 // applyRoutingHints takes the tenant, the session and the priority from the client's headers.
 func (r *request) applyRoutingHints() *apiError {
 	h, req := r.httpReq.Header, &r.input.request
-	req.Tenant = r.tenantHash(h)
+	req.Tenant = r.fairnessID()
 	if r.account != nil {
 		req.Priority = r.account.Priority
 	}

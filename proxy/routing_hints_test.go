@@ -21,6 +21,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 		r.Header.Add(headers[i], headers[i+1])
 	}
 	x := &request{proxy: f.proxy, settings: f.proxy.settings.Load(), client: newClientWriter(httptest.NewRecorder(), r, 0), httpReq: r}
+	x.clientAddress = ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], x.settings.TrustedProxies)
 	defer x.releaseInput()
 	for i := range endpoints {
 		if endpoints[i].path == path {
@@ -74,7 +75,7 @@ func TestRouterRequest(t *testing.T) {
 	}
 	const plain = `{"messages":[{"role":"user","content":"hello"}]}`
 	base := ask(plain)
-	if base.Tenant != 0 || base.Session != 0 || base.Priority != 0 || base.MaxOutputTokens != 0 || base.Adapter != "" || base.Model != "m" || base.PromptKey == 0 {
+	if base.Tenant == 0 || base.Session != 0 || base.Priority != 0 || base.MaxOutputTokens != 0 || base.Adapter != "" || base.Model != "m" || base.PromptKey == 0 {
 		t.Errorf("a plain request is %+v", base)
 	}
 	if base.BodyBytes < len(plain) || base.BodyBytes > 8<<10 {
@@ -84,9 +85,13 @@ func TestRouterRequest(t *testing.T) {
 		t.Errorf("%d bytes held of a body of 100,000 and its blocks", big.BodyBytes)
 	}
 
-	one, two := ask(plain, "Authorization", "Bearer one").Tenant, ask(plain, "Authorization", "Bearer two").Tenant
-	if one == 0 || two == 0 || one == two || one != ask(askWhole, "Authorization", "Bearer one").Tenant || ask(plain, "X-Api-Key", "one").Tenant == 0 {
-		t.Error("API keys do not tell tenants apart")
+	tenants := map[uint64]bool{}
+	for i := range 200 {
+		tenants[ask(plain, "Authorization", fmt.Sprint("Bearer ", i)).Tenant] = true
+		tenants[ask(plain, "X-Api-Key", fmt.Sprint(i)).Tenant] = true
+	}
+	if len(tenants) != 8 || ask(plain, "Authorization", "Bearer one").Tenant != ask(askWhole, "Authorization", "Bearer one").Tenant {
+		t.Errorf("keys divide a client's share into %d parts, want 8", len(tenants))
 	}
 	s, long := ask(plain, "X-Session-Id", "s").Session, strings.Repeat("s", prompt.MaxSessionBytes)
 	if s == 0 || s == ask(plain, "X-Session-Id", "t").Session || s != ask(askWhole, "X-Session-Id", "s").Session {

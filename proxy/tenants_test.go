@@ -7,10 +7,13 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"warmroute/router"
 )
 
 func TestBodyShare(t *testing.T) {
@@ -133,13 +136,15 @@ var twoTenants = map[string][2]sender{
 }
 
 // serveTenants starts a proxy to which the two senders of a pair in twoTenants are different.
-func serveTenants(t *testing.T, pair string, change func(*Options), replicas ...*replica) *fleet {
-	return serve(t, func(o *Options) {
+func serveTenants(t *testing.T, pair string, hold router.QueueSettings, change func(*Options), replicas ...*replica) *fleet {
+	return serveWithQueue(t, hold, func(o *Options) {
 		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.3/32")}
 		if pair == "keys" {
 			withKeys(keyOf("a", nil), keyOf("b", nil))(o)
 		}
-		change(o)
+		if change != nil {
+			change(o)
+		}
 	}, replicas...)
 }
 
@@ -180,7 +185,7 @@ func TestTricklingClientsLeaveMemoryToOthers(t *testing.T) {
 	for pair, senders := range twoTenants {
 		t.Run(pair, func(t *testing.T) {
 			gate := newGated()
-			f := serveTenants(t, pair, func(o *Options) { o.BodyBytes, o.BodyBytesTotal = 64<<10, 1<<20 }, &gate.replica)
+			f := serveTenants(t, pair, router.QueueSettings{}, func(o *Options) { o.BodyBytes, o.BodyBytesTotal = 64<<10, 1<<20 }, &gate.replica)
 			slow, other := senders[0], senders[1]
 			inFlight := f.begin(other, len(askWhole), askWhole)
 			eventually(t, "the other one's request is at the replica", func() bool { return f.inFlight() == 1 })
@@ -209,7 +214,7 @@ func TestHeadersWithoutBodiesLeavePlacesToOthers(t *testing.T) {
 	for pair, senders := range twoTenants {
 		t.Run(pair, func(t *testing.T) {
 			gate := newGated()
-			f := serveTenants(t, pair, func(o *Options) { o.Limits.InFlight = 16 }, &gate.replica)
+			f := serveTenants(t, pair, router.QueueSettings{}, func(o *Options) { o.Limits.InFlight = 16 }, &gate.replica)
 			slow, other := senders[0], senders[1]
 			inFlight := []net.Conn{f.begin(other, len(askWhole), askWhole)}
 			eventually(t, "the other one's request is at the replica", func() bool { return f.inFlight() == 1 })
@@ -238,7 +243,8 @@ func TestHeadersWithoutBodiesLeavePlacesToOthers(t *testing.T) {
 func TestLoneTenantHasAllPlaces(t *testing.T) {
 	for pair, senders := range twoTenants {
 		t.Run(pair, func(t *testing.T) {
-			f := serveTenants(t, pair, func(o *Options) { o.Limits.InFlight = 16 }, &replica{script: always(answered("200 OK", whole))})
+			r := &replica{script: always(answered("200 OK", whole))}
+			f := serveTenants(t, pair, router.QueueSettings{}, func(o *Options) { o.Limits.InFlight = 16 }, r)
 			slow, other := senders[0], senders[1]
 			var conns []*net.TCPConn
 			for range 16 {
@@ -261,6 +267,97 @@ func TestLoneTenantHasAllPlaces(t *testing.T) {
 				if status := responseStatus(conn); status != http.StatusOK {
 					t.Errorf("a body that came later got %d", status)
 				}
+			}
+		})
+	}
+}
+
+// What fills the queue of one tenant leaves room to another one, and no request that waits is refused later.
+func TestFullQueueLeavesRoomToOthers(t *testing.T) {
+	const bound = 8
+	for pair, senders := range twoTenants {
+		t.Run(pair, func(t *testing.T) {
+			gate := newGated()
+			f := serveTenants(t, pair, queueOf(bound), nil, &gate.replica)
+			limited := *f.backends[0].Options()
+			limited.MaxInFlight = 1
+			f.backends[0].SetOptions(limited)
+			accepted := []net.Conn{f.begin(senders[0], len(askWhole), askWhole)}
+			eventually(t, "the first is at the replica", func() bool { return f.inFlight() == 1 })
+			for i, room := range []int{bound, bound / 2} {
+				for range room {
+					accepted = append(accepted, f.begin(senders[i], len(askWhole), askWhole))
+					f.awaitQueued(len(accepted) - 1)
+				}
+				if status := responseStatus(f.begin(senders[i], len(askWhole), askWhole)); status != http.StatusTooManyRequests {
+					t.Errorf("sender %d, beyond its room: status %d", i, status)
+				}
+			}
+			if status := responseStatus(f.begin(senders[0], len(askWhole), askWhole)); status != http.StatusTooManyRequests {
+				t.Errorf("the one that fills the queue got %d", status)
+			}
+			for range accepted {
+				gate.next <- struct{}{}
+			}
+			for i, conn := range accepted {
+				if status := responseStatus(conn); status != http.StatusOK {
+					t.Errorf("request %d, which waited, got %d", i, status)
+				}
+			}
+		})
+	}
+}
+
+// Without keys a client gains nothing by values of Authorization that it makes up: they divide the share of its address.
+func TestMadeUpKeysShareAnAddress(t *testing.T) {
+	const flood = 24
+	body := func(name string) string {
+		return `{"messages":[{"role":"user","content":"` + name + strings.Repeat(" and what then", 8000) + `"}]}` // seconds of prefill
+	}
+	senders := twoTenants["behind one balancer"]
+	for name, c := range map[string]struct {
+		flood func(i int) sender
+		other sender
+	}{
+		"another address": {func(i int) sender {
+			return sender{senders[0].address, senders[0].header + fmt.Sprintf("Authorization: Bearer made-up-%d\r\n", i)}
+		}, sender{senders[1].address, senders[1].header + "Authorization: Bearer other\r\n"}},
+		"another value of the address": {func(int) sender {
+			return sender{"127.0.0.1", "Authorization: Bearer one\r\n"}
+		}, sender{"127.0.0.1", "Authorization: Bearer other\r\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gate := newGated()
+			hold := queueOf(100)
+			hold.Bytes = 1 << 30
+			f := serveTenants(t, "", hold, nil, &gate.replica)
+			limited := *f.backends[0].Options()
+			limited.MaxInFlight = 1
+			f.backends[0].SetOptions(limited)
+			var conns []net.Conn
+			for i := range flood + 1 {
+				text := body(fmt.Sprint("flood ", i))
+				conns = append(conns, f.begin(c.flood(i), len(text), text))
+				if i == 0 {
+					eventually(t, "the first is at the replica", func() bool { return f.inFlight() == 1 })
+				} else {
+					f.awaitQueued(i)
+				}
+			}
+			text := body("other")
+			conns = append(conns, f.begin(c.other, len(text), text))
+			f.awaitQueued(flood + 1)
+			for range conns {
+				gate.next <- struct{}{}
+			}
+			for _, conn := range conns {
+				if status := responseStatus(conn); status != http.StatusOK {
+					t.Errorf("status %d", status)
+				}
+			}
+			at := slices.IndexFunc(gate.requests(), func(r seen) bool { return strings.Contains(r.body, `"other`) })
+			if at > 5 {
+				t.Errorf("%d of %d requests were served before that of %s", at, flood+1, name)
 			}
 		})
 	}

@@ -59,11 +59,11 @@ type admission struct {
 	pauses      chan time.Duration // tells Run how long the pause is
 }
 
-// enqueue adds a request to the queue. It reports false if the queue is full.
+// enqueue adds a request to the queue. It reports false if the queue is full for its tenant.
 func (a *admission) enqueue(f *fleet, v *decide.Fleet, t *QueuedRequest) (added bool) {
 	req := &t.req
 	fitting := v.FittingBackends(req) // what waits for a longer context is not in the way of others
-	if a.queue.IsFull(req.Class(), req.BodyBytes) || a.isUnreadyShareFull(v, req, fitting) {
+	if a.queue.IsFull(req.Class(), req.Tenant, req.BodyBytes) || a.isUnreadyShareFull(v, req, fitting) {
 		return false
 	}
 	t.item = queue.Item[*QueuedRequest]{
@@ -133,10 +133,10 @@ func (a *admission) timeAhead(v *decide.Fleet, req *Request, rate float64) time.
 }
 
 // isUnreadyShareFull reports whether no backend that a request fits is ready, and requests without one fill half of
-// their class's bounds. Where no backend is ready there is nothing to keep the other half for.
+// their class's bounds for its tenant. Where no backend is ready there is nothing to keep the other half for.
 func (a *admission) isUnreadyShareFull(v *decide.Fleet, req *Request, fitting []*backends.Backend) bool {
 	return !slices.ContainsFunc(fitting, v.IsAvailable) && v.HasAvailable() &&
-		a.queue.UnreadyExceedHalf(req.Class(), req.BodyBytes, v.IsAvailable)
+		a.queue.UnreadyExceedHalf(req.Class(), req.Tenant, req.BodyBytes, v.IsAvailable)
 }
 
 // leastPrefill returns the prefill of a queued request on its candidates.

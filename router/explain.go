@@ -59,7 +59,7 @@ func (a *admission) explain(f *fleet, v *decide.Fleet, q *decide.Query, blockedR
 	default:
 		queuedReason = blockedReason
 	}
-	if queuedReason != "" && a.queue.IsFull(q.Class(), q.BodyBytes) {
+	if queuedReason != "" && a.queue.IsFull(q.Class(), q.Tenant, q.BodyBytes) {
 		return "", ErrQueueFull.Error()
 	}
 	return queuedReason, ""

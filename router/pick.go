@@ -95,10 +95,10 @@ func (r *Router) FittingBackends(req *Request) []*backends.Backend {
 func (r *Router) AddWaitingOutsideQueue(req *Request) error {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	if r.fleet.settings.Queue.Requests > 0 && r.admission.queue.IsFull(req.Class(), req.BodyBytes) {
+	if r.fleet.settings.Queue.Requests > 0 && r.admission.queue.IsFull(req.Class(), req.Tenant, req.BodyBytes) {
 		return ErrQueueFull
 	}
-	r.admission.queue.AddWaitingElsewhere(req.Class(), req.BodyBytes)
+	r.admission.queue.AddWaitingElsewhere(req.Class(), req.Tenant, req.BodyBytes)
 	return nil
 }
 
@@ -106,7 +106,7 @@ func (r *Router) AddWaitingOutsideQueue(req *Request) error {
 func (r *Router) RemoveWaitingOutsideQueue(req *Request) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	r.admission.queue.RemoveWaitingElsewhere(req.Class(), req.BodyBytes)
+	r.admission.queue.RemoveWaitingElsewhere(req.Class(), req.Tenant, req.BodyBytes)
 }
 
 // CountWaiting returns how many requests wait, in the queue or elsewhere.

@@ -73,6 +73,10 @@ const (
 // QueueSettings bound the admission queue.
 type QueueSettings = queue.Settings
 
+// TenantID returns the Tenant of a Request: that of a tenant's hash, 0 for none in particular, and of the hash of which part of
+// the tenant's share of the fleet is used.
+func TenantID(tenant, part uint64) uint64 { return queue.TenantID(tenant, part) }
+
 // QueueTimeouts limit for how long a request may be queued.
 type QueueTimeouts = queue.Timeouts
 

@@ -54,7 +54,7 @@ type Request struct {
 	Turn      prompt.Turn
 	PromptKey uint64 // hash of the model and the beginning of the first user message; 0: none
 	Session   uint64 // hash of its session's name; 0: none
-	Tenant    uint64 // hash of its sender, for fairness; 0: none in particular
+	Tenant    uint64 // a queue.TenantID, for fairness; 0: none in particular
 	Priority  int    // lower first; above 0: a batch request
 
 	QueueTimeouts queue.Timeouts // of all its waits; none: those of the queue's settings

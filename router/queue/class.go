@@ -39,12 +39,12 @@ type Settings struct {
 // Timeouts returns those of a request without its own.
 func (s *Settings) Timeouts() Timeouts { return Timeouts{Outage: s.OutageTimeout, Busy: s.BusyTimeout} }
 
-// limits returns how many requests of a class may be queued, and the bytes of their bodies.
-func (s *Settings) limits(c Class) (requests int, bytes int64) {
+// limits returns how many requests of a class may be queued, and the bytes of their bodies; 0 bytes: no limit.
+func (s *Settings) limits(c Class) Waiting {
 	if c == Batch {
-		return s.BatchRequests, s.BatchBytes
+		return Waiting{Count: s.BatchRequests, Bytes: s.BatchBytes}
 	}
-	return s.Requests, s.Bytes
+	return Waiting{Count: s.Requests, Bytes: s.Bytes}
 }
 
 // Waiting sums over waiting requests.

@@ -48,8 +48,8 @@ type Item[T any] struct {
 	Value    T
 	Backends []*backends.Backend // that could take it
 	Class    Class
-	Priority int // lower first
-	Tenant   uint64
+	Priority int           // lower first
+	Tenant   uint64        // a TenantID
 	Bytes    int           // of its body
 	Tokens   float64       // that it has to compute at least
 	Lead     time.Duration // by how much it is served as if it had arrived earlier; at most MaxLead
@@ -126,6 +126,7 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 	it.setKey(prefillSeconds)
 	it.due = now // to find out whether there is an outage
 	q.fairness.addQueued(it.Class, it.Tenant)
+	q.fairness.addWaiting(it.Class, it.Tenant, 1, int64(it.Bytes))
 	if q.count == 0 {
 		q.departures.restart(now)
 	}
@@ -176,7 +177,7 @@ func (q *Queue[T]) ReorderNext(n int, prefillSeconds func(*Item[T]) float64) {
 // limitArrival has a request count as arrived when the share of its tenant is used, at the latest: less
 // of it may be used than at its arrival, since others of the tenant were removed.
 func (q *Queue[T]) limitArrival(it *Item[T]) {
-	usedUntil := q.fairness.account(it.Class, it.Tenant).usedUntil
+	usedUntil := q.fairness.part(it.Class, it.Tenant).usedUntil
 	it.arrival = min(it.arrival, max(it.Arrived.Sub(q.start).Seconds(), usedUntil))
 }
 
@@ -194,6 +195,7 @@ func (q *Queue[T]) RefundTenant(it *Item[T]) {
 func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 	q.departures.addDeparture(now)
 	q.fairness.removeQueued(it.Class, it.Tenant)
+	q.fairness.addWaiting(it.Class, it.Tenant, -1, -int64(it.Bytes))
 	heap.Remove(&q.due, it.duePlace)
 	if it.older != nil {
 		it.older.newer = it.newer
@@ -214,37 +216,39 @@ func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 	q.removeFromGroup(it)
 }
 
-// IsFull reports whether the bounds of a class admit no request with such a body.
-func (q *Queue[T]) IsFull(c Class, bytes int) bool {
+// IsFull reports whether the bounds of a class have no room for a tenant's request with such a body. Nothing that waits is
+// removed for it.
+func (q *Queue[T]) IsFull(c Class, tenant uint64, bytes int) bool {
 	w := q.classes[c]
 	w.add(q.elsewhere[c].Count, q.elsewhere[c].Bytes, 0)
-	return q.exceedsLimits(c, w, bytes)
+	return !q.fairness.hasRoom(c, tenant, w, q.settings.limits(c), bytes)
 }
 
-func (q *Queue[T]) exceedsLimits(c Class, w Waiting, bytes int) bool {
-	maxRequests, maxBytes := q.settings.limits(c)
-	return w.Count >= maxRequests || maxBytes > 0 && w.Bytes+int64(bytes) > maxBytes
-}
-
-// UnreadyExceedHalf reports whether requests without a ready backend take half of their
-// class's bounds: the other half is kept for models that have one.
-func (q *Queue[T]) UnreadyExceedHalf(c Class, bytes int, isReady func(*backends.Backend) bool) bool {
+// UnreadyExceedHalf reports whether requests without a ready backend take half of their class's bounds, in which the tenant has
+// its share: the other half is kept for models that have one.
+func (q *Queue[T]) UnreadyExceedHalf(c Class, tenant uint64, bytes int, isReady func(*backends.Backend) bool) bool {
 	unready := Waiting{}
 	for _, g := range q.groups {
 		if !slices.ContainsFunc(g.Backends, isReady) {
 			unready.add(g.classes[c].Count, g.classes[c].Bytes, 0)
 		}
 	}
-	maxRequests, maxBytes := q.settings.limits(c)
-	return unready.Count > 0 && (2*(unready.Count+1) > maxRequests || maxBytes > 0 && 2*(unready.Bytes+int64(bytes)) > maxBytes)
+	half := q.settings.limits(c)
+	half.Count /= 2
+	half.Bytes /= 2
+	return unready.Count > 0 && !q.fairness.hasRoom(c, tenant, unready, half, bytes)
 }
 
 // AddWaitingElsewhere counts a request that waits for something else than its turn.
-func (q *Queue[T]) AddWaitingElsewhere(c Class, bytes int) { q.elsewhere[c].add(1, int64(bytes), 0) }
+func (q *Queue[T]) AddWaitingElsewhere(c Class, tenant uint64, bytes int) {
+	q.elsewhere[c].add(1, int64(bytes), 0)
+	q.fairness.addWaiting(c, tenant, 1, int64(bytes))
+}
 
 // RemoveWaitingElsewhere undoes AddWaitingElsewhere.
-func (q *Queue[T]) RemoveWaitingElsewhere(c Class, bytes int) {
+func (q *Queue[T]) RemoveWaitingElsewhere(c Class, tenant uint64, bytes int) {
 	q.elsewhere[c].add(-1, -int64(bytes), 0)
+	q.fairness.addWaiting(c, tenant, -1, -int64(bytes))
 }
 
 // CountWaiting returns how many requests wait, queued or elsewhere.

@@ -147,7 +147,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		q.Remove(plain[0], start)
 		plain = plain[1:]
 	}
-	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.toReorder != nil || q.fairness.tenants != [classCount]int{} {
+	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.toReorder != nil || q.fairness.tenants != [classCount]int{} || q.fairness.waiting != [classCount]int{} {
 		t.Errorf("something is left of an empty queue: %+v", q)
 	}
 }
@@ -175,29 +175,143 @@ func TestShareIsThatOfWaitingTenants(t *testing.T) {
 	f("one of three", 2, 3)
 }
 
+// However many values divide the share of a tenant, it is served as one, and each of them has an equal part of it.
+func TestPartsDivideShareOfTenant(t *testing.T) {
+	const work = 8000 // tokens: a second
+	served := func(name string, put func(add func(value int, tenant, part uint64)), want func(order []int) bool) {
+		t.Helper()
+		q, b, now := New[int](start), []*backends.Backend{{}}, start
+		put(func(value int, tenant, part uint64) {
+			q.Add(&Item[int]{Value: value, Backends: b, Class: Normal, Tenant: TenantID(tenant, part), Tokens: work}, 1, work, false, now)
+			now = now.Add(time.Millisecond)
+		})
+		var order []int
+		for q.Len() > 0 {
+			q.StartRound()
+			it := q.GiveNextTurn(hasRoom(1))
+			order = append(order, it.Value)
+			q.Remove(it, now)
+		}
+		if !want(order) {
+			t.Errorf("%s: served %v", name, order)
+		}
+	}
+	const one, two = 7, 8
+	count := func(order []int, value int) (n int) {
+		for _, v := range order {
+			if v == value {
+				n++
+			}
+		}
+		return n
+	}
+	served("many values against none", func(add func(int, uint64, uint64)) {
+		for i := range 40 {
+			add(one, one, uint64(i))
+			add(two, two, 0)
+		}
+	}, func(order []int) bool { // nearly in turn from the beginning
+		for n := 10; n < 70; n += 10 {
+			if got := count(order[:n], two); got < n/2-4 || got > n/2+4 {
+				return false
+			}
+		}
+		return true
+	})
+	served("many values, then another tenant", func(add func(int, uint64, uint64)) {
+		for i := range 100 {
+			add(one, one, uint64(i))
+		}
+		add(two, two, 0)
+	}, func(order []int) bool { return count(order[:3], two) == 1 })
+	served("many requests of a value, then another value of the tenant", func(add func(int, uint64, uint64)) {
+		for range 100 {
+			add(1, one, 1)
+		}
+		add(2, one, 2)
+	}, func(order []int) bool { return count(order[:4], 2) == 1 })
+}
+
 func TestBounds(t *testing.T) {
 	q := New[int](start)
 	q.Configure(Settings{Requests: 2, Bytes: 100, BatchRequests: 1})
 	expect := func(when string, c Class, bytes int, want bool) {
 		t.Helper()
-		if got := q.IsFull(c, bytes); got != want {
+		if got := q.IsFull(c, 1, bytes); got != want {
 			t.Errorf("%s: %v requests are full: %v, want %v", when, c, got, want)
 		}
 	}
 	b := []*backends.Backend{{}}
-	normal := &Item[int]{Backends: b, Class: Normal, Bytes: 60}
+	normal := &Item[int]{Backends: b, Class: Normal, Tenant: 1, Bytes: 60}
 	q.Add(normal, 1, 1, false, start)
 	expect("one of two", Normal, 40, false)
 	expect("more bytes than are left", Normal, 41, true)
 	expect("another class", Urgent, 100, false)
-	q.AddWaitingElsewhere(Normal, 10)
+	q.AddWaitingElsewhere(Normal, 1, 10)
 	expect("one queued and one elsewhere", Normal, 0, true)
-	q.RemoveWaitingElsewhere(Normal, 10)
-	q.Add(&Item[int]{Backends: b, Class: Batch}, 1, 1, false, start)
+	q.RemoveWaitingElsewhere(Normal, 1, 10)
+	q.Add(&Item[int]{Backends: b, Class: Batch, Tenant: 1}, 1, 1, false, start)
 	expect("one of one", Batch, 0, true)
 	expect("batch requests have bounds of their own", Normal, 0, false)
 	if got := q.CountWaitingByClass(); q.CountWaiting() != 2 || got["normal"] != 1 || got["batch"] != 1 || got["urgent"] != 0 {
 		t.Errorf("%d wait, by class %v", q.CountWaiting(), got)
+	}
+}
+
+// What is full for a tenant that fills the queue is not for others: each has room up to an equal share, and the last
+// room is for those of which nothing waits.
+func TestFullQueueLeavesRoomToOtherTenants(t *testing.T) {
+	for name, bound := range map[string]Settings{
+		"requests": {Requests: 8, Bytes: 1 << 20, BatchRequests: 8},
+		"bytes":    {Requests: 1 << 20, Bytes: 800, BatchRequests: 1 << 20, BatchBytes: 800},
+	} {
+		for _, class := range []Class{Urgent, Normal, Batch} {
+			for _, elsewhere := range []bool{false, true} {
+				q := New[int](start)
+				q.Configure(bound)
+				b := []*backends.Backend{{}}
+				var items []*Item[int]
+				add := func(tenant uint64, want int) {
+					t.Helper()
+					added := 0
+					for ; added < 100 && !q.IsFull(class, tenant, 100); added++ {
+						if elsewhere && tenant%2 == 1 {
+							q.AddWaitingElsewhere(class, tenant, 100)
+							continue
+						}
+						it := &Item[int]{Backends: b, Class: class, Tenant: tenant, Bytes: 100}
+						q.Add(it, 1, 1, false, start)
+						items = append(items, it)
+					}
+					if added != want {
+						t.Errorf("%s, %v, elsewhere %v: %d requests of tenant %d were added, want %d", name, class, elsewhere, added, tenant, want)
+					}
+				}
+				add(1, 8)
+				add(2, 4) // an equal share of eight
+				add(1, 0)
+				add(3, 2) // of which all together are fourteen
+				add(4, 1)
+				add(5, 1)
+				add(6, 0)
+				for _, it := range items {
+					q.Remove(it, start)
+				}
+				if elsewhere {
+					for range 8 {
+						q.RemoveWaitingElsewhere(class, 1, 100)
+					}
+					for range 2 {
+						q.RemoveWaitingElsewhere(class, 3, 100)
+					}
+					q.RemoveWaitingElsewhere(class, 5, 100)
+				}
+				if q.fairness.waiting != [classCount]int{} || q.fairness.account(class, 1).waiting != (Waiting{}) {
+					t.Errorf("%s: something is left of an empty queue: %v", name, q.fairness.waiting)
+				}
+				add(2, 8)
+			}
+		}
 	}
 }
 
@@ -265,11 +379,11 @@ func TestRegroupAndCancel(t *testing.T) {
 	if ahead(Normal, a) != 0 || ahead(Normal, b) != 1 || ahead(Urgent, b) != 0 {
 		t.Error("a request is not in the group of its backends")
 	}
-	used := q.fairness.account(Normal, 7).usedUntil
+	used := q.fairness.part(Normal, 7).usedUntil
 	q.Remove(it, start)
 	q.RefundTenant(it)
-	if q.Contains(it) || len(q.Groups()) != 0 || used != 10 || q.fairness.account(Normal, 7).usedUntil != 0 {
-		t.Errorf("charged until second %v, then %v; %d groups", used, q.fairness.account(Normal, 7).usedUntil, len(q.Groups()))
+	if q.Contains(it) || len(q.Groups()) != 0 || used != 10 || q.fairness.part(Normal, 7).usedUntil != 0 {
+		t.Errorf("charged until second %v, then %v; %d groups", used, q.fairness.part(Normal, 7).usedUntil, len(q.Groups()))
 	}
 }
 
