@@ -217,8 +217,10 @@ func (o oracle) loadOfEngines(comments string, sharers int) (l Load) {
 		}
 	}
 	prompt, _, promptOK := o.sum(math.MaxFloat64, "vllm:prompt_tokens_total", "vllm:prompt_tokens")
-	l.Gaps, _, _ = o.sum(math.MaxFloat64, "vllm:inter_token_latency_seconds_count")
-	l.GapSeconds, _, _ = o.sum(math.MaxFloat64, "vllm:inter_token_latency_seconds_sum")
+	l.Gaps, _, _ = o.sum(math.MaxFloat64, "vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count")
+	l.GapSeconds, _, _ = o.sum(math.MaxFloat64, "vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum")
+	l.FirstTokens, _, _ = o.sum(math.MaxFloat64, "vllm:time_to_first_token_seconds_count")
+	l.FirstTokenSeconds, _, _ = o.sum(math.MaxFloat64, "vllm:time_to_first_token_seconds_sum")
 	generated, _, generatedOK := o.sum(math.MaxFloat64, "vllm:generation_tokens_total", "vllm:generation_tokens")
 	if l.TokensKnown = promptOK && generatedOK; l.TokensKnown {
 		l.PromptTokens, l.GenerationTokens = prompt, generated

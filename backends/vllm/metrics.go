@@ -93,7 +93,8 @@ type Load struct {
 	PromptTokens, GenerationTokens float64 // counters; they grow while the engine makes progress
 	TokensKnown                    bool    // both were reported
 
-	Gaps, GapSeconds float64 // between two tokens of a response: how many so far, and their sum; 0 when unknown
+	Gaps, GapSeconds               float64 // between two outputs of a response: how many so far, and their sum; 0 when unknown
+	FirstTokens, FirstTokenSeconds float64 // of responses: how many so far, and the sum of the times to them; 0 when unknown
 
 	Asleep      bool      // engine_sleep_state is anything but awake
 	AsleepSince time.Time // when the first of the consecutive polls that say so was sent; set by the poller
@@ -135,6 +136,8 @@ const (
 	generationTokens
 	gaps
 	gapSeconds
+	firstTokens
+	firstTokenSeconds
 	startTime
 	summed // quantities below have labels that are read instead of a value
 
@@ -181,6 +184,10 @@ var metrics = map[string]metric{
 	"vllm:generation_tokens":                    {generationTokens, 1, math.MaxFloat64},
 	"vllm:inter_token_latency_seconds_count":    {gaps, 0, math.MaxFloat64},
 	"vllm:inter_token_latency_seconds_sum":      {gapSeconds, 0, math.MaxFloat64},
+	"vllm:time_per_output_token_seconds_count":  {gaps, 1, math.MaxFloat64}, // before 0.11
+	"vllm:time_per_output_token_seconds_sum":    {gapSeconds, 1, math.MaxFloat64},
+	"vllm:time_to_first_token_seconds_count":    {firstTokens, 0, math.MaxFloat64},
+	"vllm:time_to_first_token_seconds_sum":      {firstTokenSeconds, 0, math.MaxFloat64},
 	"process_start_time_seconds":                {startTime, 0, math.MaxFloat64},
 	"vllm:cache_config_info":                    {quantity: cacheConfig},
 	"vllm:lora_requests_info":                   {quantity: loraInfo},
@@ -491,6 +498,9 @@ func (p *sampleSums) newLoad(t *totals, from, to, sharers int) Load {
 	count, _ := t.firstKnown(gaps)
 	seconds, _ := t.firstKnown(gapSeconds)
 	l.Gaps, l.GapSeconds = count.sum, seconds.sum
+	count, _ = t.firstKnown(firstTokens)
+	seconds, _ = t.firstKnown(firstTokenSeconds)
+	l.FirstTokens, l.FirstTokenSeconds = count.sum, seconds.sum
 	start, _ := t.firstKnown(startTime)
 	l.StartTime = start.max
 	for name := range bytes.SplitSeq(p.adapters, []byte(",")) {

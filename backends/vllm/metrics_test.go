@@ -24,6 +24,7 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 			Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto",
 			PrefixQueries: 4066, PrefixHits: 3392, PrefixKnown: true, HostHitsKnown: true,
 			PromptTokens: 4066, GenerationTokens: 26616, TokensKnown: true, Gaps: 26604, GapSeconds: 58.32603010099979,
+			FirstTokens: 12, FirstTokenSeconds: 0.23054885864257812,
 			StartTime: 1795199784.85,
 		},
 		// Two engines behind two API server processes, idle: those have no gauges before the first request.

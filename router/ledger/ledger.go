@@ -43,6 +43,7 @@ type account struct {
 	kv      kvAccount
 	classes queue.ClassLoad
 	polled  polledGaps
+	outputs outputPolls
 	// announced are the sequences of this router's decode legs that were not sent yet.
 	announced int64
 	lastEnd   *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
@@ -93,12 +94,13 @@ func (l *Ledger) ForgetNextTurns(slot int) {
 	l.nextTurns.removeWhere(func(t reservedTokens) bool { return t.slot == slot })
 }
 
-// DecodeRate returns how many tokens a second a backend generates of one sequence.
+// DecodeRate returns how many tokens a second a backend generates of one sequence, as learned from streams.
 func (l *Ledger) DecodeRate(slot int) float64 { return l.accounts[slot].kv.decodeRate.Value }
 
 // ForgetDecodeRate forgets the decode rate that was learned of a backend.
 func (l *Ledger) ForgetDecodeRate(slot int) {
-	l.accounts[slot].kv.decodeRate = newKVAccount().decodeRate
+	a := l.accounts[slot]
+	a.kv.decodeRate, a.outputs = newKVAccount().decodeRate, outputPolls{}
 }
 
 // IsOrphaned reports whether the backend of an entry was removed from the fleet since Begin.
@@ -317,6 +319,7 @@ func (l *Ledger) ObserveLoad(slot int, load *backends.Load, now time.Time) {
 	l.ResizeIndex(slot)
 	l.index.SweepAndEvict(upkeepBlocks)
 	l.learnFromGaps(a, slot, load, now)
+	a.outputs.add(load)
 	a.kv.observe(load, l.ownKVTokens(slot, now), a.prefill.unseen)
 }
 
