@@ -19,7 +19,7 @@ var allowedImports = map[string]string{
 	"filelock":     "",
 	"recovery":     "clock",
 	"usage":        "atomicfile filelock",
-	"backends":     "clock",
+	"backends":     "clock recovery",
 	"prompt":       "",
 	"router":       "atomicfile backends prompt",
 	"kvevents":     "clock recovery backends prompt router",

@@ -78,7 +78,7 @@ func NewInitial(ctx context.Context, c *config.Config, log *slog.Logger) (*Initi
 	}
 	members := slices.Concat(c.Backends, in.records.backends())
 	in.names = updateNames(members, c.DNS.MaxAddresses, nil)
-	lookUpNamesOnce(ctx, in.names, in.resolver, log)
+	lookUpNamesOnce(ctx, in.names, in.resolver, log, nil)
 	var err error
 	for _, w := range wantedBackends(members, statesOf(in.names), func(string) bool { return false }) {
 		m, buildErr := newManagedBackend(w, c, in.resolver)

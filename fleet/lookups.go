@@ -52,15 +52,17 @@ func updateNames(members []config.Backend, maxAddresses int, old map[discovery.N
 }
 
 // lookUpNamesOnce looks up each name once.
-func lookUpNamesOnce(ctx context.Context, names map[discovery.Name]*lookedUpName, r *discovery.Resolver, log *slog.Logger) {
+func lookUpNamesOnce(ctx context.Context, names map[discovery.Name]*lookedUpName, r *discovery.Resolver, log *slog.Logger, panics recovery.Reporter) {
 	ctx, cancel := context.WithTimeout(ctx, firstLookupTimeout)
 	defer cancel()
 	var lookups sync.WaitGroup
 	for n, name := range names {
 		lookups.Go(func() {
-			answer, err := r.Lookup(ctx, n)
-			name.addresses.Record(answer, err, time.Now())
-			name.logWarnings(log, n)
+			panics.CallAndRecover(recovery.Discovery, func() {
+				answer, err := r.Lookup(ctx, n)
+				name.addresses.Record(answer, err, time.Now())
+				name.logWarnings(log, n)
+			})
 		})
 	}
 	lookups.Wait()

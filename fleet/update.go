@@ -61,7 +61,7 @@ func checkBackends(list []config.Backend) error {
 // most, and returns them.
 func (f *Fleet) lookUpNewNames(ctx context.Context, members []config.Backend) map[discovery.Name]*lookedUpName {
 	names := f.newNames(members)
-	lookUpNamesOnce(ctx, names, f.resolver, f.Log)
+	lookUpNamesOnce(ctx, names, f.resolver, f.Log, f.Panics)
 	return names
 }
 

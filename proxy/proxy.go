@@ -21,6 +21,7 @@ import (
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
+	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 	"warmroute/usage"
@@ -43,6 +44,9 @@ type Options struct {
 	// OutOfDescriptors is called when no connection to a backend could be made for want of a file descriptor. It must not
 	// block. It may be nil.
 	OutOfDescriptors func(err error)
+
+	// Panics receives the panics of goroutines that requests start. nil: none is recovered.
+	Panics recovery.Reporter
 
 	BlockBytes int                // bytes of canonical prompt in a block
 	Recorder   *recorder.Recorder // nil: traffic is not recorded
@@ -78,6 +82,7 @@ type Proxy struct {
 	backendIdle      backends.Event // a backend has nothing of ours in flight any more
 	recheckHealth    func(*backends.Backend)
 	outOfDescriptors func(error)
+	panics           recovery.Reporter
 
 	inFlight  atomic.Int64 // requests, queued ones included
 	lingering atomic.Int64 // refused requests whose bodies are still read
@@ -128,7 +133,7 @@ func New(o Options) *Proxy {
 		buffers:    responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
 		responses:  storedResponses{o.Responses, make(chan struct{}, maxSearches)},
 
-		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors,
+		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors, panics: o.Panics,
 		observers: observers{
 			metrics: o.Metrics, log: o.Log, activity: newActivity(),
 			recorder: o.Recorder, accessLog: o.AccessLog, tracer: o.Tracer, usage: o.Usage,

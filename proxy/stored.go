@@ -15,6 +15,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/recovery"
 	"warmroute/router/responseindex"
 )
 
@@ -174,7 +175,7 @@ func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.Re
 	}
 	passed := http.Header{backends.InstanceHeader: r.httpReq.Header[backends.InstanceHeader]}
 	p.appendInstanceID(passed) // so that no search goes round in circles
-	b, allResponded := searchBackends(r.httpReq.Context(), id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
+	b, allResponded := searchBackends(r.httpReq.Context(), p.panics, id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
 	switch {
 	case b != nil:
 		p.responses.Add(id, responseindex.Entry{Backend: b.Address()})
@@ -187,7 +188,7 @@ func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.Re
 
 // searchBackends asks backends for a stored response, maxSearched at a time, and returns one that has it, or nil. allResponded is
 // false if some did not respond. proxyInstances names the proxies that the request has passed.
-func searchBackends(ctx context.Context, id string, list []*backends.Backend, proxyInstances string) (holder *backends.Backend, allResponded bool) {
+func searchBackends(ctx context.Context, panics recovery.Reporter, id string, list []*backends.Backend, proxyInstances string) (holder *backends.Backend, allResponded bool) {
 	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	var unresponsive atomic.Int64
@@ -201,7 +202,10 @@ func searchBackends(ctx context.Context, id string, list []*backends.Backend, pr
 		}
 		asked[b.Server()] = true
 		searches.Go(func() error {
-			switch has, err := hasResponse(ctx, b, id, proxyInstances); {
+			var has bool
+			err := errSearchPanicked
+			panics.CallAndRecover(recovery.Handler, func() { has, err = hasResponse(ctx, b, id, proxyInstances) })
+			switch {
 			case err != nil:
 				unresponsive.Add(1)
 			case has:
@@ -215,7 +219,10 @@ func searchBackends(ctx context.Context, id string, list []*backends.Backend, pr
 	return found.Load(), unresponsive.Load() == 0
 }
 
-var errUnavailable = errors.New("replica is unavailable")
+var (
+	errUnavailable    = errors.New("replica is unavailable")
+	errSearchPanicked = errors.New("search panicked")
+)
 
 // hasResponse asks a replica for a stored response. One that is down is not asked.
 func hasResponse(ctx context.Context, b *backends.Backend, id, proxyInstances string) (bool, error) {

@@ -12,6 +12,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/proxy/apikey"
+	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 )
@@ -293,6 +294,32 @@ func TestSearchSkipsDownReplicas(t *testing.T) {
 		if n := f.seenRequests(); n != want {
 			t.Errorf("%d requests, want %d", n, want)
 		}
+	}
+}
+
+type panickingTransport struct{}
+
+func (panickingTransport) RoundTrip(*http.Request) (*http.Response, error) { panic("broken") }
+
+// A panic of a search ends neither the process nor the search on the other replicas.
+func TestPanicOfSearch(t *testing.T) {
+	f := serveStored(t, router.QueueSettings{})
+	f.kept[0].add("resp_1")
+	holder := f.backends[0]
+	u, err := backends.ParseURL("http://10.0.0.9:8000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := backends.New("broken", u, "", panickingTransport{})
+	if _, err := backends.NewRegistry([]*backends.Backend{broken}); err != nil {
+		t.Fatal(err)
+	}
+	broken.SetState(backends.Ready)
+	reported := make(chan any, 2)
+	report := func(_ recovery.Place, cause any, _ []byte) { reported <- cause }
+	found, all := searchBackends(t.Context(), report, "resp_1", []*backends.Backend{broken, holder}, "")
+	if found != holder || all || <-reported != "broken" {
+		t.Errorf("found %v, all responded: %v", found, all)
 	}
 }
 

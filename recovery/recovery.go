@@ -48,15 +48,16 @@ const restartDelay = time.Second
 // RunLoop calls loop, and again after each panic of it, until it returns or ctx is done. A nil Reporter
 // recovers nothing.
 func (report Reporter) RunLoop(ctx context.Context, place Place, loop func(context.Context)) {
-	for report.callAndRecover(place, func() { loop(ctx) }) {
+	for report.CallAndRecover(place, func() { loop(ctx) }) {
 		if !clock.Sleep(ctx, restartDelay) {
 			return
 		}
 	}
 }
 
-// callAndRecover calls f and reports whether it panicked.
-func (report Reporter) callAndRecover(place Place, f func()) (panicked bool) {
+// CallAndRecover calls f, recovers and reports a panic of it, and returns whether there was one. A nil Reporter recovers
+// nothing.
+func (report Reporter) CallAndRecover(place Place, f func()) (panicked bool) {
 	if report == nil {
 		f()
 		return false

@@ -165,7 +165,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.startupChecks = newStartupChecks(registry.All())
 	s.fleet = s.newFleet(initial)
-	s.waker = newWaker(s.router, registry, o.Log, c.Wake)
+	s.waker = newWaker(s.router, registry, o.Log, s.panics, c.Wake)
 	s.proxy = proxy.New(proxy.Options{
 		Registry: registry,
 		Router:   s.router,
@@ -178,6 +178,7 @@ func New(o Options) (*Server, error) {
 			b.RequestPoll()
 		},
 		OutOfDescriptors: s.handleOutOfDescriptors,
+		Panics:           s.panics,
 		BlockBytes:       c.Index.BlockBytes,
 		Recorder:         s.files.recorder,
 		AccessLog:        s.accessLog,
@@ -187,7 +188,7 @@ func New(o Options) (*Server, error) {
 		Responses:        s.responses,
 		Settings:         c.ProxySettings(fileDescriptorLimit(), s.countReplicas()),
 	})
-	controller := &control.Controller{StateChanged: s.router.BackendStateChanged, CacheReset: s.recordCacheReset}
+	controller := &control.Controller{StateChanged: s.router.BackendStateChanged, CacheReset: s.recordCacheReset, Panics: s.panics}
 	s.registration = registration.New(registration.Options{
 		Next: s.proxy, Fleet: s.fleet, Registry: registry, Control: controller, Metrics: s.metrics, Log: o.Log,
 	}, c)

@@ -16,6 +16,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
+	"warmroute/recovery"
 	"warmroute/router"
 )
 
@@ -27,17 +28,20 @@ const (
 	maxWakeResponse   = 64 << 10
 )
 
+var errWakePanicked = errors.New("the call panicked")
+
 // waker calls the URLs of models that requests wait for and no ready backend serves.
 type waker struct {
 	router   *router.Router
 	registry *backends.Registry
 	log      *slog.Logger
+	panics   recovery.Reporter
 	client   http.Client
 	settings atomic.Pointer[[]config.Wake]
 }
 
-func newWaker(r *router.Router, registry *backends.Registry, log *slog.Logger, settings []config.Wake) *waker {
-	w := &waker{router: r, registry: registry, log: log, client: http.Client{
+func newWaker(r *router.Router, registry *backends.Registry, log *slog.Logger, panics recovery.Reporter, settings []config.Wake) *waker {
+	w := &waker{router: r, registry: registry, log: log, panics: panics, client: http.Client{
 		Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
 		Timeout:       wakeCallTimeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -115,7 +119,8 @@ func (w *waker) run(ctx context.Context) {
 			}
 			state.calling, state.calledAt = true, time.Now()
 			calls.Go(func() {
-				r := wakeResult{s.Model, w.call(ctx, s)}
+				r := wakeResult{s.Model, errWakePanicked}
+				w.panics.CallAndRecover(recovery.Wake, func() { r.err = w.call(ctx, s) })
 				select {
 				case results <- r:
 				case <-ctx.Done():

@@ -41,7 +41,7 @@ func TestWakeIsDue(t *testing.T) {
 func TestWakeFailuresAreLoggedOnceAMinute(t *testing.T) {
 	var log syncBuffer
 	logger, _ := NewLogger(config.Log{Level: "info", Format: "text"}, &log)
-	w := newWaker(nil, nil, logger, nil)
+	w := newWaker(nil, nil, logger, nil, nil)
 	state, now := new(wakeState), time.Unix(1000, 0)
 	for range 25 { // two minutes
 		w.recordResult(state, wakeResult{"m", errors.New("refused")}, now)

@@ -17,6 +17,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/vllm"
+	"warmroute/recovery"
 )
 
 const (
@@ -35,6 +36,7 @@ type Controller struct {
 	StateChanged func(*backends.Backend)
 	// CacheReset forgets what a backend's replica held.
 	CacheReset func(*backends.Backend)
+	Panics     recovery.Reporter // of actions
 
 	mu   sync.Mutex
 	busy map[string]bool // addresses of the replicas on which an action is in progress
@@ -65,7 +67,9 @@ func (c *Controller) Run(ctx context.Context, r *Request, list []*backends.Backe
 	group.SetLimit(maxConcurrent)
 	for i, b := range servers {
 		group.Go(func() error {
-			results[i] = c.runOnReplica(ctx, r, b)
+			if c.Panics.CallAndRecover(recovery.Handler, func() { results[i] = c.runOnReplica(ctx, r, b) }) {
+				results[i] = Result{Backend: b.Name, Error: "the proxy failed: its log says why; what the replica has done is unknown"}
+			}
 			return nil
 		})
 	}

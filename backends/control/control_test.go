@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
+	"warmroute/recovery"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -154,6 +155,29 @@ func TestCacheResetIsRepeated(t *testing.T) {
 	}
 	if result := r.run(t.Context(), t, "reset-cache", `{"wait":"300ms"}`); result.OK || result.Status != http.StatusOK || r.resets != 1 || r.backend.State() != backends.Ready {
 		t.Errorf("got %+v, %d resets, %v", result, r.resets, r.backend.Status())
+	}
+}
+
+// A panic on one replica is the result there. The process, and the action on the others, go on.
+func TestPanicOfAction(t *testing.T) {
+	broken, other := newReplica(t, ok), newReplica(t, ok)
+	reported := make(chan any, 1)
+	other.Controller.Panics = func(_ recovery.Place, cause any, _ []byte) { reported <- cause }
+	other.Controller.StateChanged = func(b *backends.Backend) {
+		if b == broken.backend {
+			panic("broken")
+		}
+	}
+	request, err := ParseRequest("pause", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := other.Run(t.Context(), request, []*backends.Backend{broken.backend, other.backend})
+	if results[0].OK || !strings.Contains(results[0].Error, "the proxy failed") || !results[1].OK || <-reported != "broken" {
+		t.Errorf("got %+v", results)
+	}
+	if other.setBusy(broken.backend.Address()) == false {
+		t.Error("the replica is busy for ever")
 	}
 }
 
