@@ -42,10 +42,10 @@ func TestResponseToAnotherRequest(t *testing.T) {
 		respond    func(id string) string
 	}{
 		"chat": {"/v1/chat/completions", ask + `}`, func(id string) string {
-			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[]}`)
+			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[{}]}`)
 		}},
 		"chat, too long to buffer": {"/v1/chat/completions", ask + `}`, func(id string) string {
-			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[],"padding":"`+strings.Repeat("x", 2<<20)+`"}`)
+			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[{}],"padding":"`+strings.Repeat("x", 2<<20)+`"}`)
 		}},
 		"chat stream": {"/v1/chat/completions", ask + `,"stream":true}`, func(id string) string {
 			return event(`{"id":"chatcmpl-` + id + `","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`)
@@ -54,7 +54,7 @@ func TestResponseToAnotherRequest(t *testing.T) {
 			return streamed(": x\n\n", `data: {"id":"chatcmpl-`+id+`","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`+"\n\n")
 		}},
 		"chat with an id that all ids contain": {"/v1/chat/completions", ask + `,"request_id":"c"}`, func(id string) string {
-			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[]}`)
+			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[{}]}`)
 		}},
 		"chat stream with an id that all ids contain": {"/v1/chat/completions", ask + `,"stream":true,"request_id":"-wr"}`, func(id string) string {
 			return event(`{"id":"chatcmpl-` + id + `","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`)
@@ -66,7 +66,7 @@ func TestResponseToAnotherRequest(t *testing.T) {
 			return answered("200 OK", `{"id":"embd-`+id+`","data":[]}`)
 		}},
 		"completion": {"/v1/completions", ask + `}`, func(id string) string {
-			return answered("200 OK", `{"id":"cmpl-`+id+`","choices":[]}`)
+			return answered("200 OK", `{"id":"cmpl-`+id+`","choices":[{}]}`)
 		}},
 		"message": {"/v1/messages", ask + `}`, func(id string) string {
 			return answered("200 OK", `{"id":"chatcmpl-`+id+`","type":"message","stop_reason":"end_turn"}`)
@@ -76,7 +76,7 @@ func TestResponseToAnotherRequest(t *testing.T) {
 				`data: {"type":"content_block_delta","delta":{"text":"x"}}` + "\n\n" + `data: {"type":"message_stop"}`)
 		}},
 		"tokens": {"/inference/v1/generate", ask + `}`, func(id string) string {
-			return answered("200 OK", `{"request_id":"generate-tokens-`+id+`","choices":[]}`)
+			return answered("200 OK", `{"request_id":"generate-tokens-`+id+`","choices":[{}]}`)
 		}},
 		"tokens stream": {"/inference/v1/generate", ask + `,"stream":true}`, func(id string) string {
 			return event(`{"request_id":"generate-tokens-` + id + `","choices":[{"index":0,"token_ids":[1],"finish_reason":"stop"}]}`)
@@ -144,7 +144,7 @@ func TestResponseToAnotherRequestNamedByClient(t *testing.T) {
 			f := serve(t, func(o *Options) {
 				o.ExtraPaths, o.Responses = []string{"/extra"}, responseindex.New(responseindex.Settings{MaxEntries: 10, TTL: time.Hour}, time.Now, nil)
 			}, &replica{script: outOfStep(func(r seen) string {
-				return answered("200 OK", `{"id":"chatcmpl-`+r.Header.Get("X-Request-Id")+`","choices":[],"type":"message","stop_reason":"end_turn"}`,
+				return answered("200 OK", `{"id":"chatcmpl-`+r.Header.Get("X-Request-Id")+`","choices":[{}],"type":"message","stop_reason":"end_turn"}`,
 					"x-for: "+r.Header.Get("X-Client"))
 			})})
 			f.proxy.responses.Add("resp_1", responseindex.Entry{Backend: f.backends[0].Address()})
@@ -180,7 +180,7 @@ func TestClientRepeatsEarlierResponseID(t *testing.T) {
 			if r.URL.Path != "/v1/responses" {
 				id = "chatcmpl-" + id
 			}
-			s.say(answered("200 OK", `{"id":"`+id+`","object":"response","status":"completed","output":[],"choices":[]}`))
+			s.say(answered("200 OK", `{"id":"`+id+`","object":"response","status":"completed","output":[],"choices":[{}]}`))
 		}
 	}
 	f := serve(t, nil, &replica{script: echo})

@@ -21,6 +21,8 @@ func TestCommentsRemoved(t *testing.T) {
 		"data: :1\nid: 2\n\n:":            "data: :1\nid: 2\n\n",
 		"data: 1":                         "data: 1",
 		":\n:\n":                          "",
+		": a\r\rdata: 1\r\r\r: b\r":       "data: 1\r\r",
+		"data: 1\r: a\rdata: 2\r\r\n\n":   "data: 1\rdata: 2\r\r\n",
 	} {
 		var s eventScanner
 		if got := s.scan([]byte(in)); string(got) != want {
@@ -48,8 +50,8 @@ func FuzzCommentsRemoved(f *testing.F) {
 			t.Fatalf("in parts %q, whole %q", got, whole)
 		}
 		fields := func(s string) (lines []string) {
-			for line := range strings.SplitSeq(s, "\n") {
-				if line = strings.TrimLeft(line, "\r"); line != "" && line[0] != ':' {
+			for line := range strings.SplitSeq(strings.ReplaceAll(s, "\r", "\n"), "\n") {
+				if line != "" && line[0] != ':' {
 					lines = append(lines, line)
 				}
 			}

@@ -136,14 +136,16 @@ func (d dialect) writeError(w http.ResponseWriter, e *apiError) {
 }
 
 // formatErrorEvent returns an error as the last events of a stream: what clients of that format
-// raise as an error.
-func (f format) formatErrorEvent(e *apiError) []byte {
+// raise as an error. The events of responses are numbered.
+func (f format) formatErrorEvent(e *apiError, sequenceNumber int64) []byte {
 	switch f {
 	case messagesFormat:
 		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", anthropic.errorBody(e))
 	case responsesFormat, storedFormat:
 		// The SDKs raise an error only if there is an "error"; the rest is the event that OpenAI documents.
-		event := map[string]any{"type": "error", "code": e.code, "message": e.message, "param": nil, "error": e.openAIError()}
+		event := map[string]any{
+			"type": "error", "code": e.code, "message": e.message, "param": nil, "sequence_number": sequenceNumber, "error": e.openAIError(),
+		}
 		if !e.fromReplica {
 			event["src"] = e.sourceUnlessReplica()
 		}
@@ -176,7 +178,7 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 
 // sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
 func (s *streamRelay) sendErrorEvent(e *apiError) {
-	s.client.Write(append([]byte(s.out.missingLineEnds()), s.endpoint.format.formatErrorEvent(e)...))
+	s.client.Write(append([]byte(s.out.missingLineEnds()), s.endpoint.format.formatErrorEvent(e, s.events.nextSequence)...))
 }
 
 // relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
@@ -225,7 +227,7 @@ func replicaError(status int, body []byte) *apiError {
 	if message := object.Get("message"); message.Type == gjson.String {
 		e.message, e.fromReplica = message.Str, true
 	}
-	if kind := object.Get("type"); kind.Type == gjson.String {
+	if kind := object.Get("type"); kind.Type == gjson.String && kind.Str != "error" { // of an event
 		e.kind = kind.Str
 	}
 	return e

@@ -107,7 +107,7 @@ func (a *attempt) ensureStreamHeader(resp *http.Response) {
 
 // writeKeepAlive writes a keep-alive event, unless it would split another one.
 func (l *lineWriter) writeKeepAlive(event string) error {
-	if l.missingLineEnds() != "" {
+	if l.missingLineEnds() != "" || l.tail[1] == '\n' && l.tail[2] == '\r' { // a line feed may follow
 		return nil
 	}
 	_, err := l.to.Write([]byte(event))

@@ -185,7 +185,7 @@ func (r *request) releaseInput() {
 func (r *request) sendError(e *apiError) {
 	r.outcome.Code = e.status
 	if r.headersSent {
-		r.client.writeAndFlush(r.endpoint.format.formatErrorEvent(e))
+		r.client.writeAndFlush(r.endpoint.format.formatErrorEvent(e, 0))
 		return
 	}
 	r.addErrorRouteHeaders()

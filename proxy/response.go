@@ -40,6 +40,7 @@ const (
 
 var (
 	errTruncated        = errors.New("response ended early")
+	errNoOutput         = errors.New("response has no output")
 	errAborted          = errors.New("replica aborted the request")
 	errRankRefused      = errors.New("replica does not have the data-parallel rank: its ranks are read again")
 	errScaling          = errors.New("replica is changing the number of its engines")
@@ -184,8 +185,25 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 		return a.recordReplicaAbort()
 	case !isFramed(resp) && hasContentType(resp.Header, "application/json") && !json.Valid(body):
 		return a.classifyOrEndRequest(errTruncated)
+	case a.endpoint.format.hasChoices() && vllm.IsEmptyCompletion(body):
+		return a.newErrorFailure(newError(http.StatusBadGateway, codeReplicaFailed, "the replica's response has no choices"), nil)
+	case a.endpoint.format == responsesFormat && vllm.IsFailedResponse(body):
+		return a.newErrorFailure(replicaError(vllm.ErrorEventStatus(body), body), body)
 	}
 	return nil
+}
+
+// newErrorFailure returns the failure of a response that is an error in spite of its status: e, which the client gets if no other
+// attempt succeeds. It means what the error in the replica's body does; nil: its engine has failed.
+func (a *attempt) newErrorFailure(e *apiError, replicaBody []byte) *failure {
+	f := &failure{
+		reason: metrics.RetryErrorEvent, err: errNoOutput, status: e.status, header: jsonHeader(), body: a.endpoint.dialect().errorBody(e),
+		suspectsCrash: replicaBody == nil,
+	}
+	if replicaBody != nil {
+		f.setMeaning(replicaBody)
+	}
+	return f
 }
 
 // contentLengthHeader returns the header's value for a body of that length: the replica's own where

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"encoding/json"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -20,6 +21,7 @@ type eventScanner struct {
 	reply         *prompt.Response // takes the text of the response; may be nil
 	line          lineKind         // of the incomplete line
 	inEvent       bool             // the current event has a line
+	afterCR       feedKind         // what a line feed at the beginning of the next chunk is
 	partialLine   []byte           // the beginning of an incomplete line
 	lineTruncated bool             // partialLine lacks bytes before its last maxTailBytes
 	isFinalEvent  bool             // the name of the event, which precedes its data, is that of the last one of a response
@@ -35,9 +37,12 @@ type eventScanner struct {
 	abortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
 	done        bool   // the last event has come
 	errorEvent  []byte // the first error event's data
-	responseID  string // as the first events name it; "": unknown
-	usage       tokenUsage
-	message     messageEnd
+
+	nextSequence int64 // the sequence_number after that of the last event, of those before an abort; 0: none had one
+
+	responseID string // as the first events name it; "": unknown
+	usage      tokenUsage
+	message    messageEnd
 }
 
 // lineKind is what is known of a line from its beginning.
@@ -47,6 +52,15 @@ const (
 	lineNotBegun lineKind = iota
 	lineComment
 	lineField
+)
+
+// feedKind is what a line feed is after a carriage return that ended a chunk, and a line: with it a part of the same line end.
+type feedKind uint8
+
+const (
+	feedOfItself feedKind = iota // there was none
+	feedKept
+	feedRemoved
 )
 
 // messageEnd is what message_delta events say of the end of a message.
@@ -64,43 +78,76 @@ type tokenUsage struct {
 }
 
 // scan reads the next bytes of the stream, however it is split into chunks. It removes from them, in place, comments and the empty
-// lines after them that end no event, and returns the rest.
+// lines after them that end no event, and returns the rest. A line ends with a line feed, a carriage return or both.
 func (s *eventScanner) scan(b []byte) (kept []byte) {
 	kept = b[:0]
+	if s.afterCR != feedOfItself && len(b) > 0 {
+		if b[0] == '\n' {
+			if s.afterCR == feedKept {
+				kept = append(kept, '\n')
+				s.scannedBytes++
+				if !s.inEvent {
+					s.eventOffset = s.scannedBytes
+				}
+			}
+			b = b[1:]
+		}
+		s.afterCR = feedOfItself
+	}
 	for len(b) > 0 {
-		if s.line == lineNotBegun {
-			switch b[0] {
-			case ':':
-				s.line = lineComment
-			case '\r', '\n':
-				if s.inEvent {
-					kept = append(kept, b[0])
-					s.scannedBytes++
-				}
-				if b[0] == '\n' {
-					s.inEvent, s.eventOffset, s.isFinalEvent, s.isEarlyEvent = false, s.scannedBytes, false, false
-				}
-				b = b[1:]
-				continue
+		end, next := lineEnd(b)
+		part, kind, endsEvent := b[:next], s.line, false
+		if kind == lineNotBegun {
+			switch {
+			case end == 0:
+				endsEvent = true
+			case b[0] == ':':
+				kind = lineComment
 			default:
-				s.line, s.inEvent = lineField, true
+				kind, s.inEvent = lineField, true
 			}
 		}
-		part, complete := b, false
-		if end := bytes.IndexByte(b, '\n'); end >= 0 {
-			part, complete = b[:end+1], true
+		isKept := kind == lineField || endsEvent && s.inEvent
+		complete := next > end
+		if complete && next == len(b) && b[next-1] == '\r' {
+			if s.afterCR = feedRemoved; isKept {
+				s.afterCR = feedKept
+			}
 		}
-		b = b[len(part):]
-		if s.line == lineField {
+		b = b[next:]
+		if isKept {
 			s.scannedBytes += int64(len(part))
-			s.scanPart(bytes.TrimSuffix(part, []byte("\n")), complete)
+			if kind == lineField {
+				s.scanPart(part[:end], complete)
+			}
 			kept = append(kept, part...) // may overwrite it
 		}
-		if complete {
+		if endsEvent {
+			s.inEvent, s.eventOffset, s.isFinalEvent, s.isEarlyEvent = false, s.scannedBytes, false, false
+		}
+		if s.line = kind; complete {
 			s.line = lineNotBegun
 		}
 	}
 	return kept
+}
+
+// lineEnd returns the index of the first line end in b and that of the byte after it. Both are the length of b if there is none.
+func lineEnd(b []byte) (end, next int) {
+	end = len(b)
+	if i := bytes.IndexByte(b, '\n'); i >= 0 {
+		end = i
+	}
+	if i := bytes.IndexByte(b[:end], '\r'); i >= 0 {
+		end = i
+	}
+	switch {
+	case end == len(b):
+		return end, end
+	case b[end] == '\r' && end+1 < len(b) && b[end+1] == '\n':
+		return end, end + 2
+	}
+	return end, end + 1
 }
 
 // scanPart reads a line, or a part of one that may complete it.
@@ -126,6 +173,13 @@ func (s *eventScanner) scanLastLine() {
 		s.scanLine(s.partialLine)
 		s.partialLine, s.lineTruncated = nil, false
 	}
+}
+
+// hasWholeLastLine reports whether a last line without a line end cannot be the beginning of a longer one.
+func (s *eventScanner) hasWholeLastLine() bool {
+	data, ok := bytes.CutPrefix(s.partialLine, []byte("data:"))
+	data = bytes.TrimSpace(data)
+	return ok && !s.lineTruncated && (string(data) == "[DONE]" || json.Valid(data))
 }
 
 func (s *eventScanner) bufferPartialLine(b []byte) {
@@ -167,6 +221,19 @@ func (s *eventScanner) scanLine(line []byte) {
 		s.scanTruncatedEvent(data[len(data)-min(len(data), maxTailBytes):])
 	default:
 		s.scanEvent(data)
+	}
+	if (s.format == responsesFormat || s.format == storedFormat) && !s.aborted {
+		s.countSequence(data)
+	}
+}
+
+// countSequence sets nextSequence to what follows the event. That of a long one may be in the part that is not known.
+func (s *eventScanner) countSequence(data []byte) {
+	switch n := gjson.GetBytes(data, "sequence_number"); {
+	case n.Type == gjson.Number:
+		s.nextSequence = max(n.Int(), -1) + 1
+	case s.lineTruncated:
+		s.nextSequence++
 	}
 }
 
@@ -240,9 +307,13 @@ var usagePaths = [...][]string{
 	storedFormat:     nil,
 }
 
-// isErrorEvent recognizes an error by its beginning: events of all formats begin with other keys.
+// isErrorEvent recognizes an error by its beginning: events of all formats begin with other keys, or with an error that is null.
 func isErrorEvent(data []byte) bool {
-	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"type":"error"`))
+	if bytes.HasPrefix(data, []byte(`{"error":`)) {
+		e := gjson.GetBytes(data, "error")
+		return e.Type != gjson.Null && e.Type != gjson.False && e.Raw != `""`
+	}
+	return bytes.HasPrefix(data, []byte(`{"type":"error"`))
 }
 
 // inspectEvent records whether an event carries the first content, or ends the response. It returns false for an error and an event
@@ -263,9 +334,21 @@ func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 		s.inspectStoredEvent(data)
 	default:
 		s.content = true
+		s.inspectPlainEvent(data)
 	}
 	return true
 }
+
+// inspectPlainEvent records whether an event is the last one, as far as the formats of audio have one.
+func (s *eventScanner) inspectPlainEvent(data []byte) {
+	s.finished = s.finished || hasFinishReason(data)
+	if bytes.Contains(data, []byte(transcriptDone)) && gjson.GetBytes(data, "type").Str == transcriptDone {
+		s.done = true
+	}
+}
+
+// transcriptDone is the type of the last event of a transcription.
+const transcriptDone = "transcript.text.done"
 
 // inspectStoredEvent records whether an event is the last one of a stored response.
 func (s *eventScanner) inspectStoredEvent(data []byte) {
@@ -291,6 +374,8 @@ func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 		}
 	case storedFormat:
 		s.inspectStoredEvent(data)
+	case plainFormat:
+		s.inspectPlainEvent(data)
 	}
 	return true
 }
@@ -318,6 +403,9 @@ func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 	case "error":
 		s.recordErrorEvent(data)
 		return false
+	case "response.failed":
+		s.recordErrorEvent(data)
+		return s.content
 	case "message_delta":
 		s.message.hasDelta = true
 		s.message.hasStopReason = s.message.hasStopReason || gjson.GetBytes(data, "delta.stop_reason").Type == gjson.String

@@ -29,6 +29,7 @@ func TestEventScanner(t *testing.T) {
 		{"content", chatFormat, role + hello, found{events: 2, content: true}},
 		{"no space after the colon", chatFormat, strings.ReplaceAll(role+hello+doneLine, "data: ", "data:"), found{events: 2, content: true, end: true}},
 		{"CRLF", chatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r\n"), found{events: 1, content: true, end: true}},
+		{"CR", chatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r"), found{events: 1, content: true, end: true}},
 		{"reasoning", chatFormat, chat(`{"delta":{"reasoning":"hm"}}`), found{events: 1, content: true}},
 		{"reasoning_content", chatFormat, chat(`{"delta":{"role":"assistant","reasoning_content":"hm","content":null}}`), found{events: 1, content: true}},
 		{"tool call", chatFormat, chat(`{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}}`), found{events: 1, content: true}},
@@ -66,6 +67,8 @@ func TestEventScanner(t *testing.T) {
 		{"long response, cancelled", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, aborted: true, end: true}},
 		{"long event of a response", responsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*maxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
 		{"response fails", responsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{end: true, failed: 500}},
+		{"response fails before output", responsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}` + "\n\n", found{end: true, failed: 500}},
+		{"response fails by its prompt", responsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"invalid_prompt"}}}` + "\n\n", found{end: true, failed: 400}},
 		{"response fails after content", responsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" + `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
 		{"message begins", messagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: tokenUsage{true, false, 7, 0, 0}}},
 		{"message", messagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: tokenUsage{true, true, 0, 4, 2}}},
@@ -74,6 +77,12 @@ func TestEventScanner(t *testing.T) {
 		{"message is aborted", messagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, aborted: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
 		{"message of no token", messagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: tokenUsage{known: true}}},
 		{"message whose reason comes late", messagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
+		{"error: null", chatFormat, strings.Replace(hello, "{", `{"error":null,`, 1) + strings.Replace(hello, "{", `{"error": null,`, 1), found{events: 2, content: true}},
+		{"error: empty", chatFormat, strings.Replace(hello, "{", `{"error":"",`, 1), found{events: 1, content: true}},
+		{"error: a text", chatFormat, `data: {"error":"x"}` + "\n\n", found{failed: 500}},
+		{"transcript", plainFormat, `data: {"type":"transcript.text.delta","delta":"transcript.text.done"}` + "\n\n", found{events: 1, content: true}},
+		{"transcript ends", plainFormat, `data: {"type":"transcript.text.done","text":"x"}` + "\n\n", found{events: 1, content: true, end: true}},
+		{"transcript stops", plainFormat, "data: x\n\n" + chat(`{"delta":{"content":""},"finish_reason":"stop"}`), found{events: 2, content: true, finished: true}},
 		{"anything", plainFormat, "data: x\n\n", found{events: 1, content: true}},
 		{"line too long", chatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", maxLineBytes) + `"}}`), found{events: 1, content: true}},
 		{"comment too long", chatFormat, ":" + strings.Repeat("x", maxLineBytes) + "\n\n" + role, found{events: 1}},
@@ -100,6 +109,7 @@ func FuzzEventScanner(f *testing.F) {
 	f.Add(dead+doneLine, byte(completionFormat), uint16(100))
 	f.Add("data: {\"choices\":[{\"token_ids\":[1]}]}\n\n"+doneLine, byte(tokensFormat), uint16(5))
 	f.Add("data: {\"type\":\"response.output_text.delta\"}\r\n\r\n:\n", byte(responsesFormat), uint16(7))
+	f.Add("data: {\"sequence_number\":3}\r\rdata: {\"sequence_number\":4}\r\n\r\n", byte(storedFormat), uint16(0))
 	f.Add("data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7}}}\n\n", byte(messagesFormat), uint16(11))
 	f.Add(strings.Repeat("data: x", maxLineBytes/4)+"\n"+role, byte(plainFormat), uint16(4096))
 	f.Fuzz(func(t *testing.T, stream string, kind byte, size uint16) {
@@ -130,6 +140,7 @@ func FuzzLineWriter(f *testing.F) {
 	f.Add(goodStream, uint8(3), 100)
 	f.Add("no line end at all, and more than fits", uint8(5), 7)
 	f.Add("\n\n\n", uint8(1), 0)
+	f.Add("event: a\rdata: b\r\revent: c\r\ndata: d\r\n\r\n", uint8(0), 3)
 	f.Add("event: a\ndata: b\n\nevent: c\nevent: d\n\n", uint8(2), 3)
 	f.Add(strings.Repeat("x", 100)+"\nabc", uint8(40), 50)
 	f.Fuzz(func(t *testing.T, stream string, size uint8, head int) {
@@ -141,9 +152,11 @@ func FuzzLineWriter(f *testing.F) {
 			got, pending := out.String(), stream[passed-l.pending:passed]
 			rest := pending
 			if strings.HasPrefix(rest, "event:") {
-				_, rest, _ = strings.Cut(rest, "\n")
+				if _, next := lineEnd([]byte(rest)); next <= len(rest) {
+					rest = rest[next:]
+				}
 			}
-			if got != stream[:passed-l.pending] || strings.Contains(rest, "\n") || l.pending >= room {
+			if got != stream[:passed-l.pending] || strings.ContainsAny(rest, "\r\n") || l.pending >= room {
 				t.Fatalf("of %q came %q, and %q is kept", stream[:passed], got, pending)
 			}
 		}
@@ -169,6 +182,11 @@ func TestKeepAliveCommentsBetweenEvents(t *testing.T) {
 		{[]string{"data: x\n\n"}, true},
 		{[]string{"data: x\r\n\r\n"}, true},
 		{[]string{"data: x\n", "\n"}, true},
+		{[]string{"data: x\r\r"}, true},
+		{[]string{"data: x\r", "\r"}, true},
+		{[]string{"data: x\r"}, false},
+		{[]string{"data: x\r\n\r"}, false}, // a line feed may follow
+		{[]string{"data: x\r\n\r", "\n"}, true},
 		{[]string{"data: x\r\n", "\r\n"}, true},
 		{[]string{"data: x\n\n", "data: y\n"}, false},
 		{[]string{"event: x\n"}, true}, // it is withheld

@@ -180,6 +180,9 @@ func (s *streamRelay) checkErrorEvent() *failure {
 		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, header: jsonHeader(),
 	}
 	f.setMeaning(body)
+	if s.endpoint.format == responsesFormat { // its events have another form than its errors
+		body = s.endpoint.dialect().errorBody(replicaError(status, body))
+	}
 	f.keepBody(&s.proxy.buffers, s.endpoint, body)
 	return f
 }
@@ -328,7 +331,7 @@ func (s *streamRelay) finish() {
 
 // scanLastLine reads a last line without a line end, unless it may be half a line.
 func (s *streamRelay) scanLastLine() {
-	if s.readErr == io.EOF && isFramed(s.resp) {
+	if s.readErr == io.EOF && (isFramed(s.resp) || s.events.hasWholeLastLine()) {
 		s.events.scanLastLine()
 	}
 }
@@ -411,12 +414,15 @@ func (l *lineWriter) writeAllButLast(added int, withheld int64) error {
 // completeLinesLength returns the length of the complete lines that b begins with, without a last one that names
 // an event.
 func completeLinesLength(b []byte) int {
-	end := bytes.LastIndexByte(b, '\n') + 1
+	end := bytes.LastIndexAny(b, "\r\n") + 1
 	if end == 0 {
 		return 0
 	}
-	last := bytes.LastIndexByte(b[:end-1], '\n') + 1
-	if bytes.HasPrefix(b[last:], []byte("event:")) {
+	text := end - 1
+	if text > 0 && b[text] == '\n' && b[text-1] == '\r' {
+		text--
+	}
+	if last := bytes.LastIndexAny(b[:text], "\r\n") + 1; bytes.HasPrefix(b[last:], []byte("event:")) {
 		return last
 	}
 	return end
@@ -452,7 +458,7 @@ func (l *lineWriter) writeAndKeepTail(b []byte) error {
 // missingLineEnds returns the line ends that the last event written lacks.
 func (l *lineWriter) missingLineEnds() string {
 	switch tail := string(l.tail[:]); {
-	case l.tail == [3]byte{}, strings.HasSuffix(tail, "\n\n"), tail == "\n\r\n":
+	case l.tail == [3]byte{}, strings.HasSuffix(tail, "\n\n"), strings.HasSuffix(tail, "\r\r"), strings.HasSuffix(tail, "\n\r"), tail == "\n\r\n", tail == "\r\r\n":
 		return ""
 	case tail[2] == '\n':
 		return "\n"

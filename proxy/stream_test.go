@@ -687,7 +687,11 @@ var endMarks = []struct {
 	{"/v1/messages", messagesBegin(`{"input_tokens":4,"output_tokens":0}`) + messagesContent, []string{
 		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 	}},
-	{"/v1/audio/transcriptions", `data: {"object":"transcription.chunk","choices":[{"delta":{"content":"hi"}}]}` + "\n\n", []string{doneLine}},
+	{"/v1/audio/transcriptions", `data: {"object":"transcription.chunk","choices":[{"delta":{"content":"hi"}}]}` + "\n\n", []string{
+		doneLine,
+		`data: {"object":"transcription.chunk","choices":[{"delta":{"content":""},"finish_reason":"stop"}]}` + "\n\n",
+		`data: {"type":"transcript.text.done","text":"hi","usage":{"type":"duration","seconds":1}}` + "\n\n",
+	}},
 }
 
 // askStreamAt asks an endpoint of endMarks for a stream.
@@ -759,6 +763,172 @@ func TestOneEndMarkCompletesStream(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestLineEnds relays streams with each of the line ends that an event stream may have, and without one at its end.
+func TestLineEnds(t *testing.T) {
+	t.Parallel()
+	for _, c := range endMarks {
+		stream := c.content + c.marks[0]
+		last := strings.TrimRight(stream, "\n")
+		for name, says := range map[string]string{
+			"CRLF": strings.ReplaceAll(stream, "\n", "\r\n"), "CR": strings.ReplaceAll(stream, "\n", "\r"), "no end": last,
+			"CR, no end": strings.ReplaceAll(last, "\n", "\r"), "one CR at the end": strings.ReplaceAll(last, "\n", "\r") + "\r",
+		} {
+			for frame, answer := range map[string]string{"whole": streamed(says), "bytes": streamed(strings.Split(says, "")...), "unframed": sseToEnd + says} {
+				if frame == "unframed" && !strings.Contains(last[strings.LastIndex(last, "\n"):], "DONE") && c.path != "/v1/messages" && !strings.Contains(c.path, "responses") {
+					continue // there only the last event counts
+				}
+				t.Run(strings.Join([]string{c.path, name, frame}, " "), func(t *testing.T) {
+					t.Parallel()
+					f := serve(t, withResponseIndex, &replica{script: once(answer)})
+					if got := f.askStreamAt(c.path); got != says {
+						t.Errorf("got %.1000q, want %.1000q", got, says)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A client gets the lines of a stream whose lines end in CR when they are complete, and an error event after them.
+func TestLinesWithCRNotWithheld(t *testing.T) {
+	t.Parallel()
+	relayed := make(chan struct{})
+	beginning := strings.ReplaceAll(role+hello, "\n", "\r")
+	f := serve(t, nil, &replica{script: func(s *session) {
+		s.request()
+		s.say(sseHead, chunk(beginning))
+		<-relayed
+		s.say(chunk(strings.TrimSuffix(strings.ReplaceAll(world, "\n", "\r"), "\r")), lastChunk)
+	}})
+	_, br := f.stream(askStream)
+	f.expect(br, beginning)
+	close(relayed)
+	rest, err := io.ReadAll(br)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := parse(t, strings.ReplaceAll(string(rest), "\r", "\n")); len(got) != 3 || !strings.Contains(got[0].data, "world") || !strings.Contains(got[1].data, "replica_failed") {
+		t.Errorf("got %q", rest)
+	}
+}
+
+// TestSequenceNumberOfErrorEvent expects the number after that of the last event that the client has.
+func TestSequenceNumberOfErrorEvent(t *testing.T) {
+	t.Parallel()
+	events := streamedResponse("resp_1", "")
+	item := "event: response.output_item.added\n" + `data: {"type":"response.output_item.added","sequence_number":41,"item":{"sequence_number":7}}` + "\n\n"
+	long := "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*maxLineBytes) + `","sequence_number":9,"type":"response.output_text.done"}` + "\n\n"
+	for name, c := range map[string]struct {
+		says []string
+		want int
+	}{
+		"after two events": {events[:2], 2},
+		"high":             {[]string{events[1], item}, 42},
+		"within an event":  {[]string{events[1], item[:len(item)-20]}, 2},
+		"long event":       {[]string{events[1], long}, 10},
+		"without numbers":  {[]string{"data: {\"type\":\"response.output_text.delta\",\"delta\":\"x\"}\n\n"}, 0},
+	} {
+		for _, path := range []string{"/v1/responses", "/v1/responses/resp_1?stream=true"} {
+			t.Run(name+" "+path, func(t *testing.T) {
+				t.Parallel()
+				f := serve(t, withResponseIndex, &replica{script: once(sseHead, chunk(strings.Join(c.says, "")))})
+				got := f.askStreamAt(path)
+				_, last, found := strings.Cut(got, "event: error\ndata: ")
+				var e struct {
+					SequenceNumber *int `json:"sequence_number"`
+				}
+				if err := json.Unmarshal([]byte(last), &e); !found || err != nil || e.SequenceNumber == nil || *e.SequenceNumber != c.want {
+					t.Errorf("ends with %.300q, want the number %d", last, c.want)
+				}
+			})
+		}
+	}
+	t.Run("no event", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, func(o *Options) { o.QueueKeepalive = 10 * time.Millisecond }, &replica{script: func(s *session) {
+			s.request()
+			time.Sleep(50 * time.Millisecond)
+			s.say(answered("400 Bad Request", `{"error":{"message":"m"}}`))
+		}})
+		if got := f.askStreamAt("/v1/responses"); !strings.Contains(got, `"sequence_number":0`) {
+			t.Errorf("got %q", got)
+		}
+	})
+}
+
+// A response that failed before its first output is a failed attempt, unless the error is the request's.
+func TestFailedResponseBeforeOutput(t *testing.T) {
+	t.Parallel()
+	failed := func(code string) string {
+		return streamedResponse("resp_1", "")[0] + "event: response.failed\n" +
+			`data: {"response":{"id":"resp_1","status":"failed","error":{"code":"` + code + `","message":"in its words"},"output":[]},"sequence_number":1,"type":"response.failed"}` + "\n\n"
+	}
+	good := strings.Join(streamedResponse("resp_2", ""), "")
+	for code, retried := range map[string]bool{"server_error": true, "503": true, "invalid_prompt": false, "rate_limit_exceeded": false, "400": false} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t, nil, &replica{script: always(streamed(failed(code)))}, &replica{script: always(streamed(good))})
+			want := failed(code)
+			if retried {
+				want = good
+			}
+			if got := f.askStreamAt("/v1/responses"); got != want {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+	t.Run("no other replica", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, nil, &replica{script: always(streamed(failed("server_error")))})
+		resp, got := f.post("/v1/responses", `{"model":"m","input":"x","stream":true}`)
+		if resp.StatusCode != http.StatusInternalServerError || !strings.Contains(got, `"error":{"message":"in its words"`) {
+			t.Errorf("got %d %s", resp.StatusCode, got)
+		}
+	})
+}
+
+// A complete response without choices and usage is no response, as is one that failed.
+func TestRetryAfterEmptyResponse(t *testing.T) {
+	t.Parallel()
+	failed := func(code string) string {
+		return `{"id":"resp_1","status":"failed","error":{"code":"` + code + `","message":"m"},"output":[],"usage":null}`
+	}
+	for name, c := range map[string]struct {
+		path, says string
+		retried    bool
+	}{
+		"chat":               {"/v1/chat/completions", `{"id":"c","object":"chat.completion","choices":[],"usage":null}`, true},
+		"completion":         {"/v1/completions", `{"id":"c","choices" : [ ]}`, true},
+		"tokens":             {"/inference/v1/generate", `{"choices":[]}`, true},
+		"failed response":    {"/v1/responses", failed("server_error"), true},
+		"refused response":   {"/v1/responses", failed("invalid_prompt"), false},
+		"with usage":         {"/v1/chat/completions", `{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":0}}`, false},
+		"error: null":        {"/v1/chat/completions", strings.Replace(whole, "{", `{"error":null,`, 1), false},
+		"response, no error": {"/v1/responses", strings.Replace(responseObject("resp_1", "completed"), "{", `{"error":null,`, 1), false},
+		"embeddings":         {"/v1/embeddings", `{"choices":[]}`, false},
+		"choices in a text":  {"/v1/chat/completions", strings.Replace(whole, `"Hello"`, `"\"choices\":[]"`, 1), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t, nil, &replica{script: always(answered("200 OK", c.says))}, &replica{script: always(answered("200 OK", whole))})
+			want := c.says
+			if c.retried {
+				want = whole
+			}
+			if _, got := f.post(c.path, bodyFor(c.path)); got != want {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+	t.Run("no other replica", func(t *testing.T) {
+		t.Parallel()
+		f := serve(t, nil, &replica{script: always(answered("200 OK", `{"choices":[]}`))})
+		if resp, got := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusBadGateway || !strings.Contains(got, "no choices") {
+			t.Errorf("got %d %s", resp.StatusCode, got)
+		}
+	})
 }
 
 func TestRetryAfterStreamEndWithoutMark(t *testing.T) {

@@ -194,7 +194,7 @@ func (o *objectBlanker) blank(b []byte, endsWithLine bool) int {
 		return 0
 	}
 	for i, c := range b {
-		if c == '\n' && endsWithLine {
+		if (c == '\n' || c == '\r') && endsWithLine {
 			*o = objectBlanker{}
 			return i
 		}

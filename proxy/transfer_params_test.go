@@ -122,7 +122,7 @@ func TestTransferParamsRemovedFromResponses(t *testing.T) {
 	long := strings.Repeat("x", 3*chunkBytes)
 	for name, c := range map[string]struct{ path, body, answer string }{
 		"chat":       {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":`+params+`,"ec_transfer_params":`+params)},
-		"first":      {"/v1/completions", bodyFor("/v1/completions"), `{"kv_transfer_params" : ` + params + `,"choices":[]}`},
+		"first":      {"/v1/completions", bodyFor("/v1/completions"), `{"kv_transfer_params" : ` + params + `,"choices":[{}]}`},
 		"null":       {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":null,"ec_transfer_params":null`)},
 		"empty":      {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":{},"ec_transfer_params": { }`)},
 		"in a text":  {"/v1/chat/completions", askWhole, withMember(whole, `"a":"\"kv_transfer_params\":{\"remote_host\":\"h\"}"`)},

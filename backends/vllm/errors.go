@@ -258,6 +258,25 @@ func IsAbortedResponse(response gjson.Result) bool {
 	return false
 }
 
+// IsFailedResponse reports whether a complete object of /v1/responses has failed without output, and not by an error of the request.
+func IsFailedResponse(body []byte) bool {
+	if !bytes.Contains(body, []byte(`"failed"`)) {
+		return false
+	}
+	r := gjson.ParseBytes(body)
+	return r.Get("status").Str == "failed" && r.Get("output.0").Raw == "" && ClassifyError(ErrorEventStatus(body), body) != ErrorOfRequest
+}
+
+// IsEmptyCompletion reports whether a complete chat or completion has neither choices nor usage, as where the engine has failed.
+func IsEmptyCompletion(body []byte) bool {
+	_, value, _ := bytes.Cut(body, []byte(`"choices"`))
+	if value = bytes.TrimLeft(value, ": \t\r\n["); len(value) == 0 || value[0] != ']' { // most are not parsed
+		return false
+	}
+	choices, usage := gjson.GetBytes(body, "choices"), gjson.GetBytes(body, "usage")
+	return choices.IsArray() && choices.Get("#").Int() == 0 && !usage.IsObject()
+}
+
 // IsResponseNotFound reports whether the body of a 404 says that a stored response does not
 // exist, rather than its model or the endpoint.
 func IsResponseNotFound(body []byte) bool {
