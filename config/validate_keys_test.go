@@ -26,10 +26,10 @@ func TestKeyErrorsHideKeys(t *testing.T) {
 		{"key as a hash", "keys: [{name: a, sha256: " + plainKey + "}]", "",
 			`keys[0].sha256: not a SHA-256 hash: use the 64 digits that printf %s "$KEY" | sha256sum prints; plain keys belong in keys_file`},
 		{"key as a setting", "keys: [{" + plainKey + ": 1}]", "",
-			"keys[0]: unknown setting; a key has name, models, requests_per_minute, tokens_per_minute, concurrency, priority, queue_time, route_headers, expires, sha256"},
+			"keys[0]: unknown setting; a key has name, models, requests_per_minute, tokens_per_minute, tokenize_bytes_per_minute, concurrency, priority, queue_time, route_headers, expires, sha256"},
 		{"misspelled setting", "keys: [{name: a, modles: [m]}]", "", `keys[0]: unknown setting "modles"; did you mean models?`},
 		{"unknown setting", "keys: [{name: a, value: 1}]", "",
-			`keys[0]: unknown setting "value"; a key has name, models, requests_per_minute, tokens_per_minute, concurrency, priority, queue_time, route_headers, expires, sha256`},
+			`keys[0]: unknown setting "value"; a key has name, models, requests_per_minute, tokens_per_minute, tokenize_bytes_per_minute, concurrency, priority, queue_time, route_headers, expires, sha256`},
 		{"key as a name", "keys: [{name: \"" + plainKey + " x\", " + hash + "}]", "", "keys[0].name: is not a valid name: " + apikey.NameRule},
 		{"no name", "keys: [{" + hash + "}]", "", "keys[0].name: is not a valid name: " + apikey.NameRule},
 		{"no key", "keys: [{name: a}]", "", "keys[0]: has no key; set sha256, or set keys_file and add a line for it there"},
@@ -92,7 +92,7 @@ func TestKeysFromListAndFile(t *testing.T) {
 backends: ["http://a:8000"]
 keys_file: `+file+`
 keys:
-  - {name: a, sha256: "`+strings.ToUpper(aHash)+`  -", models: [m, org/n], requests_per_minute: 5, tokens_per_minute: 6000, concurrency: 7, priority: -8, queue_time: 12h, route_headers: true, expires: 2027-01-31}
+  - {name: a, sha256: "`+strings.ToUpper(aHash)+`  -", models: [m, org/n], requests_per_minute: 5, tokens_per_minute: 6000, tokenize_bytes_per_minute: 9000, concurrency: 7, priority: -8, queue_time: 12h, route_headers: true, expires: 2027-01-31}
   - {name: c, sha256: `+strings.Repeat("c", 64)+`, expires: "2027-01-31T18:00:00+01:00"}
 `)
 	hash := func(text string) apikey.Hash {
@@ -104,7 +104,7 @@ keys:
 	}
 	want := []apikey.Key{
 		{Name: "a", Hashes: []apikey.Hash{hash(aHash), apikey.HashOf(plainKey), apikey.HashOf(plainKey + "3")}, Models: []string{"m", "org/n"},
-			RequestsPerMinute: 5, TokensPerMinute: 6000, Concurrency: 7, Priority: -8, QueueTime: 12 * time.Hour, RouteHeaders: true, Expires: time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)},
+			RequestsPerMinute: 5, TokensPerMinute: 6000, TokenizeBytesPerMinute: 9000, Concurrency: 7, Priority: -8, QueueTime: 12 * time.Hour, RouteHeaders: true, Expires: time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)},
 		{Name: "c", Hashes: []apikey.Hash{hash(strings.Repeat("c", 64))}, Expires: time.Date(2027, 1, 31, 17, 0, 0, 0, time.UTC)},
 		{Name: "b", Hashes: []apikey.Hash{apikey.HashOf(plainKey + "2")}},
 	}

@@ -238,7 +238,7 @@ var (
 	keySaved    = newKeyDesc("key_saved_prefill_seconds_total", "Prefill time that these cached tokens have saved, by the learned times of steps.")
 	keyErrors   = newKeyDesc("key_errors_total", "Requests of the API key that ended with an error, refused ones included.")
 	keyQueued   = newKeyDesc("key_queue_seconds_total", "Time that requests of the API key have spent in the admission queue.")
-	keyRefused  = newKeyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, concurrency.", "reason")
+	keyRefused  = newKeyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, tokenize_bytes, concurrency.", "reason")
 )
 
 // Describe implements prometheus.Collector.

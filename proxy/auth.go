@@ -100,9 +100,14 @@ func (r *request) acquireKeyLease() *apiError {
 	return nil
 }
 
-// chargePrompt charges the prompt's tokens to the key's rate limit.
+// chargePrompt charges the prompt's tokens to the key's rate limit; where no engine works on it, its bytes to a limit of their own.
 func (r *request) chargePrompt() *apiError {
-	refusal := r.lease.ChargePrompt(r.input.request.Bytes / bytesPerToken)
+	var refusal *apikey.LimitError
+	if r.endpoint.noEngine {
+		refusal = r.lease.ChargeTokenize(len(r.input.body))
+	} else {
+		refusal = r.lease.ChargePrompt(r.input.request.Bytes / bytesPerToken)
+	}
 	if refusal == nil {
 		return nil
 	}
@@ -166,9 +171,12 @@ func (r *request) recordKeyUsage(ended time.Time) {
 func rateLimitError(r *apikey.LimitError) *apiError {
 	e := newError(http.StatusTooManyRequests, codeRateLimitExceeded, "")
 	e.kind, e.retryAfter = string(r.Limit), max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
-	if r.Limit == apikey.LimitConcurrency {
+	switch r.Limit {
+	case apikey.LimitConcurrency:
 		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d concurrent requests. Try again when one has ended.", r.Max)
-	} else {
+	case apikey.LimitTokenizeBytes:
+		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d bytes per minute tokenized or counted. Try again in %ds.", r.Max, e.retryAfter)
+	default:
 		e.message = fmt.Sprintf("Rate limit reached: this API key may use %d %s per minute. Try again in %ds.", r.Max, r.Limit, e.retryAfter)
 	}
 	return e

@@ -458,3 +458,48 @@ func TestIsolateTenants(t *testing.T) {
 		}
 	}
 }
+
+// Counting tokens has a limit of its own, in bytes, and uses none of the tokens.
+func TestTokenizeBytesLimit(t *testing.T) {
+	t.Parallel()
+	text := strings.Repeat("x", 30_000)
+	for path, body := range map[string]string{
+		"/tokenize":                 `{"model":"m","prompt":"` + text + `"}`,
+		"/detokenize":               `{"model":"m","tokens":[1` + strings.Repeat(",100", len(text)/4) + `]}`,
+		"/v1/messages/count_tokens": `{"model":"m","messages":[{"role":"user","content":"` + text + `"}]}`,
+	} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			f := serve(t, withKeys(
+				keyOf("own", func(k *apikey.Key) { k.TokensPerMinute, k.TokenizeBytesPerMinute = 1000, 70_000 }),
+				keyOf("derived", func(k *apikey.Key) { k.TokensPerMinute = 1000 }),
+				keyOf("free", nil),
+			), &replica{script: always(answered("200 OK", `{"count":1,"input_tokens":1}`))})
+			for key, accepted := range map[string]int{"own": 2, "derived": 1, "free": 9} {
+				for i := range min(accepted+1, 9) {
+					resp, answer := f.post(path, body, bearer(key)...)
+					if want := i < accepted; (resp.StatusCode == http.StatusOK) != want {
+						t.Fatalf("%s: request %d: status %d, %s", key, i, resp.StatusCode, answer)
+					} else if !want && (resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.Contains(answer, "bytes per minute")) {
+						t.Errorf("%s: status %d, Retry-After %q, %s", key, resp.StatusCode, resp.Header.Get("Retry-After"), answer)
+					}
+				}
+				f.awaitMetric(fmt.Sprintf(`warmroute_key_prompt_tokens_total{key="%s"} 0`, key))
+				if key == "free" {
+					continue
+				}
+				f.awaitMetric(fmt.Sprintf(`warmroute_key_refusals_total{key="%s",reason="tokenize_bytes"} 1`, key))
+				if _, tokens := f.proxy.keys.FindName(key).Rates(); tokens.Remaining != 1000 {
+					t.Errorf("%s: %d tokens remain", key, tokens.Remaining)
+				}
+			}
+			// One above the bytes of a minute needs a full bucket, or it could never be sent.
+			g := serve(t, withKeys(keyOf("small", func(k *apikey.Key) { k.TokenizeBytesPerMinute = 1000 })), &replica{script: always(answered("200 OK", `{}`))})
+			for i, want := range []int{http.StatusOK, http.StatusTooManyRequests} {
+				if resp, _ := g.post(path, body, bearer("small")...); resp.StatusCode != want {
+					t.Errorf("request %d above the limit: status %d", i, resp.StatusCode)
+				}
+			}
+		})
+	}
+}

@@ -24,6 +24,7 @@ type Account struct {
 	sharing  *sharing      // of the Set
 	requests *rate.Limiter // nil: no limit
 	tokens   *rate.Limiter // nil: no limit
+	tokenize *rate.Limiter // of bytes; nil: no limit
 }
 
 type usage struct {
@@ -46,12 +47,13 @@ type Limit string
 
 // The limits of a key.
 const (
-	LimitRequests    Limit = "requests"
-	LimitTokens      Limit = "tokens"
-	LimitConcurrency Limit = "concurrency"
+	LimitRequests      Limit = "requests"
+	LimitTokens        Limit = "tokens"
+	LimitTokenizeBytes Limit = "tokenize_bytes"
+	LimitConcurrency   Limit = "concurrency"
 )
 
-var limits = [...]Limit{LimitRequests, LimitTokens, LimitConcurrency}
+var limits = [...]Limit{LimitRequests, LimitTokens, LimitTokenizeBytes, LimitConcurrency}
 
 // LimitError is returned for a request beyond a limit of its key.
 type LimitError struct {
@@ -71,6 +73,7 @@ func newAccount(k Key, previous *Account, s *sharing) *Account {
 		Key: k, usage: previous.usage, sharing: s,
 		requests: newOrUpdatedLimiter(k.RequestsPerMinute, previous.requests),
 		tokens:   newOrUpdatedLimiter(k.TokensPerMinute, previous.tokens),
+		tokenize: newOrUpdatedLimiter(k.tokenizeBytesLimit(), previous.tokenize),
 	}
 }
 
@@ -123,6 +126,22 @@ func (l *Lease) ChargePrompt(tokens int) *LimitError {
 	charge(a.tokens, now, tokens*a.sharing.chargeFactor()-needed)
 	a.addUnreported(0, tokens)
 	l.charged = tokens
+	return nil
+}
+
+// ChargeTokenize charges the bytes of a request that a replica only tokenizes. As with ChargePrompt, one above the bytes of a
+// minute needs a full bucket. Proxies do not tell each other of these: each assumes that the others charge as much.
+func (l *Lease) ChargeTokenize(bytes int) *LimitError {
+	if l.account == nil || l.account.tokenize == nil || bytes <= 0 {
+		return nil
+	}
+	a, now := l.account, time.Now()
+	charged := bytes * int(max(1, a.sharing.proxies.Load()))
+	needed := min(charged, a.tokenize.Burst())
+	if !a.tokenize.AllowN(now, needed) {
+		return a.recordRefusal(LimitTokenizeBytes, a.tokenizeBytesLimit(), timeUntilTokens(a.tokenize, now, needed))
+	}
+	charge(a.tokenize, now, charged-needed)
 	return nil
 }
 

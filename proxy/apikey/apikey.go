@@ -2,6 +2,7 @@
 package apikey
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"net/http"
 	"slices"
@@ -28,18 +29,28 @@ type Key struct {
 	Name   string `mapstructure:"name"` // unique; used in metrics
 	Hashes []Hash `mapstructure:"-"`    // of each secret that is this key; several while one replaces another
 
-	Models            []string      `mapstructure:"models"` // ids that it may use; nil: all
-	RequestsPerMinute int           `mapstructure:"requests_per_minute" range:"0..1073741824"`
-	TokensPerMinute   int           `mapstructure:"tokens_per_minute" range:"0|1000..1099511627776"` // of prompts and completions
-	Concurrency       int           `mapstructure:"concurrency" range:"0..1073741824"`               // requests at once
-	Priority          int           `mapstructure:"priority" range:"-100..100"`                      // lower first; a request may only raise it
-	QueueTime         time.Duration `mapstructure:"queue_time"`                                      // maximum time in the admission queue; 0: routing.queue.time and .busy_time
-	RouteHeaders      bool          `mapstructure:"route_headers"`
-	Expires           time.Time     `mapstructure:"expires"` // zero: never
+	Models                 []string      `mapstructure:"models"` // ids that it may use; nil: all
+	RequestsPerMinute      int           `mapstructure:"requests_per_minute" range:"0..1073741824"`
+	TokensPerMinute        int           `mapstructure:"tokens_per_minute" range:"0|1000..1099511627776"`         // of prompts and completions
+	TokenizeBytesPerMinute int           `mapstructure:"tokenize_bytes_per_minute" range:"0|1000..1099511627776"` // of requests that only tokenize; 0: as tokens allow
+	Concurrency            int           `mapstructure:"concurrency" range:"0..1073741824"`                       // requests at once
+	Priority               int           `mapstructure:"priority" range:"-100..100"`                              // lower first; a request may only raise it
+	QueueTime              time.Duration `mapstructure:"queue_time"`                                              // maximum time in the admission queue; 0: routing.queue.time and .busy_time
+	RouteHeaders           bool          `mapstructure:"route_headers"`
+	Expires                time.Time     `mapstructure:"expires"` // zero: never
 }
 
 // MayUse reports whether the key may be used for the model.
 func (k *Key) MayUse(model string) bool { return k.Models == nil || slices.Contains(k.Models, model) }
+
+// tokenizeBytesPerToken is how many bytes may be tokenized for each token of a key without a limit of its own for them: agents
+// count a prompt several times before they send it, and a token has about 4 bytes.
+const tokenizeBytesPerToken = 40
+
+// tokenizeBytesLimit returns how many bytes a minute may be tokenized; 0: no limit.
+func (k *Key) tokenizeBytesLimit() int {
+	return cmp.Or(k.TokenizeBytesPerMinute, tokenizeBytesPerToken*k.TokensPerMinute)
+}
 
 // Expired reports whether the key has expired.
 func (k *Key) Expired() bool { return !k.Expires.IsZero() && !time.Now().Before(k.Expires) }
