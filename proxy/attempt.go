@@ -89,12 +89,7 @@ type attempt struct {
 func (r *request) tryBackend(d *router.Reservation) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
-	defer func() {
-		a.recordAndReleaseDecision()
-		if d.Backend.InFlight.Load() == 0 {
-			r.proxy.backendIdle.Notify()
-		}
-	}()
+	defer a.recordAndReleaseDecision()
 	if r.history.sent++; r.history.sent == 1 {
 		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
 	}
@@ -148,8 +143,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	case f.isUnsuited(), f.isOfConnection(), f.sameBackend, f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
 	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
-		charged, _ := a.history.countCharged()
-		isFirst := charged == a.history.countConnectionFailures()
+		isFirst := a.history.countAttempts((*attemptRecord).isFailure) == a.history.countConnectionFailures()
 		a.result.Failed = a.result.Stalled || isFirst && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 }

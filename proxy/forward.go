@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"time"
@@ -26,6 +25,8 @@ func (r *request) forward() {
 	p.retries.countRequest()
 	h.receivedAt = r.bodyReceivedAt
 	h.queueTimeouts, h.outageSetting = r.modelQueueTimeouts()
+	retry := &r.settings.Retry
+	h.queuesIfFull = h.mayWait() && !r.input.request.NoEngine && r.settings.Attempts > 1 && (retry.Share > 0 || retry.PerSecond > 0)
 	defer r.replaceBestFailure(nil)
 	defer r.endSplit()
 	stopWaiting := func() {
@@ -105,7 +106,7 @@ func (r *request) fleetView() fleetView {
 	}
 	f := make(fleetView, 0, len(list)+len(h.attempts))
 	add := func(b *backends.Backend, candidate bool) {
-		f = append(f, backendView{backend: b, state: b.State(), busy: b.InFlight.Load() > 0, candidate: candidate, decodes: h.handover.canDecodeOn(b)})
+		f = append(f, backendView{backend: b, state: b.State(), candidate: candidate, decodes: h.handover.canDecodeOn(b)})
 	}
 	now := time.Now()
 	for _, b := range list {
@@ -162,36 +163,31 @@ func (r *request) awaitAndRecord(a *action) {
 	p, h := r.proxy, &r.history
 	begun := time.Now()
 	if a.wait == waitBudget && p.retries.tryAcquire(r.settings.Retry.Share, r.settings.Retry.PerSecond) {
-		h.recordWaitAndReadmit(a, waitMet, nil, nil)
+		h.recordWaitAndReadmit(a, waitMet, nil)
 		return
 	}
-	a.backoff = fullBackoff + rand.N(fullBackoff)
-	outcome, granted := waitExpired, (*backends.Backend)(nil)
+	outcome := waitExpired
 	switch {
-	case a.isMet(h, r.fleetView(), begun, begun):
+	case a.isMet(r.fleetView(), begun, begun):
 		outcome = waitMet
 	case !a.deadline.After(begun):
 	case !r.reserveQueuePlace():
 		outcome = waitRefused
 	default:
-		outcome, granted = r.awaitEvents(a, begun)
+		outcome = r.awaitEvents(a, begun)
+	}
+	if a.wait == waitBackoff {
+		r.input.request.Arrival = time.Now()
 	}
 	r.recordWait(a.wait, outcome, time.Since(begun))
-	h.recordWaitAndReadmit(a, outcome, granted, r.fleetView())
+	h.recordWaitAndReadmit(a, outcome, r.fleetView())
 }
 
-// awaitEvents blocks until the condition of a holds, its deadline or the end of the request. granted is the
-// backend that has a slot, if any.
-func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, granted *backends.Backend) {
+// awaitEvents blocks until the condition of a holds, its deadline or the end of the request.
+func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome) {
 	p := r.proxy
 	var grant <-chan struct{}
-	var slot *router.SlotWait
-	switch a.wait {
-	case waitSlot:
-		slot = p.router.StartSlotWait(a.backends)
-		defer func() { slot.Release(granted != nil) }()
-		grant = slot.Granted()
-	case waitBudget:
+	if a.wait == waitBudget {
 		turn := p.retries.addWait(r.settings.Retry.Share, r.settings.Retry.PerSecond)
 		defer func() { p.retries.removeWait(turn, outcome == waitMet) }()
 		grant = turn.granted
@@ -200,21 +196,17 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		stateChanged, idle := p.registry.StateChanged(), p.backendIdle.Next() // before looking at the fleet
+		stateChanged := p.registry.StateChanged() // before looking at the fleet
 		now := time.Now()
-		if a.isMet(&r.history, r.fleetView(), begun, now) {
-			return waitMet, nil
+		if a.isMet(r.fleetView(), begun, now) {
+			return waitMet
 		}
 		if !now.Before(a.deadline) {
-			return waitExpired, nil
+			return waitExpired
 		}
 		wake := a.deadline
-		if a.wait == waitSlot {
-			for _, after := range []time.Duration{minSlotDelay, a.backoff} {
-				if at := begun.Add(after); now.Before(at) && at.Before(wake) {
-					wake = at
-				}
-			}
+		if at := begun.Add(a.backoff); a.wait == waitBackoff && at.Before(wake) {
+			wake = at
 		}
 		if a.probeInterval > 0 {
 			if !now.Before(probe) {
@@ -231,17 +223,13 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome, 
 		select {
 		case <-grant:
 			if r.isDone() {
-				return waitExpired, nil
+				return waitExpired
 			}
-			if slot != nil {
-				granted = slot.Backend()
-			}
-			return waitMet, granted
+			return waitMet
 		case <-stateChanged:
-		case <-idle:
 		case <-timer.C:
 		case <-r.context.Done():
-			return waitExpired, nil
+			return waitExpired
 		}
 	}
 }
@@ -256,7 +244,7 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 		queued, budget = metrics.QueueDisconnected, metrics.RetryWaitDisconnected
 	}
 	switch {
-	case kind == waitSlot && outcome != waitRefused:
+	case kind == waitBackoff && outcome != waitRefused:
 		r.recordQueueTime(queued, router.Waited{Busy: waited})
 	case kind == waitBudget:
 		r.proxy.metrics.CountRetryWait(budget)
@@ -287,6 +275,7 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 	r.input.request.QueueTimeouts, r.input.request.Waited = h.queueTimeouts, h.waited
 	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excludedBackends()...)
 	if err == nil {
+		r.input.request.Arrival = d.Arrival
 		r.setAwaitedModel()
 		if d.QueueTime > 0 {
 			r.recordQueueTime(metrics.QueueSent, router.Waited{Outage: d.OutageTime, Busy: d.QueueTime - d.OutageTime})

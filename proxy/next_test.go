@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,14 +17,14 @@ var (
 	backendC = &backends.Backend{Name: "c"}
 )
 
-// states makes a view of backends a, b and c: d down, r ready, R ready and busy.
+// states makes a view of backends a, b and c: d down, r ready.
 func states(of string) (f fleetView) {
 	for i, b := range []*backends.Backend{backendA, backendB, backendC}[:len(of)] {
 		state := backends.Ready
 		if of[i] == 'd' {
 			state = backends.Down
 		}
-		f = append(f, backendView{backend: b, state: state, busy: of[i] == 'R', candidate: true, decodes: b != backendA})
+		f = append(f, backendView{backend: b, state: state, candidate: true, decodes: b != backendA})
 	}
 	return f
 }
@@ -33,6 +34,7 @@ var (
 	connectionRefused = failure{reason: "connect", err: errors.New("refused"), isFree: true}
 	crash             = failure{reason: "truncated", err: errTruncated, suspectsCrash: true}
 	fullFailure       = failure{reason: "status_503", status: 503, queueFull: true}
+	prefillFull       = failure{reason: "status_503", err: errors.New("status 503"), isFree: true, queueFull: true}
 	staleConnection   = failure{reason: "stale_connection"}
 	shutdownStatus    = failure{reason: "status_500", status: 500, isFree: true, shuttingDown: true}
 	abortFailure      = failure{reason: "aborted", status: 503, shuttingDown: true}
@@ -113,7 +115,7 @@ func TestNext(t *testing.T) {
 		{"endpoint missing where one is ready", []try{{backendA, endpointMissing}}, "rd", notPicked(router.ErrNoneReady), answer(respondNotPicked)},
 		{"endpoint known to be missing", nil, "r", notPicked(router.ErrEndpointMissing), answer(respondNotPicked)},
 		{"endpoint missing, then connection refused", []try{{backendA, endpointMissing}, {backendB, connectionRefused}}, "rr", nil, wait(waitReconnect, minReconnectDelay)},
-		{"endpoint missing, then full", []try{{backendA, endpointMissing}, {backendB, fullFailure}}, "rr", nil, wait(waitSlot, time.Minute)},
+		{"endpoint missing, then full", []try{{backendA, endpointMissing}, {backendB, fullFailure}}, "rr", nil, pick},
 		{"endpoint missing, then the error of another", []try{{backendA, endpointMissing}, {backendB, fullFailure}}, "rr", notPicked(router.ErrNoneReady), answer(respondReplicaError)},
 		{"endpoint missing after a failure", []try{{backendA, redirect}, {backendB, endpointMissing}}, "rr", notPicked(router.ErrNoneReady), answer(respondFailure)},
 
@@ -143,16 +145,23 @@ func TestNext(t *testing.T) {
 			h.end = disconnected
 		}, answer(respondDisconnected)},
 
-		{"one full", []try{{backendA, fullFailure}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
-		{"all full", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", nil, wait(waitSlot, time.Minute)},
-		{"all full, slot", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", waited(waitSlot, waitMet), wait(waitBudget, upstreamErrorRetryTimeout)},
-		{"all full, no slot", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", waited(waitSlot, waitExpired), answer(respondReplicaError)},
-		{"all full, queue full", []try{{backendA, fullFailure}}, "r", func(h *history, s *Settings) {
-			waited(waitSlot, waitRefused)(h, s)
-			h.ownQueueFull = true
-		}, answer(respondReplicaError)},
+		{"one full", []try{{backendA, fullFailure}}, "rr", nil, pick},
+		{"all full", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", nil, pick},
+		{"full beyond the limit of attempts", []try{{backendA, redirect}, {backendB, redirect}, {backendC, fullFailure}}, "rrr", nil, pick},
+		{"full, then a failure", []try{{backendA, fullFailure}, {backendB, redirect}}, "rr", nil, wait(waitBudget, time.Minute)},
+		{"full twice", []try{{backendA, fullFailure}, {backendA, fullFailure}}, "r", nil, wait(waitBackoff, time.Minute)},
+		{"full twice, waited", []try{{backendA, fullFailure}, {backendA, fullFailure}}, "r", waited(waitBackoff, waitMet), pick},
+		{"full until the limit of the queue", []try{{backendA, fullFailure}, {backendA, fullFailure}}, "r", waited(waitBackoff, waitExpired), answer(respondReplicaError)},
+		{"full until the limit of the queue, prefill leg", []try{{backendA, prefillFull}, {backendA, prefillFull}}, "r", func(h *history, s *Settings) {
+			waited(waitBackoff, waitExpired)(h, s)
+			h.waited.Busy = time.Minute
+		}, answer(respondNotPicked)},
+		{"full, not in time", []try{{backendA, fullFailure}}, "r", notPicked(router.ErrQueueTimeout), answer(respondReplicaError)},
+		{"full, queue full", []try{{backendA, fullFailure}}, "r", notPicked(router.ErrQueueFull), answer(respondReplicaError)},
+		{"one full, not queued", []try{{backendA, fullFailure}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
+		{"all full, not queued", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", nil, pick},
 	} {
-		h := &history{receivedAt: start, queueTimeouts: router.QueueTimeouts{Total: time.Minute}}
+		h := &history{receivedAt: start, queueTimeouts: router.QueueTimeouts{Total: time.Minute}, queuesIfFull: !strings.HasSuffix(c.name, "not queued")}
 		s := &Settings{Attempts: 3, Retry: RetrySettings{Share: 0.2, PerSecond: 10}}
 		f := states(c.fleet)
 		for _, try := range c.tries {
@@ -166,8 +175,7 @@ func TestNext(t *testing.T) {
 			c.change(h, s)
 		}
 		if h.last == stepWait { // what it was for has readmitted backends
-			a := action{wait: h.wait, backends: h.fullBackends()}
-			h.recordWaitAndReadmit(&a, h.outcome, nil, f)
+			h.recordWaitAndReadmit(&action{wait: h.wait}, h.outcome, f)
 		}
 		before := len(h.attempts)
 		got := nextAction(h, f, s, start)
@@ -191,27 +199,25 @@ func waited(kind waitKind, outcome waitOutcome) func(*history, *Settings) {
 	return func(h *history, _ *Settings) { h.last, h.wait, h.outcome = stepWait, kind, outcome }
 }
 
-func TestSlotWait(t *testing.T) {
+// TestRefusalBackoff expects that a request which the same replica refuses repeatedly waits twice as long each time, and
+// that the refusals of a replica are one record.
+func TestRefusalBackoff(t *testing.T) {
 	begun := time.Now()
-	h := &history{queueTimeouts: router.QueueTimeouts{Total: time.Minute}}
+	h := &history{queueTimeouts: router.QueueTimeouts{Total: time.Hour}, queuesIfFull: true}
+	s := &Settings{Attempts: 3, Retry: RetrySettings{Share: 0.2}}
 	full := fullFailure
-	h.addFailure(backendA, &full, begun)
-	h.addFailure(backendB, &full, begun)
-	a := action{wait: waitSlot, backends: h.fullBackends(), backoff: fullBackoff}
-	for _, c := range []struct {
-		name  string
-		fleet string
-		after time.Duration
-		want  bool
-	}{
-		{"at once", "rrr", 0, false},
-		{"another one ready", "rrr", minSlotDelay, true},
-		{"no other", "rr", minSlotDelay, false},
-		{"idle after the backoff", "rr", fullBackoff, true},
-		{"busy after the backoff", "rR", fullBackoff, false},
-	} {
-		if got := a.isMet(h, states(c.fleet), begun, begun.Add(c.after)); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
+	for i, want := range []time.Duration{0, minRefusedDelay, 2 * minRefusedDelay, 4 * minRefusedDelay, maxRefusedDelay, maxRefusedDelay} {
+		h.addFailure(backendB, &full, begun)
+		h.addFailure(backendA, &full, begun)
+		a := nextAction(h, states("rr"), s, begun)
+		if a.backoff != want || (a.kind == actPick) != (want == 0) {
+			t.Errorf("refusal %d: got %+v, want to wait for %v", i+1, a, want)
 		}
+		if want > 0 && (a.isMet(nil, begun, begun.Add(want-1)) || !a.isMet(nil, begun, begun.Add(want))) {
+			t.Errorf("refusal %d: the wait does not end after %v", i+1, want)
+		}
+	}
+	if len(h.attempts) != 2 {
+		t.Errorf("%d records of the refusals of 2 replicas", len(h.attempts))
 	}
 }

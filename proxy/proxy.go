@@ -79,7 +79,6 @@ type Proxy struct {
 	retries   retryBudget
 	responses storedResponses
 
-	backendIdle      backends.Event // a backend has nothing of ours in flight any more
 	recheckHealth    func(*backends.Backend)
 	outOfDescriptors func(error)
 	panics           recovery.Reporter

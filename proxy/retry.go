@@ -27,10 +27,10 @@ const (
 	// may be about to become ready.
 	upstreamErrorRetryTimeout = 2 * time.Second
 
-	// After all backends have refused a request as full, another ready one is tried after minSlotDelay. The full
-	// ones are tried after once or twice fullBackoff, if nothing of ours is in flight there, whose end would make room.
-	minSlotDelay = 250 * time.Millisecond
-	fullBackoff  = 500 * time.Millisecond
+	// A request that a replica has refused again because of its full queue waits for minRefusedDelay, and then for twice as
+	// long each time, before it is queued again, behind others: what is refused may be this request only.
+	minRefusedDelay = 500 * time.Millisecond
+	maxRefusedDelay = 4 * time.Second
 )
 
 // attemptRecord is one failed attempt.
@@ -40,9 +40,12 @@ type attemptRecord struct {
 	failure         *failure
 	excluded        bool // the backend is not to be picked
 	awaitsReconnect bool // nothing was sent to it, and no reconnect was awaited since
-	queueFull       bool // of the replica, and no slot was awaited since
 	upstreamError   bool // the replica sent an error that the client may get
+	refusals        int  // of this backend in a row because of its full queue, after each of which the request is queued again
 }
+
+// isFailure reports whether the replica was sent the request and failed it, other than by its shutdown.
+func (a *attemptRecord) isFailure() bool { return !a.failure.isFree && !a.failure.shuttingDown }
 
 // suspectsReplicaDown reports whether the replica failed as one does that crashes or shuts down.
 func (a *attemptRecord) suspectsReplicaDown() bool {
@@ -54,6 +57,7 @@ type history struct {
 	receivedAt    time.Time            // when its body was there
 	queueTimeouts router.QueueTimeouts // of all its waits together; none: it never waits
 	outageSetting string               // that sets the Outage of these
+	queuesIfFull  bool                 // it is queued again if a replica refuses it because of its full queue
 	attempts      []attemptRecord
 	sent          int      // attempts begun
 	best          *failure // the latest with a response of a replica, else the latest
@@ -64,12 +68,11 @@ type history struct {
 	pickErr error       // of the last step, if it was a pick
 	end     requestEnd
 
-	waited         router.Waited // in the admission queue, for a slot and for the retry budget
+	waited         router.Waited // in the admission queue, after repeated refusals and for the retry budget
 	budgetWait     time.Duration // of it, for the retry budget
 	reconnectDelay time.Duration // of the latest waitReconnect
-	slotAwaited    bool
-	outageAttempt  bool // an attempt beyond the limit was considered, as all backends were down
-	ownQueueFull   bool // the request was not allowed to wait
+	outageAttempt  bool          // an attempt beyond the limit was considered, as all backends were down
+	ownQueueFull   bool          // the request was not allowed to wait
 
 	handover *handover // of a prefill leg, for a decode leg of which nothing was sent yet; nil: none
 }
@@ -100,7 +103,7 @@ const (
 	waitVerdict   waitKind = iota // the health checks find the replica of the last attempt down
 	waitCrashes                   // the health checks have had time to look at the replicas of two failed attempts
 	waitOutage                    // they have had time to look at all
-	waitSlot                      // a full backend has finished a request
+	waitBackoff                   // a replica that has refused the request repeatedly may be asked again
 	waitBudget                    // the retry budget allows another attempt
 	waitReconnect                 // backends that refused the connection may be asked again
 )
@@ -122,7 +125,7 @@ type action struct {
 	backends      []*backends.Backend // that the wait is about
 	deadline      time.Time
 	probeInterval time.Duration // between health checks that are asked for; 0: none
-	backoff       time.Duration // of waitSlot, with its jitter
+	backoff       time.Duration // of waitBackoff
 
 	decode bool // the backend is picked for the decode leg of history.handover
 
@@ -157,7 +160,6 @@ type fleetView []backendView
 type backendView struct {
 	backend   *backends.Backend
 	state     backends.State
-	busy      bool // requests of ours are in flight there
 	candidate bool // it serves the request
 	decodes   bool // it can do the decode leg of history.handover
 }
@@ -229,11 +231,10 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 		if !met {
 			return waitForRetryBudget(h, f, now)
 		}
-	case waitSlot:
+	case waitBackoff:
 		if !met {
-			return respond(h)
+			return respondWith(h, router.ErrQueueTimeout)
 		}
-		return awaitVerdictOrBudget(h, f, now)
 	case waitOutage, waitBudget:
 		if !met {
 			return respond(h)
@@ -252,13 +253,13 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 	switch charged, shutdowns := h.countCharged(); {
 	case latest.noRetry:
 		return respond(h)
+	case h.latestAttempt().refusals > 0:
+		return awaitRoom(h, now)
 	case latest.isFree && !h.isSecondCrash():
 		return pickOrAwaitReconnect(h, f, now)
 	case latest.isFree:
 	case s.Retry.Share == 0 && s.Retry.PerSecond == 0:
 		return respond(h)
-	case h.shouldAwaitSlot(f, charged, s):
-		return action{kind: actWait, wait: waitSlot, backends: h.fullBackends(), deadline: now.Add(h.queueTimeouts.Left(h.waited, false))}
 	case shutdowns >= s.Attempts:
 		return respond(h)
 	case charged >= s.Attempts:
@@ -273,6 +274,17 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 	return awaitVerdictOrBudget(h, f, now)
 }
 
+// awaitRoom has the router queue the request until a backend has room. Replicas that refuse it repeatedly may refuse no
+// others, and are asked again only after a while.
+func awaitRoom(h *history, now time.Time) action {
+	refusals := h.latestAttempt().refusals
+	if refusals == 1 {
+		return action{kind: actPick}
+	}
+	backoff := min(minRefusedDelay<<min(refusals-2, 8), maxRefusedDelay)
+	return action{kind: actWait, wait: waitBackoff, backoff: backoff, deadline: now.Add(h.queueTimeouts.Left(h.waited, false))}
+}
+
 func awaitHealthChecks(kind waitKind, of []*backends.Backend, deadline time.Time, probeInterval time.Duration) action {
 	return action{kind: actWait, wait: kind, backends: of, deadline: deadline, probeInterval: probeInterval}
 }
@@ -282,13 +294,11 @@ func awaitHealthChecks(kind waitKind, of []*backends.Backend, deadline time.Time
 // not about the request, for which its next process may be asked. If it stays, its response is worth as much as any.
 func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 	latest := h.latestAttempt()
-	if !latest.suspectsReplicaDown() && !latest.failure.queueFull || !h.mayWait() || h.hasPickableBackend(f) {
+	if !latest.suspectsReplicaDown() || !h.mayWait() || h.hasPickableBackend(f) {
 		return waitForRetryBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
-	if latest.failure.queueFull {
-		timeout = 0
-	} else if latest.failure.status != 0 {
+	if latest.failure.status != 0 {
 		timeout = shutdownVerdictTimeout
 	}
 	return awaitHealthChecks(waitVerdict, []*backends.Backend{latest.backend}, now.Add(timeout), verdictProbeInterval)
@@ -357,17 +367,15 @@ func respondWith(h *history, pickErr error) action {
 	return a
 }
 
-// isMet reports whether the condition that a waits for holds. Slots and the retry budget are granted elsewhere.
-func (a *action) isMet(h *history, f fleetView, waitBegun, now time.Time) bool {
+// isMet reports whether the condition that a waits for holds. The retry budget is granted elsewhere.
+func (a *action) isMet(f fleetView, waitBegun, now time.Time) bool {
 	switch a.wait {
 	case waitVerdict:
 		return f.state(a.backends[0]) == backends.Down
 	case waitOutage:
 		return !now.Before(a.deadline) && !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && v.state != backends.Down })
-	case waitSlot:
-		isBusy := func(v backendView) bool { return v.busy && slices.Contains(a.backends, v.backend) }
-		return !now.Before(waitBegun.Add(minSlotDelay)) && h.hasPickableBackend(f) ||
-			!now.Before(waitBegun.Add(a.backoff)) && !slices.ContainsFunc(f, isBusy)
+	case waitBackoff:
+		return !now.Before(waitBegun.Add(a.backoff))
 	}
 	return false
 }
@@ -377,13 +385,28 @@ func (h *history) latestAttempt() *attemptRecord { return &h.attempts[len(h.atte
 // addFailure records a failed attempt.
 func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
 	h.last = stepAttempt
+	if f.queueFull && h.queuesIfFull { // the router knows that it is full
+		h.attempts = append(h.attempts, attemptRecord{backend: b, endedAt: now, failure: f, refusals: h.removeRefusals(b) + 1})
+		return
+	}
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
 		excluded:        !f.isOfConnection() && !f.sameBackend && f.reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
 		awaitsReconnect: f.isFree && !f.sameBackend && !f.isUnsuited() && f.reason != metrics.RetryRank,
-		queueFull:       f.queueFull && !f.isFree,
 		upstreamError:   f.status != 0 && !f.sameBackend && !f.shuttingDown && !f.isUnsuited(),
 	})
+}
+
+// removeRefusals removes the record of the refusals of b, so that there is one for each backend at most, and returns how
+// many there were.
+func (h *history) removeRefusals(b *backends.Backend) (n int) {
+	at := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.backend == b && r.refusals > 0 })
+	if at < 0 {
+		return 0
+	}
+	n = h.attempts[at].refusals
+	h.attempts = slices.Delete(h.attempts, at, at+1)
+	return n
 }
 
 // isBetterFailure reports whether f replaces the best failure.
@@ -392,9 +415,8 @@ func (h *history) isBetterFailure(f *failure) bool {
 	return best == nil || best.isUnsuited() || !f.isUnsuited() && (f.status != 0 || f.noRetry || best.status == 0)
 }
 
-// recordWaitAndReadmit records how a wait ended, and lets backends be picked again. granted is the one that has a
-// slot, if any.
-func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, granted *backends.Backend, f fleetView) {
+// recordWaitAndReadmit records how a wait ended, and lets backends be picked again.
+func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, f fleetView) {
 	h.last, h.wait, h.outcome = stepWait, a.wait, outcome
 	met := outcome == waitMet
 	switch a.wait {
@@ -402,18 +424,6 @@ func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, granted *
 		h.outageAttempt = true
 		if met {
 			h.readmitBackends(func(*attemptRecord) bool { return true })
-		}
-	case waitSlot:
-		h.slotAwaited = true
-		free := a.backends
-		if granted != nil {
-			free = []*backends.Backend{granted}
-		}
-		if met {
-			h.readmitBackends(func(r *attemptRecord) bool { return slices.Contains(free, r.backend) })
-		}
-		for i := range h.attempts {
-			h.attempts[i].queueFull = false
 		}
 	case waitVerdict:
 		latest := h.latestAttempt()
@@ -453,10 +463,6 @@ func (h *history) backendsToReconnect() []*backends.Backend {
 	return h.backendsWhere(func(r *attemptRecord) bool { return r.awaitsReconnect })
 }
 
-func (h *history) fullBackends() []*backends.Backend {
-	return h.backendsWhere(func(r *attemptRecord) bool { return r.queueFull })
-}
-
 func (h *history) backendsWhere(matches func(*attemptRecord) bool) (list []*backends.Backend) {
 	for i := range h.attempts {
 		if r := &h.attempts[i]; matches(r) {
@@ -486,7 +492,7 @@ func (h *history) countAttempts(matches func(*attemptRecord) bool) (n int) {
 // countCharged returns how many attempts count towards the limit, and how many were ended by replicas that shut
 // down, which have a limit of their own.
 func (h *history) countCharged() (charged, shutdowns int) {
-	charged = h.countAttempts(func(r *attemptRecord) bool { return !r.failure.isFree && !r.failure.shuttingDown })
+	charged = h.countAttempts(func(r *attemptRecord) bool { return r.isFailure() && r.refusals == 0 })
 	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.isFree })
 }
 
@@ -590,19 +596,6 @@ func (h *history) suspectsPoisonRequest(f fleetView) bool {
 	return crashed && slices.ContainsFunc(f, func(v backendView) bool {
 		return v.candidate && v.state == backends.Ready && !h.suspectsCrashOf(v.backend)
 	})
-}
-
-// shouldAwaitSlot reports whether the request waits for a slot: all backends that could take it have refused it as
-// full. A dead engine has another status, or fails its checks.
-func (h *history) shouldAwaitSlot(f fleetView, charged int, s *Settings) bool {
-	if h.slotAwaited || !h.mayWait() || s.Attempts < 2 || !h.latestAttempt().failure.queueFull {
-		return false
-	}
-	unsuited := h.countAttempts(func(r *attemptRecord) bool { return r.failure.isUnsuited() })
-	if len(h.fullBackends()) < len(h.excludedBackends())-len(h.backendsToReconnect())-unsuited {
-		return false
-	}
-	return charged >= s.Attempts || !h.hasPickableBackend(f)
 }
 
 // mayRetryAfterOutage reports whether a request that has lost its connections on all attempts may have one more, should

@@ -259,9 +259,13 @@ func (a *attempt) withoutResponse(f *failure) *failure {
 		return f
 	}
 	a.proxy.buffers.release(f.charged)
+	split := metrics.SplitPrefillFailed
+	if f.queueFull && a.settings.QueueForRoles { // it waits until a replica can do its prefill
+		split = ""
+	}
 	return &failure{
-		reason: f.reason, err: f.err, isFree: true, suspectsCrash: f.suspectsCrash, shuttingDown: f.shuttingDown,
-		decision: a.decision, split: metrics.SplitPrefillFailed,
+		reason: f.reason, err: f.err, isFree: true, suspectsCrash: f.suspectsCrash, shuttingDown: f.shuttingDown, queueFull: f.queueFull,
+		decision: a.decision, split: split,
 	}
 }
 
@@ -273,9 +277,6 @@ func (a *attempt) releasePrefill() {
 		a.setTokenUsage()
 	}
 	a.decision.Release(a.result)
-	if a.decision.Backend.InFlight.Load() == 0 {
-		a.proxy.backendIdle.Notify()
-	}
 }
 
 // adjustDecodeFailure makes f, if there is one, the failure of a decode leg: where only the handover may have failed,

@@ -68,7 +68,7 @@ func (a *admission) enqueue(f *fleet, v *decide.Fleet, t *QueuedRequest) (added 
 	}
 	t.item = queue.Item[*QueuedRequest]{
 		Value: t, Backends: fitting, Class: req.Class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
-		Lead: f.arrivalCredit(req, v.Now), Timeouts: req.QueueTimeouts, Waited: req.Waited,
+		Lead: f.arrivalCredit(req, v.Now), Timeouts: req.QueueTimeouts, Waited: req.Waited, Arrival: req.Arrival,
 	}
 	p := a.leastPrefill(f, v, t)
 	t.item.Tokens, t.item.Ahead = p.Tokens, a.timeAhead(v, req, p.Rate)
@@ -163,5 +163,5 @@ func (f *fleet) matchQueued(t *QueuedRequest) *decide.Query {
 
 // isRetry reports whether a request was routed before, also if each backend may be tried again.
 func isRetry(req *Request, tried []*backends.Backend) bool {
-	return len(tried) > 0 || req.Waited != Waited{}
+	return len(tried) > 0 || req.Waited != Waited{} || !req.Arrival.IsZero()
 }

@@ -128,7 +128,7 @@ func TestProbeRefusedByFullQueue(t *testing.T) {
 	under.RecordFirstEvent()
 	s.fail(0, 3)
 	s.clock.advance(time.Second)
-	for range 5 {
+	for _, delay := range []time.Duration{time.Second, time.Second, 4 * time.Second, 16 * time.Second} {
 		under.RecordOutput()
 		try := s.next()
 		if try.Backend.Slot != 0 {
@@ -137,7 +137,7 @@ func TestProbeRefusedByFullQueue(t *testing.T) {
 		try.Release(Outcome{End: NotProcessed, Failed: true, QueueFull: true})
 		s.is("its queue is full", 0, BreakerOpen, 1)
 		s.goesTo("after the try", 1)
-		s.clock.advance(time.Second - time.Millisecond)
+		s.clock.advance(delay - time.Millisecond)
 		s.goesTo("just before the next", 1)
 		s.clock.advance(time.Millisecond)
 	}
@@ -150,11 +150,11 @@ func TestProbeRefusedByFullQueue(t *testing.T) {
 func TestFullReplicaIsNotProbed(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.fail(0, 3)
-	s.clock.advance(time.Second / 2)
+	s.clock.advance(900 * time.Millisecond)
 	s.send(0).Release(Outcome{End: NotProcessed, Failed: true, QueueFull: true})
-	s.clock.advance(time.Second / 2)
+	s.clock.advance(100 * time.Millisecond)
 	s.goesTo("due and full", 1)
-	s.clock.advance(time.Second / 2)
+	s.clock.advance(200 * time.Millisecond)
 	s.goesTo("due", 0)
 }
 

@@ -55,7 +55,7 @@ func (r *Router) dispatch(now time.Time) {
 			a.removeWithResult(t, nil, err, now, &r.callbacks)
 		default:
 			d := r.reserve(&f.scratch, v, q, choice)
-			d.QueueTime = now.Sub(it.Arrived)
+			d.Arrival, d.QueueTime = a.queue.Arrival(it), now.Sub(it.Arrived)
 			d.OutageTime = it.Waited.Outage - t.req.Waited.Outage
 			a.removeWithResult(t, d, nil, now, &r.callbacks)
 			f.updateBatchLimit(v)

@@ -20,9 +20,10 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	f.ledger.ObserveLoad(b.Slot, l, now)
 	r.reportCacheReset(b)
 	own := f.ledger.CountOwn(b.Slot)
+	external, externalTokens := f.ledger.External(l, now)
+	h.RecordExternal(l, external)
 	h.RecordPoll(l, f.ledger.UnstartedTokens(b.Slot), own, &f.settings.Breaker, now)
-	_, external := f.ledger.External(l, now)
-	check := f.stallCheck(b.Slot, l, external, f.estimates.PrefillRate(b.Slot), now)
+	check := f.stallCheck(b.Slot, l, externalTokens, f.estimates.PrefillRate(b.Slot), now)
 	h.UpdateStalled(&check)
 	if h.IsStalled() {
 		f.notifyStalled(b.Slot, now, &r.callbacks)

@@ -240,8 +240,13 @@ func busyFleet(t *testing.T, policy string) (*Router, []*backends.Backend) {
 		req.Tenant, req.Priority = uint64(key%3), key%3-1
 		submit(r, req)
 	}
-	c.advance(time.Second)
-	on(full, ask(fleet, 31, 1)).Release(Outcome{End: NotProcessed, Failed: true, QueueFull: true})
+	c.advance(700 * time.Millisecond)
+	beside := on(full, ask(fleet, 33, 1))
+	beside.RecordFirstEvent()
+	on(full, ask(fleet, 31, 1)).Release(refused)
+	c.advance(300 * time.Millisecond)
+	on(full, ask(fleet, 31, 1)).Release(refused) // it counts as full for a second now
+	beside.Release(Outcome{End: ClientDisconnected})
 	sendWhole(full, 50)
 	c.advance(900 * time.Millisecond)
 	return r, fleet

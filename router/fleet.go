@@ -167,6 +167,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 		v.Backends = append(v.Backends, decide.Backend{})
 	}
 	v.Now, v.Rule, v.Waiting = now, f.policy.definition, 0
+	v.HasQueue = f.settings.Queue.Requests > 0
 	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.sharing.until)
 	v.Handover, v.HasPrefillReplica, v.Pairs = f.settings.Handover, false, f.pairs
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
@@ -221,7 +222,7 @@ func (f *fleet) updateView(v *decide.Backend, now time.Time, due *callbacks) {
 	h := f.states[v.Slot].health
 	v.Stopping = h.IsStopping(now)
 	v.KnownInFlight = v.Backend.KnownInFlight()
-	v.QueueFull, v.ProbeDue = h.IsQueueFull(now), h.IsProbeDue(now)
+	v.QueueFull, v.ProbeDue = h.IsQueueFull(v.KnownInFlight, now), h.IsProbeDue(now)
 	v.Breaker, _ = h.Breaker(now)
 	f.ledger.ReadFigures(&v.Figures, v.Slot, v.PrefillRate, now, due != nil)
 	check := f.stallCheck(v.Slot, v.Load, v.ExternalTokens, v.PrefillRate, now)

@@ -36,8 +36,7 @@ const (
 	maxExternalLoadAge = 3
 	maxMeanOutputs     = 8
 
-	queueFullDelay = time.Second // these of health
-	stoppingDelay  = time.Second
+	stoppingDelay = time.Second // of health
 )
 
 // blocksFor returns how many blocks take so many times the prefill that a shared backend has before a request at most.

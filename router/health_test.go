@@ -405,66 +405,126 @@ func TestStallListenerOfHungReplica(t *testing.T) {
 	d.Release(Outcome{End: Completed})
 }
 
-// TestQueueFullFilter expects that a backend that refuses requests because of its full queue is not
-// sent all of them because it has so little in flight.
-func TestQueueFullFilter(t *testing.T) {
+// refused is the outcome of a request that a replica refuses because its queue is full.
+var refused = Outcome{End: NotProcessed, Failed: true, QueueFull: true}
+
+// TestFullReplicaAvoided expects that a backend that refuses requests because its full queue is not
+// sent all of them because it has so little in flight. There is no queue here in which they could wait.
+func TestFullReplicaAvoided(t *testing.T) {
 	s := newBreakers(t, 2)
 	s.send(0).Release(Outcome{End: Completed}) // it holds the prompt
-	refuse := func() { s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed}) }
-	refuse()
+	s.send(0).Release(refused)
 	s.goesTo("after it refused one", 1)
-	s.clock.advance(queueFullDelay)
+	s.clock.advance(time.Second)
 	s.goesTo("a while later", 0)
 
 	under := s.send(0)
-	refuse()
+	s.send(0).Release(refused)
 	s.goesTo("after it refused another", 1)
 	under.Release(Outcome{End: Completed})
 	s.goesTo("when a slot became free", 0)
 
-	refuse()
-	s.send(1).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
+	s.send(0).Release(refused)
+	s.send(1).Release(refused)
 	s.goesTo("when all are full", 0)
 }
 
-func TestSlotWaitOrder(t *testing.T) {
-	s := newBreakers(t, 2)
-	under := []*Reservation{s.send(0), s.send(0), s.send(0)}
-	s.send(0).Release(Outcome{Failed: true, QueueFull: true, End: NotProcessed})
-	other := s.r.StartSlotWait(s.fleet[1:])
-	first, second, third := s.r.StartSlotWait(s.fleet[:1]), s.r.StartSlotWait(s.fleet), s.r.StartSlotWait(s.fleet[:1])
-	granted := func(w *SlotWait) bool {
-		select {
-		case <-w.Granted():
-			return true
-		default:
-			return false
+// TestQueueForFullReplicas expects that requests which replicas refuse because of their full queues take their place in the
+// admission queue, before those that arrive later and without being charged twice, and that no others are sent.
+func TestQueueForFullReplicas(t *testing.T) {
+	for _, policy := range []string{"prefix", "round-robin"} { // the latter queues requests only while no replica takes any
+		r, fleet, c := newFleet(t, 2, policy, withQueue)
+		var running []*Reservation
+		for i := range 4 {
+			running = append(running, mustPick(t, r, ask(fleet[i%2:i%2+1], i, 1)))
+			running[i].RecordFirstEvent()
+		}
+		first, second := ask(fleet, 10, 1), ask(fleet, 11, 1)
+		first.Tenant, second.Tenant = 1, 2
+		retry := func(req *Request) *waiter {
+			c.advance(time.Millisecond)
+			for range fleet {
+				d := mustPick(t, r, req)
+				req.Arrival = d.Arrival
+				d.Release(refused)
+			}
+			return submit(r, req)
+		}
+		b := mustPick(t, r, second)
+		second.Arrival = b.Arrival
+		a := retry(first)
+		waits(t, policy+": refused by all", a)
+		b.Release(refused)
+		late := submit(r, ask(fleet, 12, 1))
+		waits(t, policy+": arrived later", late)
+		earlier := submit(r, second)
+		waits(t, policy+": refused later, but arrived earlier", earlier)
+		if e := r.Explain(*ask(fleet, 13, 1)); e.Choice != "" || e.Queued == "" {
+			t.Errorf("%s: another one would go to %q, and wait because of %q", policy, e.Choice, e.Queued)
+		}
+
+		running[0].Release(Outcome{End: Completed})
+		second.Arrival = sent(t, policy+": the first to arrive, when a request ended", earlier).Arrival
+		waits(t, policy+": the second", a)
+		sent(t, policy, earlier).Release(refused) // another client has taken the place
+		again := submit(r, second)
+		waits(t, policy+": refused again", again)
+		running[1].Release(Outcome{End: Completed})
+		sent(t, policy+": refused again, when another one ended", again).RecordFirstEvent()
+		waits(t, policy+": the second is next", a)
+		running[2].Release(Outcome{End: Completed})
+		running[3].Release(Outcome{End: Completed})
+		sent(t, policy, a).Release(Outcome{End: Completed})
+		sent(t, policy+": the last one", late).Release(Outcome{End: Completed})
+		sent(t, policy, again).Release(Outcome{End: Completed})
+		for slot := range fleet {
+			expectEmptyAccount(t, policy, r, slot, c.now)
 		}
 	}
-	want := func(when string, want ...bool) {
-		t.Helper()
-		for i, w := range []*SlotWait{other, first, second, third} {
-			if granted(w) != want[i] {
-				t.Errorf("%s: %d has a slot: %v", when, i, granted(w))
+}
+
+// TestPollShowsRoom expects that a poll which shows fewer requests of other clients than when a replica was full has those
+// that wait sent, as many as there is room for.
+func TestPollShowsRoom(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+	poll := func(running int) {
+		c.advance(10 * time.Millisecond)
+		l := &backends.Load{QueuesKnown: true, Running: running, PolledAt: c.now, OwnInFlight: fleet[0].KnownInFlight()}
+		fleet[0].SetLoad(l)
+		r.ObserveLoad(fleet[0], l)
+	}
+	poll(4)
+	var all []*waiter
+	for i := range 3 {
+		w := submit(r, ask(fleet, i, 1))
+		if i == 0 {
+			req := ask(fleet, i, 1)
+			req.Arrival = w.d.Arrival
+			w.d.Release(refused)
+			w = submit(r, req)
+		}
+		all = append(all, w)
+	}
+	count := func() (n int) {
+		for _, w := range all {
+			if w.d != nil {
+				n++
 			}
 		}
+		return n
 	}
-	want("at first", false, false, false, false)
-	under[0].Release(Outcome{End: Completed})
-	want("one ended", false, true, false, false)
-	first.Release(true)
-	under[1].Release(Outcome{End: Completed})
-	want("two ended", false, true, true, false)
-	second.Release(false)
-	want("its slot was not used", false, true, true, true)
-	third.Release(true)
-	other.Release(false)
-	under[2].Release(Outcome{End: Completed})
-	late := s.r.StartSlotWait(s.fleet[:1])
-	if !granted(late) {
-		t.Error("a slot that became free before is not granted")
+	for _, step := range []struct{ running, sent int }{{4, 0}, {3, 1}, {4, 1}, {3, 2}} {
+		if poll(step.running); count() != step.sent {
+			t.Errorf("after a poll with %d requests, %d were sent, want %d", step.running, count(), step.sent)
+		}
 	}
-	late.Release(true)
+	for _, w := range all {
+		if w.d == nil {
+			w.queued.Cancel()
+			continue
+		}
+		w.d.Release(Outcome{End: Completed})
+	}
 }
 
 // A replica that is about to stop is sent one request a second, until it responds.

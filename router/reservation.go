@@ -114,10 +114,11 @@ func (d *Reservation) Release(o Outcome) {
 		if o.End == Completed {
 			d.recordAndReportPrefilled(now)
 		}
+		external, _ := f.ledger.External(d.Backend.Load(), now)
 		d.health.RecordEnd(&d.attempt, health.End{
 			Processed: d.entry.IsPrefilled() || o.End != NotProcessed, Failed: o.Failed, QueueFull: o.QueueFull, Stalled: o.Stalled, Stopping: o.Stopping,
+			InFlight: d.Backend.KnownInFlight() - d.entry.Prediction.Sequences, External: external,
 		}, &f.settings.Breaker, now)
-		r.slotWaits.grant(d.Backend, d.health)
 	}
 	if d.entry.Leg == ledger.DecodeLeg {
 		o.CachedTokens, o.CachedKnown = 0, false // of the replica that has done the prefill

@@ -59,11 +59,14 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 	if v.BlockedBy(q, choice) != decide.NotBlocked {
 		return nil, errQueue
 	}
+	arrival := req.Arrival
 	if !req.NoEngine && !isRetry(req, tried) && !v.IsTooLong(req, choice.Backend) { // a retry was charged the first time
 		p := v.LeastPrefill(q, &s.candidates)
-		r.admission.queue.ChargeUnqueued(req.Class(), req.Tenant, p.Tokens, p.Rate, now)
+		arrival = r.admission.queue.ChargeUnqueued(req.Class(), req.Tenant, p.Tokens, p.Rate, now)
 	}
-	return r.reserve(s, v, q, choice), nil
+	d := r.reserve(s, v, q, choice)
+	d.Arrival = arrival
+	return d, nil
 }
 
 // updateBackends sets the backends of a request to those that serve its model now, and their context lengths. Those that
@@ -166,6 +169,7 @@ func (d *Reservation) begin(v *decide.Fleet, q *decide.Query, b *decide.Backend)
 		content.UnindexedMediaTokens = v.UnindexedMediaTokens(q, b.Slot)
 	}
 	onlyInFlight := l.Begin(&d.entry, content, !p.IsTooLong, v.Now)
+	d.health.RecordReserved(&d.attempt, b.Backend.KnownInFlight(), v.Now)
 	if d.entry.Leg != ledger.DecodeLeg {
 		d.startWatch(onlyInFlight, v.Now)
 	}

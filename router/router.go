@@ -140,7 +140,6 @@ type Router struct {
 	mu        sync.Mutex
 	fleet     fleet
 	admission admission
-	slotWaits slotWaits
 	peers     peers
 	callbacks callbacks
 }
@@ -168,6 +167,7 @@ type Reservation struct {
 	MatchedBlocks, TotalBlocks int
 	MatchedTokens              int           // of the prompt, likely held; about
 	PromptTokens               int           // about
+	Arrival                    time.Time     // that its place in the queue is by; see Request. Zero: none
 	QueueTime                  time.Duration // that the request was queued
 	OutageTime                 time.Duration // the part of it without a ready backend; see QueueTimeouts
 	// Prefill is where the prefill of the request is to be done first; nil: here. Its Release must be called as well.

@@ -53,8 +53,9 @@ var scenarios = []scenario{
 	{name: "close-idle", about: "all replicas close idle connections", act: faultFirstReplicas(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
 	{name: "500", about: "one replica responds with 500 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
 	{name: "503", about: "one replica responds with 503 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
-	{name: "503-all", about: "all replicas respond with 503 for 3 s: it is relayed, and retries stay within their budget", allowed: allowStatuses(503), act: respond503FromAll},
+	{name: "503-all", about: "all replicas respond with 503 for 3 s: requests wait, and the replicas are asked now and then", act: respond503FromAll},
 	{name: "full", about: "two replicas, and then all of them by turns, are full and refuse streams by an error event, others by a 503: no request fails, and none counts as a crash", act: refuseInStreams},
+	{name: "overfull", about: "all replicas take half as many requests as there are clients, for 6 s: no request fails, and next to none is sent to be refused", act: fillReplicas},
 	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: allowStatuses(429), act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
 	{name: "metrics-gone", about: "/metrics of all replicas is 404", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
 	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
@@ -222,38 +223,52 @@ func sendSurplusResponses(ctx context.Context, r *rig) error {
 	return nil
 }
 
-// The default retry budget: a share of the requests of the last ten seconds, and a
-// number per second.
-const (
-	retryShare           = 0.2
-	retriesPerSecond     = 10
-	maxUncountedRequests = 100 // in flight, so not counted yet
-)
-
-// respond503FromAll makes all replicas respond with 503, and checks the retry budget.
+// respond503FromAll makes all replicas refuse everything for 3 s. Requests wait, and the replicas are asked now and then.
 func respond503FromAll(ctx context.Context, r *rig) error {
-	// The budget depends on the requests of the last ten seconds: only this scenario's.
-	if err := testbed.Sleep(ctx, 10*time.Second); err != nil {
+	refused, err := r.countRefusals(ctx, 3*time.Second, sim.Fault{Kind: sim.Status, Status: 503})
+	if err != nil {
 		return err
 	}
+	most := float64(2*r.load.number + 10*len(r.replicas))
+	r.verdict.require(refused <= most, "%v requests were refused while all replicas responded with 503 for 3 s, want at most %v", refused, most)
+	return nil
+}
+
+// fillReplicas makes the replicas take half as many requests as there are clients. All others wait, and next to none is
+// sent to be refused.
+func fillReplicas(ctx context.Context, r *rig) error {
+	before := r.verdict.responseCount()
+	fault := sim.Fault{Kind: sim.QueueFull, Limit: max(1, r.load.number/(2*len(r.replicas)))}
+	refused, err := r.countRefusals(ctx, 6*time.Second, fault)
+	if err != nil {
+		return err
+	}
+	requests := r.verdict.responseCount() - before
+	r.verdict.addMeasurement("%v refusals of %d requests by replicas that take %d each, beside %d clients", refused, requests, fault.Limit, r.load.number)
+	// Each client's request at the beginning may be one of those that show how many they take.
+	most := float64(r.load.number) + float64(requests)/10
+	r.verdict.require(refused <= most, "%v requests were refused, want at most %v", refused, most)
+	return nil
+}
+
+// countRefusals injects a fault into all replicas, by which they refuse requests, and awaits its end. It returns how many
+// were refused.
+func (r *rig) countRefusals(ctx context.Context, duration time.Duration, f sim.Fault) (refused float64, err error) {
 	before, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	began := time.Now()
-	err = r.faultAndAwaitTraffic(ctx, 3*time.Second, sim.Fault{Kind: sim.Status, Status: 503}, r.replicas...)
-	if err != nil {
-		return err
+	if err := r.faultAndAwaitTraffic(ctx, duration, f, r.replicas...); err != nil {
+		return 0, err
 	}
 	after, err := r.proxy.ReadMetrics(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	retried := after.Sum("warmroute_retries_total") - before.Sum("warmroute_retries_total")
-	asked := float64(r.verdict.endedRequestCount() + maxUncountedRequests)
-	budget := retryShare*asked + retriesPerSecond*(time.Since(began).Seconds()+1)
-	r.verdict.require(retried <= budget, "%v retries while all replicas responded with 503, the budget allows %.0f", retried, budget)
-	return nil
+	for _, reason := range []string{"status_503", "error_event"} {
+		refused += after.Sum("warmroute_retries_total", "reason", reason) - before.Sum("warmroute_retries_total", "reason", reason)
+	}
+	return refused, nil
 }
 
 // refuseInStreams makes two replicas refuse all requests, and then all replicas those beyond a number that

@@ -130,13 +130,6 @@ func (v *verdict) responseCount() int {
 	return v.completed
 }
 
-// endedRequestCount returns how many requests have ended.
-func (v *verdict) endedRequestCount() int {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.sent
-}
-
 // lastFirstToken returns the time of the last first token of a complete response.
 func (v *verdict) lastFirstToken(backend string) time.Time {
 	v.mu.Lock()

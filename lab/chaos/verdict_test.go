@@ -50,7 +50,7 @@ func TestVerdict(t *testing.T) {
 	v := newVerdict(nil)
 	v.checkAndCount(&prompt{tokens: 3}, false, complete)
 	v.require(true, "never said")
-	if v.violationCount != 0 || v.lastRespondedSentAt("r0") != complete.Sent || v.lastFirstToken("r0").Before(complete.Sent) || v.responseCount() != 1 || v.endedRequestCount() != 1 {
+	if v.violationCount != 0 || v.lastRespondedSentAt("r0") != complete.Sent || v.lastFirstToken("r0").Before(complete.Sent) || v.responseCount() != 1 || v.sent != 1 {
 		t.Errorf("an output that is not known beforehand: %+v", v)
 	}
 }

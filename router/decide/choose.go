@@ -65,7 +65,7 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 func (f *Fleet) Choose(q *Query, c *Candidates, rule policy.Policy, trace *policy.Trace) Choice {
 	c.request = policy.Request{
 		Now: f.Now, Blocks: q.Blocks, BlockTokens: float64(f.BlockBytes) / q.Sizes.BytesPerToken, PromptTokens: q.promptTokens(),
-		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0, Session: q.Session,
+		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0 || !q.Arrival.IsZero(), Session: q.Session,
 		MeanOutputTokens: f.expectedOutputTokens(q, c.backends), MeanUncachedTokens: f.Estimates.MeanUncachedTokens(q.Model),
 		Waiting: float64(f.Waiting), Trace: trace,
 	}
@@ -115,15 +115,6 @@ func (f *Fleet) Reason(q *Query, c *Candidates, chosen Choice) string {
 	return ReasonPrefix
 }
 
-// minUncachedTokens is what the candidates would have to compute at least.
-func minUncachedTokens(q *Query, c *Candidates) float64 {
-	least := q.promptTokens()
-	for i := range c.list {
-		least = min(least, c.list[i].UncachedTokens)
-	}
-	return least
-}
-
 // Prefill is how much prefill a request is, before a backend is chosen.
 type Prefill struct {
 	Tokens  float64 // to compute at least
@@ -131,21 +122,30 @@ type Prefill struct {
 	Seconds float64 // that it takes at least, on one candidate
 }
 
-// LeastPrefill returns the prefill of a request on its candidates. The whole prompt and the median
-// rate are used where there is no candidate.
+// LeastPrefill returns the prefill of a request on its candidates, or on the full backends if it has none. The whole
+// prompt and the median rate are used where there are none of these either.
 func (f *Fleet) LeastPrefill(q *Query, c *Candidates) Prefill {
 	median := f.Estimates.MedianPrefillRate()
 	rate := c.fleetRate
 	if rate == 0 {
 		rate = median
 	}
-	if len(c.list) == 0 {
-		tokens := q.promptTokens()
-		return Prefill{tokens, rate, tokens / median}
+	p := Prefill{q.promptTokens(), rate, math.Inf(1)}
+	add := func(x *policy.Candidate) {
+		p.Tokens, p.Seconds = min(p.Tokens, x.UncachedTokens), min(p.Seconds, x.PrefillSeconds)
 	}
-	seconds := math.Inf(1)
 	for i := range c.list {
-		seconds = min(seconds, c.list[i].PrefillSeconds)
+		add(&c.list[i])
 	}
-	return Prefill{minUncachedTokens(q, c), rate, seconds}
+	if len(c.list) == 0 {
+		for _, b := range c.full {
+			var x policy.Candidate
+			f.fillCandidate(&x, q, &f.Backends[b.Slot])
+			add(&x)
+		}
+	}
+	if math.IsInf(p.Seconds, 1) {
+		p.Seconds = p.Tokens / median
+	}
+	return p
 }

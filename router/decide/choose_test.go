@@ -157,7 +157,8 @@ func TestLeastPrefill(t *testing.T) {
 		{"one will work on it as well", [3]func(*Backend){ready, ready, full}, Prefill{4 * blockTokens, 14_000, holder}},
 		{"the holder is down", [3]func(*Backend){ready, down, ready}, Prefill{10 * blockTokens, 10_000, others}},
 		{"none", [3]func(*Backend){down, down, down}, Prefill{10 * blockTokens, medianRate, 10 * blockTokens / medianRate}},
-		{"none but a full one", [3]func(*Backend){down, down, full}, Prefill{10 * blockTokens, 2000, 10 * blockTokens / medianRate}},
+		{"none but a full one", [3]func(*Backend){down, down, full}, Prefill{10 * blockTokens, 2000, others}},
+		{"the holder is full, and the others are down", [3]func(*Backend){down, full, down}, Prefill{4 * blockTokens, 4000, holder}},
 	} {
 		f, all := newFleet(t, 3)
 		for slot, rate := range []float64{8000, 4000, 2000} {

@@ -19,6 +19,9 @@ var (
 	// requests in flight (Options.MaxInFlight).
 	ErrMaxInFlight = errors.New("every candidate backend is at its max_in_flight limit")
 
+	// ErrReplicasFull means that every candidate refuses requests because its queue is full.
+	ErrReplicasFull = errors.New("the queue of every candidate replica is full")
+
 	// ErrEndpointMissing means that every backend that serves the model is known to lack the endpoint.
 	ErrEndpointMissing = errors.New("no backend that serves the model has the endpoint")
 
@@ -68,6 +71,10 @@ var availabilityFilters = []filter{
 var maxInFlightFilter = filter{name: "max_in_flight", rank: rankExcluded, description: "is at its max_in_flight limit",
 	applies: func(_ *Fleet, q *Query, b *Backend) bool { return b.exceedsMaxInFlight(q.CountedSequences()) }}
 
+// queueFullFilter is that of the backends that refuse requests because their queue is full, where requests wait here instead.
+var queueFullFilter = filter{name: "queue_full", rank: rankExcluded, description: "refuses requests because its queue is full",
+	applies: func(f *Fleet, q *Query, b *Backend) bool { return f.HasQueue && b.QueueFull && !q.NoEngine }}
+
 // otherRoleFilter is that of replicas for prefill. It comes last, so that those to which another filter applies are ranked by that.
 var otherRoleFilter = filter{name: "role", rank: rankOtherRole, description: "is for prefill",
 	applies: func(_ *Fleet, q *Query, b *Backend) bool { return b.Role == backends.RolePrefill && !q.Stored }}
@@ -85,13 +92,14 @@ var requestFilters = []*filter{
 	{name: "context_length", rank: rankExcluded, description: "has too short a context for the request",
 		applies: func(f *Fleet, q *Query, b *Backend) bool { return f.isTooShort(q.Request, b) }},
 	&maxInFlightFilter,
+	&queueFullFilter,
 	{name: "stalled", rank: rankStalled, description: "is stalled",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.Stalled }},
 	{name: "probe", rank: rankProbe, description: "is probed first to check whether it has recovered",
 		applies: (*Fleet).shouldProbe},
 	{name: "prompt_too_long", rank: rankTooLong, description: "is too small for the prompt",
 		applies: func(f *Fleet, q *Query, b *Backend) bool { return f.Rule.FiltersLength && f.IsTooLong(q.Request, b) }},
-	{name: "queue_full", rank: rankFailing, description: "refused a request because its queue is full",
+	{name: "queue_full", rank: rankFailing, description: "refuses requests because its queue is full",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.QueueFull }},
 	{name: "breaker_open", rank: rankFailing, description: "has an open circuit breaker",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.Breaker != health.BreakerClosed }},
@@ -149,7 +157,7 @@ func (f *Fleet) shouldProbe(q *Query, b *Backend) bool {
 type Candidates struct {
 	list      []policy.Candidate
 	backends  []*backends.Backend // of list
-	full      []*backends.Backend // at their MaxInFlight: no other filter before that one excludes them
+	full      []*backends.Backend // at their MaxInFlight, or their queue is full: no other filter before these excludes them
 	fleetRate float64             // tokens a second that full and the candidates prefill together, those without headroom included
 	request   policy.Request      // of the last Choose
 }
@@ -163,8 +171,14 @@ func (f *Fleet) Filter(q *Query, c *Candidates) error {
 		v, rank := f.Find(b), rankPreferred
 		if filter := f.findCandidateFilter(q, v); filter != nil {
 			rank = filter.rank
-			if filter == &maxInFlightFilter {
+			switch filter {
+			case &maxInFlightFilter:
 				none, c.full = ErrMaxInFlight, append(c.full, b)
+			case &queueFullFilter:
+				c.full = append(c.full, b)
+				if none == ErrNoneReady {
+					none = ErrReplicasFull
+				}
 			}
 		}
 		if rank > best {
@@ -185,8 +199,7 @@ func (f *Fleet) Filter(q *Query, c *Candidates) error {
 	return nil
 }
 
-// totalPrefillRate returns how many tokens the candidates, and the backends that would be without
-// their MaxInFlight, prefill together in a second.
+// totalPrefillRate returns how many tokens the candidates and the full backends prefill together in a second.
 func (f *Fleet) totalPrefillRate(c *Candidates) float64 {
 	sum := 0.0
 	for i := range c.list {
@@ -226,11 +239,10 @@ func (c *Candidates) FilterByHeadroom(hasRoom func(slot int) bool) error {
 	return nil
 }
 
-// freestFull returns the backend at its MaxInFlight with the most free sequences.
-func (f *Fleet) freestFull(c *Candidates) *Backend {
-	freest := &f.Backends[c.full[0].Slot]
-	for _, b := range c.full[1:] {
-		if v := &f.Backends[b.Slot]; v.freeSequences() > freest.freeSequences() {
+// freestFull returns the backend at its MaxInFlight with the most free sequences, which there is.
+func (f *Fleet) freestFull(c *Candidates) (freest *Backend) {
+	for _, b := range c.full {
+		if v := &f.Backends[b.Slot]; v.MaxInFlight > 0 && (freest == nil || v.freeSequences() > freest.freeSequences()) {
 			freest = v
 		}
 	}

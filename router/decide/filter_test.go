@@ -2,6 +2,7 @@ package decide
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"warmroute/backends"
@@ -68,6 +69,10 @@ func TestFindFilter(t *testing.T) {
 		{"too long for the cache", func(_ *Fleet, b *Backend, _ *Query) { b.Capacity = 100 }, "prompt_too_long"},
 		{"too long, under a rule that ignores it", func(f *Fleet, b *Backend, _ *Query) { f.Rule.FiltersLength, b.Capacity = false, 100 }, ""},
 		{"too long and queue full", func(_ *Fleet, b *Backend, _ *Query) { b.Capacity, b.QueueFull = 100, true }, "prompt_too_long"},
+		{"too long and queue full, where requests are queued", func(f *Fleet, b *Backend, _ *Query) {
+			f.HasQueue, b.Capacity, b.QueueFull = true, 100, true
+		}, "queue_full"},
+		{"no engine works on it, queue full", func(f *Fleet, b *Backend, q *Query) { f.HasQueue, b.QueueFull, q.NoEngine = true, true, true }, "queue_full"},
 		{"queue full", func(_ *Fleet, b *Backend, _ *Query) { b.QueueFull = true }, "queue_full"},
 		{"queue full and breaker open", func(_ *Fleet, b *Backend, _ *Query) { b.QueueFull, b.Breaker = true, health.BreakerOpen }, "queue_full"},
 		{"breaker open", func(_ *Fleet, b *Backend, _ *Query) { b.Breaker = health.BreakerOpen }, "breaker_open"},
@@ -119,6 +124,10 @@ func TestFilterRanks(t *testing.T) {
 		want, full []int // slots
 		err        error
 	}{
+		{"refusing, requests are queued", [3]func(*Backend){refusing, none, none}, []int{1, 2}, []int{0}, nil},
+		{"all refuse, requests are queued", [3]func(*Backend){refusing, refusing, down}, nil, []int{0, 1}, ErrReplicasFull},
+		{"one refuses, one is full", [3]func(*Backend){full, refusing, down}, nil, []int{0, 1}, ErrMaxInFlight},
+		{"one refuses, another is full", [3]func(*Backend){refusing, full, down}, nil, []int{0, 1}, ErrMaxInFlight},
 		{"all", [3]func(*Backend){none, none, none}, []int{0, 1, 2}, nil, nil},
 		{"one is down", [3]func(*Backend){none, down, none}, []int{0, 2}, nil, nil},
 		{"one was removed", [3]func(*Backend){removed, none, none}, []int{1, 2}, nil, nil},
@@ -136,6 +145,7 @@ func TestFilterRanks(t *testing.T) {
 	} {
 		f, all := newFleet(t, 3)
 		learnTextLength(f)
+		f.HasQueue = strings.Contains(tc.name, "refuse") || strings.Contains(tc.name, "queued")
 		for slot, change := range tc.change {
 			change(&f.Backends[slot])
 		}

@@ -31,7 +31,8 @@ type Fleet struct {
 	Backends []Backend // by slot; those in the view have a Backend
 
 	Rule         policy.Definition
-	QueueEnabled bool // requests wait until a backend can start them soon
+	HasQueue     bool // requests wait while no backend takes any
+	QueueEnabled bool // they wait until a backend can start them soon
 	Waiting      int  // requests in the queue
 	Shared       bool // requests of several tenants or priorities were seen recently
 	// LimitsBatch: batch requests start only where there is headroom, since interactive requests
@@ -67,7 +68,7 @@ type Backend struct {
 	Load          *backends.Load // nil: not known
 
 	Stalled   bool
-	QueueFull bool // it refused a request of late because of its full queue
+	QueueFull bool // it refused a request because its queue is full, and would refuse another one
 	Breaker   health.BreakerState
 	ProbeDue  bool // its breaker is open, and the next request is to try it
 
@@ -162,7 +163,7 @@ func (f *Fleet) UpdateRoom(b *Backend) { b.HasRoom = f.hasRoom(b) }
 
 func (f *Fleet) hasRoom(b *Backend) bool {
 	switch {
-	case b.Backend == nil || !b.IsAvailable() || b.exceedsMaxInFlight(1):
+	case b.Backend == nil || !b.IsAvailable() || b.exceedsMaxInFlight(1) || f.HasQueue && b.QueueFull:
 		return false
 	case !f.QueueEnabled || b.KnownInFlight == 0:
 		return true

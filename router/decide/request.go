@@ -1,6 +1,8 @@
 package decide
 
 import (
+	"time"
+
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/health"
@@ -59,6 +61,7 @@ type Request struct {
 
 	QueueTimeouts queue.Timeouts // of all its waits; none: those of the queue's settings
 	Waited        queue.Waited   // in the queue, of earlier waits
+	Arrival       time.Time      // of the Reservation of an earlier attempt: it keeps its place in the queue; zero: there was none
 
 	// Stalls, if not nil, is called when the chosen backend makes no progress, and again
 	// while that lasts, until the Reservation's Commit, RecordFirstEvent or Release.

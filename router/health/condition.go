@@ -46,7 +46,7 @@ func (r *Record) Condition(s *backends.Status, l *backends.Load, now time.Time) 
 	case s.State == backends.Draining:
 		c.State = Draining
 	case r.IsStopping(now):
-		return Condition{Stopping, r.refusals.stoppingAt, "the replica reports that it is shutting down, or changing the number of its engines"}
+		return Condition{Stopping, r.stoppingAt, "the replica reports that it is shutting down, or changing the number of its engines"}
 	case l != nil && l.Asleep:
 		return Condition{Asleep, l.AsleepSince, "the replica reports that its engine is asleep"}
 	case r.stalled:

@@ -12,9 +12,6 @@ import (
 const (
 	// maxWorkAge is for how long after a sign of work an engine counts as working.
 	maxWorkAge = 2 * time.Second
-	// queueFullDelay is for how long a backend that refused a request because of its
-	// full queue counts as full, unless a request of ours ends there.
-	queueFullDelay = time.Second
 	// stoppingDelay is for how long a replica that reports that it is about to stop gets
 	// no requests, and the time between those that try it nevertheless.
 	stoppingDelay = time.Second
@@ -33,9 +30,11 @@ type Record struct {
 	hung      bool // down, because its health checks time out as well
 	stalled   bool // when it was checked last
 	stalls    uint64
-	refusals  refusals
+	limit     queueLimit
 	breaker   breaker
-	watched   []*Attempt // requests that are notified of a stall
+	// stoppingAt is when the replica last reported that it is about to stop, or was tried since; zero: it has not.
+	stoppingAt time.Time
+	watched    []*Attempt // requests that are notified of a stall
 }
 
 // polls is what the polls of a replica's metrics showed.
@@ -44,13 +43,6 @@ type polls struct {
 	prompt, generated, kv float64
 	known                 bool // it reports token counters
 	missed                int  // in a row that timed out
-}
-
-// refusals are the refusals of requests that do not count as failures.
-type refusals struct {
-	queueFullAt time.Time // when it last refused a request because of its full queue
-	freeSlots   int       // requests that ended on it since then
-	stoppingAt  time.Time // when it last reported that it is about to stop, or was tried since; zero: it has not
 }
 
 // Attempt is a request on a backend, as far as the backend's health is concerned.
@@ -72,13 +64,20 @@ type Attempt struct {
 type End struct {
 	Processed bool // the engine worked on it
 	Failed    bool
-	QueueFull bool // it was refused, perhaps since the replica's queue is full
-	Stalled   bool // it made no progress
-	Stopping  bool // it was refused since the replica is about to stop
+	QueueFull bool    // it was refused, perhaps since the replica's queue is full
+	InFlight  int64   // sequences that the backend has beside it
+	External  float64 // requests of other clients there, about
+	Stalled   bool    // it made no progress
+	Stopping  bool    // it was refused since the replica is about to stop
 }
 
 // NewRecord returns the record of a backend of which nothing is known.
 func NewRecord(start time.Time) *Record { return &Record{start: start} }
+
+// RecordReserved records that a request is about to be sent, with which the backend has so many sequences in flight.
+func (r *Record) RecordReserved(a *Attempt, inFlight int64, now time.Time) {
+	r.limit.recordSent(a, inFlight, now)
+}
 
 // RecordSent records a request that is being sent. onlyInFlight: it is our only one there.
 func (r *Record) RecordSent(a *Attempt, onlyInFlight bool, now time.Time) {
@@ -89,8 +88,8 @@ func (r *Record) RecordSent(a *Attempt, onlyInFlight bool, now time.Time) {
 		r.work.owed += a.Uncached
 	}
 	r.breaker.setProbeIfDue(a, now)
-	if !r.refusals.stoppingAt.IsZero() {
-		r.refusals.stoppingAt = now // it is the only one that tries the replica for a while
+	if !r.stoppingAt.IsZero() {
+		r.stoppingAt = now // it is the only one that tries the replica for a while
 	}
 }
 
@@ -98,11 +97,12 @@ func (r *Record) RecordSent(a *Attempt, onlyInFlight bool, now time.Time) {
 // tokens of the requests that have none yet.
 func (r *Record) RecordFirstOutput(a *Attempt, unstartedTokens float64, now time.Time) {
 	a.begun = true
+	r.limit.recordAccepted(a, now)
 	r.breaker.recordOutput(a, now)
 	// The replica does not stop. A response to what was sent before it reported that it does
 	// says nothing: it finishes that.
-	if !a.SentAt.Before(r.refusals.stoppingAt) {
-		r.refusals.stoppingAt = time.Time{}
+	if !a.SentAt.Before(r.stoppingAt) {
+		r.stoppingAt = time.Time{}
 	}
 	if a.Streams {
 		r.streaming++
@@ -117,12 +117,12 @@ func (r *Record) RecordEnd(a *Attempt, end End, s *BreakerSettings, now time.Tim
 	}
 	switch {
 	case end.QueueFull:
-		r.refusals.freeSlots, r.refusals.queueFullAt = 0, now
+		r.limit.recordRefusal(a, end.InFlight, end.External, now)
 	case end.Processed:
-		r.refusals.freeSlots++
+		r.limit.recordAccepted(a, now)
 	}
 	if end.Stopping {
-		r.refusals.stoppingAt = now
+		r.stoppingAt = now
 	}
 	r.breaker.recordEnd(a, &end, s, now.Sub(r.work.at) < maxWorkAge, now)
 }
@@ -159,6 +159,13 @@ func (r *Record) RecordPoll(l *backends.Load, unstartedTokens float64, inFlight 
 	r.breaker.closeOnProgress(s, r.work.since, now)
 }
 
+// RecordExternal records that a poll showed so many requests of other clients.
+func (r *Record) RecordExternal(l *backends.Load, requests float64) {
+	if l.QueuesKnown {
+		r.limit.recordPoll(requests, l.PolledAt)
+	}
+}
+
 // RecordPollFailure records a poll that failed. timedOut: it timed out.
 func (r *Record) RecordPollFailure(timedOut bool) {
 	if r.polls.missed++; !timedOut {
@@ -176,14 +183,12 @@ func (r *Record) IsHung() bool { return r.hung }
 // polls, a report that it stops, an open breaker.
 func (r *Record) ForgetFailures(now time.Time) {
 	r.polls.missed, r.hung = 0, false
-	r.refusals.stoppingAt = time.Time{}
+	r.stoppingAt = time.Time{}
 	r.breaker.close(now)
 }
 
-// ForgetQueueFull forgets that the backend refused a request because of its full queue.
-func (r *Record) ForgetQueueFull() {
-	r.refusals.queueFullAt, r.refusals.freeSlots = time.Time{}, 0
-}
+// ForgetQueueFull forgets the refusals of the backend because of its full queue.
+func (r *Record) ForgetQueueFull() { r.limit = queueLimit{} }
 
 // CloseBreaker closes the breaker.
 func (r *Record) CloseBreaker(now time.Time) { r.breaker.close(now) }
@@ -196,30 +201,15 @@ func (r *Record) Breaker(now time.Time) (state BreakerState, opens uint64) {
 // IsProbeDue reports whether the breaker is open and the next request is to try the backend.
 func (r *Record) IsProbeDue(now time.Time) bool { return r.breaker.isProbeDue(now) }
 
-// IsQueueFull reports whether the backend has refused a request because of its full
-// queue of late, and nothing of ours has ended there since. It has little of ours in
-// flight then, and would be sent everything, only to refuse it.
-func (r *Record) IsQueueFull(now time.Time) bool {
-	q := &r.refusals
-	return q.freeSlots == 0 && !q.queueFullAt.IsZero() && now.Sub(q.queueFullAt) < queueFullDelay
+// IsQueueFull reports whether the backend, which has so many sequences in flight, would refuse one more request
+// because its queue is full.
+func (r *Record) IsQueueFull(inFlight int64, now time.Time) bool {
+	return r.limit.isFull(inFlight, now)
 }
-
-// AcquireFreeSlot takes one of the slots of requests that ended since the last refusal because
-// of a full queue. It reports false if there is none.
-func (r *Record) AcquireFreeSlot() bool {
-	if r.refusals.freeSlots == 0 {
-		return false
-	}
-	r.refusals.freeSlots--
-	return true
-}
-
-// ReturnFreeSlot undoes AcquireFreeSlot.
-func (r *Record) ReturnFreeSlot() { r.refusals.freeSlots++ }
 
 // IsStopping reports whether a request would be refused because the replica is about
 // to stop. It may be another process by then, which shows when it is tried.
 func (r *Record) IsStopping(now time.Time) bool {
-	at := r.refusals.stoppingAt
+	at := r.stoppingAt
 	return !at.IsZero() && now.Sub(at) < stoppingDelay
 }

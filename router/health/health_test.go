@@ -218,51 +218,6 @@ func TestStreamingCount(t *testing.T) {
 	}
 }
 
-func TestQueueFull(t *testing.T) {
-	r := NewRecord(start)
-	end := func(seconds float64, e End) {
-		a := &Attempt{SentAt: start}
-		r.RecordSent(a, false, start)
-		r.RecordEnd(a, e, &BreakerSettings{}, at(seconds))
-	}
-	check := func(when string, seconds float64, want bool) {
-		t.Helper()
-		if got := r.IsQueueFull(at(seconds)); got != want {
-			t.Errorf("%s: full is %v, want %v", when, got, want)
-		}
-	}
-	refused := End{QueueFull: true, Failed: true}
-	check("at first", 0, false)
-	end(10, refused)
-	check("refused one", 10, true)
-	check("just before the delay has passed", 10.999, true)
-	check("after the delay", 10+queueFullDelay.Seconds(), false)
-	end(20, refused)
-	end(20.1, End{Failed: true})
-	check("another failed without being processed", 20.1, true)
-	end(20.2, End{Processed: true})
-	check("another ended", 20.2, false)
-	end(20.3, refused)
-	check("refused one more", 20.3, true)
-	r.ForgetQueueFull()
-	check("forgotten", 20.3, false)
-
-	end(30, refused)
-	if r.AcquireFreeSlot() {
-		t.Error("there is a free slot after a refusal")
-	}
-	end(30, End{Processed: true})
-	for i, want := range []bool{true, false, true, false} {
-		if i == 2 {
-			r.ReturnFreeSlot()
-		}
-		if got := r.AcquireFreeSlot(); got != want {
-			t.Errorf("attempt %d: acquired a free slot is %v, want %v", i, got, want)
-		}
-	}
-	check("its slot was acquired", 30, true)
-}
-
 func TestIsStopping(t *testing.T) {
 	r := NewRecord(start)
 	check := func(when string, seconds float64, want bool) {

@@ -56,6 +56,7 @@ type Item[T any] struct {
 	Ahead    time.Duration // that first come, first served would take for what is before it, about
 	Timeouts Timeouts      // none: those of the Settings
 	Waited   Waited        // with earlier waits
+	Arrival  time.Time     // of a retry, as Queue.Arrival has returned it for an earlier attempt; zero: unknown
 	Arrived  time.Time
 	Promoted bool // it has been overtaken for as long as it may be
 
@@ -108,15 +109,19 @@ func (q *Queue[T]) Contains(it *Item[T]) bool { return it.group != nil }
 
 // Add adds a request whose arrival is now. prefill is how many seconds its tokens take on one backend, rate how
 // many tokens its backends prefill together in a second. A retry is not charged to its tenant, since its first
-// attempt was, and keeps the place that it has by its earlier waits.
+// attempt was, and keeps the place of that, or else the one that it has by its earlier waits.
 func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isRetry bool, now time.Time) {
 	it.Arrived, it.counted = now, now
 	if it.Timeouts == (Timeouts{}) {
 		it.Timeouts = q.settings.Timeouts()
 	}
 	arrived := now.Sub(q.start).Seconds()
-	it.arrival = arrived - it.Waited.Total().Seconds()
-	if !isRetry {
+	switch {
+	case !it.Arrival.IsZero():
+		it.arrival = it.Arrival.Sub(q.start).Seconds()
+	case isRetry:
+		it.arrival = arrived - it.Waited.Total().Seconds()
+	default:
 		it.arrival, it.charged = q.fairness.chargeTenant(it.Class, it.Tenant, it.Tokens, tokensPerSecond, it.Timeouts.limit().Seconds(), arrived)
 	}
 	if it.arrival > arrived || it.Class == Batch {
@@ -181,9 +186,17 @@ func (q *Queue[T]) limitArrival(it *Item[T]) {
 	it.arrival = min(it.arrival, max(it.Arrived.Sub(q.start).Seconds(), usedUntil))
 }
 
-// ChargeUnqueued charges a tenant for a request that was not queued.
-func (q *Queue[T]) ChargeUnqueued(c Class, tenant uint64, tokens, tokensPerSecond float64, now time.Time) {
-	q.fairness.chargeTenant(c, tenant, tokens, tokensPerSecond, 0, now.Sub(q.start).Seconds())
+// ChargeUnqueued charges a tenant for a request that was not queued. It returns when the request counts as arrived.
+func (q *Queue[T]) ChargeUnqueued(c Class, tenant uint64, tokens, tokensPerSecond float64, now time.Time) (arrival time.Time) {
+	second, _ := q.fairness.chargeTenant(c, tenant, tokens, tokensPerSecond, 0, now.Sub(q.start).Seconds())
+	return q.timeOf(second)
+}
+
+// Arrival returns when a request counts as arrived: later than it was added if its tenant has used its share.
+func (q *Queue[T]) Arrival(it *Item[T]) time.Time { return q.timeOf(it.arrival) }
+
+func (q *Queue[T]) timeOf(second float64) time.Time {
+	return q.start.Add(time.Duration(second * float64(time.Second)))
 }
 
 // RefundTenant gives back what Add charged for a request that no backend was sent.
