@@ -77,7 +77,7 @@ func TestDefaults(t *testing.T) {
 		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true,
 			SessionHeaders: []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id", "Session-Id", "thread_id", "session_id", "X-OpenCode-Session", "X-Session-Affinity", "X-Multi-Turn-Session-Id", "X-Dynamo-Session-Id"},
-			Queue:          queue.Settings{Requests: 1000, Bytes: 256 << 20, BatchRequests: 10_000, BatchBytes: 512 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute}, BatchSlowdown: 0.05,
+			Queue:          queue.Settings{Requests: 10_000, Bytes: 512 << 20, BatchRequests: 10_000, BatchBytes: 384 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute}, BatchSlowdown: 0.05,
 		},
 		PD:              PD{Fallback: "plain", Lease: 30 * time.Second},
 		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
@@ -85,7 +85,7 @@ func TestDefaults(t *testing.T) {
 		Redis:           cluster.Settings{Mode: "single", Prefix: "warmroute:", MaxBytes: 64 << 20},
 		Record:          recorder.Settings{Memory: 32 << 20, MaxBytes: 256 << 20, Keep: 3},
 		Usage:           usage.Settings{Keep: 400 * 24 * time.Hour},
-		Limits:          Limits{proxy.Limits{InFlight: 12_000, Connections: 1 << 14, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, KVTransferParams: "refuse"}, 64 << 10},
+		Limits:          Limits{proxy.Limits{InFlight: 24_000, Connections: 28_000, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, KVTransferParams: "refuse"}, 64 << 10},
 		Poll:            backends.PollSettings{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
 		Health:          backends.HealthSettings{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
 		Retry:           proxy.RetrySettings{Share: 0.2, PerSecond: 10, Stalled: true},
@@ -106,6 +106,25 @@ func TestDefaults(t *testing.T) {
 	}
 	if got := mustLoad(t, "", "http://a:8000"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// No limit is reached before the queue's own while one tenant fills the parts of interactive and batch requests.
+func TestDefaultLimitsAgree(t *testing.T) {
+	c := mustLoad(t, "", "http://a:8000", "http://b:8000", "http://c:8000")
+	q, l := c.Routing.Queue, c.Limits
+	const forBatch = 0.9 // of the limits on all requests
+	if queued := q.Requests + q.BatchRequests; float64(queued) >= forBatch*float64(l.InFlight) {
+		t.Errorf("%d requests may be queued, and %d in flight", queued, l.InFlight)
+	}
+	if queued := q.Bytes + q.BatchBytes; float64(queued) >= forBatch*float64(l.BodyBytesTotal) || 2*q.Bytes > l.BodyBytesTotal {
+		t.Errorf("bodies of %d and %d bytes may be queued, and %d be in memory", q.Bytes, q.BatchBytes, l.BodyBytesTotal)
+	}
+	if l.InFlight > l.Connections {
+		t.Errorf("%d requests may be in flight on %d connections", l.InFlight, l.Connections)
+	}
+	if n := c.MaxFileDescriptors(0); n > 65_536 { // what docs/deploy/backends.md asks for
+		t.Errorf("%d file descriptors may be needed", n)
 	}
 }
 

@@ -188,7 +188,7 @@ const fleet = 8
 // queue is that of config.yaml without a timeout, so that the means are over all
 // requests.
 func queue() router.QueueSettings {
-	return router.QueueSettings{Requests: 1000, Bytes: 256 << 20}
+	return router.QueueSettings{Requests: 10_000, Bytes: 512 << 20}
 }
 
 // linear is the engine of the rows, which were tuned with it.
@@ -262,7 +262,7 @@ func agentsRows(trace *replay.Trace) []row {
 	agents := func(w replay.Workload, kvTokens int) replay.Scenario {
 		// The queue is that of config.yaml: a request that waits longer is lost.
 		return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Workload: w, Queue: router.QueueSettings{
-			Requests: 1000, Bytes: 256 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute,
+			Requests: 10_000, Bytes: 512 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute,
 		}}
 	}
 	open := func(kvTokens int, load float64) row {
@@ -281,8 +281,10 @@ func agentsRows(trace *replay.Trace) []row {
 			group: "agents, closed loop",
 		}
 	}
+	overload := open(1_536_000, 1.5) // what waits fits into the queue
+	overload.gates, overload.rivals, overload.group, overload.groupBounds = []gate{noneLost()}, []string{}, "", nil
 	return append([]row{
-		open(1_536_000, 0.3), open(1_536_000, 0.5), open(1_536_000, 0.8), open(1_536_000, 1), open(600_000, 0.3), open(600_000, 0.5),
+		overload, open(1_536_000, 0.3), open(1_536_000, 0.5), open(1_536_000, 0.8), open(1_536_000, 1), open(600_000, 0.3), open(600_000, 0.5),
 		closed(1_536_000), closed(600_000),
 	}, splitRows("agents", trace, 0.3, 0.5, 0.8)...)
 }
