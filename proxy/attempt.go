@@ -76,6 +76,7 @@ type attempt struct {
 	*request
 	decision        *router.Reservation
 	handover        *handover        // of which it is the decode leg; nil: it is none
+	isPrefillLeg    bool             // of a split request
 	token           string           // names the attempt in its X-Request-Id
 	failureReason   string           // empty: it has not failed
 	estimatedTokens int              // of a response without usage, by its length

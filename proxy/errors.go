@@ -160,6 +160,9 @@ func (f format) formatErrorEvent(e *apiError, sequenceNumber int64) []byte {
 func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 	e := newError(http.StatusBadGateway, codeReplicaFailed, "the replica closed the response early")
 	switch {
+	case s.withheld:
+		e.message = "the replica failed; its error is withheld, as it names the address of a KV transfer"
+		return e, errQuotesHandover
 	case s.events.aborted:
 		e.code, e.message = codeReplicaAborted, "the replica aborted the request, so the response is incomplete"
 		return e, errAborted

@@ -481,6 +481,9 @@ func (r *request) relayFailure(f *failure) {
 		r.sendError(replicaError(f.status, f.body))
 		return
 	}
+	if !r.allowsTransferParams() && !isEncoded(f.header) {
+		blankTransferParams(f.body)
+	}
 	h := r.fillResponseHeader(f.decision, f.header)
 	h["Content-Length"] = []string{strconv.Itoa(len(f.body))}
 	if f.status == http.StatusServiceUnavailable && h.Get("Retry-After") == "" {

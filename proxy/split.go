@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,6 +46,7 @@ type handover struct {
 	result   router.Outcome      // of the prefill leg
 	member   string              // of the decode leg's body, with a comma after it; empty: not needed any more
 	charged  int64               // bytes of it that responseBuffers has reserved
+	address  []string            // host, port and engine id by which the KV cache is read, as the parameters have them
 }
 
 // prepareDecode makes the attempt the decode leg of a split request, unless it is for the whole request. It sends the
@@ -108,7 +110,7 @@ func (a *attempt) handoverEdits() []prompt.Edit {
 // sendPrefillLeg has the backend of p do the prefill of the request, and releases p. It returns what the decode leg
 // needs, or the failure of the attempt.
 func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
-	leg := &attempt{request: a.request, decision: p, token: a.token, result: router.Outcome{End: router.NotProcessed}}
+	leg := &attempt{request: a.request, decision: p, isPrefillLeg: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
 	defer leg.releasePrefill()
 	begun := time.Now()
 	a.context.beginPrefill(p, a.settings.Response)
@@ -138,6 +140,7 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
 	a.startQueueKeepalive()
 	o.took, o.result, o.charged = time.Since(begun), leg.result, int64(len(o.member))
 	o.notAfter = o.endedAt.Add(a.settings.HandoverLease / 2)
+	o.address = transferAddress(o.member)
 	a.proxy.metrics.ObservePrefillLeg(o.took)
 	return o, nil
 }
@@ -247,6 +250,21 @@ func transferMember(response []byte, host string) (member string, ok bool) {
 	return `"kv_transfer_params":` + params + ",", true
 }
 
+// transferAddress returns the host, the port and the engine id in the member that transferMember returns, of those that are long
+// enough to be told from other text.
+func transferAddress(member string) (address []string) {
+	_, params, _ := strings.Cut(strings.TrimSuffix(member, ","), ":")
+	for _, name := range [...]string{"remote_host", "remote_port", "remote_engine_id"} {
+		if v := gjson.Get(params, name).String(); len(v) >= minAddressBytes {
+			address = append(address, strings.Clone(v))
+		}
+	}
+	return address
+}
+
+// minAddressBytes is the length from which a host, a port or an engine id is looked for in errors.
+const minAddressBytes = 4
+
 // isLocalHost reports whether a name or an address means the machine itself, wherever it is used.
 func isLocalHost(host string) bool {
 	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
@@ -301,10 +319,35 @@ func (a *attempt) adjustDecodeFailure(f *failure) {
 	a.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed
 }
 
-// quotesHandover reports whether an error response to a decode leg may have the parameters of the handover in it, as one
-// that is not readable in full may: vLLM quotes a body that it finds invalid.
+// quotesHandover reports whether an error response to a leg of a split request may have parameters of the handover in it, as one
+// that is not readable in full may: vLLM quotes a body that it finds invalid, and where a transfer failed.
 func (a *attempt) quotesHandover(status int, body []byte, isReadable bool) bool {
-	return a.handover != nil && status >= 400 && (!isReadable || bytes.Contains(body, []byte("kv_transfer_params")))
+	if a.handover == nil && !a.isPrefillLeg || status < 400 {
+		return false
+	}
+	quotes := func(text string) bool { return containsWord(body, text) }
+	return !isReadable || slices.ContainsFunc(transferWords[:], quotes) || a.handover != nil && slices.ContainsFunc(a.handover.address, quotes)
+}
+
+// transferWords are names of parameters of a transfer.
+var transferWords = [...]string{"kv_transfer_params", "remote_host", "remote_port", "remote_engine_id", "engine_id"}
+
+// containsWord reports whether text contains word, not as a part of a longer number or name.
+func containsWord(text []byte, word string) bool {
+	isWordByte := func(c byte) bool {
+		return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
+	}
+	for from := 0; ; {
+		i := bytes.Index(text[from:], []byte(word))
+		if i < 0 {
+			return false
+		}
+		begin, end := from+i, from+i+len(word)
+		if (begin == 0 || !isWordByte(text[begin-1])) && (end == len(text) || !isWordByte(text[end])) {
+			return true
+		}
+		from = begin + 1
+	}
 }
 
 // newQuoteFailure returns the failure of a decode leg whose error response no client may get. The request is sent again

@@ -523,6 +523,69 @@ func TestDecodeLegQuoted(t *testing.T) {
 	}
 }
 
+// No host, port or engine id of a handover reaches the client.
+func TestHandoverAddressWithheld(t *testing.T) {
+	t.Parallel()
+	errorEvent := func(message string) string {
+		return `data: {"error":{"message":` + strconv.Quote(message) + `,"type":"InternalServerError","code":500}}` + "\n\n"
+	}
+	failed := "transfer of chatcmpl-ab from 10.0.0.7:5690 (05001d3b) failed"
+	object := `{"remote_host":"10.0.0.7","remote_port":5690,"remote_engine_id":"05001d3b"}`
+	prefillRefused := func(s *session) {
+		for {
+			r, ok := s.request()
+			switch {
+			case !ok:
+				return
+			case strings.Contains(r.body, askRemote):
+				s.say(answered("400 Bad Request", `{"error":{"message":"invalid: {'remote_host': '10.0.0.7', 'remote_port': 5690}"}}`))
+			default:
+				s.say(answered("400 Bad Request", tooLong[6:]))
+			}
+		}
+	}
+	committed := func(rest ...string) func(*session) {
+		return func(s *session) {
+			s.request()
+			s.say(sseHead, chunk(role+hello))
+			time.Sleep(50 * time.Millisecond) // the client has them
+			s.sayEach(rest)
+		}
+	}
+	for name, c := range map[string]struct {
+		body            string
+		prefill, decode func(*session)
+		want            string // in what the client gets
+	}{
+		"event after content":            {askStream, prefills(), committed(errorEvent(failed), doneLine), "error is withheld"},
+		"event after content, in pieces": {askStream, prefills(), committed(append(strings.Split(errorEvent(failed), ""), doneLine)...), "error is withheld"},
+		"port alone":                     {askStream, prefills(), committed(errorEvent("connection to port 5690 refused")), "error is withheld"},
+		"engine id alone":                {askStream, prefills(), committed(errorEvent("engine '05001d3b' is gone")), "error is withheld"},
+		"long event after content":       {askStream, prefills(), committed(strings.SplitAfter(errorEvent(strings.Repeat("x ", 3*chunkBytes)+failed), " ")...), "replica failed"},
+		"event after content in one packet": {askStream, prefills(), func(s *session) {
+			if s.n > 1 {
+				completes(s)
+				return
+			}
+			s.request()
+			s.say(sseHead, chunk(hello+errorEvent(failed)+doneLine), lastChunk)
+		}, "world"},
+		"another error after content": {askStream, prefills(), committed(errorEvent("15690 tokens, block 340"), doneLine), "15690 tokens, block 340"},
+		"400 of the prefill leg":      {askWhole, prefillRefused, always(answered("400 Bad Request", tooLong[6:])), "maximum context length"},
+		"one level deeper":            {askWhole, prefills(), always(answered("200 OK", strings.Replace(whole, `"delta"`, "", 1)[:len(whole)-1]+`,"metrics":{"kv_transfer_params":`+object+`}}`)), "Hello"},
+		"deeper in an error":          {askWhole, prefills(), always(answered("503 Service Unavailable", `{"error":{"message":"m","kv_transfer_params":`+object+`}}`)), `"error"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := serveSplit(t, func(o *Options) { o.Attempts, o.Retry.Share, o.Retry.PerSecond = 1, 0, 0 }, []*replica{{script: c.prefill}}, []*replica{{script: c.decode}})
+			_, got := f.post("/v1/chat/completions", c.body)
+			if strings.Contains(got, "10.0.0.7") || strings.Contains(got, " 5690") || strings.Contains(got, ":5690") || strings.Contains(got, "05001d3b") || !strings.Contains(got, c.want) {
+				t.Errorf("got %.2000s", got)
+			}
+		})
+	}
+}
+
 // Parameters that no replica can have seen are used again, and no others.
 func TestDecodeLegRefusedConnection(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,9 @@ import (
 // maxLineBytes bounds what is buffered of a line. Of a longer event, which counts as content, the last maxTailBytes are read.
 const maxLineBytes = 64 << 10
 
+// maxWholeErrorBytes is the length of an error event up to which a decode leg's is read before a part of it is relayed.
+const maxWholeErrorBytes = chunkBytes / 4
+
 // eventScanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only the line that is split at
 // the end of a chunk, up to maxLineBytes of it.
 type eventScanner struct {
@@ -37,6 +40,7 @@ type eventScanner struct {
 	abortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
 	done        bool   // the last event has come
 	errorEvent  []byte // the first error event's data
+	errorOffset int64  // bytes before that event
 
 	nextSequence int64 // the sequence_number after that of the last event, of those before an abort; 0: none had one
 
@@ -267,9 +271,15 @@ func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 // recordErrorEvent records an error event. On endpoints without [DONE] it is the last event.
 func (s *eventScanner) recordErrorEvent(data []byte) {
 	if s.errorEvent == nil {
-		s.errorEvent = bytes.Clone(data)
+		s.errorEvent, s.errorOffset = bytes.Clone(data), s.eventOffset
 	}
 	s.done = s.done || s.format == responsesFormat || s.format == storedFormat || s.format == messagesFormat
+}
+
+// beginsLongError reports whether the incomplete line is an error that may be relayed in parts.
+func (s *eventScanner) beginsLongError() bool {
+	data, ok := bytes.CutPrefix(s.partialLine, []byte("data:"))
+	return ok && len(data) > maxWholeErrorBytes && isErrorEvent(bytes.TrimSpace(data))
 }
 
 func (s *eventScanner) markAborted() {

@@ -56,6 +56,7 @@ type streamRelay struct {
 	out      lineWriter
 	pieces   pieceWriter  // where out writes
 	unsaved  *storedInput // of a response that is not remembered yet; nil: it is, or is not to be
+	withheld bool         // the replica's error event, as it may name the handover
 	flooded  bool         // committed without an event, behind more than may be buffered
 	readErr  error        // why there is no more to read
 	writeErr error        // why nothing can be written any more
@@ -151,6 +152,8 @@ func (s *streamRelay) checkBeginning() *failure {
 		return f
 	}
 	switch {
+	case e.errorEvent != nil && s.quotesHandover(e.errorEventStatus(), e.errorEvent, true):
+		return s.newQuoteFailure(e.errorEventStatus())
 	case e.aborted:
 		return s.recordReplicaAbort()
 	case e.content || e.finished:
@@ -169,8 +172,6 @@ func (s *streamRelay) checkBeginning() *failure {
 func (s *streamRelay) checkErrorEvent() *failure {
 	status, body := s.events.errorEventStatus(), s.events.errorEvent
 	switch {
-	case s.quotesHandover(status, body, true):
-		return s.newQuoteFailure(status)
 	case s.isRefusedAsTooLong(http.StatusBadRequest, body): // events of /v1/messages have no status
 		return s.newTooLongFailure(jsonHeader(), body)
 	case s.isOfRequest(status, body):
@@ -257,12 +258,29 @@ func (s *streamRelay) relayChunks() {
 			}
 			return
 		}
+		if at, found := s.findQuotedHandover(); found {
+			s.withheld = true
+			s.writeErr = s.out.writeAllButLast(n, e.scannedBytes-at)
+			return
+		}
 		s.writeErr = s.out.writeCompleteLines(n)
 		if e.events > before {
 			s.itl.observe(s.client.writeStartedAt)
 		}
 		s.recordFirstToken()
 	}
+}
+
+// findQuotedHandover returns the offset of an error event of a decode leg that may not be relayed, if there is one.
+func (s *streamRelay) findQuotedHandover() (offset int64, found bool) {
+	e := &s.events
+	switch {
+	case s.handover == nil:
+		return 0, false
+	case e.errorEvent != nil:
+		return e.errorOffset, s.quotesHandover(e.errorEventStatus(), e.errorEvent, true)
+	}
+	return e.eventOffset, e.beginsLongError()
 }
 
 // readUsageAfterAbort reads what follows an abort for its usage. No client gets it.
@@ -303,7 +321,7 @@ func (s *streamRelay) finish() {
 	s.recordUsage(&e.usage)
 	s.result.OutputTokens = e.completionTokens()
 	switch {
-	case s.writeErr == nil && !e.aborted && (e.done || s.readErr == io.EOF && !s.isTruncated()):
+	case s.writeErr == nil && !e.aborted && !s.withheld && (e.done || s.readErr == io.EOF && !s.isTruncated()):
 		s.out.flushPending()
 		_ = s.pieces.writeUndecided()
 		s.client.extendWriteDeadline()

@@ -3,8 +3,6 @@ package proxy
 import (
 	"bytes"
 
-	"github.com/tidwall/gjson"
-
 	"warmroute/prompt"
 )
 
@@ -27,19 +25,10 @@ func (r *request) checkTransferParams(pr *prompt.Prompt) *apiError {
 }
 
 // blankTransferParams overwrites the parameters of KV transfers, which name hosts and blocks, in a complete response: an object becomes
-// null and spaces, so that the length stays. Only top-level members are overwritten: an argument of a tool may have the same name.
+// null and spaces, so that the length stays.
 func blankTransferParams(response []byte) {
-	for _, name := range prompt.TransferParamNames {
-		if !bytes.Contains(response, []byte(name)) {
-			continue
-		}
-		if v := gjson.GetBytes(response, name); v.IsObject() && len(v.Raw) >= len("null") {
-			value := response[v.Index : v.Index+len(v.Raw)]
-			for i := copy(value, "null"); i < len(value); i++ {
-				value[i] = ' '
-			}
-		}
-	}
+	var b transferParamsBlanker
+	b.blank(response)
 }
 
 // pieceWriter writes a response in pieces and flushes each.
@@ -69,7 +58,7 @@ func (w *pieceWriter) writeUndecided() error {
 	return w.client.writeAndFlush(w.blanker.undecided)
 }
 
-// transferParamsBlanker does so to a response that arrives in pieces, but at any depth. In streams the text of models and clients is in
+// transferParamsBlanker does so to a response that arrives in pieces, at any depth. The text of models and clients is in
 // strings, where no key is found, except for the tools and schemas that /v1/responses repeats. Keys are found as vLLM writes them:
 // without escapes, and followed by little white space. Not safe for concurrent use.
 type transferParamsBlanker struct {

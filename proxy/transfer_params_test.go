@@ -128,6 +128,7 @@ func TestTransferParamsRemovedFromResponses(t *testing.T) {
 		"in a text":  {"/v1/chat/completions", askWhole, withMember(whole, `"a":"\"kv_transfer_params\":{\"remote_host\":\"h\"}"`)},
 		"very long":  {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":"` + strings.Repeat("y", 2*maxBufferedResponseBytes) + `","kv_transfer_params":` + params + `}`},
 		"embeddings": {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":[],"kv_transfer_params":` + params + `}`},
+		"deeper":     {"/v1/responses", bodyFor("/v1/responses"), `{"status":"completed","output":[{"type":"message"}],"response":{"kv_transfer_params":` + params + `}}`},
 		"error":      {"/v1/chat/completions", askWhole, `{"error":{"message":"m"},"kv_transfer_params":` + params + `}`},
 	} {
 		t.Run(name, func(t *testing.T) {
