@@ -278,6 +278,7 @@ func (c *coder) prompt(p *router.Placement) {
 	wire.Number(&c.Coder, &p.Turn, prompt.TurnLater)
 	c.Uint64(&p.PromptKey)
 	c.Uint64(&p.Session)
+	c.Uint64(&p.Tenant)
 	const forkBytes = 1 + 3*4
 	forks := p.Forks[:min(len(p.Forks), maxForks)]
 	if n := c.Count(len(forks), maxForks, forkBytes); c.Reads() {

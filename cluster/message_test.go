@@ -34,7 +34,7 @@ func sampleEvents(b *backends.Backend) []router.PlacementEvent {
 			ID: 1 << 40, Backend: b, Model: "m", Adapter: "a", Blocks: []prompt.Block{1, 1 << 63, 3},
 			Forks: []prompt.Fork{{Bit: prompt.ToolsFirst, Without: 0.25, WithoutMost: 0.5, With: 1}},
 			Bytes: 1000, PromptTokens: 250, UncachedTokens: 50, Sequences: 3, MaxOutput: 77, Class: queue.Batch, TextClass: prompt.TokenIDs,
-			Turn: prompt.TurnLater, PromptKey: 5, Session: 6, Leg: router.DecodeLeg, Retry: true, Streams: true, NonGenerative: true, IsText: true, TooLong: true,
+			Turn: prompt.TurnLater, PromptKey: 5, Session: 6, Tenant: 7, Leg: router.DecodeLeg, Retry: true, Streams: true, NonGenerative: true, IsText: true, TooLong: true,
 		}},
 		{Kind: router.PlacementPrefilled, Placement: router.Placement{ID: 7}},
 		{Kind: router.PlacementEnded, Placement: router.Placement{ID: 7}, End: router.PlacementEnd{

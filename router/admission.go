@@ -68,7 +68,10 @@ func (a *admission) enqueue(f *fleet, v *decide.Fleet, t *QueuedRequest) (added 
 	}
 	t.item = queue.Item[*QueuedRequest]{
 		Value: t, Backends: fitting, Class: req.Class(), Priority: req.Priority, Tenant: req.Tenant, Bytes: req.BodyBytes,
-		Lead: f.arrivalCredit(req, v.Now), Timeouts: req.QueueTimeouts, Waited: req.Waited, Arrival: req.Arrival,
+		Timeouts: req.QueueTimeouts, Waited: req.Waited, Arrival: req.Arrival,
+	}
+	if f.isQueueEnabled() && req.Turn == prompt.TurnLater {
+		t.item.Conversation, t.item.Blocks = req.ConversationID(), req.Blocks
 	}
 	p := a.leastPrefill(f, v, t)
 	t.item.Tokens, t.item.Ahead = p.Tokens, a.timeAhead(v, req, p.Rate)
@@ -80,17 +83,6 @@ func (a *admission) enqueue(f *fleet, v *decide.Fleet, t *QueuedRequest) (added 
 		}
 	}
 	return true
-}
-
-// arrivalCredit returns by how much a request is queued as if it had arrived earlier: for as
-// long as its conversation is under way, because turns that evict each other's prefixes in turn
-// are all computed from the beginning.
-func (f *fleet) arrivalCredit(req *Request, now time.Time) time.Duration {
-	tracker := f.tracker()
-	if tracker == nil || req.Turn != prompt.TurnLater {
-		return 0
-	}
-	return min(tracker.ConversationAge(req.ConversationKey(), now), queue.MaxLead)
 }
 
 // removeWithResult removes a request from the queue, and notes in due that its result is to be delivered.

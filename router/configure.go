@@ -50,13 +50,14 @@ func New(o Options) (*Router, error) {
 	if o.Catalog == nil {
 		o.Catalog = func() *backends.Catalog { return nil }
 	}
+	q := queue.New[*QueuedRequest](now)
 	r := &Router{
 		policies: o.Policies, now: o.Now, catalog: o.Catalog, onPanic: o.OnPanic, onCacheReset: o.OnCacheReset,
 		fleet: fleet{
-			blockBytes: o.BlockBytes, pairs: (*backends.Backend).PairsWith, start: now, rand: o.Rand, index: x, estimates: estimates,
+			blockBytes: o.BlockBytes, pairs: (*backends.Backend).PairsWith, isDueBefore: q.IsDueBefore, start: now, rand: o.Rand, index: x, estimates: estimates,
 			ledger: ledger.New(o.BlockBytes, x, estimates, now),
 		},
-		admission: admission{queue: queue.New[*QueuedRequest](now), started: make(chan struct{}, 1), pauses: make(chan time.Duration, 1)},
+		admission: admission{queue: q, started: make(chan struct{}, 1), pauses: make(chan time.Duration, 1)},
 		peers:     peers{reporter: o.Reporter},
 	}
 	apply, err := r.PrepareSettings(o.Settings)

@@ -285,7 +285,7 @@ func (r *Router) ApplyPlacements(peerID uint64, events []PlacementEvent, delay t
 		r.withLock(func() {
 			now := r.now()
 			for i := range part {
-				r.peers.Apply(r.fleet.ledger, peerID, &part[i], r.fleet.peerRecorder(), now)
+				r.peers.Apply(r.fleet.ledger, peerID, &part[i], r.peerRecorder(), now)
 			}
 		})
 	}
@@ -306,7 +306,7 @@ func (r *Router) SyncPeer(peerID uint64, inFlight []Placement) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	now := r.now()
-	r.peers.Sync(r.fleet.ledger, peerID, inFlight, r.fleet.peerRecorder(), now)
+	r.peers.Sync(r.fleet.ledger, peerID, inFlight, r.peerRecorder(), now)
 	if !r.admission.isPaused(now) {
 		r.dispatch(now)
 	}

@@ -15,6 +15,7 @@ import (
 	"warmroute/router/index"
 	"warmroute/router/ledger"
 	"warmroute/router/policy"
+	"warmroute/router/queue"
 )
 
 // fleet is the backends with what is known of them, and the rule by which one is chosen.
@@ -31,6 +32,8 @@ type fleet struct {
 	scratch    scratch
 	sharing    sharing
 	pairs      func(a, b *backends.Backend) bool // see decide.Fleet
+
+	isDueBefore func(c queue.Class, tenant, other uint64, now time.Time) bool // see decide.Fleet
 }
 
 // activePolicy is the policy in use.
@@ -170,6 +173,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 	v.HasQueue = f.settings.Queue.Requests > 0
 	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.sharing.until)
 	v.Handover, v.HasPrefillReplica, v.Pairs = f.settings.Handover, false, f.pairs
+	v.IsDueBefore = f.isDueBefore
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
 	f.updateBatchLimit(v)
 	return v

@@ -6,11 +6,12 @@ import (
 
 	"warmroute/backends"
 	"warmroute/prompt"
+	"warmroute/router/queue"
 )
 
 // reserved returns how many tokens of a backend's cache are reserved for next turns.
 func reserved(r *Router, slot int, now time.Time) int {
-	return r.fleet.ledger.CountReservedForOthers(slot, 0, now)
+	return r.fleet.ledger.CountReservedForOthers(slot, queue.ConversationID{}, nil, nil, now)
 }
 
 func turnOf(req *Request, conversation uint64, turn prompt.Turn) *Request {
@@ -69,7 +70,7 @@ func TestQueuedTurnsOfOlderConversationFirst(t *testing.T) {
 	newer := submit(r, turnOf(ask(fleet, 3, blocksFor(1)), 3, prompt.TurnFirst))
 	waits(t, "the step is full", newer)
 	c.advance(time.Millisecond)
-	older := submit(r, turnOf(ask(fleet, 4, blocksFor(1.5)), 1, prompt.TurnLater))
+	older := submit(r, turnOf(ask(fleet, 1, blocksFor(1.5)), 1, prompt.TurnLater))
 	waits(t, "the step is full", older)
 	running.RecordFirstEvent()
 	sent(t, "its conversation began 20 s before the other one, which is shorter", older)

@@ -14,9 +14,13 @@ type peers struct {
 	event    PlacementEvent    // scratch of the reports
 }
 
-// peerRecorder returns what the policy records of the requests of peers.
-func (f *fleet) peerRecorder() ledger.Recorder {
-	return ledger.Recorder{Sent: f.recordPeerRequest, Tracker: f.nextTurnTracker()}
+// peerRecorder returns what is recorded of the requests of peers.
+func (r *Router) peerRecorder() ledger.Recorder {
+	sent := func(e *ledger.Entry, p *Placement, bytesPerToken float64) {
+		r.fleet.recordPeerRequest(e, p, bytesPerToken)
+		r.admission.queue.RecordPrompt(e.Conversation, p.Blocks, e.SentAt)
+	}
+	return ledger.Recorder{Sent: sent, Tracker: r.fleet.nextTurnTracker()}
 }
 
 // reportSent reports a request that was just chosen a backend for.
@@ -34,7 +38,7 @@ func (p *peers) reportSent(d *Reservation, req *Request, isRetry bool) {
 		ID: p.lastID, Backend: d.Backend, Model: req.Model, Adapter: req.Adapter, Blocks: blocks, Forks: req.Forks, Bytes: req.Bytes,
 		PromptTokens: prediction.PromptTokens, UncachedTokens: prediction.Uncached, Sequences: prediction.Sequences,
 		MaxOutput: req.MaxOutputTokens, Class: d.entry.Class, TextClass: req.TextClass,
-		Turn: req.Turn, PromptKey: req.PromptKey, Session: req.Session, Leg: d.entry.Leg,
+		Turn: req.Turn, PromptKey: req.PromptKey, Session: req.Session, Tenant: req.Tenant, Leg: d.entry.Leg,
 		Retry: isRetry, Streams: req.Streams, NonGenerative: req.NonGenerative,
 		IsText: prediction.IsText, TooLong: prediction.IsTooLong,
 	}}

@@ -125,7 +125,7 @@ func (r *Router) prepare(v *decide.Fleet, q *decide.Query, choice decide.Choice,
 		router: r, noEngine: q.NoEngine, health: f.states[b.Slot].health,
 		entry: ledger.Entry{
 			Slot: b.Slot, SentAt: v.Now, Adapter: q.Adapter, Class: q.Class(), Streams: q.Streams, NonGenerative: q.NonGenerative,
-			MaxOutputTokens: q.MaxOutputTokens, Conversation: q.ConversationKey(), Leg: leg,
+			MaxOutputTokens: q.MaxOutputTokens, Conversation: q.ConversationID(), Leg: leg,
 			Prediction: estimate.Prediction{
 				Model: q.Model, Bytes: q.Bytes, PromptTokens: seen.PromptTokens, Sequences: q.CountedSequences(),
 				MatchedBlocks: q.Matched[b.Slot], MatchedTokens: int(c.MatchedTokens), Uncached: c.UncachedTokens,
@@ -153,6 +153,7 @@ func (r *Router) prepare(v *decide.Fleet, q *decide.Query, choice decide.Choice,
 		recorder.RecordSent(seen, c)
 	}
 	r.peers.reportSent(d, q.Request, seen.Retry)
+	r.admission.queue.RecordPrompt(q.ConversationID(), q.Blocks, v.Now)
 	return d
 }
 

@@ -66,6 +66,7 @@ var scenarios = []scenario{
 	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners respond to new clients", act: openIdleConnections},
 	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the clients fails", act: trickleBodies},
 	{name: "withhold", about: "150 connections of another address send headers and no bodies: no request of the clients fails", act: withholdBodies},
+	{name: "turns", about: "two keys on a replica with room for a few requests, of which one sends few-shot prompts, one session for all, and conversations that grow: the other one gets its half", act: sendLaterTurns},
 	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
 	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
 	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drainAndUndrain},

@@ -37,7 +37,10 @@ func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 	}
 	reserved := 0.0
 	if !q.Promoted {
-		reserved = float64(f.Ledger.CountReservedForOthers(b.Slot, q.ConversationKey(), f.Now))
+		holdsBack := func(tenant uint64) bool {
+			return f.IsDueBefore == nil || f.IsDueBefore(q.Class(), tenant, q.Tenant, f.Now)
+		}
+		reserved = float64(f.Ledger.CountReservedForOthers(b.Slot, q.ConversationID(), q.Blocks, holdsBack, f.Now))
 	}
 	if b.fitsKV(q.promptTokens() + reserved) {
 		return NotBlocked

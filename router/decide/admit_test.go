@@ -8,21 +8,21 @@ import (
 	"warmroute/router/estimate"
 	"warmroute/router/ledger"
 	"warmroute/router/policy"
+	"warmroute/router/queue"
 )
 
 // lastingConversations is a policy.ConversationTracker: another turn follows each.
 type lastingConversations struct{}
 
-func (lastingConversations) ConversationAge(uint64, time.Time) time.Duration { return 0 }
-func (lastingConversations) LaterTurnProbability() float64                   { return 1 }
+func (lastingConversations) LaterTurnProbability() float64 { return 1 }
 
 var _ policy.ConversationTracker = lastingConversations{}
 
-// reserveForNextTurn reserves so many tokens of a backend for the next turn of a conversation.
-func reserveForNextTurn(f *Fleet, slot int, conversation uint64, tokens float64) {
+// reserveForNextTurn reserves so many tokens of a backend for a prompt of a conversation that continues one with these blocks.
+func reserveForNextTurn(f *Fleet, conversation queue.ConversationID, blocks []prompt.Block, tokens float64) {
 	prediction := estimate.Prediction{PromptTokens: tokens, Uncached: 16, Sequences: 1}
-	e := ledger.Entry{Slot: slot, Conversation: conversation, Prediction: prediction}
-	f.Ledger.Begin(&e, ledger.Prompt{BytesPerToken: 4}, true, f.Now)
+	e := ledger.Entry{Conversation: conversation, Prediction: prediction}
+	f.Ledger.Begin(&e, ledger.Prompt{Blocks: blocks, BytesPerToken: 4}, true, f.Now)
 	f.Ledger.End(&e, &ledger.Outcome{End: ledger.Completed}, lastingConversations{}, f.Now)
 }
 
@@ -70,23 +70,41 @@ func TestBlockedBy(t *testing.T) {
 		{"it never fits", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens = blockTokens-1, 50 }, NotBlocked},
 
 		{"tokens of another conversation are reserved", func(x fixture) {
-			reserveForNextTurn(x.Fleet, 0, 7, 500)
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, []prompt.Block{70}, 500)
 			x.b.Capacity, x.b.UsedKVTokens = 1000, 600
 		}, BlockedByNextTurns},
 		{"and it does not fit without them", func(x fixture) {
-			reserveForNextTurn(x.Fleet, 0, 7, 500)
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, []prompt.Block{70}, 500)
 			x.b.Capacity, x.b.UsedKVTokens = 1000, 1000
 		}, BlockedByKV},
-		{"tokens of its own conversation are reserved", func(x fixture) {
-			reserveForNextTurn(x.Fleet, 0, 7, 500)
+		{"tokens are reserved for the turn that it is", func(x fixture) {
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, x.Blocks, 500)
 			x.b.Capacity, x.b.UsedKVTokens, x.Session, x.Turn = 1000, 600, 7, prompt.TurnLater
 		}, NotBlocked},
+		{"of its conversation, which it does not continue", func(x fixture) {
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, []prompt.Block{70}, 500)
+			x.b.Capacity, x.b.UsedKVTokens, x.Session, x.Turn = 1000, 600, 7, prompt.TurnLater
+		}, BlockedByNextTurns},
+		{"of a conversation of the same name of another tenant", func(x fixture) {
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Tenant: 2, Key: 7}, x.Blocks, 500)
+			x.b.Capacity, x.b.UsedKVTokens, x.Session, x.Turn = 1000, 600, 7, prompt.TurnLater
+		}, BlockedByNextTurns},
+		{"of a tenant that has used more of its share", func(x fixture) {
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Tenant: 2, Key: 7}, []prompt.Block{70}, 500)
+			x.IsDueBefore = func(_ queue.Class, tenant, other uint64, _ time.Time) bool { return tenant != 2 || other != 0 }
+			x.b.Capacity, x.b.UsedKVTokens = 1000, 600
+		}, NotBlocked},
+		{"of a tenant, and another one has used more", func(x fixture) {
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Tenant: 2, Key: 7}, []prompt.Block{70}, 500)
+			x.IsDueBefore = func(_ queue.Class, tenant, other uint64, _ time.Time) bool { return tenant == 2 && other == 0 }
+			x.b.Capacity, x.b.UsedKVTokens = 1000, 600
+		}, BlockedByNextTurns},
 		{"it is promoted", func(x fixture) {
-			reserveForNextTurn(x.Fleet, 0, 7, 500)
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, []prompt.Block{70}, 500)
 			x.b.Capacity, x.b.UsedKVTokens, x.Promoted = 1000, 600, true
 		}, NotBlocked},
 		{"the time for the next turn is over", func(x fixture) {
-			reserveForNextTurn(x.Fleet, 0, 7, 500)
+			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, []prompt.Block{70}, 500)
 			x.b.Capacity, x.b.UsedKVTokens, x.Now = 1000, 600, x.Now.Add(time.Second)
 		}, NotBlocked},
 	} {

@@ -12,6 +12,7 @@ import (
 	"warmroute/router/health"
 	"warmroute/router/ledger"
 	"warmroute/router/policy"
+	"warmroute/router/queue"
 )
 
 const (
@@ -44,6 +45,8 @@ type Fleet struct {
 
 	// Pairs reports whether one backend can read the KV cache of another one.
 	Pairs func(a, b *backends.Backend) bool
+	// IsDueBefore reports whether a tenant has used no more of its share than another one; nil: none has.
+	IsDueBefore func(c queue.Class, tenant, other uint64, now time.Time) bool
 
 	BlockBytes int
 	Ledger     *ledger.Ledger      // only read

@@ -95,3 +95,8 @@ func (q *Request) Class() queue.Class { return queue.ClassOf(q.Priority) }
 func (q *Request) ConversationKey() uint64 {
 	return policy.ConversationKey(q.Session, q.PromptKey, q.Turn)
 }
+
+// ConversationID returns what identifies its conversation.
+func (q *Request) ConversationID() queue.ConversationID {
+	return queue.ConversationID{Tenant: q.Tenant, Key: q.ConversationKey()}
+}

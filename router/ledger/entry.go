@@ -30,15 +30,16 @@ type Entry struct {
 
 	Adapter         string // LoRA adapter; "": none
 	Class           queue.Class
-	Streams         bool   // its first event can be seen
-	NonGenerative   bool   // its endpoint generates no text
-	OfPeer          bool   // a peer has sent it
-	MaxOutputTokens int    // 0: not known
-	Conversation    uint64 // its key; 0: none
+	Streams         bool // its first event can be seen
+	NonGenerative   bool // its endpoint generates no text
+	OfPeer          bool // a peer has sent it
+	MaxOutputTokens int  // 0: not known
+	Conversation    queue.ConversationID
 	Leg             Leg
 
 	account   *account       // of its backend, for as long as that is in the fleet
 	blocks    []prompt.Block // of the prompt, for Rollback; nil once the prefill is over
+	head      prompt.Head    // of the prompt
 	pin       index.Pin
 	kv        kvUse
 	prefilled bool

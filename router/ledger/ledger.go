@@ -127,7 +127,8 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	if keepBlocks {
 		e.blocks = p.Blocks
 	}
-	delete(l.nextTurns, e.Conversation)
+	e.head = prompt.HeadOf(p.Blocks)
+	l.nextTurns.removeContinued(e.Conversation, p.Blocks)
 	if !e.Prediction.IsTooLong {
 		l.index.Add(&e.pin, slot, p.Blocks, e.Prediction.MatchedBlocks)
 		e.Prediction.Distance, e.Prediction.Use, e.Prediction.Reused = e.pin.ReuseDistance, e.pin.Use, e.pin.Reused
@@ -276,12 +277,13 @@ func (l *Ledger) CacheResets(slot int) uint64 { return l.accounts[slot].cacheRes
 
 // reserveForNextTurn reserves the tokens of a request, if another turn may follow.
 func (l *Ledger) reserveForNextTurn(e *Entry, outputTokens int, tracker policy.ConversationTracker, now time.Time) {
-	if tracker == nil || e.Conversation == 0 {
+	if tracker == nil || e.Conversation.Key == 0 || e.head.Len() == 0 {
 		return
 	}
 	tokens := int(e.Prediction.PromptTokens) + outputTokens
 	seconds := reservedPrefills * tracker.LaterTurnProbability() * float64(tokens) / l.estimates.PrefillRate(e.Slot)
-	l.nextTurns.reserve(e.Conversation, reservedTokens{e.Slot, tokens, now.Add(time.Duration(seconds * float64(time.Second)))}, now)
+	until := now.Add(time.Duration(seconds * float64(time.Second)))
+	l.nextTurns.reserve(e.Conversation, reservedTokens{e.Slot, tokens, until, e.head}, now)
 }
 
 // cacheInfo returns the facts about a backend's cache that the estimates need.
@@ -478,10 +480,10 @@ func (l *Ledger) CountUnusedSince(slot int, matched []prompt.Block, use uint64) 
 	return l.index.CountUnusedSince(slot, matched, use)
 }
 
-// CountReservedForOthers returns how many tokens of a backend's cache are reserved for the next
-// turns of other conversations than that of the key.
-func (l *Ledger) CountReservedForOthers(slot int, conversation uint64, now time.Time) (tokens int) {
-	return l.nextTurns.countForOthers(slot, conversation, now)
+// CountReservedForOthers returns how many tokens of a backend's cache are reserved for other turns than a prompt of a
+// conversation: for those of its tenant, and of the others for which holdsBack reports true.
+func (l *Ledger) CountReservedForOthers(slot int, id queue.ConversationID, blocks []prompt.Block, holdsBack func(tenant uint64) bool, now time.Time) (tokens int) {
+	return l.nextTurns.countForOthers(slot, id, blocks, holdsBack, now)
 }
 
 // ReserveForInteractive reserves as many of some backends for interactive requests as these need, so

@@ -89,7 +89,7 @@ func (f *fleet) beginOwn(q *request) *Entry {
 	sizes := f.estimates.TokenSizes(p.Model, p.TextClass)
 	e := &Entry{
 		SentAt: f.now, Adapter: p.Adapter, Class: p.Class, Streams: p.Streams, NonGenerative: p.NonGenerative, MaxOutputTokens: p.MaxOutput,
-		Conversation: q.conversation,
+		Conversation: queue.ConversationID{Key: q.conversation},
 		Prediction: estimate.Prediction{
 			Model: p.Model, Bytes: p.Bytes, PromptTokens: p.PromptTokens, Sequences: p.Sequences, MatchedBlocks: matched,
 			MatchedTokens: int(min(sizes.CountTokens(matched*blockBytes, nil), p.PromptTokens)), Uncached: p.UncachedTokens,
@@ -103,8 +103,7 @@ func (f *fleet) beginOwn(q *request) *Entry {
 // tracker expects another turn of each conversation.
 type tracker struct{}
 
-func (tracker) ConversationAge(uint64, time.Time) time.Duration { return 0 }
-func (tracker) LaterTurnProbability() float64                   { return 1 }
+func (tracker) LaterTurnProbability() float64 { return 1 }
 
 // outcomes are how requests end.
 var outcomes = []Outcome{
@@ -227,7 +226,7 @@ func TestAccountsReturnToZero(t *testing.T) {
 		if f.HasRecentInteractive(f.now) {
 			t.Error("interactive requests are in flight at the end")
 		}
-		if n := f.CountReservedForOthers(0, 0, f.now); n != 0 {
+		if n := f.CountReservedForOthers(0, queue.ConversationID{}, nil, nil, f.now); n != 0 {
 			t.Errorf("%d tokens are reserved for next turns after an hour", n)
 		}
 	}
@@ -406,7 +405,7 @@ func TestFiguresChangeNothing(t *testing.T) {
 		f.External(f.backends[0].Load(), f.now)
 		f.AdapterCost(0, "other", f.backends[0].Load())
 		f.CountShared(0, blocksOf(1, 10))
-		f.CountReservedForOthers(0, 0, f.now)
+		f.CountReservedForOthers(0, queue.ConversationID{}, nil, nil, f.now)
 		if !reflect.DeepEqual(*f.accounts[0], before) || !maps.Equal(f.nextTurns, turns) {
 			t.Fatalf("the account was %+v and is %+v", before, *f.accounts[0])
 		}

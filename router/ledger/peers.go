@@ -5,6 +5,7 @@ import (
 
 	"warmroute/router/estimate"
 	"warmroute/router/policy"
+	"warmroute/router/queue"
 )
 
 const (
@@ -134,9 +135,10 @@ func (p *Peers) begin(l *Ledger, from *peer, sent *Placement, r Recorder, now ti
 		bytes = int(promptTokens * sizes.BytesPerToken)
 	}
 	depth := l.match(b.Slot, sent.Blocks)
+	conversation := queue.ConversationID{Tenant: sent.Tenant, Key: policy.ConversationKey(sent.Session, sent.PromptKey, sent.Turn)}
 	q := &peerRequest{id: sent.ID, entry: Entry{
 		Slot: b.Slot, SentAt: now, OfPeer: true, Adapter: sent.Adapter, Class: sent.Class, Streams: sent.Streams, NonGenerative: sent.NonGenerative,
-		MaxOutputTokens: sent.MaxOutput, Conversation: policy.ConversationKey(sent.Session, sent.PromptKey, sent.Turn), Leg: sent.Leg,
+		MaxOutputTokens: sent.MaxOutput, Conversation: conversation, Leg: sent.Leg,
 		Prediction: estimate.Prediction{
 			Model: sent.Model, Bytes: bytes, PromptTokens: promptTokens, MatchedBlocks: depth,
 			MatchedTokens: int(min(sizes.CountTokens(depth*l.blockBytes, nil), promptTokens)), Uncached: uncached,

@@ -28,6 +28,7 @@ type Placement struct {
 	Turn      prompt.Turn
 	PromptKey uint64 // of its Request
 	Session   uint64 // likewise
+	Tenant    uint64 // likewise
 
 	Leg Leg
 

@@ -56,7 +56,6 @@ type conversations struct {
 // conversation is one that is under way.
 type conversation struct {
 	slot   int
-	began  time.Time // when its first turn was sent, or the first that is known
 	at     time.Time // of its last turn
 	tokens float64   // in the prompt of its last turn, less the shared ones
 	shared float64   // tokens that were cached at its first turn, of a system prompt for instance
@@ -82,15 +81,6 @@ func ConversationKey(session, promptKey uint64, turn prompt.Turn) uint64 {
 		return 0
 	}
 	return cmp.Or(session, promptKey)
-}
-
-// ConversationAge implements ConversationTracker.
-func (c *conversationStats) ConversationAge(key uint64, now time.Time) time.Duration {
-	v, known := c.find(key)
-	if !known {
-		return 0
-	}
-	return now.Sub(v.began)
 }
 
 // LaterTurnProbability implements ConversationTracker.
@@ -266,11 +256,8 @@ func (c *conversationStats) countTurn(r *Request, candidate *Candidate) {
 	if r.Turn == prompt.TurnFirst {
 		last.shared = candidate.MatchedTokens
 	}
-	if r.Turn == prompt.TurnFirst || !known {
-		last.began = r.Now
-	}
 	c.add(c.active, key, conversation{
-		slot: candidate.Slot, began: last.began, at: r.Now, tokens: max(0, r.PromptTokens-last.shared), shared: last.shared,
+		slot: candidate.Slot, at: r.Now, tokens: max(0, r.PromptTokens-last.shared), shared: last.shared,
 	})
 	switch {
 	case r.Retry: // the turn was recorded when it was sent first

@@ -445,25 +445,7 @@ func TestConversationMovesToRoom(t *testing.T) {
 	}
 }
 
-func TestConversationAge(t *testing.T) {
-	c := newTurns()
-	check := func(when string, key uint64, want time.Duration) {
-		t.Helper()
-		if got := c.ConversationAge(key, c.now); got != want {
-			t.Errorf("%s: %v old, want %v", when, got, want)
-		}
-	}
-	check("unknown", 1, 0)
-	c.record(prompt.TurnFirst, 1, 0)
-	c.record(prompt.TurnLater, 2, 0)
-	c.pass(3 * time.Second)
-	check("since its first turn", 1, 3*time.Second)
-	check("since the first turn that is known", 2, 3*time.Second)
-	c.record(prompt.TurnLater, 1, 1)
-	c.pass(time.Second)
-	check("the later turn changes nothing", 1, 4*time.Second)
-	c.record(prompt.TurnFirst, 1, 1)
-	check("another one begins alike", 1, 0)
+func TestConversationKey(t *testing.T) {
 	if key := ConversationKey(5, 6, prompt.TurnUnknown); key != 0 {
 		t.Errorf("key %d of a request whose turn is unknown, want 0", key)
 	}

@@ -30,9 +30,6 @@ type Forgetter interface{ ForgetBackend(slot int) }
 
 // ConversationTracker is a Policy that knows which conversations are under way.
 type ConversationTracker interface {
-	// ConversationAge returns how long ago the first turn of a conversation was sent, as far as
-	// is known; key is of ConversationKey.
-	ConversationAge(key uint64, now time.Time) time.Duration
 	// LaterTurnProbability returns how likely another turn follows one.
 	LaterTurnProbability() float64
 }

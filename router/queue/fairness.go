@@ -1,5 +1,7 @@
 package queue
 
+import "math"
+
 const (
 	maxTenants = 1024
 	// tenantParts is into how many parts the share of a tenant may be divided. The first bits of a Tenant say which.
@@ -44,6 +46,7 @@ type tenantAccount struct {
 type partAccount struct {
 	usedUntil float64 // second up to which its share is used
 	queued    int     // its requests in the queue
+	charged   float64 // seconds of its share that these were charged
 }
 
 func (f *fairness) account(c Class, tenant uint64) *tenantAccount {
@@ -79,8 +82,9 @@ func (f *fairness) refundTenant(c Class, tenant uint64, usedSeconds float64) {
 	f.part(c, tenant).usedUntil -= usedSeconds
 }
 
-func (f *fairness) addQueued(c Class, tenant uint64) {
+func (f *fairness) addQueued(c Class, tenant uint64, usedSeconds float64) {
 	t, a := f.account(c, tenant), f.part(c, tenant)
+	a.charged += usedSeconds
 	if a.queued++; a.queued == 1 {
 		if t.queued++; t.queued == 1 {
 			f.tenants[c]++
@@ -88,9 +92,11 @@ func (f *fairness) addQueued(c Class, tenant uint64) {
 	}
 }
 
-func (f *fairness) removeQueued(c Class, tenant uint64) {
+func (f *fairness) removeQueued(c Class, tenant uint64, usedSeconds float64) {
 	t, a := f.account(c, tenant), f.part(c, tenant)
+	a.charged -= usedSeconds
 	if a.queued--; a.queued == 0 {
+		a.charged = 0 // no rounding error is left
 		if t.queued--; t.queued == 0 {
 			f.tenants[c]--
 		}
@@ -130,4 +136,20 @@ func (f *fairness) hasRoom(c Class, tenant uint64, used, limit Waiting, bytes in
 	}
 	return fits(int64(limit.Count), int64(used.Count), int64(own.Count), 1) &&
 		(limit.Bytes == 0 || fits(limit.Bytes, used.Bytes, own.Bytes, int64(bytes)))
+}
+
+// earliestArrival returns the second before which no lead makes a tenant's request arrive: that up to which what the
+// tenant was served has used its share. So leads change the order of its own requests, and what the others get stays the
+// same. There is no such limit while no other tenant, or part of it, has a queued request.
+func (f *fairness) earliestArrival(c Class, tenant uint64) float64 {
+	if f.tenants[c] <= 1 && f.account(c, tenant).queued <= 1 {
+		return math.Inf(-1)
+	}
+	return f.servedUntil(c, tenant)
+}
+
+// servedUntil returns the second up to which what a tenant was served has used its share.
+func (f *fairness) servedUntil(c Class, tenant uint64) float64 {
+	a := f.part(c, tenant)
+	return a.usedUntil - a.charged
 }

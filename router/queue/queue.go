@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 )
 
 // MaxTurns is how many requests of a group get a turn in one round.
@@ -16,7 +17,7 @@ const MaxTurns = 96
 
 const (
 	ageingRate = 0.2 // seconds of prefill that a second of waiting is worth
-	// MaxLead is the maximum Lead of a request.
+	// MaxLead is by how much a turn of a conversation is served as if it had arrived earlier, at most.
 	MaxLead = time.Minute
 	// maxChecks bounds how many are checked at once: others wait for the caller's lock. The rest
 	// follows in the next round.
@@ -34,8 +35,10 @@ type Queue[T any] struct {
 
 	oldest, newest *Item[T] // by arrival, linked
 	toReorder      *Item[T] // the next one; nil: the oldest
+	delayed        int      // requests in this round; see delayLeads
 	due            itemHeap[T]
 	arrivals       uint64
+	conversations  conversations[T]
 	classes        [classCount]Waiting
 	elsewhere      [classCount]Waiting // requests that wait for something else than their turn
 
@@ -52,13 +55,16 @@ type Item[T any] struct {
 	Tenant   uint64        // a TenantID
 	Bytes    int           // of its body
 	Tokens   float64       // that it has to compute at least
-	Lead     time.Duration // by how much it is served as if it had arrived earlier; at most MaxLead
 	Ahead    time.Duration // that first come, first served would take for what is before it, about
 	Timeouts Timeouts      // none: those of the Settings
 	Waited   Waited        // with earlier waits
 	Arrival  time.Time     // of a retry, as Queue.Arrival has returned it for an earlier attempt; zero: unknown
 	Arrived  time.Time
 	Promoted bool // it has been overtaken for as long as it may be
+
+	// A later turn of a conversation has its blocks, by which it is known to continue an earlier one.
+	Conversation ConversationID
+	Blocks       []prompt.Block
 
 	group        *Group[T]
 	counted      time.Time     // up to when Waited was counted
@@ -67,11 +73,15 @@ type Item[T any] struct {
 	due          time.Time     // when its time is looked at next
 	charged      float64       // seconds of its tenant's share
 	arrival      float64       // second at which it counts as arrived
-	key          float64       // lower first, among equal priorities
-	number       uint64        // in the order of arrival
-	place        int           // in its group's rest; inFront: in front
-	duePlace     int
-	older, newer *Item[T]
+	conversation *conversation[T]
+	lead         time.Duration // by how much it is served as if it had arrived earlier, as far as its tenant's share allows
+
+	prefillSeconds float64 // that its tokens take on one backend
+	key            float64 // lower first, among equal priorities
+	number         uint64  // in the order of arrival
+	place          int     // in its group's rest; inFront: in front
+	duePlace       int
+	older, newer   *Item[T]
 }
 
 // Group is in the order of service. Only its first few are looked at one by one: they stand in a sorted slice,
@@ -128,9 +138,9 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 		it.Ahead = 0 // others go first: the share of its tenant is used, or it gives way to interactive requests
 	}
 	it.overtakeTime = it.Timeouts.maxOvertakeTime(it.Ahead)
-	it.setKey(prefillSeconds)
+	q.fairness.addQueued(it.Class, it.Tenant, it.charged)
+	q.setKey(it, prefillSeconds)
 	it.due = now // to find out whether there is an outage
-	q.fairness.addQueued(it.Class, it.Tenant)
 	q.fairness.addWaiting(it.Class, it.Tenant, 1, int64(it.Bytes))
 	if q.count == 0 {
 		q.departures.restart(now)
@@ -148,17 +158,31 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 	q.count++
 	q.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
 	q.joinGroup(it)
+	if v := q.conversations.byID[it.Conversation]; v != nil && len(it.Blocks) > 0 && len(v.queued) < maxQueuedTurns {
+		it.conversation = v
+		v.queued = append(v.queued, it)
+		q.giveLead(v, now)
+	}
 }
 
 // setKey sets the key of a request whose prefill takes so many seconds on one backend: short work first, but a
 // second of prefill is overtaken by nothing that comes 1/ageingRate seconds later. A promoted request is
 // overtaken by nothing that comes later: it has the lowest key that a request of its arrival can have.
-func (it *Item[T]) setKey(prefillSeconds float64) {
-	lead := it.Lead
-	if it.Promoted {
-		prefillSeconds, lead = 0, MaxLead
+func (q *Queue[T]) setKey(it *Item[T], prefillSeconds float64) {
+	it.prefillSeconds = prefillSeconds
+	it.key = q.keyOf(it)
+}
+
+// keyOf returns the key that a request has now: what its tenant is served delays those with a lead.
+func (q *Queue[T]) keyOf(it *Item[T]) float64 {
+	switch {
+	case it.Promoted:
+		return ageingRate * (it.arrival - MaxLead.Seconds())
+	case it.lead == 0:
+		return it.prefillSeconds + ageingRate*it.arrival
 	}
-	it.key = prefillSeconds + ageingRate*(it.arrival-lead.Seconds())
+	earliest := min(it.arrival, q.fairness.earliestArrival(it.Class, it.Tenant))
+	return it.prefillSeconds + ageingRate*max(it.arrival-it.lead.Seconds(), earliest)
 }
 
 // ReorderNext gives the next requests, at most n, the places of what their prefill takes on one backend
@@ -174,7 +198,7 @@ func (q *Queue[T]) ReorderNext(n int, prefillSeconds func(*Item[T]) float64) {
 		seconds := prefillSeconds(it)
 		it.group.removeItem(it)
 		q.limitArrival(it)
-		it.setKey(seconds)
+		q.setKey(it, seconds)
 		it.group.insertItem(it)
 	}
 }
@@ -199,6 +223,12 @@ func (q *Queue[T]) timeOf(second float64) time.Time {
 	return q.start.Add(time.Duration(second * float64(time.Second)))
 }
 
+// IsDueBefore reports whether a tenant has used no more of its share than another one, at least as much as both have by now.
+func (q *Queue[T]) IsDueBefore(c Class, tenant, other uint64, now time.Time) bool {
+	second := now.Sub(q.start).Seconds()
+	return max(second, q.fairness.servedUntil(c, tenant)) <= max(second, q.fairness.servedUntil(c, other))
+}
+
 // RefundTenant gives back what Add charged for a request that no backend was sent.
 func (q *Queue[T]) RefundTenant(it *Item[T]) {
 	q.fairness.refundTenant(it.Class, it.Tenant, it.charged)
@@ -207,7 +237,7 @@ func (q *Queue[T]) RefundTenant(it *Item[T]) {
 // Remove removes a request.
 func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 	q.departures.addDeparture(now)
-	q.fairness.removeQueued(it.Class, it.Tenant)
+	q.fairness.removeQueued(it.Class, it.Tenant, it.charged)
 	q.fairness.addWaiting(it.Class, it.Tenant, -1, -int64(it.Bytes))
 	heap.Remove(&q.due, it.duePlace)
 	if it.older != nil {
@@ -227,6 +257,27 @@ func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
 	q.count--
 	q.classes[it.Class].add(-1, -int64(it.Bytes), -it.Tokens)
 	q.removeFromGroup(it)
+	if v := it.conversation; v != nil {
+		it.conversation = nil
+		v.removeQueued(it)
+		q.giveLead(v, now)
+	}
+}
+
+// RecordPrompt records a prompt of a conversation that is sent, which its next turn continues.
+func (q *Queue[T]) RecordPrompt(id ConversationID, blocks []prompt.Block, now time.Time) {
+	if v := q.conversations.recordPrompt(id, blocks, now); v != nil {
+		q.giveLead(v, now)
+	}
+}
+
+// giveLead gives a queued turn of a conversation a lead, if none has one.
+func (q *Queue[T]) giveLead(v *conversation[T], now time.Time) {
+	if it := v.giveLead(now); it != nil {
+		it.group.removeItem(it)
+		q.setKey(it, it.prefillSeconds)
+		it.group.insertItem(it)
+	}
 }
 
 // IsFull reports whether the bounds of a class have no room for a tenant's request with such a body. Nothing that waits is
@@ -347,7 +398,7 @@ func (q *Queue[T]) ExpireNext(now time.Time, isOutage func(*Item[T]) bool) *Item
 			q.removeFromGroup(it)
 			it.Promoted = true
 			q.limitArrival(it)
-			it.setKey(0)
+			q.setKey(it, 0)
 			q.joinGroup(it)
 		}
 		it.scheduleCheck()
@@ -383,6 +434,7 @@ func (q *Queue[T]) SetBackends(it *Item[T], candidates []*backends.Backend) {
 
 // StartRound starts a round of turns.
 func (q *Queue[T]) StartRound() {
+	q.delayed = 0
 	for _, g := range q.groups {
 		g.next, g.turns = 0, 0
 	}
@@ -393,6 +445,7 @@ func (q *Queue[T]) StartRound() {
 func (q *Queue[T]) GiveNextTurn(hasRoom func(*backends.Backend, *Item[T], *Group[T]) bool) *Item[T] {
 	var first *Item[T]
 	for _, g := range q.groups {
+		q.delayLeads(g)
 		if g.next == len(g.front) || g.turns == MaxTurns || first != nil && first.isBefore(g.front[g.next]) {
 			continue
 		}
@@ -404,6 +457,21 @@ func (q *Queue[T]) GiveNextTurn(hasRoom func(*backends.Backend, *Item[T], *Group
 		first.group.turns++
 	}
 	return first
+}
+
+// delayLeads moves the requests whose turn is next to the places of their keys, at most MaxTurns of all in a round: others
+// of their tenants were served since these were set.
+func (q *Queue[T]) delayLeads(g *Group[T]) {
+	for ; g.next < len(g.front) && q.delayed < MaxTurns; q.delayed++ {
+		it := g.front[g.next]
+		key := q.keyOf(it)
+		if key <= it.key {
+			return
+		}
+		g.removeItem(it)
+		it.key = key
+		g.insertItem(it)
+	}
 }
 
 // Skip ends a request's turn for this round.

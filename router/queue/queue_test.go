@@ -395,9 +395,10 @@ func TestPromotionPrecedesLaterRequests(t *testing.T) {
 	long := &Item[int]{Value: 1, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}}
 	q.Add(long, 100, 1, false, start)
 	now := start
+	q.RecordPrompt(ConversationID{Key: 1}, chain(1, 1), start.Add(-MaxLead))
 	for now.Before(start.Add(5 * time.Minute)) {
 		now = now.Add(time.Second)
-		it := &Item[int]{Value: 2, Backends: b, Class: Normal, Lead: MaxLead}
+		it := &Item[int]{Value: 2, Backends: b, Class: Normal, Conversation: ConversationID{Key: 1}, Blocks: chain(1, 2)}
 		q.Add(it, 0, 1, false, now)
 		if q.ExpireNext(now, never) != nil {
 			t.Fatal("a request expires")
