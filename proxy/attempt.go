@@ -537,10 +537,15 @@ func formatRedirectOrigin(location string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// isEncoded reports whether a body is compressed or otherwise encoded.
+// isEncoded reports whether a body is compressed or otherwise encoded. Other values, such as utf-8 and none, are mistakes of
+// clients and intermediaries, whose bodies are plain.
 func isEncoded(h http.Header) bool {
 	for coding := range listMembers(h["Content-Encoding"]) {
-		if !strings.EqualFold(coding, "identity") {
+		name, _, _ := strings.Cut(coding, ";") // some add a parameter
+		switch strings.ToLower(strings.TrimSpace(name)) {
+		// Those registered with IANA but for identity, and others in use.
+		case "gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz", "pack200-gzip", "exi", "aes128gcm",
+			"bzip2", "x-bzip2", "lz4", "lzma", "snappy", "xz":
 			return true
 		}
 	}

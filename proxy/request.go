@@ -462,7 +462,7 @@ func (r *request) checkContentEncoding() *apiError {
 
 func contentEncodingError() *apiError {
 	return newError(http.StatusUnsupportedMediaType, codeUnsupportedEncoding,
-		"the request body has a Content-Encoding, which is not supported: send it uncompressed and without that header")
+		"the request body is compressed (Content-Encoding), which is not supported: send it uncompressed and without that header")
 }
 
 // ErrShutdown is the cause with which the contexts of requests that are in flight after

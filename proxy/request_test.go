@@ -742,7 +742,7 @@ func TestCompressedBodyRefused(t *testing.T) {
 		paths = append(paths, e.path)
 	}
 	for _, path := range paths {
-		for _, coding := range []string{"gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "gzip, identity", "identity,gzip", "unknown", `"`} {
+		for _, coding := range []string{"gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "gzip, identity", "identity,gzip", "utf-8, br", "gzip;q=1.0"} {
 			resp, answer, err := f.try(path, gzipped.String(), "Content-Encoding", coding)
 			if err != nil || resp.StatusCode != http.StatusUnsupportedMediaType || !strings.Contains(answer, "Content-Encoding") || resp.Header.Get("Accept-Encoding") != "identity" {
 				t.Errorf("%s in %s: got %v %s, %v", path, coding, resp, answer, err)
@@ -764,7 +764,7 @@ func TestCompressedBodyRefused(t *testing.T) {
 	if n := len(r.requests()); n != 0 {
 		t.Errorf("%d requests were sent", n)
 	}
-	for _, coding := range []string{"identity", "Identity", "", " , identity"} {
+	for _, coding := range []string{"identity", "Identity", "", " , identity", "utf-8", "UTF8", "none", "unknown", `"`} {
 		if resp, answer, err := f.try("/v1/chat/completions", askWhole, "Content-Encoding", coding); err != nil || resp.StatusCode != http.StatusOK {
 			t.Errorf("%q: got %v %s", coding, resp, answer)
 		}

@@ -491,6 +491,30 @@ func TestEncodedResponseRelayed(t *testing.T) {
 	}
 }
 
+// TestContentEncodingOfPlainResponse expects that a Content-Encoding which names no compression makes no response unreadable.
+func TestContentEncodingOfPlainResponse(t *testing.T) {
+	for _, coding := range []string{"utf-8", "none", "identity", "Identity, UTF-8"} {
+		f := serve(t, nil, &replica{script: func(s *session) {
+			for {
+				r, ok := s.request()
+				switch {
+				case !ok:
+					return
+				case strings.Contains(r.body, `"stream":true`):
+					s.say(strings.Replace(streamed(goodStream), "text/event-stream", "text/event-stream\r\ncontent-encoding: "+coding, 1))
+				default:
+					s.say(answered("200 OK", whole, "content-encoding: "+coding))
+				}
+			}
+		}})
+		for body, want := range map[string]string{askWhole: whole, askStream: goodStream} {
+			if resp, answer := f.post("/v1/chat/completions", body); resp.StatusCode != http.StatusOK || answer != want {
+				t.Errorf("%s: got %d %s", coding, resp.StatusCode, answer)
+			}
+		}
+	}
+}
+
 // What nobody can answer says what to look at, and shows nobody where a redirect leads.
 func TestRedirectStatus502(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("308 Permanent Redirect", "", "location: http://10.9.8.7:8000/inner"))})
