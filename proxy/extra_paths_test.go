@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -55,6 +56,63 @@ func TestExtraEndpointNumbers(t *testing.T) {
 
 func withExtraPaths(paths ...string) func(*Options) {
 	return func(o *Options) { o.ExtraPaths, o.BodyBytes = paths, 2000 }
+}
+
+// TestResponseInPieces expects that what a replica sends in pieces reaches the client as it comes: on extra paths, and elsewhere
+// if it is not JSON.
+func TestResponseInPieces(t *testing.T) {
+	for name, c := range map[string]struct{ path, contentType string }{
+		"audio on an extra path": {"/v1/audio/speech", "audio/pcm"},
+		"JSON on an extra path":  {"/v1/audio/speech", "application/json"},
+		"no type, extra path":    {"/v1/audio/speech", ""},
+		"text elsewhere":         {"/v1/chat/completions", "text/plain; charset=utf-8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			more := make(chan struct{})
+			head := "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n"
+			if c.contentType != "" {
+				head += "content-type: " + c.contentType + "\r\n"
+			}
+			r := &replica{script: func(s *session) {
+				s.request()
+				s.say(head, "\r\n", chunk("first"))
+				select {
+				case <-more:
+					s.say(chunk("second"), lastChunk)
+				case <-s.replica.over:
+				}
+			}}
+			f := serve(t, withExtraPaths("/v1/audio/speech"), r)
+			req, _ := http.NewRequest(http.MethodPost, f.url+c.path, strings.NewReader(askWhole))
+			resp, err := f.client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			first := make([]byte, len("first"))
+			if _, err := io.ReadFull(resp.Body, first); err != nil || string(first) != "first" {
+				t.Fatalf("got %q, %v", first, err)
+			}
+			close(more)
+			if rest, err := io.ReadAll(resp.Body); err != nil || string(rest) != "second" {
+				t.Errorf("then %q, %v", rest, err)
+			}
+		})
+	}
+}
+
+// TestTruncatedPieces expects that an attempt whose response ends before its first piece is repeated, and that the client of
+// one that ends later notices.
+func TestTruncatedPieces(t *testing.T) {
+	head := "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: audio/pcm\r\n\r\n"
+	f := serve(t, withExtraPaths("/v1/audio/speech"), &replica{script: once(head)}, &replica{script: always(head, chunk("all"), lastChunk)})
+	if resp, got := f.post("/v1/audio/speech", askWhole); resp.StatusCode != http.StatusOK || got != "all" {
+		t.Errorf("got %d %q", resp.StatusCode, got)
+	}
+	f = serve(t, withExtraPaths("/v1/audio/speech"), &replica{script: once(head, chunk("some"))})
+	if resp, got, err := f.try("/v1/audio/speech", askWhole); resp.StatusCode != http.StatusOK || got != "some" || err == nil {
+		t.Errorf("got %d %q, %v", resp.StatusCode, got, err)
+	}
 }
 
 func TestExtraPathsRelayed(t *testing.T) {

@@ -92,9 +92,9 @@ func (b *responseBuffers) makeRoom(buf *bytes.Buffer, n int, reserved *int64) (o
 	}
 }
 
-// read reads a response into buf, as far as it may be buffered, and returns what it has
+// read reads a response into buf, as far as it may be buffered, or only its first piece, and returns what it has
 // reserved for that and whether buf has all of the response.
-func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader) (reserved int64, complete bool, err error) {
+func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader, firstPiece bool) (reserved int64, complete bool, err error) {
 	for b.makeRoom(buf, 1, &reserved) {
 		buf.Grow(bytes.MinRead)
 		free := buf.AvailableBuffer()
@@ -102,6 +102,9 @@ func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader) (reserved int6
 		buf.Write(free[:n]) // where it lies
 		switch err {
 		case nil:
+			if firstPiece && n > 0 {
+				return reserved, false, nil
+			}
 		case io.EOF:
 			return reserved, true, nil
 		default:
@@ -111,12 +114,19 @@ func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader) (reserved int6
 	return reserved, false, nil
 }
 
+// comesInPieces reports whether a replica may send a response that is not a stream of events while it makes it, such as
+// audio. What has a Content-Length was complete before.
+func (a *attempt) comesInPieces(resp *http.Response) bool {
+	isOther := resp.Header["Content-Type"] != nil && !hasContentType(resp.Header, "application/json")
+	return resp.StatusCode < 300 && len(resp.TransferEncoding) > 0 && (a.endpoint.isExtra || isOther)
+}
+
 // relayBuffered relays a response that is not streamed. Nothing is sent to the client
-// before all of it has come, unless it is too long.
+// before all of it has come, unless it is too long or comes in pieces.
 func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure {
 	buffers := &a.proxy.buffers
 	buf := buffers.get()
-	reserved, complete, err := buffers.read(buf, resp.Body)
+	reserved, complete, err := buffers.read(buf, resp.Body, a.comesInPieces(resp))
 	defer func() {
 		buffers.release(reserved)
 		buffers.put(buf)
@@ -215,7 +225,7 @@ func contentLengthHeader(resp *http.Response, bodyBytes int) []string {
 	return []string{strconv.Itoa(bodyBytes)}
 }
 
-// relayUnbuffered relays a response that is too long to be buffered, of which head was read.
+// relayUnbuffered relays a response as it comes, of which head was read.
 func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	if f := a.commitAttempt(); f != nil {
 		return f

@@ -204,7 +204,7 @@ func (a *attempt) isPrefillRefusal(status int) bool {
 func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (member string, f *failure) {
 	buffers := &a.proxy.buffers
 	buf := buffers.get()
-	reserved, complete, err := buffers.read(buf, resp.Body)
+	reserved, complete, err := buffers.read(buf, resp.Body, false)
 	defer func() {
 		buffers.release(reserved)
 		buffers.put(buf)
