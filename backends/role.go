@@ -25,10 +25,21 @@ func ParseRole(name string) (Role, error) {
 	return RoleBoth, fmt.Errorf("unknown role %q: use both, prefill or decode", name)
 }
 
-// PairsWith reports whether one replica can read KV caches of the other, as far as both tell: they run the same version
-// of vLLM, have a connector, and keep KV in blocks of the same size and type.
-func (b *Backend) PairsWith(o *Backend) bool {
-	mine, others := b.Load(), o.Load()
-	return b.Version() != "" && b.Version() == o.Version() && mine != nil && others != nil &&
-		mine.TransfersKV && others.TransfersKV && mine.BlockSize == others.BlockSize && mine.CacheDtype == others.CacheDtype
+// KVForm is in which form a replica keeps KV caches, as far as it tells. The zero value: it does not, or has no connector.
+type KVForm struct {
+	version    string // of vLLM
+	blockSize  int
+	cacheDtype string
 }
+
+// KVForm returns the form of the replica's KV caches.
+func (b *Backend) KVForm() KVForm {
+	version, l := b.Version(), b.Load()
+	if version == "" || l == nil || !l.TransfersKV {
+		return KVForm{}
+	}
+	return KVForm{version, l.BlockSize, l.CacheDtype}
+}
+
+// PairsWith reports whether replicas with the two forms can read KV caches of each other.
+func (k KVForm) PairsWith(o KVForm) bool { return k != KVForm{} && k == o }

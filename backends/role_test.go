@@ -48,13 +48,13 @@ func TestPairsWith(t *testing.T) {
 			c.change(&changed)
 			b.SetLoad(&changed)
 		}
-		if a.PairsWith(b) != c.want || b.PairsWith(a) != c.want {
+		if a.KVForm().PairsWith(b.KVForm()) != c.want || b.KVForm().PairsWith(a.KVForm()) != c.want {
 			t.Errorf("%s: pairs: %v, want %v", name, !c.want, c.want)
 		}
 	}
 	unknown := new(Backend)
 	unknown.SetLoad(&load)
-	if unknown.PairsWith(unknown) {
+	if unknown.KVForm().PairsWith(unknown.KVForm()) {
 		t.Error("two unknown versions pair")
 	}
 }
@@ -65,7 +65,7 @@ func TestRanksHaveVersionOfTheirServer(t *testing.T) {
 	server.SetVersion("0.32.0")
 	for _, rank := range ranks {
 		rank.SetLoad(&Load{TransfersKV: true})
-		if rank.Version() != "0.32.0" || !rank.PairsWith(ranks[0]) {
+		if rank.Version() != "0.32.0" || !rank.KVForm().PairsWith(ranks[0].KVForm()) {
 			t.Errorf("%s has version %q", rank.Name, rank.Version())
 		}
 	}
@@ -152,7 +152,7 @@ func TestRollingUpdateNeverPairsTwoVersions(t *testing.T) {
 		defer stop()
 		pairedFor := func(wait time.Duration) (paired bool) {
 			for end := time.Now().Add(wait); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-				paired = list[0].State() == Ready && list[1].State() == Ready && list[0].PairsWith(list[1])
+				paired = list[0].State() == Ready && list[1].State() == Ready && list[0].KVForm().PairsWith(list[1].KVForm())
 				of, and := p.version.Load(), d.version.Load()
 				if paired && of != nil && and != nil && *of != *and {
 					t.Fatalf("%s is paired with %s", *of, *and)

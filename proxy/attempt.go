@@ -387,6 +387,7 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.outcome.PredictedTokens = a.matchedTokens
 	if a.handover != nil {
 		a.splitResult = metrics.SplitDone
+		a.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, false)
 	}
 	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill
 }

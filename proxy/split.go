@@ -89,7 +89,7 @@ func (o *handover) check(now time.Time) *failure {
 
 // canDecodeOn reports whether b can do the decode leg. A nil handover has none.
 func (o *handover) canDecodeOn(b *backends.Backend) bool {
-	return o != nil && b.Options().Role != backends.RolePrefill && b.PairsWith(o.prefill.Backend)
+	return o != nil && b.Options().Role != backends.RolePrefill && b.KVForm().PairsWith(o.prefill.Backend.KVForm())
 }
 
 // isForPrefillOnly reports whether the router has the request wait for another backend rather than be served by b.
@@ -302,6 +302,9 @@ func (a *attempt) releasePrefill() {
 func (a *attempt) adjustDecodeFailure(f *failure) {
 	if f == nil || f.done || a.handover == nil {
 		return
+	}
+	if f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isUnsuited() {
+		a.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, true)
 	}
 	f.noRetry, f.split = false, metrics.SplitDecodeFailed
 	isLate := errors.Is(f.err, errLateHandover)

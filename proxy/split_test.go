@@ -917,3 +917,38 @@ func TestDecodeReplicaFailsWhereRequestsWait(t *testing.T) {
 		}
 	})
 }
+
+// After three transfers between two replicas have failed in a row, requests are not split between them for a while.
+func TestFailingTransfersAreAvoided(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ body, leg, whole, want string }{
+		"whole":  {askWhole, answered("500 Internal Server Error", `{"error":{"message":"Internal server error"}}`), answered("200 OK", whole), whole},
+		"stream": {askStream, streamed(role, dead, doneLine), streamed(role, hello, world, stop, counted, doneLine), goodStream},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p, d := &replica{script: prefills()}, &replica{script: func(s *session) {
+				for {
+					r, ok := s.request()
+					if !ok {
+						return
+					}
+					if strings.Contains(r.body, "do_remote_prefill") {
+						s.say(c.leg)
+					} else {
+						s.say(c.whole)
+					}
+				}
+			}}
+			f := serveSplit(t, nil, []*replica{p}, []*replica{d})
+			for i := range 5 {
+				if resp, got := f.post("/v1/chat/completions", c.body); resp.StatusCode != 200 || got != c.want {
+					t.Errorf("request %d: got %d %s", i, resp.StatusCode, got)
+				}
+			}
+			if legs := len(p.requests()); legs != 3 {
+				t.Errorf("%d prefill legs, want 3", legs)
+			}
+		})
+	}
+}

@@ -8,6 +8,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/prompt"
+	"warmroute/router/decide"
 	"warmroute/router/estimate"
 	"warmroute/router/index"
 	"warmroute/router/ledger"
@@ -37,6 +38,9 @@ type Options struct {
 	// OnCacheReset is called for each backend whose cached tokens or counters show that its replica has lost its
 	// prefix cache without reporting it. nil: it is not called.
 	OnCacheReset func(*backends.Backend)
+	// OnPairAvoided is told of two replicas whose transfers of KV keep failing, so that no request is split between them
+	// for a while. nil: it is not called.
+	OnPairAvoided func(pair decide.Pair, failures int, duration time.Duration)
 }
 
 // New makes a Router for a fleet.
@@ -47,14 +51,17 @@ func New(o Options) (*Router, error) {
 	if o.OnCacheReset == nil {
 		o.OnCacheReset = func(*backends.Backend) {}
 	}
+	if o.OnPairAvoided == nil {
+		o.OnPairAvoided = func(decide.Pair, int, time.Duration) {}
+	}
 	if o.Catalog == nil {
 		o.Catalog = func() *backends.Catalog { return nil }
 	}
 	q := queue.New[*QueuedRequest](now)
 	r := &Router{
-		policies: o.Policies, now: o.Now, catalog: o.Catalog, onPanic: o.OnPanic, onCacheReset: o.OnCacheReset,
+		policies: o.Policies, now: o.Now, catalog: o.Catalog, onPanic: o.OnPanic, onCacheReset: o.OnCacheReset, onPairAvoided: o.OnPairAvoided,
 		fleet: fleet{
-			blockBytes: o.BlockBytes, pairs: (*backends.Backend).PairsWith, isDueBefore: q.IsDueBefore, start: now, rand: o.Rand, index: x, estimates: estimates,
+			blockBytes: o.BlockBytes, isDueBefore: q.IsDueBefore, start: now, rand: o.Rand, index: x, estimates: estimates,
 			ledger: ledger.New(o.BlockBytes, x, estimates, now),
 		},
 		admission: admission{queue: q, started: make(chan struct{}, 1), pauses: make(chan time.Duration, 1)},

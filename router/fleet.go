@@ -31,7 +31,7 @@ type fleet struct {
 	ledger     *ledger.Ledger
 	scratch    scratch
 	sharing    sharing
-	pairs      func(a, b *backends.Backend) bool // see decide.Fleet
+	transfers  transfers
 
 	isDueBefore func(c queue.Class, tenant, other uint64, now time.Time) bool // see decide.Fleet
 }
@@ -95,6 +95,7 @@ func (f *fleet) setBackend(slot int, b *backends.Backend) {
 // removeBackend frees the slot of a backend, and forgets all that is known of it.
 func (f *fleet) removeBackend(b *backends.Backend) {
 	f.setBackend(b.Slot, nil)
+	f.transfers.removeBackend(b)
 	f.forgetInPolicy(b.Slot)
 }
 
@@ -172,7 +173,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 	v.Now, v.Rule, v.Waiting = now, f.policy.definition, 0
 	v.HasQueue = f.settings.Queue.Requests > 0
 	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.sharing.until)
-	v.Handover, v.HasPrefillReplica, v.Pairs = f.settings.Handover, false, f.pairs
+	v.Handover, v.HasPrefillReplica, v.AvoidedPairs = f.settings.Handover, false, f.transfers.avoided
 	v.IsDueBefore = f.isDueBefore
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
 	f.updateBatchLimit(v)
@@ -194,7 +195,7 @@ func (f *fleet) addToView(s *scratch, slot int, due *callbacks) {
 	options := b.Options()
 	v.Backend, v.Slot, v.NameHash = b, slot, f.states[slot].nameHash
 	v.Weight, v.MaxInFlight, v.Claimed, v.HasRoom = weightOf(options), options.MaxInFlight, decide.Claim{}, false
-	v.Role, v.Device = options.Role, s.numberDevice(options.Device)
+	v.Role, v.KVForm, v.Device = options.Role, b.KVForm(), s.numberDevice(options.Device)
 	s.view.HasPrefillReplica = s.view.HasPrefillReplica || v.Role == backends.RolePrefill
 	v.Missing, v.Retiring, v.Load = b.MissingEndpoints(s.view.Now), b.Retiring(), b.Load()
 	v.State, v.Asleep = b.State(), v.Load != nil && v.Load.Asleep

@@ -133,7 +133,9 @@ type Router struct {
 	catalog      func() *backends.Catalog
 	onPanic      func(cause any, stack []byte) // nil: panics are not recovered
 	onCacheReset func(*backends.Backend)
-	layouts      atomic.Pointer[map[string]prompt.Layout] // by model; those that are not the default
+
+	onPairAvoided func(decide.Pair, int, time.Duration)
+	layouts       atomic.Pointer[map[string]prompt.Layout] // by model; those that are not the default
 
 	// mu guards all below: matching, choosing and reserving are one step, so that two requests arriving
 	// together cannot both see the same backend idle. It is released by unlockAndRunCallbacks.
@@ -196,6 +198,7 @@ type callbacks struct {
 	stalls      []stallNotice
 	panics      []recoveredPanic
 	cacheResets []*backends.Backend
+	avoided     []avoidedPair
 }
 
 // stallNotice is a call of a StallListener.
@@ -237,6 +240,9 @@ func (r *Router) unlockAndRunCallbacks() {
 	}
 	for _, b := range due.cacheResets {
 		r.onCacheReset(b)
+	}
+	for _, a := range due.avoided {
+		r.onPairAvoided(a.pair, a.failures, a.duration)
 	}
 }
 

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -13,7 +14,6 @@ import (
 func newPDFleet(t *testing.T) (*Router, []*backends.Backend, *clock) {
 	t.Helper()
 	r, fleet, c := newFleet(t, 3, "prefix", setRoles)
-	r.fleet.pairs = func(_, _ *backends.Backend) bool { return true }
 	return r, fleet, c
 }
 
@@ -27,6 +27,8 @@ func setRoles(o *Options) {
 			role = backends.RolePrefill
 		}
 		b.SetOptions(backends.Options{Role: role})
+		b.SetVersion("0.32.0") // so that they pair
+		b.SetLoad(&backends.Load{TransfersKV: true})
 	}
 }
 
@@ -187,7 +189,6 @@ func TestOneProbeOfDecodeReplica(t *testing.T) {
 // TestPeerLearnsFromLegs checks that a router learns of the legs of a peer's split requests what that one does.
 func TestPeerLearnsFromLegs(t *testing.T) {
 	a, b, events, fleetA, fleetB := twoPeers(t, 3, setRoles)
-	a.fleet.pairs = func(_, _ *backends.Backend) bool { return true }
 	a.fleet.settings.Handover.MinUncachedTokens = 1
 	exchange := func() { b.ApplyPlacements(peerID, events.take(b), 0) }
 	advance := func(d time.Duration) {
@@ -221,5 +222,67 @@ func TestPeerLearnsFromLegs(t *testing.T) {
 		if x, y := a.fleet.estimates.OutputTokens(slot), b.fleet.estimates.OutputTokens(slot); x != y {
 			t.Errorf("backend %d: outputs of %v tokens, and of %v by the peer", slot, x, y)
 		}
+	}
+}
+
+// Replicas whose transfers keep failing are avoided for a while, for longer after each further failure, until one succeeds.
+func TestPairWithFailingTransfersIsAvoided(t *testing.T) {
+	var told []time.Duration
+	r, fleet, c := newFleet(t, 3, "prefix", setRoles, func(o *Options) {
+		o.OnPairAvoided = func(p decide.Pair, _ int, d time.Duration) {
+			if p.Prefill != o.Backends[0] {
+				t.Errorf("%v is avoided", p)
+			}
+			told = append(told, d)
+		}
+	})
+	r.fleet.settings.Handover.MinUncachedTokens = 1
+	key := 0
+	split := func() bool {
+		key++
+		d := mustPick(t, r, askSplittable(fleet[:2], key, 500)) // the second is the only one for decode
+		if d.Prefill != nil {
+			d.Prefill.Release(Outcome{})
+		}
+		d.Release(Outcome{})
+		return d.Prefill != nil
+	}
+	fail := func() { r.RecordTransfer(fleet[0], fleet[1], true) }
+	for range minTransferFailures {
+		if !split() {
+			t.Fatal("not split")
+		}
+		fail()
+	}
+	fail() // of a request that was sent before
+	if split() || !slices.Equal(told, []time.Duration{minAvoidTimeout}) {
+		t.Fatalf("split, or told %v", told)
+	}
+	if d := mustPick(t, r, askSplittable([]*backends.Backend{fleet[0], fleet[2]}, 100, 500)); d.Prefill == nil {
+		t.Error("another pair is avoided, too")
+	}
+	c.advance(minAvoidTimeout)
+	if !split() {
+		t.Error("not split again")
+	}
+	fail()
+	if split() || !slices.Equal(told, []time.Duration{minAvoidTimeout, 2 * minAvoidTimeout}) {
+		t.Errorf("split, or told %v", told)
+	}
+	c.advance(2 * minAvoidTimeout)
+	r.RecordTransfer(fleet[0], fleet[1], false)
+	fail()
+	if !split() {
+		t.Error("one failure after a success has it avoided")
+	}
+	r.RemoveBackend(fleet[1])
+	if n := len(r.fleet.transfers.failures); n != 0 {
+		t.Errorf("%d pairs of a removed backend are remembered", n)
+	}
+	for range 10 * maxFailingPairs {
+		r.fleet.transfers.recordFailure(decide.Pair{Prefill: fleet[0], Decode: new(backends.Backend)}, c.now)
+	}
+	if n := len(r.fleet.transfers.failures); n != maxFailingPairs {
+		t.Errorf("%d pairs are remembered", n)
 	}
 }

@@ -29,7 +29,7 @@ func TestRollingUpdateOfRoles(t *testing.T) {
 	if p.Options().Role != backends.RolePrefill || d.Options().Role != backends.RoleDecode {
 		t.Errorf("the roles are %v and %v", p.Options().Role, d.Options().Role)
 	}
-	g.until("they pair", func() bool { return p.PairsWith(d) && p.Version() == "0.32.0" })
+	g.until("they pair", func() bool { return p.KVForm().PairsWith(d.KVForm()) && p.Version() == "0.32.0" })
 	for i, b := range []*backends.Backend{p, d} {
 		kills[i]()
 		g.until("it is down", func() bool { b.RequestCheck(); return b.State() == backends.Down })
@@ -38,9 +38,9 @@ func TestRollingUpdateOfRoles(t *testing.T) {
 		if b.Version() != "0.33.0" {
 			t.Errorf("%s is ready with version %q", b.Name, b.Version())
 		}
-		if i == 0 && p.PairsWith(d) {
+		if i == 0 && p.KVForm().PairsWith(d.KVForm()) {
 			t.Error("two versions pair")
 		}
 	}
-	g.until("they pair again", func() bool { return p.PairsWith(d) })
+	g.until("they pair again", func() bool { return p.KVForm().PairsWith(d.KVForm()) })
 }

@@ -30,6 +30,7 @@ import (
 	"warmroute/recovery"
 	"warmroute/registration"
 	"warmroute/router"
+	"warmroute/router/decide"
 	"warmroute/router/policy"
 	"warmroute/router/responseindex"
 	"warmroute/router/snapshot"
@@ -127,6 +128,9 @@ func New(o Options) (*Server, error) {
 		Now:           time.Now,
 		Rand:          mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64()),
 		OnPanic:       func(cause any, stack []byte) { s.reportPanic(recovery.Dispatch, cause, stack) },
+		OnPairAvoided: func(pair decide.Pair, failures int, duration time.Duration) {
+			s.log.Warn("transfers of KV keep failing, pair avoided", "prefill", pair.Prefill.Name, "decode", pair.Decode.Name, "failures", failures, "for", duration)
+		},
 		OnCacheReset: func(b *backends.Backend) {
 			s.log.Info("prefix cache reset", "backend", b.Name, "reason", "the replica no longer has tokens that it had cached")
 		},

@@ -87,7 +87,11 @@ var requestFilters = []*filter{
 		applies: func(_ *Fleet, q *Query, b *Backend) bool { return b.Missing.Has(q.Endpoint) }},
 	{name: "handover", rank: rankExcluded, description: "cannot read the KV cache of the replica that has done the prefill",
 		applies: func(f *Fleet, q *Query, b *Backend) bool {
-			return q.PrefilledOn != nil && (b.Role == backends.RolePrefill || !f.Pairs(b.Backend, q.PrefilledOn))
+			if q.PrefilledOn == nil {
+				return false
+			}
+			p := f.Find(q.PrefilledOn)
+			return p == nil || b.Role == backends.RolePrefill || !b.KVForm.PairsWith(p.KVForm)
 		}},
 	{name: "context_length", rank: rankExcluded, description: "has too short a context for the request",
 		applies: func(f *Fleet, q *Query, b *Backend) bool { return f.isTooShort(q.Request, b) }},

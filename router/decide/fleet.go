@@ -43,8 +43,7 @@ type Fleet struct {
 	Handover          HandoverSettings
 	HasPrefillReplica bool // the role of a backend in the view is backends.RolePrefill
 
-	// Pairs reports whether one backend can read the KV cache of another one.
-	Pairs func(a, b *backends.Backend) bool
+	AvoidedPairs map[Pair]time.Time // whose transfers of KV keep failing, and until when
 	// IsDueBefore reports whether a tenant has used no more of its share than another one; nil: none has.
 	IsDueBefore func(c queue.Class, tenant, other uint64, now time.Time) bool
 
@@ -54,6 +53,9 @@ type Fleet struct {
 	Links      Links               // nil: none are known
 }
 
+// Pair is two replicas, of which one reads the KV caches of the other.
+type Pair struct{ Prefill, Decode *backends.Backend }
+
 // Backend is what a decision knows of one backend.
 type Backend struct {
 	Backend *backends.Backend // nil: it is not in the view; its live state is not read
@@ -61,6 +63,7 @@ type Backend struct {
 	Availability
 
 	NameHash      uint64
+	KVForm        backends.KVForm
 	Weight        float64
 	Role          backends.Role
 	MaxInFlight   int // sequences; 0: no bound

@@ -186,7 +186,8 @@ func TestContextLengthsOfLegs(t *testing.T) {
 	} {
 		f, all := newFleet(t, 2)
 		learnTextLength(f)
-		f.Pairs, f.HasPrefillReplica = func(_, _ *backends.Backend) bool { return true }, true
+		f.HasPrefillReplica = true
+		setKVForms(f)
 		f.Handover = HandoverSettings{Lease: 30 * time.Second, MinUncachedTokens: 1, Queue: tc.waits}
 		f.Backends[0].Role, f.Backends[1].Role = backends.RolePrefill, backends.RoleDecode
 		q := newQuery(all, 200) // 12,800 tokens

@@ -59,7 +59,7 @@ func (f *Fleet) DecideSplit(q *Query, decode Choice) (s Split) {
 	s.Handover = f.Estimates.HandoverSeconds(d.Slot, decode.Candidate.UncachedTokens)
 	for _, b := range q.Backends {
 		p := f.Find(b)
-		if !f.canPrefillFor(q, p, d) {
+		if !f.canPrefillFor(q, p, d) || f.avoidsPair(p, d) {
 			continue
 		}
 		var c policy.Candidate
@@ -112,11 +112,17 @@ func (f *Fleet) hasPrefillReplica(q *Query) bool {
 
 // canPrefillFor reports whether p is a replica for prefill that can do that of a request now, for d.
 func (f *Fleet) canPrefillFor(q *Query, p, d *Backend) bool {
-	if p == nil || p.Role != backends.RolePrefill || !f.Pairs(p.Backend, d.Backend) {
+	if p == nil || p.Role != backends.RolePrefill || !p.KVForm.PairsWith(d.KVForm) {
 		return false
 	}
 	filter := f.findFilter(q, p)
 	return filter == nil || filter == &otherRoleFilter || filter.rank == rankProbe
+}
+
+// avoidsPair reports whether transfers of KV from p to d have failed so often that requests are not split between them now.
+func (f *Fleet) avoidsPair(p, d *Backend) bool {
+	until, avoided := f.AvoidedPairs[Pair{p.Backend, d.Backend}]
+	return avoided && f.Now.Before(until)
 }
 
 // hasPartner reports whether a replica for decode has one for prefill that can do that of a request now.
@@ -135,7 +141,7 @@ func (f *Fleet) hasTooShortPartners(q *Query, d *Backend) bool {
 	found := false
 	for _, b := range q.Backends {
 		p := f.Find(b)
-		if p == nil || p.Role != backends.RolePrefill || !f.Pairs(p.Backend, d.Backend) {
+		if p == nil || p.Role != backends.RolePrefill || !p.KVForm.PairsWith(d.KVForm) {
 			continue
 		}
 		if found = true; !f.exceedsLength(q.Request, p) && !f.mayBeTooShort(q, p) {

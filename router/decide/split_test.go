@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"net/url"
 	"testing"
 	"time"
 
@@ -12,10 +13,20 @@ import (
 func newPDFleet(t *testing.T) (*Fleet, []*backends.Backend) {
 	f, all := newFleet(t, 3)
 	f.Handover = HandoverSettings{Lease: 30 * time.Second}
-	f.Pairs = func(a, b *backends.Backend) bool { return true }
+	setKVForms(f)
 	f.HasPrefillReplica = true
 	f.Backends[0].Role, f.Backends[1].Role, f.Backends[2].Role = backends.RolePrefill, backends.RoleDecode, backends.RoleDecode
 	return f, all
+}
+
+// setKVForms has all replicas keep KV in the same form.
+func setKVForms(f *Fleet) {
+	b := backends.New("", &url.URL{}, "", nil)
+	b.SetVersion("0.32.0")
+	b.SetLoad(&backends.Load{TransfersKV: true})
+	for i := range f.Backends {
+		f.Backends[i].KVForm = b.KVForm()
+	}
 }
 
 func TestDecideSplit(t *testing.T) {
@@ -38,7 +49,13 @@ func TestDecideSplit(t *testing.T) {
 		{"much to do before it where its prefill would be", long, func(f *Fleet, _ *Query) { f.Backends[0].QueuedSeconds = 3600 }, SplitCheaper},
 		{"not splittable", long, func(_ *Fleet, q *Query) { q.Splittable = false }, SplitUnsplittable},
 		{"no prefill replica is up", long, func(f *Fleet, _ *Query) { f.Backends[0].State = backends.Down }, SplitNoPrefill},
-		{"none pairs with it", long, func(f *Fleet, _ *Query) { f.Pairs = func(_, _ *backends.Backend) bool { return false } }, SplitNoPrefill},
+		{"none pairs with it", long, func(f *Fleet, _ *Query) { f.Backends[0].KVForm = backends.KVForm{} }, SplitNoPrefill},
+		{"its transfers to it keep failing", long, func(f *Fleet, _ *Query) {
+			f.AvoidedPairs = map[Pair]time.Time{{f.Backends[0].Backend, f.Backends[1].Backend}: f.Now.Add(time.Second)}
+		}, SplitNoPrefill},
+		{"its transfers to it have failed", long, func(f *Fleet, _ *Query) {
+			f.AvoidedPairs = map[Pair]time.Time{{f.Backends[0].Backend, f.Backends[1].Backend}: f.Now.Add(-time.Second)}
+		}, SplitDone},
 		{"it is stalled", long, func(f *Fleet, _ *Query) { f.Backends[0].Stalled = true }, SplitNoPrefill},
 		{"it has no room", long, func(f *Fleet, _ *Query) {
 			f.Backends[0].KnownInFlight, f.Backends[0].NearlyFull, f.Backends[0].HasWaiting = 1, true, true
@@ -82,7 +99,8 @@ func TestDecideSplit(t *testing.T) {
 // TestSplitToFreePrefillReplica checks that of two the one with less to do takes the prefill, unless the other has the prompt.
 func TestSplitToFreePrefillReplica(t *testing.T) {
 	f, all := newFleet(t, 3)
-	f.Pairs, f.HasPrefillReplica = func(_, _ *backends.Backend) bool { return true }, true
+	f.HasPrefillReplica = true
+	setKVForms(f)
 	f.Handover.Lease = time.Minute
 	f.Backends[0].Role, f.Backends[1].Role, f.Backends[2].Role = backends.RolePrefill, backends.RolePrefill, backends.RoleDecode
 	f.Backends[2].KnownInFlight, f.Backends[0].QueuedSeconds = 50, 1
@@ -122,7 +140,7 @@ func TestRoleFilters(t *testing.T) {
 		}, []int{2}},
 		{"the prefill was done for one of them", func(f *Fleet, q *Query) {
 			q.PrefilledOn = f.Backends[0].Backend
-			f.Pairs = func(a, b *backends.Backend) bool { return a == f.Backends[2].Backend }
+			f.Backends[1].KVForm = backends.KVForm{}
 		}, []int{2}},
 		{"the prefill was done, and requests wait", func(f *Fleet, q *Query) {
 			f.Handover.Queue, q.PrefilledOn = true, f.Backends[0].Backend
