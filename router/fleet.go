@@ -343,7 +343,7 @@ func (f *fleet) recordPeerRequest(e *ledger.Entry, p *Placement, bytesPerToken f
 	}
 	request := policy.Request{
 		Now: e.SentAt, Blocks: p.Blocks, BlockTokens: float64(f.blockBytes) / bytesPerToken, PromptTokens: e.Prediction.PromptTokens,
-		PromptKey: p.PromptKey, Turn: p.Turn, Session: p.Session, MeanUncachedTokens: f.estimates.MeanUncachedTokens(p.Model),
+		PromptKey: p.PromptKey, Turn: p.Turn, Session: p.Session, Tenant: p.Tenant, MeanUncachedTokens: f.estimates.MeanUncachedTokens(p.Model),
 	}
 	recorder.RecordSent(&request, &policy.Candidate{
 		Slot: e.Slot, NameHash: f.states[e.Slot].nameHash, Weight: weightOf(p.Backend.Options()),

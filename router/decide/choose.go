@@ -65,7 +65,7 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 func (f *Fleet) Choose(q *Query, c *Candidates, rule policy.Policy, trace *policy.Trace) Choice {
 	c.request = policy.Request{
 		Now: f.Now, Blocks: q.Blocks, BlockTokens: float64(f.BlockBytes) / q.Sizes.BytesPerToken, PromptTokens: q.promptTokens(),
-		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0 || !q.Arrival.IsZero(), Session: q.Session,
+		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0 || !q.Arrival.IsZero(), Session: q.Session, Tenant: q.Tenant,
 		MeanOutputTokens: f.expectedOutputTokens(q, c.backends), MeanUncachedTokens: f.Estimates.MeanUncachedTokens(q.Model),
 		Waiting: float64(f.Waiting), Trace: trace,
 	}

@@ -4,9 +4,8 @@ import (
 	"cmp"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-
 	"warmroute/prompt"
+	"warmroute/router/tenantlru"
 )
 
 const (
@@ -36,8 +35,9 @@ const (
 // conversationStats has the conversations under way at the backends, and what was learned from all.
 type conversationStats struct {
 	// Those that had a turn lately, those whose next turn is overdue, and those that do not count any more but
-	// whose next turn would still say how long the pauses are; by ConversationKey. nil: none yet.
-	active, overdue, idle *simplelru.LRU[uint64, conversation]
+	// whose next turn would still say how long the pauses are; by ConversationKey. No tenant displaces those of others once it
+	// has a sixteenth. nil: none yet.
+	active, overdue, idle *tenantlru.LRU[conversation]
 	underWay              []conversations // active and overdue, by slot
 
 	turnGap  float64 // mean seconds between two turns of a conversation
@@ -83,6 +83,11 @@ func ConversationKey(session, promptKey uint64, turn prompt.Turn) uint64 {
 	return cmp.Or(session, promptKey)
 }
 
+// conversationKey identifies the request's conversation; without a Key it is not known to be one.
+func (r *Request) conversationKey() tenantlru.Key {
+	return tenantlru.Key{Tenant: r.Tenant, Key: ConversationKey(r.Session, r.PromptKey, r.Turn)}
+}
+
 // LaterTurnProbability implements ConversationTracker.
 func (c *conversationStats) LaterTurnProbability() float64 {
 	later := c.laterTurns()
@@ -110,21 +115,21 @@ func (c *conversationStats) ageConversations(now time.Time) {
 		return
 	}
 	expected := time.Duration(maxTurnGaps * c.turnGap * float64(time.Second))
-	moveOlder(c.active, now.Add(-min(max(expected, minTurnTimeout), maxConversationTimeout)), func(key uint64, v conversation) {
+	moveOlder(c.active, now.Add(-min(max(expected, minTurnTimeout), maxConversationTimeout)), func(key tenantlru.Key, v conversation) {
 		c.add(c.overdue, key, v)
 		c.ended++
 	})
-	moveOlder(c.overdue, now.Add(-min(max(expected, minConversationTimeout), maxConversationTimeout)), func(key uint64, v conversation) {
+	moveOlder(c.overdue, now.Add(-min(max(expected, minConversationTimeout), maxConversationTimeout)), func(key tenantlru.Key, v conversation) {
 		c.idle.Add(key, v)
 	})
-	moveOlder(c.idle, now.Add(-maxConversationTimeout), func(uint64, conversation) {})
+	moveOlder(c.idle, now.Add(-maxConversationTimeout), func(tenantlru.Key, conversation) {})
 }
 
 // moveOlder removes conversations whose last turn was before a time, at most maxMoves, and
 // passes them to moved.
-func moveOlder(list *simplelru.LRU[uint64, conversation], before time.Time, moved func(key uint64, v conversation)) {
+func moveOlder(list *tenantlru.LRU[conversation], before time.Time, moved func(tenantlru.Key, conversation)) {
 	for range maxMoves {
-		key, oldest, ok := list.GetOldest()
+		key, oldest, ok := list.Oldest()
 		if !ok || !oldest.at.Before(before) {
 			return
 		}
@@ -134,7 +139,7 @@ func moveOlder(list *simplelru.LRU[uint64, conversation], before time.Time, move
 }
 
 // add adds a conversation to one of the lists.
-func (c *conversationStats) add(list *simplelru.LRU[uint64, conversation], key uint64, v conversation) {
+func (c *conversationStats) add(list *tenantlru.LRU[conversation], key tenantlru.Key, v conversation) {
 	for len(c.underWay) <= v.slot {
 		c.underWay = append(c.underWay, conversations{})
 	}
@@ -142,23 +147,14 @@ func (c *conversationStats) add(list *simplelru.LRU[uint64, conversation], key u
 	list.Add(key, v)
 }
 
-// newConversationList returns an empty list that calls removed for each conversation that leaves it.
-func newConversationList(removed func(uint64, conversation)) *simplelru.LRU[uint64, conversation] {
-	list, err := simplelru.NewLRU(maxConversations, removed)
-	if err != nil {
-		panic(err) // it fails for sizes below 1 only
-	}
-	return list
-}
-
 // remove removes a conversation from the lists, and returns it as it was.
-func (c *conversationStats) remove(key uint64) (v conversation, known bool) {
-	if v, known = c.active.Peek(key); known {
+func (c *conversationStats) remove(key tenantlru.Key) (v conversation, known bool) {
+	if v, known = c.active.Find(key); known {
 		c.active.Remove(key)
 		return v, true
 	}
-	for _, list := range []*simplelru.LRU[uint64, conversation]{c.overdue, c.idle} {
-		if v, known = list.Peek(key); known {
+	for _, list := range []*tenantlru.LRU[conversation]{c.overdue, c.idle} {
+		if v, known = list.Find(key); known {
 			list.Remove(key)
 			c.ended = max(0, c.ended-1) // it had not
 			return v, true
@@ -168,12 +164,12 @@ func (c *conversationStats) remove(key uint64) (v conversation, known bool) {
 }
 
 // find returns a conversation under way.
-func (c *conversationStats) find(key uint64) (v conversation, known bool) {
+func (c *conversationStats) find(key tenantlru.Key) (v conversation, known bool) {
 	if c.active == nil {
 		return conversation{}, false
 	}
-	if v, known = c.active.Peek(key); !known {
-		v, known = c.overdue.Peek(key)
+	if v, known = c.active.Find(key); !known {
+		v, known = c.overdue.Find(key)
 	}
 	return v, known
 }
@@ -206,7 +202,7 @@ type futureTurns struct {
 // expectFutureTurns returns what is expected of the turns after a request.
 func (c *conversationStats) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
 	f := futureTurns{conversationStats: c, request: r}
-	if key := ConversationKey(r.Session, r.PromptKey, r.Turn); key != 0 {
+	if key := r.conversationKey(); key.Key != 0 {
 		f.turns, f.spare = c.laterTurns(), c.spareShare(candidates)
 		f.counted, f.isCounted = c.find(key)
 	}
@@ -243,13 +239,14 @@ func (f *futureTurns) overflow(c *Candidate) (tokens float64) {
 
 // countTurn counts a turn that is sent to a candidate.
 func (c *conversationStats) countTurn(r *Request, candidate *Candidate) {
-	key := ConversationKey(r.Session, r.PromptKey, r.Turn)
-	if key == 0 {
+	key := r.conversationKey()
+	if key.Key == 0 {
 		return
 	}
 	if c.active == nil {
-		uncount := func(_ uint64, v conversation) { c.underWay[v.slot].remove(&v) }
-		c.active, c.overdue, c.idle = newConversationList(uncount), newConversationList(uncount), newConversationList(nil)
+		uncount := func(_ tenantlru.Key, v conversation) { c.underWay[v.slot].remove(&v) }
+		c.active, c.overdue = tenantlru.New(maxConversations, uncount), tenantlru.New(maxConversations, uncount)
+		c.idle = tenantlru.New[conversation](maxConversations, nil)
 	}
 	c.ageConversations(r.Now)
 	last, known := c.remove(key)
@@ -280,9 +277,9 @@ func (c *conversationStats) ForgetBackend(slot int) {
 	if c.active == nil {
 		return
 	}
-	for _, list := range []*simplelru.LRU[uint64, conversation]{c.active, c.overdue, c.idle} {
-		for _, key := range list.Keys() {
-			if v, _ := list.Peek(key); v.slot == slot {
+	for _, list := range []*tenantlru.LRU[conversation]{c.active, c.overdue, c.idle} {
+		for key, v := range list.All() {
+			if v.slot == slot {
 				list.Remove(key)
 			}
 		}

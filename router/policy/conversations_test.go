@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"warmroute/prompt"
+	"warmroute/router/tenantlru"
 )
 
 // turns records turns of conversations in a test.
@@ -103,6 +104,17 @@ func TestSessionIdentifiesConversation(t *testing.T) {
 	c.expectCounts(t, "three sessions with one first message", 3)
 	c.countTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
 	c.expectCounts(t, "the next turn of one is at another backend", 2, 1)
+}
+
+// TestTenantsConversations sends turns of two tenants with one session and one first message.
+func TestTenantsConversations(t *testing.T) {
+	c := newTurns()
+	for tenant := range uint64(2) {
+		c.countTurn(&Request{Now: c.now, Session: 1, PromptKey: 9, Tenant: tenant, Turn: prompt.TurnFirst}, &Candidate{})
+	}
+	c.expectCounts(t, "two tenants with one session", 2)
+	c.countTurn(&Request{Now: c.now, Session: 1, Tenant: 1, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
+	c.expectCounts(t, "the next turn of one is at another backend", 1, 1)
 }
 
 // TestTurnTimeout waits for the next turn of users who take longer or shorter between two turns.
@@ -212,7 +224,7 @@ func TestConversationsAreBounded(t *testing.T) {
 		begin(key)
 	}
 	c.expectCounts(t, "active", maxConversations/2, maxConversations/2)
-	if _, known := c.active.Peek(100); known {
+	if _, known := c.active.Find(tenantlru.Key{Key: 100}); known {
 		t.Error("the oldest ones are kept")
 	}
 	passUntilOverdue := func() {

@@ -55,6 +55,7 @@ type Request struct {
 	Turn         prompt.Turn
 	Retry        bool   // it was sent to another backend before
 	Session      uint64 // hash of the session's name; 0: none
+	Tenant       uint64 // whose conversations have nothing in common with those of others
 
 	Waiting            float64 // requests in the admission queue
 	MeanOutputTokens   float64 // L̂: mean length of outputs; 0 before the first

@@ -1,17 +1,15 @@
 package queue
 
 import (
-	"container/list"
 	"slices"
 	"time"
 
 	"warmroute/prompt"
+	"warmroute/router/tenantlru"
 )
 
 const (
 	maxConversations = 1 << 16
-	// maxTenantConversations is how many conversations of one tenant may take the place of others'.
-	maxTenantConversations = maxConversations / 16
 	// maxHeads is how many ends of prompts are known of a conversation. Subagents take turns in one.
 	maxHeads = 8
 	// maxQueuedTurns is how many queued requests of a conversation may have a lead, one after the other.
@@ -27,21 +25,17 @@ type ConversationID struct {
 }
 
 // conversations are those under way, by the ends of the prompts that were sent. They tell a turn that continues an earlier one
-// from a prompt that only names the same session, or begins with the same message. The least recently used one is forgotten:
-// one of the same tenant, if that has many. The zero value is empty.
+// from a prompt that only names the same session, or begins with the same message. No tenant displaces those of others once it
+// has a sixteenth.
 type conversations[T any] struct {
-	byID     map[ConversationID]*conversation[T]
-	recent   list.List             // of *conversation[T], the one used last in front
-	byTenant map[uint64]*list.List // likewise
+	byID *tenantlru.LRU[*conversation[T]] // nil: none yet
 }
 
 // conversation is one of conversations. It may outlive its place there.
 type conversation[T any] struct {
-	id              ConversationID
-	heads           []promptHead // the one used last at the end
-	queued          []*Item[T]   // its later turns, by arrival
-	leading         *Item[T]     // the one of these that has a lead
-	place, ofTenant *list.Element
+	heads   []promptHead // the one used last at the end
+	queued  []*Item[T]   // its later turns, by arrival
+	leading *Item[T]     // the one of these that has a lead
 }
 
 // promptHead is the end of a prompt that was sent.
@@ -105,43 +99,25 @@ func (v *conversation[T]) removeQueued(it *Item[T]) {
 	}
 }
 
-// findOrAdd returns a conversation, which is the one used last from now on.
-func (c *conversations[T]) findOrAdd(id ConversationID) *conversation[T] {
-	if v := c.byID[id]; v != nil {
-		c.recent.MoveToFront(v.place)
-		c.byTenant[id.Tenant].MoveToFront(v.ofTenant)
-		return v
-	}
+// find returns a conversation; nil if it is not known.
+func (c *conversations[T]) find(id ConversationID) *conversation[T] {
 	if c.byID == nil {
-		c.byID, c.byTenant = map[ConversationID]*conversation[T]{}, map[uint64]*list.List{}
+		return nil
 	}
-	if len(c.byID) >= maxConversations {
-		c.remove(c.leastRecent(id.Tenant))
-	}
-	own := c.byTenant[id.Tenant]
-	if own == nil {
-		own = list.New()
-		c.byTenant[id.Tenant] = own
-	}
-	v := &conversation[T]{id: id}
-	v.place, v.ofTenant = c.recent.PushFront(v), own.PushFront(v)
-	c.byID[id] = v
+	v, _ := c.byID.Find(tenantlru.Key(id))
 	return v
 }
 
-// leastRecent returns the conversation in whose place one of a tenant is added.
-func (c *conversations[T]) leastRecent(tenant uint64) *conversation[T] {
-	if own := c.byTenant[tenant]; own != nil && own.Len() >= maxTenantConversations {
-		return own.Back().Value.(*conversation[T])
+// findOrAdd returns a conversation, which is the one used last from now on.
+func (c *conversations[T]) findOrAdd(id ConversationID) *conversation[T] {
+	v := c.find(id)
+	switch {
+	case c.byID == nil:
+		c.byID = tenantlru.New[*conversation[T]](maxConversations, nil)
+		fallthrough
+	case v == nil:
+		v = &conversation[T]{}
 	}
-	return c.recent.Back().Value.(*conversation[T])
-}
-
-func (c *conversations[T]) remove(v *conversation[T]) {
-	delete(c.byID, v.id)
-	c.recent.Remove(v.place)
-	own := c.byTenant[v.id.Tenant]
-	if own.Remove(v.ofTenant); own.Len() == 0 {
-		delete(c.byTenant, v.id.Tenant)
-	}
+	c.byID.Add(tenantlru.Key(id), v)
+	return v
 }

@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -96,7 +95,7 @@ func TestOneLeadOfConversation(t *testing.T) {
 	}
 	q.Remove(third, now)
 	expect("all have left")
-	if v := q.conversations.byID[id]; v.leading != nil || len(v.queued) != 0 {
+	if v := q.conversations.find(id); v.leading != nil || len(v.queued) != 0 {
 		t.Errorf("%v leads of %d", v.leading, len(v.queued))
 	}
 
@@ -115,13 +114,13 @@ func TestQueuedTurnsAreBounded(t *testing.T) {
 	for i := range 2 * maxQueuedTurns {
 		items = append(items, addTurn(q, i, id, chain(1, 12), start))
 	}
-	if n := len(q.conversations.byID[id].queued); n != maxQueuedTurns {
+	if n := len(q.conversations.find(id).queued); n != maxQueuedTurns {
 		t.Errorf("%d turns of a conversation may have a lead, want %d", n, maxQueuedTurns)
 	}
 	for _, it := range items {
 		q.Remove(it, start)
 	}
-	if n := len(q.conversations.byID[id].queued); n != 0 {
+	if n := len(q.conversations.find(id).queued); n != 0 {
 		t.Errorf("%d turns are left", n)
 	}
 }
@@ -200,52 +199,14 @@ func TestLoneTenantHasWholeLead(t *testing.T) {
 	}
 }
 
-// TestConversationsOfTenants has two tenants with few conversations, and one that begins more than are kept.
-func TestConversationsOfTenants(t *testing.T) {
+// TestConversationsAreBounded has a tenant begin more conversations than are kept beside another one's.
+func TestConversationsAreBounded(t *testing.T) {
 	var c conversations[int]
-	knows := func(tenant, key uint64) bool { return c.byID[ConversationID{tenant, key}] != nil }
-	add := func(tenant, key uint64) { c.recordPrompt(ConversationID{tenant, key}, chain(key, 1), start) }
-	for key := range uint64(100) {
-		add(1, key+1)
-		add(2, key+1)
+	c.recordPrompt(ConversationID{1, 1}, chain(1, 1), start)
+	for key := range uint64(maxConversations) {
+		c.recordPrompt(ConversationID{2, key + 1}, chain(1, 1), start)
 	}
-	for key := range uint64(2 * maxConversations) {
-		add(3, key+1)
-	}
-	for key := range uint64(100) {
-		if !knows(1, key+1) || !knows(2, key+1) {
-			t.Fatalf("conversation %d of another tenant is forgotten", key+1)
-		}
-	}
-	if n := len(c.byID); n != maxConversations || c.recent.Len() != n {
-		t.Errorf("%d conversations are kept, want %d", n, maxConversations)
-	}
-	if knows(3, 1) || !knows(3, 2*maxConversations) {
-		t.Error("the tenant's oldest conversation is kept, or its newest is not")
-	}
-	add(1, 1)
-	add(4, 1)
-	if !knows(4, 1) || knows(2, 1) || !knows(1, 1) {
-		t.Error("a new tenant's conversation did not take the place of the one that was not used for longest")
-	}
-}
-
-// TestConversationsStayConsistent adds conversations of many tenants at random.
-func TestConversationsStayConsistent(t *testing.T) {
-	var c conversations[int]
-	random := rand.New(rand.NewPCG(1, 1))
-	for range 4 * maxConversations {
-		tenant := uint64(random.ExpFloat64() * 20)
-		c.recordPrompt(ConversationID{tenant, 1 + random.Uint64N(1<<15)}, chain(1, 1), start)
-	}
-	sum := 0
-	for tenant, own := range c.byTenant {
-		if own.Len() == 0 {
-			t.Errorf("tenant %d has an empty list", tenant)
-		}
-		sum += own.Len()
-	}
-	if n := len(c.byID); n > maxConversations || n != c.recent.Len() || n != sum {
-		t.Errorf("%d conversations, %d in their order, %d of tenants", n, c.recent.Len(), sum)
+	if n := c.byID.Len(); n != maxConversations || c.find(ConversationID{1, 1}) == nil || c.find(ConversationID{2, 1}) != nil {
+		t.Errorf("%d conversations, or the other tenant's is displaced", n)
 	}
 }

@@ -158,7 +158,7 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 	q.count++
 	q.classes[it.Class].add(1, int64(it.Bytes), it.Tokens)
 	q.joinGroup(it)
-	if v := q.conversations.byID[it.Conversation]; v != nil && len(it.Blocks) > 0 && len(v.queued) < maxQueuedTurns {
+	if v := q.conversations.find(it.Conversation); v != nil && len(it.Blocks) > 0 && len(v.queued) < maxQueuedTurns {
 		it.conversation = v
 		v.queued = append(v.queued, it)
 		q.giveLead(v, now)
