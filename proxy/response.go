@@ -190,8 +190,9 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 
 // checkBuffered returns the failure that a complete response is, or nil.
 func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
+	end := endOfResponse(a.endpoint.format, body)
 	switch {
-	case isAbortedResponse(a.endpoint.format, body):
+	case end == vllm.EndAborted, end == vllm.EndUnexplained && a.awaitDown():
 		return a.recordReplicaAbort()
 	case !isFramed(resp) && hasContentType(resp.Header, "application/json") && !json.Valid(body):
 		return a.classifyOrEndRequest(errTruncated)
@@ -445,17 +446,44 @@ func (a *attempt) recordReplicaAbort() *failure {
 	}
 }
 
-// isAbortedResponse reports whether the engine aborted a complete response.
-func isAbortedResponse(f format, body []byte) bool {
+// endOfResponse returns how a complete response ended.
+func endOfResponse(f format, body []byte) vllm.ResponseEnd {
 	switch f {
 	case chatFormat, completionFormat, tokensFormat:
-		return vllm.HasAbortedChoice(body)
+		if vllm.HasAbortedChoice(body) {
+			return vllm.EndAborted
+		}
 	case responsesFormat:
-		return vllm.IsAbortedResponse(gjson.ParseBytes(body))
+		return vllm.EndOfResponse(gjson.ParseBytes(body))
 	case messagesFormat:
-		return vllm.IsAbortedMessage(body)
+		return vllm.EndOfMessage(body)
 	}
-	return false
+	return vllm.EndExplained
+}
+
+// unexplainedEndTimeout bounds the wait for the health checks of a replica whose response ended without a reason.
+const unexplainedEndTimeout = 50 * time.Millisecond
+
+// awaitDown has the health of the attempt's backend checked, and reports whether it is down within unexplainedEndTimeout, until
+// when it blocks: a response without a reason for its end was aborted then, else it is complete.
+func (a *attempt) awaitDown() bool {
+	b := a.decision.Backend
+	a.proxy.recheckHealth(b)
+	timer := time.NewTimer(unexplainedEndTimeout)
+	defer timer.Stop()
+	for {
+		changed := a.proxy.registry.StateChanged() // before looking
+		if b.State() == backends.Down {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return false
+		case <-a.context.Done():
+			return false
+		}
+	}
 }
 
 // keepBody makes body that of the response, if there is memory for it.

@@ -21,6 +21,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/backends/vllm"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 	"warmroute/prompt"
@@ -585,7 +586,9 @@ func FuzzBufferedResponse(f *testing.F) {
 	asked.AppendBlocks(nil, "m", 256) // what a reply's blocks follow
 	f.Fuzz(func(t *testing.T, body string, kind byte) {
 		shape := format(kind) % 7
-		if isAbortedResponse(shape, []byte(body)) && !strings.Contains(body, "abort") {
+		vllm.IsEmptyCompletion([]byte(body))
+		vllm.IsFailedResponse([]byte(body))
+		if endOfResponse(shape, []byte(body)) == vllm.EndAborted && shape.hasChoices() && !strings.Contains(body, "abort") {
 			t.Error("an abort that is not there")
 		}
 		var u tokenUsage

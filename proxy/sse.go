@@ -37,6 +37,7 @@ type eventScanner struct {
 	content     bool   // an event carried content, reasoning or a tool call
 	finished    bool   // an event had a reason for the end, other than an abort
 	aborted     bool   // the engine aborted the response
+	unexplained bool   // the last event has come without a reason for the end: the engine may have aborted the response
 	abortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
 	done        bool   // the last event has come
 	errorEvent  []byte // the first error event's data
@@ -226,7 +227,7 @@ func (s *eventScanner) scanLine(line []byte) {
 	default:
 		s.scanEvent(data)
 	}
-	if (s.format == responsesFormat || s.format == storedFormat) && !s.aborted {
+	if (s.format == responsesFormat || s.format == storedFormat) && !s.aborted && !s.unexplained {
 		s.countSequence(data)
 	}
 }
@@ -260,9 +261,9 @@ func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 	}
 	// Quotes in a text are escaped, so this is none.
 	if bytes.Contains(tail, []byte(`"status":"cancelled"`)) {
-		s.markAborted()
+		s.markUnexplained()
 	}
-	s.done, s.finished = true, !s.aborted
+	s.done, s.finished = true, !s.aborted && !s.unexplained
 	if _, object, found := bytes.Cut(tail, []byte(`"usage":`)); found {
 		s.usage.parse(gjson.ParseBytes(object), s.format)
 	}
@@ -285,6 +286,13 @@ func (s *eventScanner) beginsLongError() bool {
 func (s *eventScanner) markAborted() {
 	if !s.aborted {
 		s.aborted, s.abortOffset = true, s.eventOffset
+	}
+}
+
+// markUnexplained records that the current event ends the response without a reason.
+func (s *eventScanner) markUnexplained() {
+	if !s.aborted && !s.unexplained {
+		s.unexplained, s.abortOffset = true, s.eventOffset
 	}
 }
 
@@ -422,18 +430,24 @@ func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 		s.message.zeroTokens = gjson.GetBytes(data, "usage.output_tokens").Raw == "0"
 	case "message_stop":
 		s.done = true
-		if s.message.hasDelta && (!s.message.hasStopReason || s.message.zeroTokens && !s.content) {
+		switch {
+		case s.message.hasDelta && s.message.zeroTokens && !s.content:
 			s.markAborted()
-		} else {
+		case s.message.hasDelta && !s.message.hasStopReason:
+			s.markUnexplained()
+		default:
 			s.finished = true
 		}
 	default:
 		switch {
 		case endsResponse(kind):
 			s.done = true
-			if vllm.IsAbortedResponse(gjson.GetBytes(data, "response")) {
+			switch vllm.EndOfResponse(gjson.GetBytes(data, "response")) {
+			case vllm.EndAborted:
 				s.markAborted()
-			} else {
+			case vllm.EndUnexplained:
+				s.markUnexplained()
+			default:
 				s.finished = true
 			}
 		case strings.HasSuffix(kind, ".delta"), kind == "content_block_delta":

@@ -14,6 +14,7 @@ func TestEventScanner(t *testing.T) {
 	type found struct {
 		events                          int
 		content, finished, aborted, end bool
+		unexplained                     bool
 		failed                          int // status; 0: none
 		usage                           tokenUsage
 	}
@@ -64,7 +65,7 @@ func TestEventScanner(t *testing.T) {
 		{"response is cancelled", responsesFormat, `data: {"type":"response.completed","response":{"status":"cancelled"}}` + "\n\n", found{events: 1, aborted: true, end: true}},
 		{"response of no token", responsesFormat, `data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, aborted: true, end: true, usage: tokenUsage{true, false, 7, 0, 0}}},
 		{"long response", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true, usage: tokenUsage{true, false, 7, 0, 2}}},
-		{"long response, cancelled", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, aborted: true, end: true}},
+		{"long response, cancelled", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, unexplained: true, end: true}},
 		{"long event of a response", responsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*maxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
 		{"response fails", responsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{end: true, failed: 500}},
 		{"response fails before output", responsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}` + "\n\n", found{end: true, failed: 500}},
@@ -74,7 +75,7 @@ func TestEventScanner(t *testing.T) {
 		{"message", messagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: tokenUsage{true, true, 0, 4, 2}}},
 		{"message fails", messagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 503}},
 		{"message ends", messagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
-		{"message is aborted", messagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, aborted: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
+		{"message is aborted", messagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, unexplained: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
 		{"message of no token", messagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: tokenUsage{known: true}}},
 		{"message whose reason comes late", messagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
 		{"error: null", chatFormat, strings.Replace(hello, "{", `{"error":null,`, 1) + strings.Replace(hello, "{", `{"error": null,`, 1), found{events: 2, content: true}},
@@ -92,7 +93,7 @@ func TestEventScanner(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := eventScanner{format: c.format}
 			s.scan([]byte(c.stream))
-			got := found{s.events, s.content, s.finished, s.aborted, s.done, 0, s.usage}
+			got := found{s.events, s.content, s.finished, s.aborted, s.done, s.unexplained, 0, s.usage}
 			if s.errorEvent != nil {
 				got.failed = s.errorEventStatus()
 			}

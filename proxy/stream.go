@@ -151,6 +151,7 @@ func (s *streamRelay) checkBeginning() *failure {
 	if f := s.checkResponseID(e.responseID); f != nil {
 		return f
 	}
+	s.explainEnd()
 	switch {
 	case e.errorEvent != nil && s.quotesHandover(e.errorEventStatus(), e.errorEvent, true):
 		return s.newQuoteFailure(e.errorEventStatus())
@@ -166,6 +167,16 @@ func (s *streamRelay) checkBeginning() *failure {
 		return s.classifyOrEndRequest(errTruncated)
 	}
 	return s.classifyOrEndRequest(s.readErr)
+}
+
+// explainEnd decides whether a response that has ended without a reason was aborted. It may block.
+func (s *streamRelay) explainEnd() {
+	e := &s.events
+	if !e.unexplained {
+		return
+	}
+	e.unexplained, e.aborted = false, s.awaitDown()
+	e.finished = !e.aborted
 }
 
 // checkErrorEvent is checkBeginning for a stream that began with an error event. It means what a response with its status does.
@@ -252,6 +263,7 @@ func (s *streamRelay) relayChunks() {
 		case e.events > before: // a comment is the server's and no sign of its engine
 			s.decision.RecordOutput()
 		}
+		s.explainEnd()
 		if e.aborted {
 			if s.writeErr = s.out.writeAllButLast(n, e.scannedBytes-e.abortOffset); s.writeErr == nil && s.readErr == nil {
 				s.readUsageAfterAbort(s.out.freeSpace())
@@ -318,6 +330,7 @@ func (s *streamRelay) recordFirstToken() {
 func (s *streamRelay) finish() {
 	e := &s.events
 	s.scanLastLine()
+	s.explainEnd()
 	s.recordUsage(&e.usage)
 	s.result.OutputTokens = e.completionTokens()
 	switch {

@@ -401,7 +401,8 @@ func TestRetryAfterAbortedResponse(t *testing.T) {
 				if c.stream {
 					ask, want, good = api.ask+`,"stream":true}`, stream, streamed(stream)
 				}
-				f := serve(t, nil, &replica{script: always(c.says)}, &replica{script: always(good)})
+				var f *fleet
+				f = serve(t, downAtCheck(&f), &replica{script: always(c.says)}, &replica{script: always(good)})
 				resp, answer := f.post(api.path, ask)
 				if resp.StatusCode != http.StatusOK || answer != want || resp.Header.Get("X-Warmroute-Backend") != "r1" {
 					t.Errorf("got %d from %q: %q, want the second replica's %q", resp.StatusCode, resp.Header.Get("X-Warmroute-Backend"), answer, want)
@@ -431,9 +432,14 @@ func TestAbortAfterContentSendsErrorEvent(t *testing.T) {
 		} {
 			t.Run(api.name+", "+name, func(t *testing.T) {
 				t.Parallel()
-				relayed, suspected := make(chan struct{}), make(chan string, 1)
+				relayed, suspected := make(chan struct{}), make(chan string, 10)
 				other := &replica{script: always(streamed(golden(t, api.name+"-stream")))}
-				f := serve(t, func(o *Options) { o.RecheckHealth = suspects(suspected) }, &replica{script: func(s *session) {
+				var f *fleet
+				f = serve(t, func(o *Options) {
+					downAtCheck(&f)(o)
+					check := o.RecheckHealth
+					o.RecheckHealth = func(b *backends.Backend) { check(b); suspected <- b.Name }
+				}, &replica{script: func(s *session) {
 					s.request()
 					s.say(sseHead, chunk(head))
 					<-relayed
@@ -462,6 +468,58 @@ func TestAbortAfterContentSendsErrorEvent(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// downAtCheck makes the health check of the first backend find it down.
+func downAtCheck(f **fleet) func(*Options) {
+	return func(o *Options) {
+		o.RecheckHealth = func(b *backends.Backend) {
+			if b == (*f).backends[0] {
+				b.SetState(backends.Down)
+			}
+		}
+	}
+}
+
+// A response that ends without a reason, as one by a repetition on /v1/messages, is relayed as sent while its replica passes its checks.
+func TestUnexplainedEndRelayed(t *testing.T) {
+	t.Parallel()
+	begin := messagesBegin(`{"input_tokens":4,"output_tokens":0}`)
+	message := `{"id":"c","type":"message","role":"assistant","content":[{"type":"text","text":"no no no no"}],"model":"m","stop_reason":null,"usage":{"input_tokens":4,"output_tokens":4}}`
+	noToken := `{"id":"c","type":"message","role":"assistant","content":[],"model":"m","stop_reason":null,"usage":{"input_tokens":4,"output_tokens":0}}`
+	stream := begin + messagesContent + messagesEnd("null", `{"output_tokens":4}`)
+	responses := cancelled(golden(t, "abort-responses"))
+	responseStream := strings.Join(abortedStream(t, "responses"), "")
+	for name, c := range map[string]struct {
+		path, body, says, want string
+		down                   bool
+	}{
+		"message":            {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", message), message, false},
+		"stream":             {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(stream), stream, false},
+		"stream, by event":   {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(strings.SplitAfter(stream, "\n\n")...), stream, false},
+		"stream, no end":     {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(strings.TrimSuffix(stream, "\n\n")), strings.TrimSuffix(stream, "\n\n"), false},
+		"response":           {"/v1/responses", `{"model":"m","input":"x"}`, answered("200 OK", responses), responses, false},
+		"response stream":    {"/v1/responses", `{"model":"m","input":"x","stream":true}`, streamed(responseStream), responseStream, false},
+		"message, down":      {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", message), "second", true},
+		"no token":           {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", noToken), "second", false},
+		"no token in stream": {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(begin + messagesEnd("null", `{"output_tokens":0}`)), "second", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var f *fleet
+			change := func(*Options) {}
+			if c.down {
+				change = downAtCheck(&f)
+			}
+			f = serve(t, change, &replica{script: always(c.says)}, &replica{script: always(answered("200 OK", "second"))})
+			if _, got := f.post(c.path, c.body); got != c.want {
+				t.Errorf("got %.1000q, want %.1000q", got, c.want)
+			}
+			if c.want != "second" {
+				f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r0"} 0`)
+			}
+		})
 	}
 }
 
@@ -516,7 +574,8 @@ func TestLongCancelledResponseSendsErrorEvent(t *testing.T) {
 		events := abortedStream(t, "responses")
 		n := len(events) - 1
 		events[n] = strings.Replace(events[n], `"text":"`, `"text":"`+strings.Repeat("x", size), 1)
-		f := serve(t, nil, &replica{script: always(streamed(events...))})
+		var f *fleet
+		f = serve(t, downAtCheck(&f), &replica{script: always(streamed(events...))})
 		_, answer := f.post("/v1/responses", apis[2].ask+`,"stream":true}`)
 		all := strings.Join(events, "")
 		rest, ok := strings.CutPrefix(answer, all)

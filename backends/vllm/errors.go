@@ -245,17 +245,34 @@ func HasAbortedChoice(body []byte) bool {
 	return found
 }
 
-// IsAbortedResponse reports whether the engine aborted an object of /v1/responses, as far as vLLM
-// tells: by its status where the model is gpt-oss, else only where it aborted before the first
-// token, since nothing else makes a response of none. Any other aborted response looks complete.
-func IsAbortedResponse(response gjson.Result) bool {
+// ResponseEnd is what a complete response says about its end.
+type ResponseEnd int
+
+const (
+	// EndExplained has a reason, other than an abort.
+	EndExplained ResponseEnd = iota
+	// EndUnexplained has none, or one that vLLM also has for other ends: the engine may have aborted the response.
+	EndUnexplained
+	// EndAborted is that of a response which the engine aborted.
+	EndAborted
+)
+
+// EndOfResponse returns how an object of /v1/responses ended. vLLM marks an abort only where the model is gpt-oss, by the status, or
+// where no token came. Any other aborted response looks complete.
+func EndOfResponse(response gjson.Result) ResponseEnd {
+	hasOutput := response.Get("output.0").Exists()
 	switch response.Get("status").Str {
 	case "cancelled":
-		return true
+		if hasOutput {
+			return EndUnexplained
+		}
+		return EndAborted
 	case "completed", "incomplete":
-		return response.Get("usage.output_tokens").Raw == "0" && response.Get("output.#").Raw == "0"
+		if response.Get("usage.output_tokens").Raw == "0" && response.Get("output").IsArray() && !hasOutput {
+			return EndAborted
+		}
 	}
-	return false
+	return EndExplained
 }
 
 // IsFailedResponse reports whether a complete object of /v1/responses has failed without output, and not by an error of the request.
@@ -283,8 +300,14 @@ func IsResponseNotFound(body []byte) bool {
 	return gjson.GetBytes(body, "error.param").Str == "response_id"
 }
 
-// IsAbortedMessage reports whether the engine aborted a complete Anthropic
-// message: it has no stop_reason then.
-func IsAbortedMessage(body []byte) bool {
-	return gjson.GetBytes(body, "type").Str == "message" && gjson.GetBytes(body, "stop_reason").Type != gjson.String
+// EndOfMessage returns how a complete Anthropic message ended. It has no stop_reason if the engine aborted it, and if it ended for a
+// reason that vLLM has no name for there, as a repetition.
+func EndOfMessage(body []byte) ResponseEnd {
+	switch {
+	case gjson.GetBytes(body, "type").Str != "message" || gjson.GetBytes(body, "stop_reason").Type == gjson.String:
+		return EndExplained
+	case gjson.GetBytes(body, "usage.output_tokens").Raw == "0":
+		return EndAborted
+	}
+	return EndUnexplained
 }
