@@ -90,7 +90,11 @@ type attempt struct {
 func (r *request) tryBackend(d *router.Reservation) *failure {
 	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
-	defer a.recordAndReleaseDecision()
+	defer func() {
+		if a.background == nil { // else it is released when the response is complete
+			a.recordAndReleaseDecision()
+		}
+	}()
 	if r.history.sent++; r.history.sent == 1 {
 		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
 	}

@@ -177,6 +177,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		f.client.CloseIdleConnections()
 		f.awaitIdle()
 		server.Shutdown(ctx)
+		f.proxy.Close()
 		stop()
 		running.Wait()
 	})

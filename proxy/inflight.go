@@ -78,6 +78,7 @@ type inFlightEntry struct {
 	uploading         bool            // its body is being read, which a read deadline ends
 	uploadInterrupted bool            // by such a deadline
 	context           *attemptContext // of its latest attempt, cancelled with the request; nil: it has not come so far
+	inBackground      bool            // it has its response, and its connection may be another request's
 	model, key        string
 	backend           *backends.Backend
 	matched           int
@@ -147,6 +148,18 @@ func (a *Activity) beginQueuedPhase(x *request) {
 		x.context.cancel(errCancelled)
 	}
 	s.mu.Unlock()
+}
+
+// beginBackgroundPhase records that the client has its response, which the replica has yet to generate.
+func (a *Activity) beginBackgroundPhase(x *request) {
+	p := &x.inFlight
+	s := a.shard(p.number)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.inBackground, p.context = true, x.background.context
+	if p.cancelled.Load() {
+		p.context.cancel(errCancelled)
+	}
 }
 
 func (a *Activity) recordAttemptAndDecision(x *request, d *router.Reservation) {
@@ -279,6 +292,9 @@ func (p *inFlightEntry) cancelLocked() {
 	}
 	if p.context != nil {
 		p.context.cancel(errCancelled)
+	}
+	if p.inBackground {
+		return
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(cancelGrace)) // it may be waiting for a client that does not read
 }

@@ -76,8 +76,9 @@ type Proxy struct {
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
 
-	retries   retryBudget
-	responses storedResponses
+	retries    retryBudget
+	responses  storedResponses
+	background *backgroundResponses
 
 	recheckHealth    func(*backends.Backend)
 	outOfDescriptors func(error)
@@ -118,7 +119,7 @@ type pools struct {
 // Activity returns what operators see of the requests.
 func (p *Proxy) Activity() *Activity { return p.activity }
 
-// New makes a Proxy. It starts nothing.
+// New makes a Proxy. It starts nothing. Close ends what requests have started.
 func New(o Options) *Proxy {
 	p := &Proxy{
 		registry:   o.Registry,
@@ -131,6 +132,7 @@ func New(o Options) *Proxy {
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
 		buffers:    responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
 		responses:  storedResponses{o.Responses, make(chan struct{}, maxSearches)},
+		background: newBackgroundResponses(),
 
 		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors, panics: o.Panics,
 		observers: observers{

@@ -43,6 +43,8 @@ type request struct {
 	queueKeepalive queueKeepalive
 	inFlight       inFlightEntry // what operators see of it
 
+	background *backgroundAttempt // whose response its replica generates after it has responded; nil: none
+
 	caller
 	summary
 }
@@ -80,7 +82,15 @@ const maxPooledBlocks = 8 << 10
 func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWriter, r *http.Request) {
 	x := p.beginRequest(e, w, r)
 	x.input.stored.refersTo = responseID
-	defer x.finish()
+	defer func() {
+		if x.background == nil {
+			x.finish()
+			return
+		}
+		x.releaseInput()
+		p.activity.beginBackgroundPhase(x)
+		p.background.start(x.background.follow)
+	}()
 	if apiErr := x.admit(); apiErr != nil {
 		if x.isCancelled() {
 			apiErr = x.recordProxyEnd()
@@ -158,7 +168,7 @@ func (r *request) endInFlight() {
 	r.finished = true
 	r.proxy.inFlight.Add(-1)
 	r.proxy.activity.remove(&r.inFlight)
-	if r.isCancelled() && r.settings.WriteIdle == 0 { // then the next response sets no write deadline
+	if r.isCancelled() && r.settings.WriteIdle == 0 && r.background == nil { // then the next response sets no write deadline
 		_ = r.client.conn.SetWriteDeadline(time.Time{})
 	}
 	r.lease.Release(r.promptTokens, r.completionTokens)

@@ -170,6 +170,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 		}
 		a.recordBodyUsage(buf.Bytes())
 		a.rememberBody(buf.Bytes())
+		a.beginBackground(buf.Bytes())
 	}
 	if ok {
 		a.result.End = router.Completed

@@ -46,6 +46,7 @@ type eventScanner struct {
 	nextSequence int64 // the sequence_number after that of the last event, of those before an abort; 0: none had one
 
 	responseID string // as the first events name it; "": unknown
+	background bool   // the replica goes on with the response if nobody reads it, as these events say
 	usage      tokenUsage
 	message    messageEnd
 }
@@ -466,6 +467,7 @@ func precedesOutput(eventType string) bool {
 func (s *eventScanner) readResponseID(data []byte) {
 	if s.responseID == "" {
 		s.responseID = readEventID(data)
+		s.background = s.format == responsesFormat && gjson.GetBytes(data, "response.background").Bool()
 	}
 }
 

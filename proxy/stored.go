@@ -260,12 +260,9 @@ func (s *streamRelay) rememberResponse() {
 
 // remember remembers that the attempt's backend holds the response to a request, whose id is the client's.
 func (a *attempt) remember(in *storedInput, responseID string) {
-	if in.chosenIDAt > 0 && responseID == in.chosenID {
-		responseID = in.scope + responseID
-	}
 	e := responseindex.Entry{Backend: a.decision.Backend.Address()}
 	if a.account != nil {
 		e.Owner = a.account.Name
 	}
-	a.proxy.responses.Add(responseID, e)
+	a.proxy.responses.Add(a.replicaResponseID(in, responseID), e)
 }

@@ -66,8 +66,8 @@ type streamRelay struct {
 func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	a.startReplyHashing()
 	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.endpoint.format, reply: a.reply}}
+	stored, maxTokens := a.input.stored, a.input.request.MaxOutputTokens // input may be released before the end of the stream
 	if a.endpoint.format == responsesFormat && !a.input.stored.unstored {
-		stored := a.input.stored // input may be released before the end of the stream
 		s.unsaved = &stored
 	}
 	s.pieces = pieceWriter{client: &a.client, passThrough: a.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
@@ -83,12 +83,14 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	}
 	a.proxy.buffers.put(buffered)
 	a.proxy.buffers.release(reserved)
-	if f != nil {
-		return f
+	if f == nil {
+		s.relayChunks()
+		s.finish()
 	}
-	s.relayChunks()
-	s.finish()
-	return nil
+	if s.result.End == router.ClientDisconnected && s.events.background {
+		a.beginFollowing(a.replicaResponseID(&stored, s.events.responseID), maxTokens)
+	}
+	return f
 }
 
 // readAndCommit reads the beginning of the stream into buffered, and commits the attempt unless it is a failure.

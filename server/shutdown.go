@@ -107,6 +107,7 @@ func (s *Server) shutDownServers(deadline context.Context) error {
 		defer cancel()
 		s.listeners.public.server.Shutdown(grace)
 	}
+	s.proxy.Close()
 	if admin := s.listeners.admin; admin != nil {
 		timeout, cancel := context.WithTimeout(context.Background(), adminShutdownTimeout)
 		defer cancel()

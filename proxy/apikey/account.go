@@ -129,6 +129,18 @@ func (l *Lease) ChargePrompt(tokens int) *LimitError {
 	return nil
 }
 
+// ChargeOutput charges tokens that may be generated after the response to a request. Release charges the difference.
+func (l *Lease) ChargeOutput(tokens int) {
+	if l.account == nil || l.account.tokens == nil {
+		return
+	}
+	a := l.account
+	tokens = min(max(tokens, 0), MaxTokens)
+	charge(a.tokens, time.Now(), tokens*a.sharing.chargeFactor())
+	a.addUnreported(0, tokens)
+	l.charged += tokens
+}
+
 // ChargeTokenize charges the bytes of a request that a replica only tokenizes. As with ChargePrompt, one above the bytes of a
 // minute needs a full bucket. Proxies do not tell each other of these: each assumes that the others charge as much.
 func (l *Lease) ChargeTokenize(bytes int) *LimitError {
