@@ -30,6 +30,7 @@ type RecordingHeader struct {
 type RecordedBackend struct {
 	Ready    bool       `json:"ready"`
 	Device   string     `json:"device,omitempty"` // that it shares with other backends
+	Role     string     `json:"role,omitempty"`   // "prefill" or "decode"; absent: both
 	KVTokens int        `json:"kv_tokens"`        // size of its cache, as reported and learned; 0: unknown
 	Step     step.Model `json:"step"`             // as learned
 	Models   []uint64   `json:"models"`           // numbers of those in the recording that it serves
@@ -88,7 +89,7 @@ func (h *Handler) recordingHeader(recent *recorder.Recent) RecordingHeader {
 		}
 		learned := &estimates[b.Slot]
 		backend := RecordedBackend{
-			Ready: h.Router.Status(b).Condition.State == router.Ready, Device: b.Options().Device, Step: learned.Step, Models: []uint64{},
+			Ready: h.Router.Status(b).Condition.State == router.Ready, Device: b.Options().Device, Role: roleName(b), Step: learned.Step, Models: []uint64{},
 		}
 		if l := b.Load(); l != nil {
 			backend.KVTokens = int(float64(l.CacheTokens) * learned.CapacityFactor)

@@ -195,7 +195,7 @@ func (o *replayOptions) everydayFlags() *pflag.FlagSet {
 	f.StringVar(&o.config, "config", "", "read the settings of routing, slo and poll from configuration `FILE`")
 	f.DurationVar(&o.slo, "slo", 0, "keep the time to first token below `DURATION` (default: slo.ttft)")
 	f.IntVar(&o.backends, "backends", 8, "number `N` of simulated replicas (with --from: as many as are ready)")
-	f.IntVar(&o.prefills, "prefill", 0, "let `N` of the replicas be for prefill; the policy prefix"+withRoles+", which is added, uses them so, others as if each did both")
+	f.IntVar(&o.prefills, "prefill", 0, "let `N` of the replicas be for prefill (with --from: as the proxy's are); the policy prefix"+withRoles+", which is added, uses them so, others as if each did both")
 	f.IntVar(&o.decodes, "decode", 0, "let `N` of the replicas be for decode (default --backends: --prefill plus --decode)")
 	f.StringVar(&o.split, "split", "cost", "which `REQUESTS` are split between these: always, never, or cost, as the router decides")
 	f.IntVar(&o.kvTokens, "kv-tokens", 0, "size of each replica's KV cache, `N` tokens (default 1,536,000; chats 153,600; --from: as reported)")
@@ -290,7 +290,7 @@ func (o *replayOptions) resolvePolicies(flags *pflag.FlagSet) error {
 	seen := make(map[string]bool)
 	for _, name := range o.policies {
 		switch {
-		case usesRoles(name) && !o.hasRoles():
+		case usesRoles(name) && !o.hasRoles() && o.from == "":
 			return fmt.Errorf("--policy: %s requires --prefill and --decode", name)
 		case !slices.Contains(known, strings.TrimSuffix(strings.TrimSuffix(name, withRoles), policy.WithQueue)) || name == replay.Pooled+withRoles:
 			if described := policies.All().DescribeUnknown(name); described != "" {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"warmroute/admin"
+	"warmroute/backends"
 	"warmroute/cli"
 	"warmroute/config"
 	"warmroute/lab/replay"
@@ -67,7 +68,9 @@ func parseLiveTraffic(r io.Reader) (*liveTraffic, error) {
 
 // liveFleet is a simulated fleet like that of a running proxy.
 type liveFleet struct {
-	backends []admin.RecordedBackend // that are ready; all if none is
+	backends []admin.RecordedBackend // that are ready; all if none is; those for prefill come first, then those for decode
+	prefills int                     // of them, for prefill
+	decodes  int                     // for decode
 	kvTokens int                     // of each, the mean; 0: unknown
 	typical  admin.RecordedBackend   // the one with the median prefill rate
 	speeds   []float64               // relative to typical
@@ -85,7 +88,11 @@ func newLiveFleet(all []admin.RecordedBackend) (*liveFleet, error) {
 	if len(ready) == 0 || len(ready) > maxReplayBackends {
 		return nil, fmt.Errorf("the proxy has %d backends, expected 1 to %d", len(ready), maxReplayBackends)
 	}
-	f := &liveFleet{backends: ready}
+	f := &liveFleet{}
+	if err := f.setBackends(ready); err != nil {
+		return nil, err
+	}
+	ready = f.backends
 	byRate := slices.Clone(ready)
 	slices.SortStableFunc(byRate, func(a, b admin.RecordedBackend) int { return cmp.Compare(a.Step.Rate, b.Step.Rate) })
 	f.typical = byRate[len(byRate)/2]
@@ -110,6 +117,21 @@ func newLiveFleet(all []admin.RecordedBackend) (*liveFleet, error) {
 	f.kvTokens /= max(1, known)
 	f.divideByModel()
 	return f, nil
+}
+
+// setBackends sets the backends, in the order of their roles that a replay.Scenario has.
+func (f *liveFleet) setBackends(list []admin.RecordedBackend) error {
+	byRole := map[backends.Role][]admin.RecordedBackend{}
+	for i, b := range list {
+		role, err := backends.ParseRole(b.Role)
+		if err != nil {
+			return fmt.Errorf("backend %d: %w", i, err)
+		}
+		byRole[role] = append(byRole[role], b)
+	}
+	f.prefills, f.decodes = len(byRole[backends.RolePrefill]), len(byRole[backends.RoleDecode])
+	f.backends = slices.Concat(byRole[backends.RolePrefill], byRole[backends.RoleDecode], byRole[backends.RoleBoth])
+	return nil
 }
 
 // divideByModel sets modelOf and groupOf: backends that serve a model in common, or are connected by such ones, are one
@@ -189,6 +211,9 @@ func (t *liveTraffic) describe(f *liveFleet, s *replay.Scenario) string {
 	fmt.Fprintf(&b, "%d requests of %v until %s, on %d simulated replicas", len(requests), span.Round(time.Second), t.header.Now.Format("15:04:05 MST"), s.Backends)
 	if n := len(t.header.Backends) - len(f.backends); n > 0 {
 		fmt.Fprintf(&b, " (%d more are not ready)", n)
+	}
+	if f.prefills > 0 && s.Backends == len(f.backends) {
+		fmt.Fprintf(&b, ", %d of them for prefill and %d for decode,", f.prefills, f.decodes)
 	}
 	if s.KVTokens > 0 {
 		fmt.Fprintf(&b, " with %d tokens of KV cache each", s.KVTokens)

@@ -17,13 +17,14 @@ import (
 	"warmroute/router/step"
 )
 
-// TestReplayFromRunningProxy sends chats through a proxy with its default settings, and replays them.
-func TestReplayFromRunningProxy(t *testing.T) {
+// serveRecordedChats sends chats through a proxy with its default settings in front of two replicas, and returns it.
+func serveRecordedChats(t *testing.T, o *demoOptions) *demoFleet {
+	t.Helper()
 	serving, stop := context.WithCancel(t.Context())
 	var servers sync.WaitGroup
-	defer servers.Wait()
-	defer stop()
-	setup := (&demoOptions{backends: 2}).setup()
+	t.Cleanup(servers.Wait)
+	t.Cleanup(stop)
+	setup := o.setup()
 	f, err := setup.startReplicasAndProxy(testConfigs(), 1, 2, "127.0.0.1:0", "127.0.0.1:0", func(serve func(context.Context) error) {
 		servers.Go(func() {
 			if err := serve(serving); err != nil {
@@ -40,7 +41,22 @@ func TestReplayFromRunningProxy(t *testing.T) {
 	load, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	f.runChats(load, demoChats(2))
+	return f
+}
 
+// A fleet with roles is replayed with them.
+func TestReplayFromProxyWithRoles(t *testing.T) {
+	f := serveRecordedChats(t, &demoOptions{backends: 2, pd: true})
+	status, out, errs := execute(t.Context(), t, "replay", "--from", f.adminURL, "--policy", "least-load")
+	want := `on 2 simulated replicas, 1 of them for prefill and 1 for decode, with(?s:.*)\n +prefix\+roles .*\n +least-load `
+	if status != 0 || errs != "" || !regexp.MustCompile(want).MatchString(out) {
+		t.Errorf("status %d, %s\n%s", status, errs, out)
+	}
+}
+
+// TestReplayFromRunningProxy sends chats through a proxy with its default settings, and replays them.
+func TestReplayFromRunningProxy(t *testing.T) {
+	f := serveRecordedChats(t, &demoOptions{backends: 2})
 	for _, c := range []struct{ args, want string }{
 		{"", `^\d+ requests of \ds until \S+ \S+, on 2 simulated replicas with 32000 tokens of KV cache each\.\n` +
 			`Their steps take what the proxy has learned: \d+ prompt tokens a second, \S+ ms for a step\.\n` +
@@ -113,6 +129,18 @@ func TestNewLiveFleet(t *testing.T) {
 		} else if got := fmt.Sprint(f.kvTokens, f.speeds, f.devices, f.modelOf); got != c.want {
 			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
 		}
+	}
+	withRole := func(role string, rate float64) admin.RecordedBackend {
+		b := backend(true, rate, 1, "", 0)
+		b.Role = role
+		return b
+	}
+	f, err := newLiveFleet([]admin.RecordedBackend{withRole("", 1), withRole("decode", 1), withRole("prefill", 2), withRole("decode", 1)})
+	if err != nil || f.prefills != 1 || f.decodes != 2 || fmt.Sprint(f.speeds) != "[2 1 1 1]" {
+		t.Errorf("with roles: %+v, %v", f, err)
+	}
+	if _, err := newLiveFleet([]admin.RecordedBackend{withRole("draft", 1)}); err == nil {
+		t.Error("no error for an unknown role")
 	}
 	if f, _ := newLiveFleet([]admin.RecordedBackend{backend(true, 1, 1, "", 5, 6), backend(true, 1, 1, "", 7)}); !reflect.DeepEqual(f.groupOf, map[uint64]int{5: 0, 6: 0, 7: 1}) {
 		t.Errorf("groups %v", f.groupOf)

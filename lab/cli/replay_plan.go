@@ -42,6 +42,10 @@ func (o *replayOptions) loadPlan(ctx context.Context, configs config.Loader, isS
 		}
 		if !isSet("backends") {
 			o.backends = len(fleet.backends)
+			o.useRolesOf(fleet, isSet)
+		}
+		if !o.hasRoles() && slices.ContainsFunc(o.policies, usesRoles) {
+			return nil, fmt.Errorf("--policy: a policy with %s requires --prefill and --decode: the proxy has no replicas for prefill", withRoles)
 		}
 		if fleet.servesSeveralModels() && !isSet("backends") {
 			traffic.trace.AssignModels(fleet.groupOf)
@@ -117,6 +121,17 @@ func (o *replayOptions) loadPlan(ctx context.Context, configs config.Loader, isS
 		}
 	}
 	return p, nil
+}
+
+// useRolesOf gives the replicas the roles of those of a running proxy, unless flags give them some.
+func (o *replayOptions) useRolesOf(f *liveFleet, isSet func(flag string) bool) {
+	if f.prefills == 0 || isSet("prefill") || isSet("decode") {
+		return
+	}
+	o.prefills, o.decodes = f.prefills, f.decodes
+	if !slices.ContainsFunc(o.policies, usesRoles) {
+		o.policies = append([]string{"prefix" + withRoles}, o.policies...)
+	}
 }
 
 // fleetSpeeds repeats --speeds over the fleet.
