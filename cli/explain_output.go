@@ -20,7 +20,7 @@ import (
 
 const (
 	explainColumns    = 96 // text is wrapped here, and a longer row's note gets its own line
-	maxBackendName    = 20 // characters of a backend's name in the table
+	maxBackendName    = 20  // characters of a backend's name in the table
 	minExponentNumber = 1e12
 )
 
@@ -38,17 +38,28 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	if slices.ContainsFunc(list, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
 		score = "COST"
 	}
-	rows := [][]string{{"", "BACKEND", "MATCHED", "UNCACHED", "QUEUED", "IN-FLIGHT", "KV", "TOKENS/S", "TTFT", score, ""}}
+	rows := [][]string{{"", "BACKEND", "MATCHED", "UNCACHED", "IN-FLIGHT", "KV", "TOKENS/S", "WAIT", "STEP", "TTFT", score, ""}}
 	for _, b := range list {
 		rows = append(rows, formatBackendRow(&b, b.Candidate && b.Name == e.Choice))
 	}
 	writeAlignedColumns(&s, rows)
 	meanings := writeLowestCosts(&s, list)
-	writeSteps(&s, list)
-	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. QUEUED: "+
-		"tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token in seconds.", estimate.MinUncachedTokens)
-	if len(meanings) > 0 {
+	hasSteps := writeSteps(&s, list)
+	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. "+
+		"IN-FLIGHT: sequences on it. KV: use of its cache, as last reported. TOKENS/S: at which UNCACHED are computed. WAIT: seconds "+
+		"before that, for what is computed before them, an adapter to load and room in the cache. STEP: seconds that the steps and "+
+		"the network take beside that. TTFT: predicted seconds to the first token, WAIT + UNCACHED / TOKENS/S + STEP.",
+		estimate.MinUncachedTokens)
+	switch {
+	case len(meanings) > 0:
 		legend += " COST: the sum of its terms, in seconds. " + strings.Join(meanings, " ")
+	case e.ScoreIs != "" && e.HighestWins:
+		legend += " " + score + ": " + stripUnprintable(e.ScoreIs) + "; the highest wins."
+	case e.ScoreIs != "":
+		legend += " " + score + ": " + stripUnprintable(e.ScoreIs) + "; the lowest wins."
+	}
+	if hasSteps {
+		legend += " STEP of a backend: what a step of its engine takes at least, and for what is computed in it."
 	}
 	for _, text := range []string{stripUnprintable(e.Sentence), legend} {
 		s.WriteString("\n" + strings.Join(wrapWords(text, explainColumns), "\n") + "\n")
@@ -91,19 +102,22 @@ func writeLowestCosts(s *strings.Builder, bestFirst []router.BackendExplanation)
 	return meanings
 }
 
-// writeSteps writes how long the steps of the first backends take, a line for each that differs from the one before.
-func writeSteps(s *strings.Builder, bestFirst []router.BackendExplanation) {
+// writeSteps writes how long the steps of the first backends take, a line for each that differs from the one before. It
+// reports whether there is one.
+func writeSteps(s *strings.Builder, bestFirst []router.BackendExplanation) (written bool) {
 	var last step.Model
 	for n, b := range bestFirst {
 		if n == maxCostLines || !b.Candidate {
-			return
+			break
 		}
 		if m := b.Step; m != last {
+			written = true
 			fmt.Fprintf(s, "STEP of %s: %.3g ms, %.3g µs a sequence, %.3g ns a token of context, 1 s for %s prompt tokens\n",
 				truncate(stripUnprintable(b.Name), maxBackendName), 1e3*m.Base, 1e6*m.Sequence, 1e9*m.Context, formatIntegerWithCommas(m.Rate))
 		}
 		last = b.Step
 	}
+	return written
 }
 
 // backendsBestFirst returns the backends: the choice, the other candidates from best to worst, and the others.
@@ -151,8 +165,9 @@ func formatBackendRow(b *router.BackendExplanation, chosen bool) []string {
 		note = "must load the adapter"
 	}
 	return []string{
-		mark, truncate(stripUnprintable(b.Name), maxBackendName), formatIntegerWithCommas(b.MatchedTokens), formatIntegerWithCommas(b.UncachedTokens), formatIntegerWithCommas(b.QueuedTokens),
-		formatIntegerWithCommas(b.InFlight), kv, formatIntegerWithCommas(b.PrefillRate), formatDecimal(b.TTFTSeconds, 3), score, note,
+		mark, truncate(stripUnprintable(b.Name), maxBackendName), formatIntegerWithCommas(b.MatchedTokens), formatIntegerWithCommas(b.UncachedTokens),
+		formatIntegerWithCommas(b.InFlight), kv, formatIntegerWithCommas(b.PrefillRate),
+		formatDecimal(b.WaitSeconds, 3), formatDecimal(b.StepSeconds, 3), formatDecimal(b.TTFTSeconds, 3), score, note,
 	}
 }
 
@@ -177,7 +192,7 @@ func writeAlignedColumns(s *strings.Builder, rows [][]string) {
 			}
 		}
 		cells, note := line.String(), row[last]
-		if utf8.RuneCountInString(cells+note) > explainColumns {
+		if note != "" && utf8.RuneCountInString(cells+note) > explainColumns {
 			cells, note = strings.TrimRight(cells, " ")+"\n", "    "+note
 		}
 		s.WriteString(strings.TrimRight(cells+note, " ") + "\n")

@@ -86,20 +86,20 @@ func TestExplainTable(t *testing.T) {
 	e := &proxy.Explanation{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
-			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterSeconds: 0.25, TTFTSeconds: 0.264, Score: score(0.264), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Seconds: 0.227}, {Name: "later turns", Seconds: 0.037}}, Step: step.Default()},
-			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, TTFTSeconds: 5.145},
-			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, TTFTSeconds: 0.016, Score: score(0.016), Weight: 2, Terms: []policy.Term{{Name: "prefill", Seconds: 0.016}, {Name: "delay", Seconds: 0.016}}, Step: step.Default(), Queued: "its prefill queue is full"},
+			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterSeconds: 0.25, WaitSeconds: 0.25, StepSeconds: 0.01, TTFTSeconds: 0.524, Score: score(0.264), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Seconds: 0.227}, {Name: "later turns", Seconds: 0.037}}, Step: step.Default()},
+			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, WaitSeconds: 5.144, StepSeconds: 0.04, TTFTSeconds: 5.185},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, StepSeconds: 0.01, TTFTSeconds: 0.026, Score: score(0.016), Weight: 2, Terms: []policy.Term{{Name: "prefill", Seconds: 0.016}, {Name: "delay", Seconds: 0.016}}, Step: step.Default(), Queued: "its prefill queue is full"},
 		},
 		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
 	}}
 	want := `about 2,113 prompt tokens in 33 blocks of 256 bytes; model sim, policy prefix
 
-  BACKEND               MATCHED  UNCACHED   QUEUED  IN-FLIGHT    KV  TOKENS/S   TTFT   COST
-> gpu-1                   1,984       129        0          0  50 %     8,000  0.016  0.016
+  BACKEND               MATCHED  UNCACHED  IN-FLIGHT    KV  TOKENS/S   WAIT   STEP   TTFT   COST
+> gpu-1                   1,984       129          0  50 %     8,000  0.000  0.010  0.026  0.016
     wait: its prefill queue is full
-  gpu-0                       0     2,113        0          0  12 %     8,000  0.264  0.264
+  gpu-0                       0     2,113          0  12 %     8,000  0.250  0.010  0.524  0.264
     must load the adapter
-  a-name-that-is-long…    2,112        16  123,456        512     -    24,000  5.145      -
+  a-name-that-is-long…    2,112        16        512     -    24,000  5.144  0.040  5.185      -
     refused a request for its full queue
 
 COST of gpu-1: prefill 0.016 + delay 0.016, divided by weight 2
@@ -110,10 +110,13 @@ gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.
 which is idle but holds nothing. It would wait first.
 
 MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least 16.
-QUEUED: tokens to compute before them. IN-FLIGHT: requests. TTFT: predicted time to first token
-in seconds. COST: the sum of its terms, in seconds. prefill: its uncached tokens. delay: of the
-requests beside and behind it. later turns: what the next turns of its conversation are expected
-to compute again there.
+IN-FLIGHT: sequences on it. KV: use of its cache, as last reported. TOKENS/S: at which UNCACHED
+are computed. WAIT: seconds before that, for what is computed before them, an adapter to load
+and room in the cache. STEP: seconds that the steps and the network take beside that. TTFT:
+predicted seconds to the first token, WAIT + UNCACHED / TOKENS/S + STEP. COST: the sum of its
+terms, in seconds. prefill: its uncached tokens. delay: of the requests beside and behind it.
+later turns: what the next turns of its conversation are expected to compute again there. STEP
+of a backend: what a step of its engine takes at least, and for what is computed in it.
 `
 	var out bytes.Buffer
 	if err := writeExplanation(&out, e); err != nil || out.String() != want {

@@ -55,7 +55,7 @@ func TestExplainMatch(t *testing.T) {
 	if !holder.Candidate || holder.Score == nil || holder.Terms == nil {
 		t.Errorf("got %+v", holder)
 	}
-	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and responds soonest: 0.02 s against 0.27 s on b",
+	says(t, e, holder.Name+" holds 1,984 of 2,112 prompt tokens and responds soonest: 0.03 s against 0.29 s on b",
 		"which is idle but holds nothing.")
 }
 
@@ -93,7 +93,7 @@ func TestExplainSpill(t *testing.T) {
 		t.Errorf("got %+v", e)
 	}
 	says(t, e, d.Backend.Name+" holds more, 1,920 of 1,920 prompt tokens, but has 57,600 tokens to compute before it and 1 in flight;",
-		"responds soonest: 0.25 s against 13 s")
+		"responds soonest: 0.26 s against 13 s")
 }
 
 func TestExplainTie(t *testing.T) {

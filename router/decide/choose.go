@@ -51,6 +51,8 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 		UnstartedAttention: b.UnstartedAttention / b.Weight,
 	}
 	c.PrefillSeconds = c.Step.PrefillSeconds(max(0, tokens-c.UncachedTokens), c.UncachedTokens)
+	steps := 1 + c.UncachedTokens/estimate.StepTokens
+	c.StepSeconds = steps*c.Step.DecodeSeconds(c.InFlight/engines, c.ContextTokens/engines) + f.Estimates.RequestSeconds(b.Slot, tokens)
 	if f.Rule.NeedsKVWait {
 		c.KVWaitSeconds = f.kvWait(q, b)
 	}

@@ -115,7 +115,9 @@ func TestFillCandidate(t *testing.T) {
 	want := policy.Candidate{
 		NameHash: 99, Weight: 2, Device: 4, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens,
 		PrefillSeconds: steps.PrefillSeconds(6*blockTokens, 4*blockTokens),
-		QueuedSeconds:  0.5/3 + 100./prefillRate, AdapterSeconds: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
+		StepSeconds: (1+4.*blockTokens/estimate.StepTokens)*steps.DecodeSeconds(4.5/3, (900+1.5*10*blockTokens)/3) +
+			f.Estimates.RequestSeconds(0, 10*blockTokens),
+		QueuedSeconds: 0.5/3 + 100./prefillRate, AdapterSeconds: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
 		KVWaitSeconds: f.kvWait(q, b), ContextTokens: 900 + 1.5*10*blockTokens, KVTokens: 700, Engines: 3, Step: steps, PrefillRate: prefillRate,
 		Requests: 2, UnstartedTokens: 250, UnstartedAttention: 300,
 		Waiting: 2, KVUsage: 0.5, CacheTokens: 12_000, EngineCacheTokens: 4000,

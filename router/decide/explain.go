@@ -50,16 +50,20 @@ type BackendExplanation struct {
 
 	MatchedBlocks  int     `json:"matched_blocks"`
 	MatchedTokens  float64 `json:"matched_tokens"`
-	UncachedTokens float64 `json:"uncached_tokens"` // u
-	QueuedTokens   float64 `json:"queued_tokens"`   // W
-	AdapterSeconds float64 `json:"adapter_seconds"` // to load an adapter that it has not loaded
-	InFlight       float64 `json:"in_flight"`       // n: sequences on it, other clients' included
-	PrefillRate    float64 `json:"tokens_per_second"`
+	UncachedTokens float64 `json:"uncached_tokens"`   // u
+	QueuedTokens   float64 `json:"queued_tokens"`     // W
+	AdapterSeconds float64 `json:"adapter_seconds"`   // to load an adapter that it has not loaded
+	InFlight       float64 `json:"in_flight"`         // n: sequences on it, other clients' included
+	PrefillRate    float64 `json:"tokens_per_second"` // at which the uncached tokens would be computed
 
 	Step step.Model `json:"step"` // the times of its engine's steps, as learned
 
-	Weight      float64 `json:"weight"`
-	KVUsage     float64 `json:"kv_usage"` // by its last poll; -1: unknown
+	Weight  float64 `json:"weight"`
+	KVUsage float64 `json:"kv_usage"` // by its last poll; -1: unknown
+
+	// The time to the first token is the sum of the wait, UncachedTokens/PrefillRate, and the time of steps.
+	WaitSeconds float64 `json:"wait_seconds"`
+	StepSeconds float64 `json:"step_seconds"`
 	TTFTSeconds float64 `json:"seconds_to_first_token"`
 
 	Score *float64      `json:"score"`                // in Explanation.ScoreIs; nil: it has none
@@ -101,8 +105,8 @@ func (f *Fleet) explainBackend(q *Query, b *Backend, hasBatchRoom func(slot int)
 		Name: b.Backend.Name, State: b.State.String(), Breaker: b.Breaker.String(), Stalled: b.Stalled,
 		MatchedBlocks: q.Matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
 		QueuedTokens: roundMilli(b.QueuedTokens + b.ExternalTokens), AdapterSeconds: c.AdapterSeconds, InFlight: roundMilli(c.InFlight),
-		PrefillRate: roundMilli(c.PrefillRate), Weight: c.Weight, KVUsage: -1,
-		Step: *f.Estimates.Step(b.Slot), TTFTSeconds: roundMilli(c.TTFT()),
+		PrefillRate: roundMilli(c.UncachedTokens / c.PrefillSeconds), Weight: c.Weight, KVUsage: -1,
+		Step: *f.Estimates.Step(b.Slot), WaitSeconds: roundMilli(c.WaitSeconds()), StepSeconds: roundMilli(c.StepSeconds), TTFTSeconds: roundMilli(c.TTFT()),
 	}
 	x.Filter, x.WhyNot = f.explainFilter(q, b, hasBatchRoom)
 	if l := b.Load; l != nil && l.KVKnown {

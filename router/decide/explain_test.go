@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"math"
 	"testing"
 
 	"warmroute/backends"
@@ -40,8 +41,13 @@ func TestExplain(t *testing.T) {
 	if len(b) != 4 || !b[0].Candidate || b[1].Candidate || !b[2].Candidate || b[3].Candidate {
 		t.Fatalf("candidates of %+v", b)
 	}
-	if b[0].MatchedTokens != 320 || b[0].UncachedTokens != 320.75 || b[0].KVUsage != -1 || b[0].Queued != "" || b[0].TTFTSeconds != 0.041 {
+	if b[0].MatchedTokens != 320 || b[0].UncachedTokens != 320.75 || b[0].KVUsage != -1 || b[0].Queued != "" || b[0].TTFTSeconds != 0.091 {
 		t.Errorf("b0: got %+v", b[0])
+	}
+	for i := range b { // the columns follow from each other
+		if sum := b[i].WaitSeconds + b[i].UncachedTokens/b[i].PrefillRate + b[i].StepSeconds; math.Abs(sum-b[i].TTFTSeconds) > 0.0021 || b[i].StepSeconds == 0 {
+			t.Errorf("%s: a TTFT of %v s, and a sum of %v s of %+v", b[i].Name, b[i].TTFTSeconds, sum, b[i])
+		}
 	}
 	if b[1].Filter != "unready" || b[1].WhyNot != "is not ready" || b[1].Score != nil {
 		t.Errorf("b1: got %+v", b[1])

@@ -13,11 +13,13 @@ import (
 type stepGroup struct {
 	guess stepRegression // without samples
 	all   stepRegression // from the samples of all of them
+
+	request Average // of all of them; see LearnRequest
 }
 
 func newStepGroup(guess step.Model) *stepGroup {
 	r := newStepRegression(guess)
-	return &stepGroup{r, r}
+	return &stepGroup{guess: r, all: r}
 }
 
 // backendSteps is what was learned of the steps of one backend.
@@ -31,6 +33,8 @@ type backendSteps struct {
 	advantage, advantageSquare float64
 	compared                   int // samples of these
 	usesOwn                    bool
+
+	request Average // seconds that a request takes beside its steps and its prompt; see LearnRequest
 }
 
 // compareModels counts by how much own's error was less than that of the group's model, and updates usesOwn.
@@ -100,6 +104,43 @@ func (f *Estimates) regressionOf(slot int) *stepRegression {
 // next call of a method that learns. Backends of one model have the same, unless the samples of one tell that it is
 // another.
 func (f *Estimates) Step(slot int) *step.Model { return &f.regressionOf(slot).model }
+
+// RequestSeconds returns how long a request takes on a backend beside its steps: it waits for the end of one, the API server
+// reads its prompt, and the network takes its time.
+func (f *Estimates) RequestSeconds(slot int, promptTokens float64) float64 {
+	learned, b := &f.regressionOf(slot).learned, &f.backends[slot].steps
+	request := learned[termRequest]
+	switch {
+	case f.disabled:
+	case b.request.count >= minOwnSamples:
+		request = b.request.Value
+	case b.group.request.count > 0:
+		request = b.group.request.Value
+	}
+	return max(0, request+learned[termPrompt]*promptTokens)
+}
+
+// LearnRequest learns from the time to the first token of a request how long that is, also from times that are too short to
+// learn from how long steps take: most are, where prompts are cached.
+func (f *Estimates) LearnRequest(slot int, s *StepSample) {
+	x, _, ok := s.terms()
+	if f.disabled || !ok || s.Seconds > maxRequestSampleSeconds {
+		return
+	}
+	rest := s.Seconds
+	for i, coefficient := range f.regressionOf(slot).learned {
+		if i != termRequest {
+			rest -= coefficient * x[i]
+		}
+	}
+	b, base := &f.backends[slot].steps, f.Step(slot).Base
+	for _, average := range []*Average{&b.request, &b.group.request} {
+		if average.count == 0 {
+			*average = NewAverage(base, 1)
+		}
+		average.Add(min(rest, maxRequestGrowth*max(average.Value, base))) // most, not the mean: some wait for long
+	}
+}
 
 // LearnSteps learns from what an engine of a backend did in a time.
 func (f *Estimates) LearnSteps(slot int, s *StepSample) {

@@ -62,6 +62,8 @@ const (
 	// In less time, the network and the proxy may take most of it. Backends are not compared by what is short.
 	minSampleSeconds, minComparedSeconds = 0.02, 0.1
 	maxSampleSeconds                     = 3600
+	maxRequestSampleSeconds              = 0.25 // in more, the error of the prefill's time is the larger part
+	maxRequestGrowth                     = 3    // times the average that a sample counts for at most
 	maxSampleValue                       = 1e12
 )
 
@@ -132,10 +134,10 @@ func (r *stepRegression) publish() {
 	r.rate = 1 / (r.learned[termTokens] + r.learned[termAttended]*depth)
 }
 
-// relativeTerms returns the terms of a sample, divided by its time, and the share of its time that they explain. It returns
-// false if the sample is not plausible, or says little.
-func (s *StepSample) relativeTerms() (x coefficients, share float64, ok bool) {
-	if !(s.Seconds >= minSampleSeconds && s.Seconds <= maxSampleSeconds && s.Known >= 0 && s.Known < s.Seconds) {
+// terms returns the terms of a sample, and the share of its time that they explain. It returns false if the sample is not
+// plausible.
+func (s *StepSample) terms() (x coefficients, share float64, ok bool) {
+	if !(s.Seconds > 0 && s.Seconds <= maxSampleSeconds && s.Known >= 0 && s.Known < s.Seconds) {
 		return x, 0, false
 	}
 	x = coefficients{s.Steps, s.Tokens, s.Attended, s.Sequences, s.Context, s.Prompt, min(1, s.Prompt)}
@@ -143,9 +145,19 @@ func (s *StepSample) relativeTerms() (x coefficients, share float64, ok bool) {
 		if !(x[i] >= 0 && x[i] <= maxSampleValue) {
 			return x, 0, false
 		}
-		x[i] /= s.Seconds
 	}
 	return x, 1 - s.Known/s.Seconds, true
+}
+
+// relativeTerms is terms, divided by the sample's time. It returns false, too, if the sample says little.
+func (s *StepSample) relativeTerms() (x coefficients, share float64, ok bool) {
+	if x, share, ok = s.terms(); !ok || s.Seconds < minSampleSeconds {
+		return x, 0, false
+	}
+	for i := range x {
+		x[i] /= s.Seconds
+	}
+	return x, share, true
 }
 
 // relativeError returns by which share of its time the predicted time of a sample is too short.

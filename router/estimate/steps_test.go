@@ -188,3 +188,32 @@ func TestRestoredSteps(t *testing.T) {
 		t.Errorf("restored %+v, want %+v", *restored.Step(0), *f.Step(0))
 	}
 }
+
+// TestLearnRequest has requests that are too short to learn from how long steps take, of which some wait for long.
+func TestLearnRequest(t *testing.T) {
+	f := newTestEstimates(2)
+	f.SetModel(0, "m")
+	f.SetModel(1, "m")
+	m := *f.Step(0)
+	sample := StepSample{Steps: 1, Tokens: 16, Prompt: 1000}
+	steps := m.Base + 16/m.Rate
+	for i := range 50 {
+		sample.Seconds = steps + m.PromptToken*1000 + 0.004
+		if i%10 == 0 {
+			sample.Seconds += 0.2
+		}
+		f.LearnRequest(0, &sample)
+	}
+	if *f.Step(0) != m {
+		t.Errorf("the steps have changed from %+v to %+v", m, *f.Step(0))
+	}
+	for slot := range 2 { // both serve the model
+		if got, want := f.RequestSeconds(slot, 1000), m.PromptToken*1000+0.004; got < want*0.9 || got > want*1.5 {
+			t.Errorf("backend %d: %v s beside its steps, want about %v", slot, got, want)
+		}
+	}
+	f.SetLearningDisabled(true)
+	if got, want := f.RequestSeconds(0, 1000), m.PromptToken*1000+m.Base; got != want {
+		t.Errorf("nothing is learned: %v s beside its steps, want %v", got, want)
+	}
+}

@@ -108,6 +108,7 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 		sample.Tokens = (s.tokens-p.Uncached)/engines + uncached
 		sample.Attended = (s.attended-e.attendedTokens())/engines + uncached*(cached+uncached/2)
 		sample.Prompt = p.PromptTokens
+		l.estimates.LearnRequest(e.Slot, &sample)
 		l.estimates.LearnSteps(e.Slot, &sample)
 	}
 	if o.OutputTokens < minLearnedOutput || p.Sequences > 1 {

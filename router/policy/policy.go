@@ -83,6 +83,7 @@ type Candidate struct {
 	MatchedTokens  float64     // prompt tokens that it likely has cached
 	UncachedTokens float64     // u: prompt tokens that it would have to compute
 	PrefillSeconds float64     // p: that these take
+	StepSeconds    float64     // that the steps in which they are computed take beside that, and what a request takes beside its steps
 	QueuedSeconds  float64     // W: that the prefills take which were sent to it before and are not over
 	AdapterSeconds float64     // that it takes to load the request's LoRA adapter
 	KVWaitSeconds  float64     // that the request waits for room in its KV cache; 0 unless Definition.NeedsKVWait
@@ -112,10 +113,13 @@ func AttendedTokens(promptTokens, uncachedTokens float64) float64 {
 	return uncachedTokens * max(0, promptTokens-uncachedTokens/2)
 }
 
-// TTFT returns the expected time to the first token of the request, in seconds.
-func (c *Candidate) TTFT() float64 {
-	return c.QueuedSeconds + c.AdapterSeconds + c.KVWaitSeconds + c.PrefillSeconds
+// WaitSeconds returns how long the request waits before its prefill begins.
+func (c *Candidate) WaitSeconds() float64 {
+	return c.QueuedSeconds + c.AdapterSeconds + c.KVWaitSeconds
 }
+
+// TTFT returns the expected time to the first token of the request, in seconds.
+func (c *Candidate) TTFT() float64 { return c.WaitSeconds() + c.PrefillSeconds + c.StepSeconds }
 
 // Trace is what a dry run of Choose reports of its choice. Chance is drawn from as ever: a caller that
 // wants the next Choose to draw the same restores its source.
