@@ -111,6 +111,29 @@ func TestCommonFields(t *testing.T) {
 	}
 }
 
+func TestTruncates(t *testing.T) {
+	for _, c := range []struct {
+		kind Kind
+		body string
+		want bool
+	}{
+		{Chat, `{"messages":[],"truncate_prompt_tokens":5}`, true},
+		{Chat, `{"messages":[],"truncate_prompt_tokens":null}`, false},
+		{Chat, `{"messages":[]}`, false},
+		{Completion, `{"prompt":"a","truncate_prompt_tokens":-1}`, true},
+		{Other, `{"input":"a","truncate_prompt_tokens":-1}`, true},
+		{Other, `{"input":"a"}`, false},
+		{Responses, `{"input":"a","truncation":"auto"}`, true},
+		{Responses, `{"input":"a","truncation":"disabled"}`, false},
+		{Responses, `{"input":"a","truncation":null}`, false},
+		{Messages, `{"messages":[],"truncation":"auto"}`, false},
+	} {
+		if p := parse(t, c.kind, c.body); p.Truncates != c.want {
+			t.Errorf("%s: truncates %v, want %v", c.body, p.Truncates, c.want)
+		}
+	}
+}
+
 func TestMediaInOtherBodies(t *testing.T) {
 	image := strings.Repeat("iVBORw0KGgo/AAA+", 1<<17) // 2 MB
 	text := strings.Repeat("four words of text. ", 1<<17)

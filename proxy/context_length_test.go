@@ -75,6 +75,21 @@ func TestRefusedAsTooLongTriesLongerReplica(t *testing.T) {
 	}
 }
 
+// TestModelListHasLongest checks that clients see the context length that requests may have.
+func TestModelListHasLongest(t *testing.T) {
+	f := serve(t, nil, &replica{}, &replica{}, &replica{})
+	for slot, length := range []string{"4096", "65536", "16384"} {
+		tokens, _ := strconv.Atoi(length)
+		f.backends[slot].SetModels([]backends.Model{{ID: "m", MaxTokens: tokens, Card: []byte(`{"id":"m","max_model_len":` + length + `}`)}})
+	}
+	const card = `{"id":"m","max_model_len":65536}`
+	for path, want := range map[string]string{"/v1/models": `{"object":"list","data":[` + card + `]}`, "/v1/models/m": card} {
+		if _, got := f.get(path); got != want {
+			t.Errorf("%s: got %s", path, got)
+		}
+	}
+}
+
 func TestRefusedAsTooLongInStream(t *testing.T) {
 	event := "data: " + tooLongError + "\n\n"
 	message := "event: error\ndata: " + `{"type":"error","error":{"type":"BadRequestError","message":"This model's maximum context length is 4096 tokens. However, you requested more."}}` + "\n\n"

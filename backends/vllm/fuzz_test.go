@@ -401,11 +401,15 @@ func FuzzErrorEvent(f *testing.F) {
 	f.Add([]byte(`{"type":"response.failed","response":{"error":{"code":"server_error"}}}`))
 	f.Add([]byte(`{"error":"The model is currently scaling. Please try again later."}`))
 	f.Add([]byte(`{"error":{"code":1e300}}`))
+	f.Add([]byte(errorJSON("max_tokens=5000 cannot be greater than max_model_len=1024. Please request fewer output tokens.")))
 	f.Fuzz(func(t *testing.T, event []byte) {
 		status := ErrorEventStatus(event)
 		if status < 400 || status > 599 {
 			t.Fatalf("%q stands for %d", event, status)
 		}
 		ClassifyError(status, event)
+		if IsContextLengthError(event) && !json.Valid(event) {
+			t.Fatalf("%q is taken for an error about the context length", event)
+		}
 	})
 }
