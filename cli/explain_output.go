@@ -20,7 +20,7 @@ import (
 
 const (
 	explainColumns    = 96 // text is wrapped here, and a longer row's note gets its own line
-	maxBackendName    = 20  // characters of a backend's name in the table
+	maxBackendName    = 20 // characters of a backend's name in the table
 	minExponentNumber = 1e12
 )
 
