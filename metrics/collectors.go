@@ -31,6 +31,7 @@ type backendState struct {
 	opens     uint64 // of the breaker
 	stalled   bool
 	stalls    uint64
+	slowdown  float64
 	index     *router.BackendIndexStats // nil: not in the index
 	estimates *router.BackendEstimates  // nil: likewise
 }
@@ -61,6 +62,8 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return boolToFloat(b.stalled) }),
 		newBackendMetric(prometheus.CounterValue, "backend_stalls_total", "Number of times that the backend stalled.",
 			func(b *backendState) float64 { return float64(b.stalls) }),
+		newBackendMetric(prometheus.GaugeValue, "backend_slowdown", "How many times as long as usual the steps of the backend take, measured over 10 s, if that is at least 3 times and those of most other backends do not take longer too; else 0. What lasts for 10 min is usual.",
+			func(b *backendState) float64 { return b.slowdown }),
 		newBackendMetric(prometheus.GaugeValue, "backend_breaker_state", "Circuit breaker: 0 closed, 1 half-open (one trial request at a time), 2 open (other backends are preferred).",
 			func(b *backendState) float64 { return float64(b.breaker) }),
 		newBackendMetric(prometheus.CounterValue, "backend_breaker_opens_total", "Number of times that the circuit breaker opened, including after failed trial requests.",
@@ -153,6 +156,7 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 		s := &backendState{Backend: b, state: b.State(), load: b.Load()}
 		health := c.router.Status(b)
 		s.breaker, s.opens, s.stalls, s.stalled = health.Breaker, health.Opens, health.Stalls, health.Stalled
+		s.slowdown = health.Slowdown
 		if b.Slot < len(index) && index[b.Slot].Backend == b {
 			s.index = &index[b.Slot]
 		}

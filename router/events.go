@@ -28,6 +28,10 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 	if h.IsStalled() {
 		f.notifyStalled(b.Slot, now, &r.callbacks)
 	}
+	if v, ok := f.ledger.MeasureSpeed(b.Slot, l); ok {
+		h.RecordSpeed(v.From, v.To, v.Seconds, &v.Work, f.estimates.Step(b.Slot))
+	}
+	h.UpdateSlow(f.areOthersSlower(b, now), now)
 	// Without a sign of work the replica may be stalled, which only the next poll shows.
 	working := own == 0 || h.WorkedSince(l.PolledAt)
 	f.ledger.RecordLoadExpected(b.Slot, l, working && f.policy.definition.PollInterval == 0, now)
@@ -97,6 +101,7 @@ func (r *Router) ForgetCache(b *backends.Backend) {
 	}
 	r.fleet.index.DropCache(b.Slot)
 	r.fleet.estimates.ForgetReplicaProcess(b.Slot)
+	r.fleet.states[b.Slot].health.ForgetSpeed()
 	r.dispatch(r.now())
 }
 
@@ -186,6 +191,8 @@ type BackendStatus struct {
 	Opens   uint64 // times that the breaker was opened, failed tries included
 	Stalls  uint64 // times that it was found stalled
 	Stalled bool   // when it was checked last
+
+	Slowdown float64 // how many times longer than usual its steps take, if it is slow; else 0
 }
 
 // Status returns the health of a backend. One that is not in the fleet is Draining.
@@ -197,7 +204,7 @@ func (r *Router) Status(b *backends.Backend) BackendStatus {
 		return BackendStatus{Condition: health.Condition{State: Draining, Since: s.Since, Reason: s.Reason}}
 	}
 	now, h := r.now(), r.fleet.states[b.Slot].health
-	status := BackendStatus{Condition: h.Condition(&s, b.Load(), now), Stalls: h.Stalls(), Stalled: h.IsStalled()}
+	status := BackendStatus{Condition: h.Condition(&s, b.Load(), now), Stalls: h.Stalls(), Stalled: h.IsStalled(), Slowdown: h.Slowdown()}
 	status.Breaker, status.Opens = h.Breaker(now)
 	return status
 }

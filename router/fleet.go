@@ -276,6 +276,23 @@ func (f *fleet) canProcessElsewhere(a *health.Attempt, b *backends.Backend, now 
 	return false
 }
 
+// areOthersSlower reports whether the steps of most other backends take longer than usual.
+func (f *fleet) areOthersSlower(b *backends.Backend, now time.Time) bool {
+	slower, all := 0, 0
+	for i := range f.states {
+		if s := &f.states[i]; s.backend != nil && s.backend != b {
+			isSlower, known := s.health.IsSlowerThanUsual(now)
+			if known {
+				all++
+			}
+			if isSlower {
+				slower++
+			}
+		}
+	}
+	return 2*slower > all
+}
+
 // isReady reports whether a backend accepts requests and was not stalled when it was checked last.
 func (f *fleet) isReady(b *backends.Backend, now time.Time) bool {
 	if !f.has(b) {

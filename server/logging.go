@@ -3,6 +3,7 @@ package server
 import (
 	"io"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,44 +82,50 @@ func (l *resourceLog) logAcceptError(err error) {
 	l.accept.writeIfDue(func(suppressed int64) { l.log.Error("accept failed", "err", err, "suppressed", suppressed) })
 }
 
-// stallLog logs when backends stall with requests of ours, and when they recover. Safe for concurrent use.
-type stallLog struct {
+// progressLog logs when backends stall with requests of ours or become slow, and when they recover. Safe for concurrent use.
+type progressLog struct {
 	router *router.Router
 	log    *slog.Logger
 
 	mu   sync.Mutex
-	last map[*backends.Backend]stallState // as of the last update
+	last map[*backends.Backend]progress // as of the last update
 }
 
-type stallState struct {
-	count   uint64
-	stalled bool
+type progress struct {
+	stalls        uint64
+	stalled, slow bool
 }
 
-func newStallLog(r *router.Router, log *slog.Logger) *stallLog {
-	return &stallLog{router: r, log: log, last: map[*backends.Backend]stallState{}}
+func newProgressLog(r *router.Router, log *slog.Logger) *progressLog {
+	return &progressLog{router: r, log: log, last: map[*backends.Backend]progress{}}
 }
 
 // logChange logs what has changed of a backend. A stall may be over by then: requests that
 // wait are moved to another backend as soon as it is found.
-func (l *stallLog) logChange(b *backends.Backend) {
+func (l *progressLog) logChange(b *backends.Backend) {
 	status := l.router.Status(b)
-	count, stalled := status.Stalls, status.Stalled
+	now := progress{status.Stalls, status.Stalled, status.Slowdown > 0}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last := l.last[b]
-	if l.last[b] = (stallState{count, stalled}); count == 0 {
+	if l.last[b] = now; now == (progress{}) {
 		delete(l.last, b) // nor is a removed backend kept
 	}
 	switch {
-	case count > last.count:
+	case now.stalls > last.stalls:
 		l.log.Warn("backend stalled, no new requests routed", "backend", b.Name, "in_flight", b.InFlight.Load())
-	case last.stalled && !stalled:
+	case last.stalled && !now.stalled:
 		l.log.Info("backend recovered", "backend", b.Name)
+	}
+	switch {
+	case now.slow && !last.slow:
+		l.log.Warn("backend slow", "backend", b.Name, "times_usual", math.Round(status.Slowdown), "in_flight", b.InFlight.Load())
+	case last.slow && !now.slow:
+		l.log.Info("backend not slow any more", "backend", b.Name)
 	}
 }
 
-func (l *stallLog) forget(b *backends.Backend) {
+func (l *progressLog) forget(b *backends.Backend) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.last, b)

@@ -233,7 +233,7 @@ func (s *Server) AdminAddr() net.Addr {
 
 // newFleet returns the fleet with the health checker and the poller that keep its state up to date.
 func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
-	stalls := newStallLog(s.router, s.log)
+	progress := newProgressLog(s.router, s.log)
 	replaced := func(b *backends.Backend, _ string) {
 		b.ForgetReportsCached() // the next process may be another version
 		s.router.ForgetCache(b)
@@ -258,7 +258,7 @@ func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 		OnPoll: func(ctx context.Context, b *backends.Backend, l *backends.Load) { s.fleet.UpdateRanks(ctx, b, l) },
 		OnLoad: func(b *backends.Backend, l *backends.Load) {
 			observe(b, l)
-			stalls.logChange(b)
+			progress.logChange(b)
 		},
 		IsExpected:  s.router.IsLoadExpected,
 		OnCacheLost: replaced,
@@ -269,7 +269,7 @@ func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 			if timedOut { // it may hang
 				b.RequestCheck()
 			}
-			stalls.logChange(b)
+			progress.logChange(b)
 		},
 		OnOutOfDescriptors: s.handleOutOfDescriptors,
 	}
@@ -285,7 +285,7 @@ func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 		Initial: initial, Shared: shared, Router: s.router, Metrics: s.metrics, Log: s.log, Panics: s.panics,
 		Watches: fleet.Watches{recovery.HealthCheck: s.checker.Watch, recovery.Poll: s.poller.Watch, recovery.KVEvents: kvEvents.Watch},
 		OnRemoved: func(b *backends.Backend) {
-			stalls.forget(b)
+			progress.forget(b)
 			s.startupChecks.removePending(b)
 			if s.snapshots != nil {
 				s.snapshots.ForgetBackend(b)

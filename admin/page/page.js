@@ -488,6 +488,7 @@ function backendState(b) {
   }
   if (b.breaker === 'open') return ['bad', 'failing', 'its last requests failed; other backends are preferred'];
   if (b.breaker === 'half-open') return ['warn', 'recovering', 'its last requests failed; one request at a time probes it'];
+  if (b.reason) return ['warn', 'slow', b.reason];
   return [tone, word, b.missing_endpoints ? `does not serve ${b.missing_endpoints.join(', ')}` : ''];
 }
 

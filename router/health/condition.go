@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"time"
 
 	"warmroute/backends"
@@ -25,7 +26,7 @@ const (
 type Condition struct {
 	State  ConditionState
 	Since  time.Time // zero: not known
-	Reason string    // why it is not ready; empty when it is
+	Reason string    // why it is not ready, or that it is slow; else empty
 }
 
 // Condition returns the state of a backend whose checks have the status s and whose last poll
@@ -51,6 +52,8 @@ func (r *Record) Condition(s *backends.Status, l *backends.Load, now time.Time) 
 		return Condition{Asleep, l.AsleepSince, "the replica reports that its engine is asleep"}
 	case r.stalled:
 		return Condition{Stalled, r.work.since, "it has requests and makes no progress"}
+	case r.speed.slow:
+		c.Reason = fmt.Sprintf("slow: its steps take %.0f times as long as usual", r.speed.factor)
 	}
 	return c
 }

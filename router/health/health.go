@@ -27,6 +27,7 @@ type Record struct {
 	work      work
 	streaming int // streams of ours that have begun
 	polls     polls
+	speed     speed
 	hung      bool // down, because its health checks time out as well
 	stalled   bool // when it was checked last
 	stalls    uint64

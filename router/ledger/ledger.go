@@ -38,12 +38,13 @@ type Ledger struct {
 
 // account is that of one backend.
 type account struct {
-	backend *backends.Backend // nil: the slot is free
-	prefill prefillAccount
-	kv      kvAccount
-	classes queue.ClassLoad
-	polled  polledGaps
-	outputs outputPolls
+	backend  *backends.Backend // nil: the slot is free
+	prefill  prefillAccount
+	kv       kvAccount
+	classes  queue.ClassLoad
+	polled   polledGaps
+	measured measurement // the current one of its speed
+	outputs  outputPolls
 	// announced are the sequences of this router's decode legs that were not sent yet.
 	announced int64
 	lastEnd   *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
@@ -137,6 +138,7 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 		}
 		e.kv.unindexed = p.UnindexedMediaTokens
 	}
+	a.measured.addPrompt(e.Prediction.PromptTokens)
 	sent := l.workDone(a, slot, now)
 	a.prefill.add(e, now)
 	e.steps = entrySteps{sent: sent, queuedSince: a.prefill.since, tokens: a.prefill.tokens, attended: a.prefill.depth}

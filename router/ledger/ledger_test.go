@@ -125,14 +125,14 @@ var requests = []request{
 	{name: "no blocks", bytesBeyondBlocks: 3000, sequences: 1, nonGenerative: true},
 }
 
-// step is a step of one of two requests.
-type step struct {
+// requestStep is a step of one of two requests.
+type requestStep struct {
 	request int
 	kind    PlacementEventKind
 }
 
 // stepOrders returns all orders of the steps of two requests.
-func stepOrders(prefilled [2]bool) (orders [][]step) {
+func stepOrders(prefilled [2]bool) (orders [][]requestStep) {
 	var left [2][]PlacementEventKind
 	for i := range left {
 		left[i] = []PlacementEventKind{PlacementSent, PlacementEnded}
@@ -140,8 +140,8 @@ func stepOrders(prefilled [2]bool) (orders [][]step) {
 			left[i] = []PlacementEventKind{PlacementSent, PlacementPrefilled, PlacementEnded}
 		}
 	}
-	var addNext func(order []step, at [2]int)
-	addNext = func(order []step, at [2]int) {
+	var addNext func(order []requestStep, at [2]int)
+	addNext = func(order []requestStep, at [2]int) {
 		if at[0] == len(left[0]) && at[1] == len(left[1]) {
 			orders = append(orders, slices.Clone(order))
 		}
@@ -149,7 +149,7 @@ func stepOrders(prefilled [2]bool) (orders [][]step) {
 			if at[i] < len(left[i]) {
 				next := at
 				next[i]++
-				addNext(append(order, step{i, left[i][at[i]]}), next)
+				addNext(append(order, requestStep{i, left[i][at[i]]}), next)
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func TestAccountsReturnToZero(t *testing.T) {
 	var peers Peers
 	const peerID = 7
 	id := uint64(0)
-	take := func(pair [2]*request, ends [2]*Outcome, order []step) {
+	take := func(pair [2]*request, ends [2]*Outcome, order []requestStep) {
 		fail := func(format string, args ...any) {
 			t.Helper()
 			t.Fatalf("%s and %s, steps %v, ends %d and %d: %s", pair[0].name, pair[1].name, order, ends[0].End, ends[1].End, fmt.Sprintf(format, args...))

@@ -5,6 +5,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/router/estimate"
+	"warmroute/router/step"
 )
 
 const (
@@ -16,6 +17,9 @@ const (
 	// streamed where they are needed: streams tell more.
 	minPolledGaps  = 16
 	minNotStreamed = time.Minute
+	// measuredTime is over which time the speed of a backend is measured, and maxMeasuredTime over which it is at most.
+	measuredTime    = 5 * time.Second
+	maxMeasuredTime = 3 * measuredTime
 )
 
 // workDone is what a backend has done up to a moment, since its account began.
@@ -131,17 +135,71 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 func (l *Ledger) learnFromGaps(a *account, slot int, load *backends.Load, now time.Time) {
 	done, before := l.workDone(a, slot, now), a.polled
 	a.polled = polledGaps{done, load.Gaps, load.GapSeconds}
-	gaps, seconds := load.Gaps-before.gaps, load.GapSeconds-before.seconds
-	if a.lastEnd != nil && now.Sub(a.lastEnd.at) < minNotStreamed || before.done.at.IsZero() || gaps < minPolledGaps || seconds <= 0 {
+	if a.lastEnd != nil && now.Sub(a.lastEnd.at) < minNotStreamed {
 		return
 	}
-	sequences := seconds / done.at.Sub(before.done.at).Seconds() // that generate at a time, on average
-	sample := sampleBetween(&before.done, &done, gaps, float64(max(1, load.Engines)))
-	sample.Seconds = seconds
-	sample.Tokens *= sequences
-	sample.Attended *= sequences
-	l.removePrefill(slot, &sample)
-	l.estimates.LearnSteps(slot, &sample)
+	if sample, ok := before.sampleUntil(&a.polled, load.Engines); ok {
+		l.removePrefill(slot, &sample)
+		l.estimates.LearnSteps(slot, &sample)
+	}
+}
+
+// sampleUntil returns what an engine did between two polls and how long it took, as the sum over the gaps between tokens.
+func (from *polledGaps) sampleUntil(to *polledGaps, engines int) (s estimate.StepSample, ok bool) {
+	gaps, seconds := to.gaps-from.gaps, to.seconds-from.seconds
+	if from.done.at.IsZero() || gaps < minPolledGaps || seconds <= 0 {
+		return s, false
+	}
+	sequences := seconds / to.done.at.Sub(from.done.at).Seconds() // that generate at a time, on average
+	s = sampleBetween(&from.done, &to.done, gaps, float64(max(1, engines)))
+	s.Seconds = seconds
+	s.Tokens *= sequences
+	s.Attended *= sequences
+	return s, true
+}
+
+// Speed is how long the steps of a backend took between two times, as the sum over the gaps between tokens, and what work they did
+// at most: all of the prompts that may have been computed, as if nothing of them was cached.
+type Speed struct {
+	From, To time.Time
+	Seconds  float64
+	Work     step.Work
+}
+
+// measurement is a measurement of a backend's speed that has begun.
+type measurement struct {
+	from    polledGaps // at the poll at which it began
+	prompts float64    // tokens of the prompts that were to be computed then or were sent since
+	longest float64    // tokens of the longest of them
+}
+
+// addPrompt adds a prompt.
+func (m *measurement) addPrompt(tokens float64) {
+	m.prompts += tokens
+	m.longest = max(m.longest, tokens)
+}
+
+// MeasureSpeed returns the speed of a backend over the last measuredTime or more, up to its last poll, which was recorded. It
+// returns false at other polls, if too little was generated, and if other clients have requests there.
+func (l *Ledger) MeasureSpeed(slot int, load *backends.Load) (v Speed, ok bool) {
+	a := l.accounts[slot]
+	m, to := a.measured, a.polled
+	external := load.QueuesKnown && int64(load.Running+load.Waiting) > load.OwnInFlight
+	passed := to.done.at.Sub(m.from.done.at)
+	if !external && passed < measuredTime {
+		return v, false
+	}
+	a.measured = measurement{from: to, prompts: a.prefill.unseen, longest: m.longest}
+	if a.prefill.unseen == 0 {
+		a.measured.longest = 0
+	}
+	s, ok := m.from.sampleUntil(&to, load.Engines)
+	if !ok || external || passed > maxMeasuredTime {
+		return v, false
+	}
+	tokens := m.prompts / float64(max(1, load.Engines)) * s.Seconds / passed.Seconds() // as the sum over the sequences, too
+	work := step.Work{Steps: s.Steps, Sequences: s.Sequences, Context: s.Context, Tokens: tokens, Attended: tokens * m.longest / 2}
+	return Speed{m.from.done.at, to.done.at, s.Seconds, work}, true
 }
 
 // removePrefill removes the prefill from a sample, whose expected time is known then: where nothing is streamed, it is not

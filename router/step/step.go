@@ -37,3 +37,14 @@ func (m *Model) PrefillSecondsOf(tokens, attended float64) float64 {
 func (m *Model) DecodeSeconds(sequences, context float64) float64 {
 	return m.Base + m.Sequence*sequences + m.Context*context
 }
+
+// Work is what an engine did in some steps.
+type Work struct {
+	Steps, Sequences, Context float64 // of Sequences and Context the sums over the steps
+	Tokens, Attended          float64 // of prompts that were computed, and to which these attended
+}
+
+// Seconds returns how long the steps take that do the work.
+func (m *Model) Seconds(w *Work) float64 {
+	return m.Base*w.Steps + m.Sequence*w.Sequences + m.Context*w.Context + m.PrefillSecondsOf(w.Tokens, w.Attended)
+}
