@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -18,8 +19,8 @@ const (
 	turnsCounted = 80 // responses of both keys together, of which each key's are counted
 	turnsWarmup  = 30 // before these
 	// minTurnsShare is 0.9 of the half that a key is due beside another one.
-	minTurnsShare = 0.45
-	turnsSettings = "keys: [{name: plain, key: sk-plain-turns}, {name: turns, key: sk-turns-turns}]"
+	minTurnsShare      = 0.45
+	plainKey, turnsKey = "sk-of-the-plain-prompts", "sk-of-the-later-turns"
 )
 
 // sendLaterTurns sends the requests of two keys to one replica with room for a few. Those of one key look like later turns of
@@ -33,7 +34,8 @@ func sendLaterTurns(ctx context.Context, r *rig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, testbed.KillAndWait(one)) }()
-	proxy, err := r.newProxy("turns", turnsSettings)
+	settings := fmt.Sprintf("keys: [{name: plain, sha256: %x}, {name: turns, sha256: %x}]", sha256.Sum256([]byte(plainKey)), sha256.Sum256([]byte(turnsKey)))
+	proxy, err := r.newProxy("turns", settings)
 	if err != nil {
 		return err
 	}
@@ -71,8 +73,8 @@ func (r *rig) countTurns(ctx context.Context, url, session string, grows bool) (
 		header.Set("X-Session-Id", session)
 	}
 	senders := map[string]*loadgen.Client{
-		"plain": {URL: url, Model: "sim", APIKey: "sk-plain-turns", HTTP: httpClient, Speed: 1, Timeout: requestTimeout},
-		"turns": {URL: url, Model: "sim", APIKey: "sk-turns-turns", HTTP: httpClient, Speed: 1, Timeout: requestTimeout, Header: header},
+		"plain": {URL: url, Model: "sim", APIKey: plainKey, HTTP: httpClient, Speed: 1, Timeout: requestTimeout},
+		"turns": {URL: url, Model: "sim", APIKey: turnsKey, HTTP: httpClient, Speed: 1, Timeout: requestTimeout, Header: header},
 	}
 	var mu sync.Mutex
 	counts, all := map[string]int{}, 0
