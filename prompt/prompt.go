@@ -239,10 +239,11 @@ func newInvalidUTF8Error(body []byte) error {
 var TransferParamNames = [...]string{"kv_transfer_params", "ec_transfer_params"}
 
 // hasArbitraryKeys reports whether the objects in the value of a top-level key are a conversation, tools
-// or a schema: they may have any keys, none of which is a parameter of the engine.
+// or a schema, metadata or what templates insert: they may have any keys, none of which is a parameter of the engine.
 func hasArbitraryKeys(key []byte) bool {
 	switch string(key) {
-	case "messages", "input", "previous_input_messages", "tools", "response_format", "structured_outputs", "text", "output_config":
+	case "messages", "input", "previous_input_messages", "tools", "functions", "response_format", "structured_outputs", "guided_json",
+		"text", "output_config", "metadata", "client_metadata", "documents", "chat_template_kwargs":
 		return true
 	}
 	return false

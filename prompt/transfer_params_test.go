@@ -39,6 +39,28 @@ func hasTransferParams(d *json.Decoder, top bool) bool {
 	return found
 }
 
+// TestTransferParamsOfClients expects that members of the client's own schemas, functions and metadata are not taken for
+// parameters of the engine, but those of the engine's objects are.
+func TestTransferParamsOfClients(t *testing.T) {
+	for member, want := range map[string]string{
+		`"guided_json":{"properties":{"kv_transfer_params":{"type":"object"}}}`:            "",
+		`"functions":[{"name":"f","parameters":{"properties":{"ec_transfer_params":{}}}}]`: "",
+		`"metadata":{"kv_transfer_params":"x"}`:                                            "",
+		`"chat_template_kwargs":{"kv_transfer_params":"x"}`:                                "",
+		`"documents":[{"kv_transfer_params":"x"}]`:                                         "",
+		`"metadata":{"a":1},"kv_transfer_params":{"a":1}`:                                  "kv_transfer_params",
+		`"vllm_xargs":{"metadata":{"kv_transfer_params":{"a":1}}}`:                         "kv_transfer_params",
+		`"sampling_params":{"extra_args":{"ec_transfer_params":{"a":1}}}`:                  "ec_transfer_params",
+	} {
+		for kind, rest := range map[Kind]string{Chat: `"messages":[]`, Completion: `"prompt":"x"`, Messages: `"messages":[]`, Responses: `"input":"x"`} {
+			var p Prompt
+			if err := p.Parse(kind, []byte("{"+member+","+rest+"}")); err != nil || p.TransferParams != want {
+				t.Errorf("kind %d with %s: found %q, want %q (%v)", kind, member, p.TransferParams, want, err)
+			}
+		}
+	}
+}
+
 // FuzzTransferParams compares Parse with encoding/json.
 func FuzzTransferParams(f *testing.F) {
 	for _, body := range []string{

@@ -187,7 +187,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	_ = out.Write(csvHeader) // Error returns its error
 	for i := range r.Rows {
 		s := &r.Rows[i]
-		line := []string{text(s.Key), text(s.Model)}
+		line := []string{csvText(s.Key), csvText(s.Model)}
 		for _, n := range []int64{s.Requests, s.Errors, s.PromptTokens, s.CachedTokens, s.OutputTokens, s.EstimatedTokens, s.EstimatedCachedTokens} {
 			line = append(line, strconv.FormatInt(n, 10))
 		}
@@ -200,9 +200,14 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	return out.Error()
 }
 
-func text(s *string) string {
-	if s == nil {
+// csvText returns a cell with a text; nil: an empty one. Spreadsheets take what begins like a formula for one, so an
+// apostrophe precedes that.
+func csvText(s *string) string {
+	switch {
+	case s == nil || *s == "":
 		return ""
+	case strings.ContainsRune("=+-@\t\r", rune((*s)[0])):
+		return "'" + *s
 	}
 	return *s
 }

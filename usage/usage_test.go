@@ -113,6 +113,27 @@ func TestCSV(t *testing.T) {
 	}
 }
 
+// TestCSVFormulas expects that no name is a formula to a spreadsheet.
+func TestCSVFormulas(t *testing.T) {
+	table := NewInMemory()
+	for _, name := range []string{"=cmd()", "+1", "-1", "@a", "\ta", "a=b"} {
+		table.Record(name, name, noon, &Counts{Requests: 1})
+	}
+	r, err := table.Report(Query{ByKey: true, ByModel: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := r.WriteCSV(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, cell := range []string{"'=cmd()", "'+1", "'-1", "'@a", "'\ta", "a=b"} {
+		if !strings.Contains(out.String(), "\n"+cell+","+cell+",1,") {
+			t.Errorf("no line for %q in %q", cell, out.String())
+		}
+	}
+}
+
 func TestRowsAreBounded(t *testing.T) {
 	table := NewInMemory()
 	const hours, each = 5, maxRows / 4
