@@ -33,7 +33,7 @@ type eventMetrics struct {
 // zero, so that the first event is visible in a rate.
 func newEventMetrics(register promauto.Factory) *eventMetrics {
 	e := &eventMetrics{
-		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had closed; truncated: the response ended early or is invalid; loop: another proxy had seen the request; rank, scaling: the replica has other engines than before; context_length: the replica refused the request as too long, and another one accepts longer ones; wrong_response: to another request.", "reason"),
+		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had closed; truncated: the response ended early; invalid_response: it is not HTTP/1, or its header is too long; loop: another proxy had seen the request; rank, scaling: the replica has other engines than before; context_length: the replica refused the request as too long, and another one accepts longer ones; wrong_response: to another request.", "reason"),
 		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
 		aborts:     newCounterVec(register, "aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
 		queueTime: register.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
@@ -68,7 +68,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		RegistrationRefusedAddress, RegistrationRefusedOrigin, RegistrationRefusedURL)
 	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryContextLength, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover,
+		RetryRedirect, RetryInvalid, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryContextLength, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover,
 		RetryStatus(429), RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
@@ -89,10 +89,11 @@ const (
 	RetryFirstByte   RetryReason = "first_byte_timeout"
 	RetryResponse    RetryReason = "response_timeout"
 	RetryStalled     RetryReason = "stalled"
-	RetryTruncated   RetryReason = "truncated"   // response truncated or invalid
+	RetryTruncated   RetryReason = "truncated"
 	RetryErrorEvent  RetryReason = "error_event" // first event of the stream
 	RetryAborted     RetryReason = "aborted"     // by the engine
 	RetryRedirect    RetryReason = "redirect"
+	RetryInvalid     RetryReason = "invalid_response"   // no valid HTTP/1, or a header that is too long
 	RetryDescriptors RetryReason = "out_of_descriptors" // in this process
 	RetryLoop        RetryReason = "loop"               // another proxy reported that the request had passed it before
 	RetryEncoded     RetryReason = "encoded"

@@ -292,6 +292,9 @@ func (a *attempt) classifyOrEndRequest(err error) *failure {
 		})
 		return &failure{reason: metrics.RetryConnect, err: err, isFree: true, suspectsCrash: suspectsCrash}
 	}
+	if errors.Is(err, transport.ErrInvalidResponse) {
+		return &failure{reason: metrics.RetryInvalid, err: err}
+	}
 	late := errors.Is(err, os.ErrDeadlineExceeded)
 	return &failure{reason: metrics.RetryTruncated, err: err, suspectsCrash: !late && !errors.Is(err, transport.ErrInvalidRequest)}
 }

@@ -101,6 +101,33 @@ func TestResponseInPieces(t *testing.T) {
 	}
 }
 
+// TestMultipartOnExtraPath expects an error that says what is wrong with a body that is not JSON.
+func TestMultipartOnExtraPath(t *testing.T) {
+	r := &replica{}
+	f := serve(t, withExtraPaths("/v1/images/edits"), r)
+	body := "--b\r\nContent-Disposition: form-data; name=\"image\"\r\n\r\n\x89PNG\r\n--b--\r\n"
+	for contentType, want := range map[string]string{
+		"multipart/form-data; boundary=b": "the request body is not JSON, but multipart/form-data: /v1/images/edits takes JSON only",
+		"application/json":                "not valid UTF-8",
+		"":                                "not valid UTF-8",
+	} {
+		if resp, got := f.post("/v1/images/edits", body, "Content-Type", contentType); resp.StatusCode != http.StatusBadRequest || !strings.Contains(got, want) {
+			t.Errorf("%q: got %d %s, want %q", contentType, resp.StatusCode, got, want)
+		}
+	}
+	if n := len(r.requests()); n != 0 {
+		t.Errorf("%d requests were sent", n)
+	}
+}
+
+// TestInvalidResponse502 expects an error that does not call a response truncated whose header is invalid.
+func TestInvalidResponse502(t *testing.T) {
+	f := serve(t, nil, &replica{script: always(answered("200 OK", whole, "content-length: 1"))})
+	if resp, got := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusBadGateway || !strings.Contains(got, "invalid_response (what a replica sent is not valid HTTP/1") {
+		t.Errorf("got %d %s", resp.StatusCode, got)
+	}
+}
+
 // TestTruncatedPieces expects that an attempt whose response ends before its first piece is repeated, and that the client of
 // one that ends later notices.
 func TestTruncatedPieces(t *testing.T) {

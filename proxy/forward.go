@@ -377,7 +377,14 @@ func attemptsFailedError(best *failure) *apiError {
 	case best.reason == metrics.RetryFirstByte:
 		return firstByteTimeoutError()
 	}
-	e := newError(http.StatusBadGateway, codeReplicaFailed, "no replica could serve the request: "+string(best.reason))
+	message := "no replica could serve the request: " + string(best.reason)
+	switch best.reason {
+	case metrics.RetryRedirect:
+		message += " (a backend's URL must be that of the replica itself; the proxy's log says where it redirects to)"
+	case metrics.RetryInvalid:
+		message += " (what a replica sent is not valid HTTP/1; the proxy's log says why)"
+	}
+	e := newError(http.StatusBadGateway, codeReplicaFailed, message)
 	e.retryAfter = 1
 	return e
 }

@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -333,12 +336,21 @@ func (r *request) recordEndInUpload() *apiError {
 func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
 	if err := pr.Parse(kind, r.input.body); err != nil {
 		var apiErr *prompt.Error
-		if errors.As(err, &apiErr) {
-			return invalidRequestError(apiErr.Param, apiErr.Message)
+		if !errors.As(err, &apiErr) {
+			apiErr = &prompt.Error{Message: err.Error()}
 		}
-		return invalidRequestError("", err.Error())
+		if kind, _, err := mime.ParseMediaType(firstHeaderValue(r.httpReq.Header, "Content-Type")); err == nil && apiErr.Param == "" && isNoJSONType(kind) {
+			return invalidRequestError("", fmt.Sprintf("the request body is not JSON, but %s: %s takes JSON only", kind, r.endpoint.path))
+		}
+		return invalidRequestError(apiErr.Param, apiErr.Message)
 	}
 	return r.checkTransferParams(pr)
+}
+
+// isNoJSONType reports whether a media type is that of bodies which cannot be JSON, unlike types that clients send by mistake.
+func isNoJSONType(mediaType string) bool {
+	kind, _, _ := strings.Cut(mediaType, "/")
+	return kind == "multipart" || kind == "audio" || kind == "image" || kind == "video"
 }
 
 // parseJSON parses a JSON body into pr. Of the canonical prompt it keeps the blocks and the end.

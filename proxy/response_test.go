@@ -520,7 +520,7 @@ func TestContentEncodingOfPlainResponse(t *testing.T) {
 func TestRedirectStatus502(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("308 Permanent Redirect", "", "location: http://10.9.8.7:8000/inner"))})
 	resp, answer := f.post("/v1/chat/completions", askWhole)
-	if resp.StatusCode != http.StatusBadGateway || !strings.Contains(answer, "redirect") || strings.Contains(answer, "10.9.8.7") || resp.Header.Get("Location") != "" {
+	if resp.StatusCode != http.StatusBadGateway || !strings.Contains(answer, "redirect (a backend's URL must be") || strings.Contains(answer, "10.9.8.7") || resp.Header.Get("Location") != "" {
 		t.Errorf("status %d, header %v, %s", resp.StatusCode, resp.Header, answer)
 	}
 	if log := f.log.String(); !strings.Contains(log, "set the backend to the URL of the replica itself") {

@@ -318,9 +318,9 @@ const (
 	ended                   // after the last byte
 )
 
-var (
-	errChunkLine   = errors.New("malformed chunk")
-	errLineTooLong = errors.New("chunk framing line too long")
+const (
+	errChunkLine   = invalidResponse("malformed chunk")
+	errLineTooLong = invalidResponse("chunk framing line too long")
 )
 
 // skipFraming skips framing lines that are completely buffered. atData is true when the next byte

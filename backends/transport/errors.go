@@ -12,6 +12,17 @@ import (
 // header would break the framing, or the body does not have its ContentLength.
 var ErrInvalidRequest = errors.New("invalid request")
 
+// ErrInvalidResponse is the error of a response that breaks the rules of HTTP/1 or Options.MaxHeaderBytes.
+var ErrInvalidResponse = errors.New("invalid response")
+
+// invalidResponse is the text of an error that is ErrInvalidResponse.
+type invalidResponse string
+
+func (e invalidResponse) Error() string { return string(e) }
+
+// Is reports whether target is ErrInvalidResponse.
+func (e invalidResponse) Is(target error) bool { return target == ErrInvalidResponse }
+
 // ConnectError is returned when no connection to the replica could be made: refused, timed out,
 // invalid certificate, or MaxConns reached. Nothing was sent.
 type ConnectError struct {

@@ -3,7 +3,6 @@ package transport
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"io"
 	"net/http"
 	"net/textproto"
@@ -16,13 +15,13 @@ import (
 
 // Errors of a response header. Anything ambiguous is an error: a wrong guess about
 // the end of a response would corrupt the next one on the connection.
-var (
-	errHeaderTooLong = errors.New("too long")
-	errLineEnd       = errors.New("line does not end in CR LF")
-	errStatusLine    = errors.New("not an HTTP/1 status line")
-	errHeaderLine    = errors.New("malformed line")
-	errFraming       = errors.New("ambiguous length: Content-Length or Transfer-Encoding repeated, both present, or invalid")
-	errSwitching     = errors.New("unrequested 101")
+const (
+	errHeaderTooLong = invalidResponse("too long")
+	errLineEnd       = invalidResponse("line does not end in CR LF")
+	errStatusLine    = invalidResponse("not an HTTP/1 status line")
+	errHeaderLine    = invalidResponse("malformed line")
+	errFraming       = invalidResponse("ambiguous length: Content-Length or Transfer-Encoding repeated, both present, or invalid")
+	errSwitching     = invalidResponse("unrequested 101")
 )
 
 // readResponse reads the response header, skipping interim responses (100, 103), and
