@@ -28,8 +28,8 @@ import (
 //	sum          of all before it; see authenticator
 const (
 	messageMagic  = "wrcl"
-	plainVersion  = 1 // the sum is a checksum
-	signedVersion = 2 // the sum is an HMAC
+	plainVersion  = 3 // the sum is a checksum
+	signedVersion = 4 // the sum is an HMAC
 	headBytes     = len(messageMagic) + 1 + 4*8
 
 	maxMessageBytes = 2 << 20
