@@ -67,6 +67,7 @@ type adminEndpoint struct {
 	url   string
 	flag  string      // with the URL, such as --admin
 	token string      // empty: none
+	from  string      // names what gave the token, for errors
 	tls   *tls.Config // nil: the system's authorities verify the certificate
 }
 
@@ -82,7 +83,8 @@ func (l *AdminListener) resolveAdminEndpoint(configs config.Loader) (a adminEndp
 		if c == nil {
 			return a, err
 		}
-		if a.url, a.token = c.AdminURL(), c.AdminToken; a.url == "" && l.URL == "" {
+		a.token, a.from = c.AdminToken, c.AdminTokenSource
+		if a.url = c.AdminURL(); a.url == "" && l.URL == "" {
 			return a, errors.New(`the configuration has no admin listener (admin: ""): name one with --admin`)
 		}
 		if l.URL == "" && l.CAFile == "" && c.AdminTLS.CertFile != "" {
@@ -99,6 +101,7 @@ func (l *AdminListener) resolveAdminEndpoint(configs config.Loader) (a adminEndp
 		if a.token = string(bytes.TrimSpace(text)); a.token == "" || !config.IsHeaderValue(a.token) {
 			return a, fmt.Errorf("--token-file: %s has no token: expected one line of text", l.TokenFile)
 		}
+		a.from = "--token-file " + l.TokenFile
 	}
 	if l.CAFile != "" {
 		if a.tls, err = loadCATLSConfig(l.CAFile); err != nil {
@@ -210,6 +213,8 @@ func (a *adminEndpoint) responseError(resp *http.Response, response []byte) erro
 		return fmt.Errorf("%s requires https: use %s https://…", a.url, a.flag)
 	case body.Error.Src != "warmroute", body.Error.Code == "not_found": // not_found: the public listener
 		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with %s", a.url, stripUnprintable(resp.Status), a.flag)
+	case resp.StatusCode == http.StatusUnauthorized && a.token != "":
+		return fmt.Errorf("%s: %s (the token is that of %s)", a.url, stripUnprintable(body.Error.Message), a.from)
 	case resp.StatusCode == http.StatusUnauthorized:
 		return fmt.Errorf("%s requires the admin token: use --token-file, or set WARMROUTE_ADMIN_TOKEN", a.url)
 	}

@@ -65,13 +65,14 @@ type Config struct {
 
 // Listeners are the public and the admin listener.
 type Listeners struct {
-	Listen         string         `mapstructure:"listen" reload:"no"` // host:port
-	Admin          string         `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
-	AdminToken     string         `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
-	AdminTokenFile string         `mapstructure:"admin_token_file"`
-	AdminTLS       ListenerTLS    `mapstructure:"admin_tls"`
-	TLS            ListenerTLS    `mapstructure:"tls"`
-	TrustedProxies []netip.Prefix `mapstructure:"trusted_proxies"`
+	Listen           string         `mapstructure:"listen" reload:"no"` // host:port
+	Admin            string         `mapstructure:"admin" reload:"no"`  // host:port, or empty: no admin listener
+	AdminToken       string         `mapstructure:"admin_token"`        // the content of AdminTokenFile, if that is given
+	AdminTokenFile   string         `mapstructure:"admin_token_file"`
+	AdminTokenSource string         `mapstructure:"-"` // names the variable, setting or file that gave AdminToken, for errors
+	AdminTLS         ListenerTLS    `mapstructure:"admin_tls"`
+	TLS              ListenerTLS    `mapstructure:"tls"`
+	TrustedProxies   []netip.Prefix `mapstructure:"trusted_proxies"`
 }
 
 // Tenants are the API keys and how they share the prefix cache.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -63,8 +64,9 @@ func (c *Config) WatchedFiles(configFile string) []string {
 
 func (c *Config) readFiles(errs *errorList) {
 	c.readKeysFile(errs)
+	c.AdminTokenSource = cmp.Or(errs.origin["admin_token"], "the setting admin_token")
 	if c.AdminToken == "" {
-		c.AdminToken = readSecret(errs, "admin_token_file", c.AdminTokenFile, "the token")
+		c.AdminToken, c.AdminTokenSource = readSecret(errs, "admin_token_file", c.AdminTokenFile, "the token"), c.AdminTokenFile
 	} else if c.AdminTokenFile != "" {
 		errs.add("admin_token_file", "admin_token is given as well; remove one of the two")
 	}

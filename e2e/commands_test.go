@@ -41,8 +41,15 @@ func TestExplainRunningProxy(t *testing.T) {
 	resp.Body.Close()
 	http.DefaultClient.CloseIdleConnections()
 	holder := resp.Header.Get("X-Warmroute-Backend")
-	t.Setenv("WARMROUTE_ADMIN_TOKEN", adminToken)
 	t.Setenv("WARMROUTE_ADMIN", strings.TrimPrefix(p.admin, "http://"))
+	t.Setenv("WARMROUTE_ADMIN_TOKEN", adminToken+"-of-old")
+	for _, command := range [][]string{{"explain", "-f", file}, {"replay", "--from", p.admin}} {
+		status, _, stderr := runCommand(t, command...)
+		if status != 1 || !strings.Contains(stderr, "invalid admin token") || !strings.Contains(stderr, "that of WARMROUTE_ADMIN_TOKEN") {
+			t.Errorf("%q with a wrong token: status %d, %s", command, status, stderr)
+		}
+	}
+	t.Setenv("WARMROUTE_ADMIN_TOKEN", adminToken)
 	status, out, stderr := runCommand(t, "explain", "-f", file, "--json")
 	var e proxy.Explanation
 	if err := json.Unmarshal([]byte(out), &e); status != 0 || err != nil || e.Choice != holder || e.Reason != router.ReasonPrefix {
