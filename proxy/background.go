@@ -14,6 +14,7 @@ import (
 
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 )
@@ -63,15 +64,15 @@ func (p *Proxy) Close() {
 	b.running.Wait()
 }
 
-// start runs follow in a goroutine of its own that Close waits for, or here if the proxy is closed.
-func (b *backgroundResponses) start(follow func()) {
+// start runs follow in a goroutine of its own that Close waits for, or here if the proxy is closed. A panic of follow is reported.
+func (b *backgroundResponses) start(panics recovery.Reporter, follow func()) {
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
 		follow()
 		return
 	}
-	b.running.Go(follow)
+	b.running.Go(func() { panics.CallAndRecover(recovery.Handler, follow) })
 	b.mu.Unlock()
 }
 

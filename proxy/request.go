@@ -92,7 +92,7 @@ func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWri
 		}
 		x.releaseInput()
 		p.activity.beginBackgroundPhase(x)
-		p.background.start(x.background.follow)
+		p.background.start(p.panics, x.background.follow)
 	}()
 	if apiErr := x.admit(); apiErr != nil {
 		if x.isCancelled() {
