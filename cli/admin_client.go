@@ -5,9 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -104,7 +102,7 @@ func (l *AdminListener) resolveAdminEndpoint(configs config.Loader) (a adminEndp
 		a.from = "--token-file " + l.TokenFile
 	}
 	if l.CAFile != "" {
-		if a.tls, err = loadCATLSConfig(l.CAFile); err != nil {
+		if a.tls, err = LoadCAFile(l.CAFile); err != nil {
 			return a, err
 		}
 	}
@@ -118,39 +116,6 @@ func (l *AdminListener) resolveAdminEndpoint(configs config.Loader) (a adminEndp
 		}
 	}
 	return a, nil
-}
-
-// loadCATLSConfig reads certificate authorities from a file, and returns a TLS configuration that trusts them.
-func loadCATLSConfig(caFile string) (*tls.Config, error) {
-	text, err := config.ReadFileOrPipe(caFile)
-	if err != nil {
-		return nil, UsageError{fmt.Errorf("--ca-file: %w", err)}
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("--ca-file: %s has no certificate in PEM format", caFile)
-	}
-	return &tls.Config{RootCAs: pool}, nil
-}
-
-// loadPinnedTLSConfig reads a certificate from a file, and returns a TLS configuration that accepts this
-// one alone, whatever its name: a listener of the same machine is reached by its address.
-func loadPinnedTLSConfig(certFile string) (*tls.Config, error) {
-	text, err := config.ReadRegularFile(certFile)
-	if err != nil {
-		return nil, fmt.Errorf("admin_tls.cert_file: %w: use --ca-file instead", err)
-	}
-	block, _ := pem.Decode(text)
-	if block == nil {
-		return nil, fmt.Errorf("admin_tls.cert_file: %s has no certificate in PEM format", certFile)
-	}
-	verify := func(s tls.ConnectionState) error {
-		if !bytes.Equal(s.PeerCertificates[0].Raw, block.Bytes) {
-			return &tls.CertificateVerificationError{Err: fmt.Errorf("it is not the one in %s", certFile)}
-		}
-		return nil
-	}
-	return &tls.Config{InsecureSkipVerify: true, VerifyConnection: verify}, nil
 }
 
 // request sends a request with a JSON body, which may be empty, and returns the response's body.
@@ -180,9 +145,8 @@ func (a *adminEndpoint) roundTrip(req *http.Request) (*http.Response, error) {
 		req.Header.Set("Authorization", "Bearer "+a.token)
 	}
 	resp, err := (&http.Transport{DisableKeepAlives: true, TLSClientConfig: a.tls}).RoundTrip(req)
-	var unverified *tls.CertificateVerificationError
-	if errors.As(err, &unverified) {
-		return nil, fmt.Errorf("verify the certificate of %s: %w: name its authority with --ca-file", a.url, unverified.Err)
+	if described := DescribeTLSError(err, a.url, a.flag); described != nil {
+		return nil, described
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect to the admin listener at %s: %w: check that the proxy runs, or name another address with %s", a.url, err, a.flag)
@@ -209,7 +173,7 @@ func (a *adminEndpoint) responseError(resp *http.Response, response []byte) erro
 	}
 	_ = json.Unmarshal(response, &body) // the response of another server has no such fields
 	switch {
-	case resp.StatusCode == http.StatusBadRequest && strings.Contains(string(response), "HTTP request to an HTTPS server"):
+	case IsHTTPSRequired(resp.StatusCode, response):
 		return fmt.Errorf("%s requires https: use %s https://…", a.url, a.flag)
 	case body.Error.Src != "warmroute", body.Error.Code == "not_found": // not_found: the public listener
 		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with %s", a.url, stripUnprintable(resp.Status), a.flag)

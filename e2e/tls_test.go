@@ -353,6 +353,7 @@ func TestExplainOverTLS(t *testing.T) {
 		"no authority":                {[]string{"--admin", p.admin, "--token-file", tokenFile}, 1, "with --ca-file"},
 		"no file":                     {[]string{"--admin", p.admin, "--ca-file", tokenFile + ".no"}, 2, "--ca-file"},
 		"no certificate":              {[]string{"--admin", p.admin, "--ca-file", tokenFile}, 1, "has no certificate"},
+		"https to plain HTTP":         {[]string{"--admin", strings.Replace(p.url, "http:", "https:", 1), "--token-file", tokenFile}, 1, "does not use https: use --admin http"},
 		"plain HTTP":                  {[]string{"--admin", strings.TrimPrefix(p.admin, "https://"), "--token-file", tokenFile}, 1, "requires https"},
 	} {
 		status, out, complaint := runCommand(t, append([]string{"explain", "-f", request}, c.args...)...)

@@ -2,8 +2,10 @@ package cli
 
 import (
 	"bytes"
+	"crypto/tls"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"warmroute/backends"
+	"warmroute/cli"
 	"warmroute/config"
 )
 
@@ -22,6 +25,7 @@ type benchOptions struct {
 	urls              []string
 	model             string
 	keyFiles, keyEnvs []string
+	caFile            string
 
 	duration, warmup time.Duration // measured time of each URL; unmeasured time of each round
 	conversations    int           // of each URL; 0: as many as duration allows
@@ -41,6 +45,7 @@ type benchOptions struct {
 func newBenchCommand() *cobra.Command {
 	var o benchOptions
 	var targets []*benchTarget
+	var tlsConfig *tls.Config // nil: the system's authorities
 	cmd := &cobra.Command{
 		Use:   "bench --url URL [--url URL ...]",
 		Short: "Compare OpenAI endpoints under multi-turn chats",
@@ -73,11 +78,16 @@ Prompts and keys are never printed. Ctrl-C prints the results so far.`,
 			if err != nil {
 				return err
 			}
+			if o.caFile != "" {
+				if tlsConfig, err = cli.LoadCAFile(o.caFile); err != nil {
+					return err
+				}
+			}
 			targets, err = o.newTargets(keys)
 			return err
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runBench(cmd.Context(), &o, targets, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return runBench(cmd.Context(), &o, targets, tlsConfig, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	o.addFlags(cmd.Flags())
@@ -90,6 +100,7 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.model, "model", "", "`MODEL` to request (default: the only one that the endpoint lists)")
 	f.StringArrayVar(&o.keyFiles, "api-key-file", nil, "read the API key from `FILE`; give it once for all URLs, or once per URL, in order")
 	f.StringArrayVar(&o.keyEnvs, "api-key-env", nil, "read the API key from the environment `VARIABLE`; likewise")
+	f.StringVar(&o.caFile, "ca-file", "", "trust the certificate authorities in `FILE` (default: those of the system)")
 	f.BoolVar(&o.plain, "plain", false, "send only fields of the OpenAI API; without it, vLLM's ignore_eos fixes the length of the outputs")
 
 	f.DurationVar(&o.duration, "for", time.Minute, "measure each URL for `DURATION`, over all rounds")
@@ -177,7 +188,12 @@ func (o *benchOptions) newTargets(apiKeys []string) ([]*benchTarget, error) {
 		}
 		t := &benchTarget{name: string(rune('A' + i)), url: u.String(), model: o.model}
 		if len(apiKeys) > 0 {
-			t.key = apiKeys[min(i, len(apiKeys)-1)]
+			n := min(i, len(apiKeys)-1)
+			t.key = apiKeys[n]
+			if t.keySource = "--api-key-file"; len(o.keyEnvs) > 0 {
+				t.keySource = "--api-key-env"
+			}
+			t.keySource += " " + slices.Concat(o.keyFiles, o.keyEnvs)[n]
 		}
 		targets = append(targets, t)
 	}

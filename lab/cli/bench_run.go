@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,10 +15,12 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/cli"
 	"warmroute/lab/loadgen"
 	"warmroute/lab/replay"
 )
@@ -26,8 +29,10 @@ import (
 type benchTarget struct {
 	name  string // its letter in the table
 	url   string // without /v1
-	key   string
 	model string
+
+	key       string // empty: none
+	keySource string // the flag that gave the key, with its value
 
 	stats benchStats
 }
@@ -36,21 +41,22 @@ type benchTarget struct {
 type benchRun struct {
 	o         *benchOptions
 	targets   []*benchTarget
-	nonce     string // differs between runs, so that no run is served from the caches that another filled
+	tls       *tls.Config // nil: the system's authorities
+	nonce     string      // differs between runs, so that no run is served from the caches that another filled
 	bar       *progressBar
 	slotsDone int          // a slot is one URL's part of a round
 	requests  atomic.Int64 // completed in the current slot
 }
 
 // runBench sends the chats to all targets and prints the results.
-func runBench(ctx context.Context, o *benchOptions, targets []*benchTarget, stdout, stderr io.Writer) error {
-	if err := resolveModels(ctx, targets); err != nil {
+func runBench(ctx context.Context, o *benchOptions, targets []*benchTarget, t *tls.Config, stdout, stderr io.Writer) error {
+	if err := resolveModels(ctx, targets, t); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("interrupted before the first measurement")
 		}
 		return err
 	}
-	r := &benchRun{o: o, targets: targets, nonce: rand.Text()[:8], bar: newProgressBar(stderr, "bench")}
+	r := &benchRun{o: o, targets: targets, tls: t, nonce: rand.Text()[:8], bar: newProgressBar(stderr, "bench")}
 	start := time.Now()
 	r.runRounds(ctx)
 	r.bar.clear()
@@ -86,8 +92,8 @@ const (
 
 // resolveModels asks each endpoint for its models and sets those that no flag names.
 // It returns an error if an endpoint cannot be measured, before minutes are spent on it.
-func resolveModels(ctx context.Context, targets []*benchTarget) error {
-	client := loadgen.NewHTTPClient()
+func resolveModels(ctx context.Context, targets []*benchTarget, c *tls.Config) error {
+	client := loadgen.NewTLSClient(c)
 	defer client.CloseIdleConnections()
 	for _, t := range targets {
 		if err := t.resolveModel(ctx, client); err != nil {
@@ -108,6 +114,9 @@ func (t *benchTarget) resolveModel(ctx context.Context, client *http.Client) err
 		req.Header.Set("Authorization", "Bearer "+t.key)
 	}
 	resp, err := client.Do(req)
+	if described := cli.DescribeTLSError(err, t.url, "--url"); described != nil {
+		return described
+	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("no response from %s within %v: check the address and firewalls", t.url, endpointCheckTimeout)
@@ -115,33 +124,43 @@ func (t *benchTarget) resolveModel(ctx context.Context, client *http.Client) err
 		if e := (*url.Error)(nil); errors.As(err, &e) {
 			err = e.Err
 		}
-		return fmt.Errorf("connect to %s: %w: check that the server runs at this address", t.url, err)
+		advice := "check that the server runs at this address"
+		if strings.HasPrefix(t.url, "http:") && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
+			advice += ", or use --url https://… if it requires that" // vLLM closes the connection
+		}
+		return fmt.Errorf("connect to %s: %w: %s", t.url, err, advice)
 	}
 	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxModelListBytes))
+	if err != nil {
+		return fmt.Errorf("GET %s/v1/models: %w", t.url, err)
+	}
 	switch code := resp.StatusCode; {
 	case (code == http.StatusUnauthorized || code == http.StatusForbidden) && t.key == "":
 		return fmt.Errorf("%s requires an API key: use --api-key-file or --api-key-env", t.url)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return fmt.Errorf("%s rejects the API key with status %d", t.url, code)
+		return fmt.Errorf("%s rejects the API key of %s with status %d", t.url, t.keySource, code)
 	case (code == http.StatusNotFound || code == http.StatusMethodNotAllowed) && t.model != "":
 		return nil // it has no list; whether it has the model will be seen
 	case code == http.StatusNotFound:
 		return fmt.Errorf("%s has no /v1/models: check that it is the base URL of an OpenAI server, or name the model with --model", t.url)
+	case cli.IsHTTPSRequired(code, body):
+		return fmt.Errorf("%s requires https: use --url https://…", t.url)
 	case code != http.StatusOK:
 		return fmt.Errorf("GET %s/v1/models: status %d", t.url, code)
 	}
-	return t.selectListedModel(io.LimitReader(resp.Body, maxModelListBytes))
+	return t.selectListedModel(body)
 }
 
 // selectListedModel sets the model to the only one in a list, or checks that the
 // model is in it.
-func (t *benchTarget) selectListedModel(modelList io.Reader) error {
+func (t *benchTarget) selectListedModel(modelList []byte) error {
 	var list struct {
 		Data []struct {
 			ID string `json:"id"`
 		} `json:"data"`
 	}
-	if err := json.NewDecoder(modelList).Decode(&list); err != nil {
+	if err := json.Unmarshal(modelList, &list); err != nil {
 		return fmt.Errorf("GET %s/v1/models: not a list of models: check that it is the base URL of an OpenAI server", t.url)
 	}
 	var names, quoted []string
@@ -185,7 +204,7 @@ func (r *benchRun) runRounds(ctx context.Context) {
 
 // measureTarget measures one target in one round.
 func (r *benchRun) measureTarget(ctx context.Context, t *benchTarget, round int) {
-	connections := loadgen.NewHTTPClient()
+	connections := loadgen.NewTLSClient(r.tls)
 	defer connections.CloseIdleConnections()
 	stop := make(chan struct{})
 	start := time.Now()

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -307,6 +310,48 @@ func TestBenchOutputHasNoKeysOrPrompts(t *testing.T) {
 	}
 }
 
+func TestBenchOverTLS(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			io.WriteString(w, `{"data":[{"id":"m"}]}`)
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, `data: {"choices":[{"delta":{"content":"one"}}]}`+"\n\ndata: [DONE]\n\n")
+	}))
+	defer s.Close()
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // of failed handshakes
+	writeCertificate := func(certificate []byte) string {
+		file := filepath.Join(t.TempDir(), "authority.pem")
+		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	authority := writeCertificate(s.Certificate().Raw)
+	_, port, _ := net.SplitHostPort(s.Listener.Addr().String())
+	for name, c := range map[string]struct {
+		args   []string
+		status int
+		want   string
+	}{
+		"the authority":  {[]string{"--url", s.URL, "--ca-file", authority}, 0, "requests completed"},
+		"no authority":   {[]string{"--url", s.URL}, 1, "verify the certificate of " + s.URL + ": x509: certificate signed by unknown authority: name its authority with --ca-file"},
+		"another name":   {[]string{"--url", "https://localhost:" + port, "--ca-file", authority}, 1, "not localhost: name a host that it is valid for with --url"},
+		"no file":        {[]string{"--url", s.URL, "--ca-file", authority + ".no"}, 2, "--ca-file: open "},
+		"no certificate": {[]string{"--url", s.URL, "--ca-file", os.DevNull}, 2, "has no certificate"},
+		"http":           {[]string{"--url", "http://127.0.0.1:" + port}, 1, "http://127.0.0.1:" + port + " requires https: use --url https://…"},
+		"https to a server without TLS": {[]string{"--url", strings.Replace(openAI(t, http.NotFound), "http:", "https:", 1)}, 1,
+			" does not use https: use --url http://…"},
+	} {
+		status, out, errs := bench(t.Context(), t, append(c.args, "--conversations", "1", "--sessions", "1", "--turns", "2")...)
+		if status != c.status || !strings.Contains(out+errs, c.want) {
+			t.Errorf("%s: status %d, %s%s; want %d, %q", name, status, out, errs, c.status, c.want)
+		}
+	}
+}
+
 func TestBenchChecksEndpointsFirst(t *testing.T) {
 	f := func(want string, h http.HandlerFunc, args ...string) {
 		t.Helper()
@@ -325,7 +370,7 @@ func TestBenchChecksEndpointsFirst(t *testing.T) {
 	}
 	t.Setenv("BENCH_TEST_KEY", "k")
 	f("requires an API key: use --api-key-file", refuse(401))
-	f("rejects the API key with status 403", refuse(403), "--api-key-env", "BENCH_TEST_KEY")
+	f("rejects the API key of --api-key-env BENCH_TEST_KEY with status 403", refuse(403), "--api-key-env", "BENCH_TEST_KEY")
 	f("has no /v1/models: check that", refuse(404))
 	f("status 503", refuse(503))
 	f("not a list of models", list("<html>"))
@@ -334,6 +379,11 @@ func TestBenchChecksEndpointsFirst(t *testing.T) {
 	f(`several models: name one of "a", "b\x1b[2J" with --model`, list(`{"data":[{"id":"a"},{"id":"b\u001b[2J"}]}`))
 	f(`unknown model "c" at `, list(`{"data":[{"id":"a"}]}`), "--model", "c")
 	f("connect to ", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	f("or use --url https://… if it requires that", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	f("requires https: use --url https://…", func(w http.ResponseWriter, _ *http.Request) { // nginx
+		w.WriteHeader(http.StatusBadRequest)
+		io.WriteString(w, "<html><head><title>400 The plain HTTP request was sent to HTTPS port</title></head></html>")
+	})
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -4,6 +4,7 @@ package loadgen
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net/http"
 	"sync"
@@ -43,8 +44,14 @@ type Client struct {
 
 // NewHTTPClient returns an http.Client for many concurrent streams to one
 // server. The caller closes its idle connections.
-func NewHTTPClient() *http.Client {
+func NewHTTPClient() *http.Client { return NewTLSClient(nil) }
+
+// NewTLSClient is NewHTTPClient with a TLS configuration; nil: the system's
+// authorities verify certificates.
+func NewTLSClient(c *tls.Config) *http.Client {
 	return &http.Client{Transport: &http.Transport{
+		TLSClientConfig:     c,
+		ForceAttemptHTTP2:   true, // over TLS, also with a configuration
 		MaxIdleConnsPerHost: 4096,
 		// vLLM closes a connection that was idle for 5 s; a request that is
 		// just being written to it would be lost.
