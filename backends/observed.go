@@ -29,6 +29,8 @@ type observed struct {
 
 	missing     [MaxEndpoints]atomic.Int64 // until when each Endpoint counts as missing, Unix time in nanoseconds; 0: it does not
 	lastMissing atomic.Int64               // until when any does
+	served      atomic.Uint64              // an EndpointSet: those of which a request has succeeded
+	notFound    atomic.Uint64              // an EndpointSet: those of which a request got an empty 404
 
 	reportsCached atomic.Uint64 // an EndpointSet; see ReportsCached
 }
@@ -119,6 +121,24 @@ func (o *observed) RecordMissingEndpoint(e Endpoint, now time.Time) {
 	o.lastMissing.Store(expiry)
 }
 
+// RecordServedEndpoint records that a request of e has succeeded: until ForgetMissingEndpoints, an empty 404 is about its
+// request.
+func (o *observed) RecordServedEndpoint(e Endpoint) {
+	o = o.ofServer()
+	if !EndpointSet(o.served.Load()).Has(e) {
+		o.served.Or(1 << e)
+	}
+}
+
+// RecordEmptyNotFound records a 404 without a body, which may be about the endpoint or about the request. The second one
+// counts as RecordMissingEndpoint, unless a request of e has succeeded.
+func (o *observed) RecordEmptyNotFound(e Endpoint, now time.Time) {
+	o = o.ofServer()
+	if !EndpointSet(o.served.Load()).Has(e) && EndpointSet(o.notFound.Or(1<<e)).Has(e) {
+		o.RecordMissingEndpoint(e, now)
+	}
+}
+
 // MissingEndpoints returns the endpoints that the replica is known not to serve.
 func (o *observed) MissingEndpoints(now time.Time) (missing EndpointSet) {
 	o = o.ofServer()
@@ -139,11 +159,13 @@ func (o *observed) LacksEndpoint(e Endpoint, now time.Time) bool {
 	return o.MissingEndpoints(now).Has(e)
 }
 
-// ForgetMissingEndpoints forgets which endpoints the replica lacks. The health checks and
+// ForgetMissingEndpoints forgets which endpoints the replica lacks or has. The health checks and
 // the poller call it when the replica may be another process.
 func (o *observed) ForgetMissingEndpoints() {
 	o = o.ofServer()
 	for e := range o.missing {
 		o.missing[e].Store(0)
 	}
+	o.served.Store(0)
+	o.notFound.Store(0)
 }

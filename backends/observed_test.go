@@ -27,6 +27,40 @@ func TestMissingEndpoints(t *testing.T) {
 	}
 }
 
+// An empty 404 may be about its request, and the second one, while none succeeds, is about the endpoint.
+func TestEmptyNotFound(t *testing.T) {
+	b, now := new(Backend), time.Unix(1000, 0)
+	for e, want := range []bool{false, true} {
+		b.RecordEmptyNotFound(2, now)
+		b.RecordEmptyNotFound(Endpoint(e+3), now)
+		if got := b.LacksEndpoint(2, now); got != want {
+			t.Errorf("after %d: missing: %v", e+1, got)
+		}
+	}
+	if b.LacksEndpoint(3, now) || b.LacksEndpoint(4, now) {
+		t.Error("another endpoint is missing")
+	}
+	b.ForgetMissingEndpoints()
+	for e := range Endpoint(2) {
+		b.RecordServedEndpoint(e)
+	}
+	for range 3 {
+		b.RecordEmptyNotFound(1, now)
+	}
+	if b.LacksEndpoint(1, now) {
+		t.Error("an endpoint is missing of which a request has succeeded")
+	}
+	b.ForgetMissingEndpoints()
+	b.RecordEmptyNotFound(1, now)
+	if b.LacksEndpoint(1, now) {
+		t.Error("the first one of another process counts")
+	}
+	b.RecordEmptyNotFound(1, now)
+	if !b.LacksEndpoint(1, now) {
+		t.Error("what another process served counts")
+	}
+}
+
 // What a replica lacks is forgotten when it may be another process.
 func TestMissingEndpointsForgotten(t *testing.T) {
 	for name, next := range map[string]struct {

@@ -52,8 +52,8 @@ func (f *failure) isOfConnection() bool {
 	return f.reason == metrics.RetryStale || f.reason == metrics.RetryWrongResponse
 }
 
-// isMissingEndpoint reports whether the replica does not serve the endpoint. It is known then, so that it
-// is asked no more, and its response is worth less than any other.
+// isMissingEndpoint reports whether the replica does not serve the endpoint, as it seems. No rank of its server is asked
+// again, and its response is worth less than any other.
 func (f *failure) isMissingEndpoint() bool { return f.reason == metrics.RetryEndpoint }
 
 // isUnsuited reports whether the replica cannot serve the request, and says so, though others may: it lacks the endpoint, or
@@ -158,6 +158,9 @@ func (a *attempt) recordAndReleaseDecision() {
 	a.addTokensToRecording()
 	a.setTokenUsage()
 	a.endAttemptSpan()
+	if a.result.End == router.Completed {
+		a.decision.Backend.RecordServedEndpoint(a.endpoint.number)
+	}
 	if a.reply != nil && a.result.End == router.Completed {
 		a.result.Reply, a.result.ReplyTailBytes = a.reply.Finish(), a.reply.TailBytes()
 	}

@@ -60,15 +60,82 @@ func TestMissingEndpointEverywhere(t *testing.T) {
 			if resp, got := f.post(path, bodyFor(path)); resp.StatusCode != http.StatusNotFound || got != pathNotFound {
 				t.Errorf("got %d %q, want the response of the last replica", resp.StatusCode, got)
 			}
+			if resp, got := f.post(path, bodyFor(path)); resp.StatusCode != http.StatusNotFound || got != "" {
+				t.Errorf("the first replica's empty response could be about the first request: got %d %q", resp.StatusCode, got)
+			}
 			resp, got := f.post(path, bodyFor(path))
 			if resp.StatusCode != http.StatusNotFound || !strings.Contains(got, want) || !strings.Contains(got, "no replica of the model serves "+path) {
 				t.Errorf("got %d %s", resp.StatusCode, got)
 			}
-			if len(a.requests()) != 1 || len(b.requests()) != 1 {
+			if len(a.requests()) != 2 || len(b.requests()) != 1 {
 				t.Errorf("%d and %d requests", len(a.requests()), len(b.requests()))
 			}
 		})
 	}
+}
+
+// What replicas, or what is before them, answer to one request with an empty 404 says nothing about others of its endpoint.
+// It is tried on each replica once, for a server with ranks too, and its client gets the 404.
+func TestEmptyNotFoundIsAboutItsRequest(t *testing.T) {
+	refusing := func(refused bool, good string) func(*session) {
+		return func(s *session) {
+			for r, ok := s.request(); ok; r, ok = s.request() {
+				if refused && strings.Contains(r.body, `"odd"`) {
+					s.say(answered("404 Not Found", ""))
+				} else {
+					s.say(good)
+				}
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		path, body, good string
+		ranks            int // of the first replica; 0: it has none
+	}{
+		"chat":       {"/v1/chat/completions", askWhole, answered("200 OK", whole), 0},
+		"stream":     {"/v1/chat/completions", askStream, streamed(goodStream), 0},
+		"ranks":      {"/v1/chat/completions", askWhole, answered("200 OK", whole), 3},
+		"embeddings": {"/v1/embeddings", bodyFor("/v1/embeddings"), answered("200 OK", `{"data":[]}`), 0},
+		"extra path": {"/x", `{"model":"m"}`, answered("200 OK", "{}"), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := &replica{script: refusing(true, c.good)}, &replica{script: refusing(true, c.good)}
+			f := serveWithQueue(t, queueForAMinute, withExtraPaths("/x"), a, b)
+			if c.ranks > 0 {
+				var ranks []*backends.Backend
+				server := f.backends[0]
+				for i := range c.ranks {
+					ranks = append(ranks, backends.NewRank(server, i, i))
+				}
+				f.replaceByRanks(server, ranks...)
+			}
+			odd := strings.Replace(c.body, "{", `{"user":"odd",`, 1)
+			ask := func(body string, status int) {
+				t.Helper()
+				if resp, got := f.post(c.path, body); resp.StatusCode != status || status == http.StatusNotFound && got != "" {
+					t.Errorf("got %d %q, want %d", resp.StatusCode, got, status)
+				}
+			}
+			ask(odd, http.StatusNotFound)
+			if len(a.requests()) != 1 || len(b.requests()) != 1 {
+				t.Errorf("%d and %d requests", len(a.requests()), len(b.requests()))
+			}
+			ask(c.body, http.StatusOK)
+			for range 2 {
+				ask(odd, http.StatusNotFound)
+			}
+			ask(c.body, http.StatusOK)
+		})
+	}
+	t.Run("another has it", func(t *testing.T) {
+		good := answered("200 OK", whole)
+		f := serve(t, nil, &replica{script: refusing(true, good)}, &replica{script: refusing(false, good)})
+		for range 3 {
+			if resp, got := f.post("/v1/chat/completions", strings.Replace(askWhole, "{", `{"user":"odd",`, 1)); resp.StatusCode != http.StatusOK {
+				t.Errorf("got %d %q", resp.StatusCode, got)
+			}
+		}
+	})
 }
 
 // A replica that is down may serve the endpoint, so the request waits for it.

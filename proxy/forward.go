@@ -139,9 +139,9 @@ func (r *request) logFailureAndRecheck(f *failure) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
 	case f.reason == metrics.RetryStale:
-	case f.reason == metrics.RetryContextLength:
-	case f.isMissingEndpoint():
+	case f.isMissingEndpoint() && f.decision.Backend.LacksEndpoint(r.endpoint.number, time.Now()):
 		level = slog.LevelInfo // it is remembered, so there are few
+	case f.isUnsuited():
 	case f.reason == metrics.RetryDescriptors:
 		r.proxy.outOfDescriptors(f.err)
 	default:

@@ -112,6 +112,7 @@ func TestNext(t *testing.T) {
 		{"endpoint missing, however often", []try{{backendA, endpointMissing}, {backendB, endpointMissing}, {backendC, endpointMissing}}, "rrr", nil, pick},
 		{"endpoint missing without retries", []try{{backendA, endpointMissing}}, "rr", func(_ *history, s *Settings) { s.Retry.Share, s.Retry.PerSecond = 0, 0 }, pick},
 		{"endpoint missing everywhere", []try{{backendA, endpointMissing}}, "r", notPicked(router.ErrEndpointMissing), answer(respondReplicaError)},
+		{"endpoint missing, as all say of this request", []try{{backendA, endpointMissing}, {backendB, endpointMissing}}, "rr", notPicked(router.ErrNoneReady), answer(respondReplicaError)},
 		{"endpoint missing where one is ready", []try{{backendA, endpointMissing}}, "rd", notPicked(router.ErrNoneReady), answer(respondNotPicked)},
 		{"endpoint known to be missing", nil, "r", notPicked(router.ErrEndpointMissing), answer(respondNotPicked)},
 		{"endpoint missing, then connection refused", []try{{backendA, endpointMissing}, {backendB, connectionRefused}}, "rr", nil, wait(waitReconnect, minReconnectDelay)},

@@ -10,12 +10,13 @@ import (
 	"warmroute/backends/vllm"
 )
 
-// replaceByRank makes a backend's requests those of one rank of it.
-func (f *fleet) replaceByRank(server *backends.Backend, engine, number int) {
-	rank := backends.NewRank(server, engine, number)
-	f.proxy.registry.Add(rank)
-	f.router.AddBackend(rank)
-	server.SetParts([]*backends.Backend{rank})
+// replaceByRanks makes a backend's requests those of its ranks.
+func (f *fleet) replaceByRanks(server *backends.Backend, ranks ...*backends.Backend) {
+	for _, rank := range ranks {
+		f.proxy.registry.Add(rank)
+		f.router.AddBackend(rank)
+	}
+	server.SetParts(ranks)
 	f.router.RemoveBackend(server)
 	f.proxy.registry.Remove(server)
 }
@@ -50,7 +51,7 @@ func TestRefusedRank(t *testing.T) {
 					}
 				}}
 				f := serve(t, func(o *Options) { o.Attempts, o.Retry = 1, RetrySettings{} }, replica)
-				f.replaceByRank(f.backends[0], 7, 3)
+				f.replaceByRanks(f.backends[0], backends.NewRank(f.backends[0], 7, 3))
 				resp, got := f.post("/v1/chat/completions", body)
 				if resp.StatusCode != c.status || c.status == http.StatusOK && resp.Header.Get("X-Warmroute-Backend") != "r0-rank7" {
 					t.Errorf("got %d %s from %s", resp.StatusCode, got, resp.Header.Get("X-Warmroute-Backend"))
@@ -76,7 +77,7 @@ func TestClientCannotChooseRank(t *testing.T) {
 	replica := &replica{script: always(answered("200 OK", whole))}
 	f := serve(t, nil, replica)
 	f.post("/v1/chat/completions", askWhole, vllm.RankHeader, "1")
-	f.replaceByRank(f.backends[0], 0, 2)
+	f.replaceByRanks(f.backends[0], backends.NewRank(f.backends[0], 0, 2))
 	f.post("/v1/chat/completions", askWhole, vllm.RankHeader, "1")
 	for i, want := range []string{"", "2"} {
 		if got := replica.requests()[i].Header.Get(vllm.RankHeader); got != want {
@@ -106,7 +107,7 @@ func TestRefusedRankAfterKeepAlive(t *testing.T) {
 		}
 	}}
 	f := serve(t, func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{script: silent}, refusing)
-	f.replaceByRank(f.backends[1], 0, 3)
+	f.replaceByRanks(f.backends[1], backends.NewRank(f.backends[1], 0, 3))
 	if _, got := f.post("/v1/chat/completions", askStream); !strings.HasSuffix(got, goodStream) || len(refusing.requests()) != 2 {
 		t.Errorf("got %q after %d requests", got, len(refusing.requests()))
 	}

@@ -374,11 +374,15 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 	return body, nil
 }
 
-// recordMissingEndpoint records that the replica does not serve the endpoint, and returns the failure. It
-// copies the body.
+// recordMissingEndpoint records that the replica does not serve the endpoint, or may not if the response is empty, and
+// returns the failure. It copies the body.
 func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
 	if e, _ := a.proxy.findPath(a.endpoint.path); e != nil && e.number == a.endpoint.number { // no reload has removed it
-		a.decision.Backend.RecordMissingEndpoint(e.number, time.Now())
+		record := a.decision.Backend.RecordMissingEndpoint
+		if len(bytes.TrimSpace(body)) == 0 {
+			record = a.decision.Backend.RecordEmptyNotFound
+		}
+		record(e.number, time.Now())
 	}
 	f := &failure{
 		reason: metrics.RetryEndpoint, isFree: true, status: resp.StatusCode, header: resp.Header,

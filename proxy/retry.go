@@ -199,7 +199,7 @@ func (h *history) mayDecode(f fleetView, now time.Time) bool {
 // nextStep is nextAction, but for the handover of a split request.
 func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 	if h.end != notEnded {
-		return respond(h)
+		return respond(h, f)
 	}
 	switch h.last {
 	case stepNone:
@@ -211,7 +211,7 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 		if errors.Is(h.pickErr, router.ErrNoneReady) && h.hasRetriableExcluded(f, now) && !h.reconnectExpired(f, now) {
 			return awaitReconnect(h, now)
 		}
-		return respond(h)
+		return respond(h, f)
 	case stepAttempt:
 		return nextAfterFailure(h, f, s, now)
 	}
@@ -219,9 +219,9 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 	case waitCrashes:
 		switch {
 		case h.outcome == waitRefused:
-			return respond(h)
+			return respond(h, f)
 		case h.suspectsPoisonRequest(f):
-			a := respond(h)
+			a := respond(h, f)
 			a.poison = true
 			return a
 		case !h.latestAttempt().failure.isFree:
@@ -233,15 +233,15 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 		}
 	case waitBackoff:
 		if !met {
-			return respondWith(h, router.ErrQueueTimeout)
+			return respondWith(h, f, router.ErrQueueTimeout)
 		}
 	case waitOutage, waitBudget:
 		if !met {
-			return respond(h)
+			return respond(h, f)
 		}
 	case waitReconnect:
 		if h.outcome == waitRefused {
-			return respond(h)
+			return respond(h, f)
 		}
 	}
 	return pickOrAwaitReconnect(h, f, now)
@@ -252,19 +252,19 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 	latest := h.latestAttempt().failure
 	switch charged, shutdowns := h.countCharged(); {
 	case latest.noRetry:
-		return respond(h)
+		return respond(h, f)
 	case h.latestAttempt().refusals > 0:
 		return awaitRoom(h, now)
 	case latest.isFree && !h.isSecondCrash():
 		return pickOrAwaitReconnect(h, f, now)
 	case latest.isFree:
 	case s.Retry.Share == 0 && s.Retry.PerSecond == 0:
-		return respond(h)
+		return respond(h, f)
 	case shutdowns >= s.Attempts:
-		return respond(h)
+		return respond(h, f)
 	case charged >= s.Attempts:
 		if !h.mayRetryAfterOutage(f, s, now) {
-			return respond(h)
+			return respond(h, f)
 		}
 		return awaitHealthChecks(waitOutage, f.candidates(), now.Add(healthRecheckTimeout), crashProbeInterval)
 	}
@@ -306,7 +306,7 @@ func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 
 // waitForRetryBudget makes another attempt as soon as the retry budget allows it.
 func waitForRetryBudget(h *history, f fleetView, now time.Time) action {
-	if !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && !h.isExcluded(v.backend) }) {
+	if !h.hasUntriedBackend(f) {
 		return action{kind: actPick} // the router says why there is none
 	}
 	timeout := time.Duration(0)
@@ -325,7 +325,7 @@ func pickOrAwaitReconnect(h *history, f fleetView, now time.Time) action {
 	case !h.hasRetriableExcluded(f, now) || h.hasPickableBackend(f):
 		return action{kind: actPick}
 	case h.reconnectExpired(f, now):
-		return respondWith(h, router.ErrNoneReady)
+		return respondWith(h, f, router.ErrNoneReady)
 	}
 	return awaitReconnect(h, now)
 }
@@ -337,15 +337,15 @@ func awaitReconnect(h *history, now time.Time) action {
 }
 
 // respond ends the request with the best response of a replica, if there was one, else with why there is none.
-func respond(h *history) action {
+func respond(h *history, f fleetView) action {
 	if h.last == stepPick {
-		return respondWith(h, h.pickErr)
+		return respondWith(h, f, h.pickErr)
 	}
-	return respondWith(h, nil)
+	return respondWith(h, f, nil)
 }
 
 // respondWith is respond where the router has no backend for the reason pickErr.
-func respondWith(h *history, pickErr error) action {
+func respondWith(h *history, f fleetView, pickErr error) action {
 	if h.ownQueueFull {
 		pickErr = router.ErrQueueFull
 	}
@@ -355,8 +355,8 @@ func respondWith(h *history, pickErr error) action {
 		a.response = respondProxyEnd
 	case h.end == disconnected:
 		a.response = respondDisconnected
-	case best != nil && best.isUnsuited() && !errors.Is(pickErr, router.ErrEndpointMissing):
-		a.response = respondNotPicked // a replica that may be suited is not ready
+	case best != nil && best.isUnsuited() && !errors.Is(pickErr, router.ErrEndpointMissing) && h.hasUntriedBackend(f):
+		a.response = respondNotPicked // it may be suited, and is not ready
 	case best != nil && best.status != 0:
 		a.response = respondReplicaError
 	case best != nil && best.reason == metrics.RetryDescriptors && !h.ownQueueFull:
@@ -455,25 +455,34 @@ func (h *history) readmitBackends(matches func(*attemptRecord) bool) {
 	}
 }
 
-func (h *history) excludedBackends() []*backends.Backend {
-	return h.backendsWhere(func(r *attemptRecord) bool { return r.excluded })
-}
-
-func (h *history) backendsToReconnect() []*backends.Backend {
-	return h.backendsWhere(func(r *attemptRecord) bool { return r.awaitsReconnect })
-}
-
-func (h *history) backendsWhere(matches func(*attemptRecord) bool) (list []*backends.Backend) {
+// excludedBackends returns the backends that are not to be picked: those that have failed, and all ranks of a
+// server that does not serve the endpoint.
+func (h *history) excludedBackends() (list []*backends.Backend) {
 	for i := range h.attempts {
-		if r := &h.attempts[i]; matches(r) {
+		switch r := &h.attempts[i]; {
+		case r.excluded && r.failure.isMissingEndpoint():
+			list = append(list, r.backend.Server().Parts()...)
+		case r.excluded:
 			list = append(list, r.backend)
 		}
 	}
 	return list
 }
 
+func (h *history) backendsToReconnect() (list []*backends.Backend) {
+	for i := range h.attempts {
+		if r := &h.attempts[i]; r.awaitsReconnect {
+			list = append(list, r.backend)
+		}
+	}
+	return list
+}
+
+// isExcluded reports whether b is one of the excludedBackends.
 func (h *history) isExcluded(b *backends.Backend) bool {
-	return h.anyAttempt(func(r *attemptRecord) bool { return r.excluded && r.backend == b })
+	return h.anyAttempt(func(r *attemptRecord) bool {
+		return r.excluded && (r.backend == b || r.failure.isMissingEndpoint() && r.backend.Server() == b.Server())
+	})
 }
 
 func (h *history) anyAttempt(matches func(*attemptRecord) bool) bool {
@@ -508,6 +517,11 @@ func (h *history) suspectsReplicaDown(b *backends.Backend) bool {
 // suspectsCrashOf reports whether the request may be what b crashed by.
 func (h *history) suspectsCrashOf(b *backends.Backend) bool {
 	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.failure.suspectsCrash })
+}
+
+// hasUntriedBackend reports whether a backend that serves the request is not excluded, ready or not.
+func (h *history) hasUntriedBackend(f fleetView) bool {
+	return slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && !h.isExcluded(v.backend) })
 }
 
 // hasPickableBackend reports whether a backend that serves the request is ready and not excluded.
