@@ -46,12 +46,18 @@ from --admin, --token-file and --ca-file, as with explain.`,
   warmroute backends add http://10.0.0.7:8000 --wait 5m
   warmroute backends drain 10.0.0.5:8000 --wait 10m
   warmroute backends sleep --all`,
+		Args:                  rejectUnknownCommand,
+		RunE:                  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		DisableFlagsInUseLine: true, // it has none
 	}
 	cmd.AddCommand(newBackendsListCommand(configs), newBackendsAddCommand(configs), newBackendsRemoveCommand(configs),
 		newDrainCommand(configs, "drain", "Let backends finish their requests and get no new ones"),
 		newDrainCommand(configs, "undrain", "End a drain"))
 	for _, c := range controlCommands {
 		cmd.AddCommand(newControlCommand(configs, c))
+	}
+	for _, c := range cmd.Commands() {
+		cmd.SuggestFor = append(cmd.SuggestFor, c.Name()) // without the first word
 	}
 	return cmd
 }
@@ -84,7 +90,7 @@ func newBackendsListCommand(configs config.Loader) *cobra.Command {
 func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 	var o backendsOptions
 	cmd := &cobra.Command{
-		Use: "add URL", Short: "Add a replica", Args: cobra.ExactArgs(1),
+		Use: "add URL", Short: "Add a replica", Args: requireArgs(1, 1, "name the URL of one replica"),
 		Example: `  warmroute backends add http://10.0.0.7:8000 --wait 5m
   warmroute backends add http://vllm:8000 --name spare`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -134,7 +140,8 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 func newBackendsRemoveCommand(configs config.Loader) *cobra.Command {
 	var o backendsOptions
 	cmd := &cobra.Command{
-		Use: "remove NAME ...", Short: "Remove added replicas after their requests have ended", Args: cobra.MinimumNArgs(1),
+		Use: "remove NAME ...", Short: "Remove added replicas after their requests have ended",
+		Args:    requireArgs(1, anyNumber, "name one or more backends"),
 		Example: "  warmroute backends remove 10.0.0.7:8000 --wait 10m",
 		RunE: func(cmd *cobra.Command, names []string) error {
 			return o.forEach(cmd, names, func(ctx context.Context, name string) (string, error) {
@@ -163,7 +170,7 @@ func newBackendsRemoveCommand(configs config.Loader) *cobra.Command {
 func newDrainCommand(configs config.Loader, action, short string) *cobra.Command {
 	var o backendsOptions
 	cmd := &cobra.Command{
-		Use: action + " NAME ...", Short: short, Args: cobra.MinimumNArgs(1),
+		Use: action + " NAME ...", Short: short, Args: requireArgs(1, anyNumber, "name one or more backends"),
 		Example: "  warmroute backends " + action + " 10.0.0.5:8000 10.0.0.6:8000",
 		RunE: func(cmd *cobra.Command, names []string) error {
 			change := func(ctx context.Context, name, query string) ([]byte, error) {

@@ -25,7 +25,7 @@ func newHealthCommand(configs config.Loader) *cobra.Command {
 request URL. The exit status is 0 if the response has status 200, else 1.`,
 		Example: `  warmroute health
   warmroute health http://127.0.0.1:8000/health`,
-		Args: cobra.MaximumNArgs(1),
+		Args: requireArgs(0, 1, "name one URL or none"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), healthTimeout)
 			defer cancel()

@@ -34,7 +34,7 @@ many of the prompt and output tokens the proxy has estimated, since the replica 
 them; SAVED is always an estimate.`,
 		Example: `  warmroute usage /var/lib/warmroute/usage --from 2026-11-01 --to 2026-12-01
   warmroute usage a/usage b/usage --by key --csv > november.csv`,
-		Args: cobra.MinimumNArgs(1),
+		Args: requireArgs(1, anyNumber, "name one or more usage files"),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			q, err := usage.ParseQuery(o.from, o.to, o.by)
 			if err != nil {
