@@ -152,11 +152,11 @@ func mergeFile(values, given map[string]any, prefix string, known []string, errs
 			errs.add(path, "has no value; give it one or delete the line")
 		case isSetting:
 			setValue(values, path, given[key])
-		case isSection:
+		case isSection && (len(settingsIn(path, known)) > 0 || nearestWord(strings.ToLower(path), known) == ""):
 			mergeFile(values, inner, path+".", known, errs)
 		default:
 			if inside := settingsIn(path, known); len(inside) == 0 || strings.Contains(key, ".") {
-				errs.add(path, "%s", unknownSettingMessage(path, key, known))
+				addUnknownSetting(errs, path, key, known)
 			} else if given[key] != nil { // a section whose lines are all commented out is fine
 				errs.add(path, "is a section; it contains %s", strings.Join(inside, ", "))
 			}
@@ -175,15 +175,16 @@ func settingsIn(section string, known []string) []string {
 	return inside
 }
 
-// unknownSettingMessage returns the message about a path that is not a setting.
-func unknownSettingMessage(path, key string, known []string) string {
+// addUnknownSetting records the error of a path that is not a setting, whose last part is key.
+func addUnknownSetting(errs *errorList, path, key string, known []string) {
 	if slices.Contains(known, path) {
 		parts := strings.Split(path, ".")
 		written := fmt.Sprintf("%q", parts[0]+":")
 		for _, part := range parts[1:] {
 			written += fmt.Sprintf(" and below it, indented, %q", part+":")
 		}
-		return fmt.Sprintf("write it in %d lines, %s", len(parts), written)
+		errs.add(path, "write it in %d lines, %s", len(parts), written)
+		return
 	}
 	near := nearestWord(strings.ToLower(path), known)
 	for _, k := range known {
@@ -191,10 +192,11 @@ func unknownSettingMessage(path, key string, known []string) string {
 			near = k
 		}
 	}
-	if near == "" {
-		return "unknown setting; config.yaml lists all settings"
+	advice := "config.yaml lists all settings"
+	if near != "" {
+		advice = "did you mean " + near + "?"
 	}
-	return "unknown setting; did you mean " + near + "?"
+	errs.addUnknown(path, near, "unknown setting; %s", advice)
 }
 
 func envName(path string) string {
@@ -221,7 +223,7 @@ func mergeEnvironment(values map[string]any, known []string, errs *errorList) {
 			continue
 		}
 		if near := nearestWord(name, slices.Sorted(maps.Keys(variables))); near != "" {
-			errs.add(name, "unknown variable; did you mean %s?", near)
+			errs.addUnknown(name, variables[near], "unknown variable; did you mean %s?", near)
 		} else {
 			errs.add(name, "unknown variable; a variable is %s followed by the path of a setting, as in %s", envPrefix, envName("routing.policy"))
 		}

@@ -21,7 +21,8 @@ func (c *Config) setDefaultBackendNames() {
 
 // validateBackends validates each backend, and that names and addresses are unique.
 func (c *Config) validateBackends(errs *errorList) {
-	if len(c.Backends) == 0 && c.BackendsFile == "" && c.StateFile == "" && !c.Registration.IsOnPublicListener() {
+	if len(c.Backends) == 0 && c.BackendsFile == "" && c.StateFile == "" && !c.Registration.IsOnPublicListener() &&
+		!errs.hasAny("backends_file", "state_file", "registration.listener") {
 		errs.add("backends", "the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration")
 	}
 	firstName, firstURL := map[string]string{}, map[string]string{}

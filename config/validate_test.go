@@ -157,6 +157,14 @@ func TestValidationErrors(t *testing.T) {
 		{"same file for two settings", backend + "record: {file: ./kept}\nindex: {snapshot: kept}",
 			"record.file: ./kept is also index.snapshot; use another file for one of the two"},
 		{"no backends", "listen: \":1\"", "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration"},
+		{"misspelled list of backends", "backend: [\"http://a:8000\"]", "backend: unknown setting; did you mean backends?"},
+		{"misspelled list with one backend", "backend: {url: \"http://a:8000\", name: a}", "backend: unknown setting; did you mean backends?"},
+		{"misspelled file of backends", "backend_file: b.yaml", "backend_file: unknown setting; did you mean backends_file?"},
+		{"misspelled state file", "statefile: s.json", "statefile: unknown setting; did you mean state_file?"},
+		{"misspelled section that allows no backends", "registration: {listner: public}", "registration.listner: unknown setting; did you mean registration.listener?"},
+		{"invalid setting that allows no backends", "state_file: 5", "state_file: expected a string, got a number; put it in quotes"},
+		{"misspelled section", backend + "timeout: {first_byte: 1s, conect: 1s}",
+			"timeout.conect: unknown setting; did you mean timeouts.connect?\ntimeout.first_byte: unknown setting; did you mean timeouts.first_byte?"},
 		{"number for engine_priority", "backends: [{url: \"http://a\", engine_priority: 1}]", "backends[0].engine_priority: expected true or false, got a number"},
 		{"negative limit of a backend", "backends: [{url: \"http://a\", max_in_flight: -1}]", "backends[0].max_in_flight: -1 is too small; the minimum is 0"},
 		{"KV events without a port", "backends: [{url: \"http://a\", kv_events: \"tcp://a\"}]",
@@ -250,6 +258,13 @@ func TestValidationErrors(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
 		})
+	}
+}
+
+func TestMisspelledVariableOfBackends(t *testing.T) {
+	t.Setenv("WARMROUTE_BACKEND", "http://a:8000")
+	if got, want := loadErrors(t, ""), "WARMROUTE_BACKEND: unknown variable; did you mean WARMROUTE_BACKENDS?"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
 
