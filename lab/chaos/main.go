@@ -57,7 +57,7 @@ func parseFlagsAndRun(ctx context.Context) (ok bool, err error) {
 	flag.BoolVar(&o.real, "real", false, "run real vLLM replicas on the CPU, 2 GB each")
 	flag.IntVar(&o.replicas, "replicas", 4, "number of replicas; 2 or 3 with -real")
 	flag.IntVar(&o.clients, "clients", 32, "number of concurrent clients; half of their requests stream")
-	only := flag.String("only", "", "scenarios to run, separated by commas; default: all but proxy-restart and stress")
+	only := flag.String("only", "", "scenarios to run, separated by commas; default: all but proxy-restart, stale-index, stress and turns")
 	flag.DurationVar(&o.length, "for", 0, "repeat the scenarios until `DURATION` has passed; 0: once")
 	flag.IntVar(&o.batchRequests, "batch", 2000, "batch requests of the scenario batch; 10000 take two minutes")
 	flag.IntVar(&o.stressRequests, "stress", 20_000, "requests of the scenario stress")

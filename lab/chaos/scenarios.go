@@ -31,6 +31,7 @@ func (o *options) scenarios() []scenario {
 		scenario{name: "split", about: "a replica for prefill and one for decode are killed in turn (-split: for how long), under their own load: no text is wrong, and no block stays in use", allowed: endedWithErrorEvent, act: o.killSplitReplicas},
 		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without", alone: true, act: o.compareRestartHitRatios},
 		scenario{name: "stale-index", about: "the proxy is restarted on its snapshot while the replicas' caches are emptied: it notices on each, and on none if they are kept", alone: true, act: restartOnEmptiedCaches},
+		scenario{name: "turns", about: "two keys on a replica with room for a few requests, of which one sends few-shot prompts, one session for all, and conversations that grow: the other one gets its half", alone: true, act: sendLaterTurns},
 		scenario{name: "stress", about: "many short requests (-stress) while processors and memory are short: none hangs", alone: true, act: o.stressConnections})
 }
 
@@ -66,7 +67,6 @@ var scenarios = []scenario{
 	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners respond to new clients", act: openIdleConnections},
 	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the clients fails", act: trickleBodies},
 	{name: "withhold", about: "150 connections of another address send headers and no bodies: no request of the clients fails", act: withholdBodies},
-	{name: "turns", about: "two keys on a replica with room for a few requests, of which one sends few-shot prompts, one session for all, and conversations that grow: the other one gets its half", act: sendLaterTurns},
 	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
 	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
 	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drainAndUndrain},

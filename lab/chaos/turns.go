@@ -17,24 +17,34 @@ import (
 const (
 	turnsClients = 16 // of each key
 	turnsCounted = 80 // responses of both keys together, of which each key's are counted
-	turnsWarmup  = 30 // before these
+	turnsWarmup  = 60 // before these
 	// minTurnsShare is 0.9 of the half that a key is due beside another one.
 	minTurnsShare      = 0.45
 	plainKey, turnsKey = "sk-of-the-plain-prompts", "sk-of-the-later-turns"
+
+	// turnsMaxInFlight is the limit of the replica: seven in eight of the clients' requests are queued.
+	turnsMaxInFlight = "max_in_flight: 4"
+	// turnsStepTime is that of the replica's engine: a response takes much longer than its prompt. Fairness charges keys for
+	// prompts, which would hide most of a lead.
+	turnsStepTime     = "10ms"
+	turnsPromptBytes  = 500
+	turnsOutputTokens = 6
 )
 
 // sendLaterTurns sends the requests of two keys to one replica with room for a few. Those of one key look like later turns of
 // a conversation, or are. The other key gets its half.
 func sendLaterTurns(ctx context.Context, r *rig) (err error) {
-	one, err := r.newReplica("turns", "--kv-tokens", "20000", "--prefill-rate", "50000")
+	one, err := r.newReplica("turns", "--step-time", turnsStepTime)
 	if err != nil {
 		return err
 	}
+	one.Settings = turnsMaxInFlight
 	if err := r.startAndAwaitHealthy(ctx, []*testbed.Replica{one}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, testbed.KillAndWait(one)) }()
-	settings := fmt.Sprintf("keys: [{name: plain, sha256: %x}, {name: turns, sha256: %x}]", sha256.Sum256([]byte(plainKey)), sha256.Sum256([]byte(turnsKey)))
+	settings := fmt.Sprintf("timeouts: {drain: 0}\nkeys: [{name: plain, sha256: %x}, {name: turns, sha256: %x}]",
+		sha256.Sum256([]byte(plainKey)), sha256.Sum256([]byte(turnsKey)))
 	proxy, err := r.newProxy("turns", settings)
 	if err != nil {
 		return err
@@ -97,7 +107,7 @@ func (r *rig) countTurns(ctx context.Context, url, session string, grows bool) (
 		}
 		clients.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				q := newPrompt("sim", loadgen.Turn{Messages: messages(i, n), OutputTokens: 2})
+				q := newPrompt("sim", loadgen.Turn{Messages: messages(i, n), OutputTokens: turnsOutputTokens})
 				response := senders[key].Send(ctx, q.request(true))
 				r.verdict.checkAndCountUnmeasured(&q, response)
 				if !count(key) {
@@ -110,10 +120,10 @@ func (r *rig) countTurns(ctx context.Context, url, session string, grows bool) (
 	return counts["plain"], counts["turns"]
 }
 
-// turnsText returns a text of about 1,500 tokens that no other one begins like.
+// turnsText returns a text of turnsPromptBytes that no other one begins like.
 func turnsText(client, n int) string {
 	start := fmt.Sprintf("%d of client %d at %d. ", n, client, time.Now().UnixNano())
-	return start + strings.Repeat("another sentence. ", (6000-len(start))/18)
+	return start + strings.Repeat("another sentence. ", (turnsPromptBytes-len(start))/len("another sentence. "))
 }
 
 // newPlainTurn returns a first turn.
@@ -124,7 +134,8 @@ func newPlainTurn(client, n int) []loadgen.Message {
 // newFewShotTurn returns a prompt that begins with an example, as all of its key do.
 func newFewShotTurn(client, n int) []loadgen.Message {
 	return []loadgen.Message{
-		{Role: "user", Content: "Classify: the sky is blue."}, {Role: "assistant", Content: "colour"}, {Role: "user", Content: turnsText(client, n)},
+		{Role: "user", Content: "Classify: the sky is blue."}, {Role: "assistant", Content: "colour"},
+		{Role: "user", Content: turnsText(client, n)},
 	}
 }
 
@@ -132,8 +143,9 @@ func newFewShotTurn(client, n int) []loadgen.Message {
 func newGrowingTurn(client, n int) []loadgen.Message {
 	const turns = 4
 	var messages []loadgen.Message
+	text := strings.Repeat("a sentence. ", turnsPromptBytes/len("a sentence. "))
 	for i := n - n%turns; i <= n; i++ {
-		messages = append(messages, loadgen.Message{Role: "user", Content: fmt.Sprintf("%d of client %d. %s", i, client, strings.Repeat("a sentence. ", 500))})
+		messages = append(messages, loadgen.Message{Role: "user", Content: fmt.Sprintf("%d of client %d. %s", i, client, text)})
 		if i < n {
 			messages = append(messages, loadgen.Message{Role: "assistant", Content: "Yes."})
 		}

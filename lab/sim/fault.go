@@ -45,23 +45,24 @@ const (
 	Clear   FaultKind = "clear"   // Server.ClearFaults
 )
 
-// Fault is a failure to simulate. Its JSON form is the body of POST /sim/fault.
+// Fault is a failure to simulate. Its JSON form is the body of POST /sim/fault. Fields that are zero are left out, so that
+// replicas of an earlier version accept the faults that they know.
 type Fault struct {
 	Kind FaultKind `json:"kind"`
 
-	Requests int     `json:"requests"` // ends after this many, or batches of KV events; 0: no limit
-	Seconds  float64 `json:"seconds"`  // ends after this time; 0: no limit
+	Requests int     `json:"requests,omitempty"` // ends after this many, or batches of KV events; 0: no limit
+	Seconds  float64 `json:"seconds,omitempty"`  // ends after this time; 0: no limit
 
 	// Everything extends Hang, Reset, ResetLate and Status from inference requests to
 	// /health, /v1/models and all others.
-	Everything bool `json:"everything"`
+	Everything bool `json:"everything,omitempty"`
 
-	Chunks int     `json:"chunks"` // Die, AbortEach
-	Status int     `json:"status"` // Status: 429, 500, 502, 503 or 504
-	Factor float64 `json:"factor"` // Slow
-	Delay  float64 `json:"delay"`  // Hold and ResetAtWork, in seconds
-	Every  int     `json:"every"`  // EventsLost
-	Limit  int     `json:"limit"`  // QueueFull
+	Chunks int     `json:"chunks,omitempty"` // Die, AbortEach
+	Status int     `json:"status,omitempty"` // Status: 429, 500, 502, 503 or 504
+	Factor float64 `json:"factor,omitempty"` // Slow
+	Delay  float64 `json:"delay,omitempty"`  // Hold and ResetAtWork, in seconds
+	Every  int     `json:"every,omitempty"`  // EventsLost
+	Limit  int     `json:"limit,omitempty"`  // QueueFull
 }
 
 func (f Fault) validate() error {
