@@ -112,7 +112,7 @@ type backendState struct {
 	Version      string             `json:"version,omitempty"` // of vLLM; absent: unknown
 	Server       string             `json:"server,omitempty"`  // of a data-parallel rank: the name of the server
 	Rank         *int               `json:"rank,omitempty"`    // its number
-	State        string             `json:"state"`             // of router.Condition, or stateDrained
+	State        string             `json:"state"`             // of router.Condition
 	Reason       string             `json:"reason,omitempty"`  // why it is not ready
 	Since        *time.Time         `json:"since"`             // of the state; null: unknown
 	// LastReadyFor has up to maxLastReady models for which no backend of another server is ready.
@@ -149,9 +149,6 @@ type kvState struct {
 	Confirmed int  `json:"confirmed_blocks"` // of the index
 	Complete  bool `json:"complete"`         // all that the replica holds is known
 }
-
-// stateDrained is the state of a backend that an operator has drained and that has no request in flight.
-const stateDrained = "drained"
 
 type queueState struct {
 	Requests int            `json:"requests"`
@@ -394,7 +391,7 @@ func numbers(list []float64) []number {
 type fleetSnapshot struct {
 	backends     []*backends.Backend // without removed ones whose name was reused
 	catalog      *backends.Catalog
-	conditions   map[*backends.Backend]router.Condition // also of those not in backends; with stateDrained
+	conditions   map[*backends.Backend]router.Condition // also of those not in backends
 	stalled      map[string]bool                        // by name
 	lastReadyFor map[*backends.Backend][]string
 }
@@ -408,9 +405,6 @@ func (h *Handler) newFleetSnapshot() *fleetSnapshot {
 	}
 	for _, b := range h.Registry.All() {
 		c := h.Router.Status(b).Condition
-		if c.State == router.Draining && b.Drained() && b.Idle() {
-			c.State = stateDrained
-		}
 		f.conditions[b] = c
 		if h.Registry.Find(b.Name) == b {
 			f.backends = append(f.backends, b)

@@ -93,7 +93,7 @@ func TestState(t *testing.T) {
 	if s.Backends[0].Aborted != 0 || s.Backends[2].Aborted != 5 {
 		t.Errorf("aborted responses: %s", text)
 	}
-	if len(s.Backends) != 3 || s.Backends[0].Name != "gpu-0" || s.Backends[0].State != "ready" || s.Backends[1].State != "drained" || !s.Backends[1].Drained ||
+	if len(s.Backends) != 3 || s.Backends[0].Name != "gpu-0" || s.Backends[0].State != "ready" || s.Backends[1].State != "draining" || !s.Backends[1].Drained ||
 		s.Backends[0].InFlight+s.Backends[1].InFlight != 1 || s.Backends[0].Breaker != "closed" || *s.Backends[2].Running != 2 || *s.Backends[2].KVUsage != 0.5 {
 		t.Errorf("backends: %s", text)
 	}

@@ -186,7 +186,7 @@ func (c *condition) Status() Status {
 	case c.Retiring():
 		s.Reason = "being removed"
 	case c.Drained():
-		s.Reason = "drained by an operator"
+		s.Reason = "being drained by an operator"
 	case s.Suspension != NotSuspended:
 		s.Reason = s.Suspension.String()
 	case s.State == Ready:

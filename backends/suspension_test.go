@@ -22,7 +22,7 @@ func TestSuspension(t *testing.T) {
 	}
 	b.Drain()
 	b.SetSuspension(NotSuspended)
-	if got := b.Status(); got.State != Draining || got.Reason != "drained by an operator" {
+	if got := b.Status(); got.State != Draining || got.Reason != "being drained by an operator" {
 		t.Errorf("drained: %+v", got)
 	}
 	b.Undrain()

@@ -158,12 +158,12 @@ func TestPageRanks(t *testing.T) {
 	page.until(fmt.Sprintf(`(() => { let row = document.querySelector(%q); return [0, 1, 2, 3].every((rank) => { row = row.nextElementSibling; return row.cells[0].textContent === 'eight-rank' + rank; }); })()`, server))
 
 	page.do(chromedp.Click(chromedp.CSS(rank + " button"))) // others of its server remain: nothing is asked
-	page.shows(rank+" .state", "drained")
+	page.shows(rank+" .state", "draining")
 	page.shows(server+" .state", "3 of 4 ready")
 	page.shows(server+" button", "Drain")
 	page.do(chromedp.Click(chromedp.CSS(server + " button")))
 	page.confirm("Drain eight?", "No other backend is ready for sim.")
-	page.shows(server+" .state", "drained")
+	page.shows(server+" .state", "draining")
 	page.until(fmt.Sprintf(`!document.querySelector(%q).checkVisibility()`, rank+" button"))
 	page.do(chromedp.Click(chromedp.CSS(server + " button")))
 	page.shows(server+" .state", "ready")

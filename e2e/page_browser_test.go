@@ -199,8 +199,8 @@ func TestPageConfirmsDrainOfLastBackend(t *testing.T) {
 	page.shows("#backends-count", "2 of 2 ready")
 	const first, second = "#backends tbody tr:nth-child(1)", "#backends tbody tr:nth-child(2)"
 	page.do(chromedp.Click(chromedp.CSS(first + " button")))
-	page.shows(first+" .state", "drained")
-	page.until(`document.querySelector('` + first + ` .why .sub').innerText.endsWith('drained by an operator')`)
+	page.shows(first+" .state", "draining")
+	page.until(`document.querySelector('` + first + ` .why .sub').innerText.endsWith('being drained by an operator')`)
 	page.until(`!document.querySelector('#confirm').open`)
 
 	page.focus(second + " button")
@@ -211,14 +211,14 @@ func TestPageConfirmsDrainOfLastBackend(t *testing.T) {
 	page.until(`!document.querySelector('#confirm').open`)
 	page.shows(second+" .state", "ready")
 	if n := metricSum(t, proxy.admin, "warmroute_backend_draining"); n != 1 {
-		t.Errorf("%v backends are drained", n)
+		t.Errorf("%v backends are draining", n)
 	}
 	page.do(chromedp.Click(chromedp.CSS(second + " button")))
 	page.until(`document.querySelector('#confirm').open`)
 	page.do(chromedp.Click(chromedp.CSS("#confirm-yes")))
-	page.shows(second+" .state", "drained")
+	page.shows(second+" .state", "draining")
 	page.until(`document.querySelector('#alarm').innerText.startsWith('No backend is ready.')`)
-	page.until(`document.querySelector('#models tbody tr').innerText.includes('gpu-one is drained')`)
+	page.until(`document.querySelector('#models tbody tr').innerText.includes('gpu-one is draining')`)
 	page.do(chromedp.Click(chromedp.CSS(second + " button")))
 	page.shows(second+" .state", "ready")
 	page.until(`document.querySelector('#alarm').hidden`)
@@ -285,11 +285,11 @@ func TestPageOperations(t *testing.T) {
 	// A backend is drained, and drained no more, and the button keeps the focus.
 	page.focus("#backends tbody button")
 	page.press("\r")
-	page.shows("#backends tbody tr:first-child .state", "drained")
+	page.shows("#backends tbody tr:first-child .state", "draining")
 	page.shows("#backends tbody button", "Undrain")
 	page.until(`document.activeElement === document.querySelector('#backends tbody button')`)
 	if n := metricSum(t, proxy.admin, "warmroute_backend_draining"); n != 1 {
-		t.Errorf("%v backends are drained", n)
+		t.Errorf("%v backends are draining", n)
 	}
 	page.press("\r")
 	page.shows("#backends tbody tr:first-child .state", "ready")
@@ -399,7 +399,7 @@ func TestPageAdminToken(t *testing.T) {
 	page.shows("#connection", "Live")
 	page.until(`document.querySelector('#token').hidden && document.querySelectorAll('#backends tbody tr').length === 2`)
 	page.do(chromedp.Click(chromedp.CSS("#backends tbody button")))
-	page.shows("#backends tbody tr:first-child .state", "drained")
+	page.shows("#backends tbody tr:first-child .state", "draining")
 	page.do(chromedp.Reload())
 	page.shows("#connection", "Live") // the tab has it still
 	if evaluate[bool](page, `location.href.includes('token') || document.documentElement.outerHTML.includes('`+token+`')`) {

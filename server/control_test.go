@@ -103,7 +103,7 @@ func TestWakeKeepsDrain(t *testing.T) {
 	b.Drain()
 	g.mustControl("sleep", `{"level":2}`, 1)
 	g.mustControl("wake", "", 1)
-	if s := g.state().Backends[0]; s.State != "drained" || s.Suspended {
+	if s := g.state().Backends[0]; s.State != "draining" || !s.Drained || s.Suspended {
 		t.Errorf("got %+v", s)
 	}
 }

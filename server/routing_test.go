@@ -332,11 +332,14 @@ func TestStateOfDrainedBackend(t *testing.T) {
 		resp.Body.Close()
 	}
 	post("drain")
-	if b := g.state().Backends[s.replica]; b.State != "draining" || !b.Drained || b.Reason != "drained by an operator" || b.Since == nil {
+	if b := g.state().Backends[s.replica]; b.State != "draining" || !b.Drained || b.Reason != "being drained by an operator" || b.Since == nil {
 		t.Errorf("with a request in flight: %+v", b)
 	}
 	s.leave()
-	g.until("it is shown as drained", func() bool { return g.state().Backends[s.replica].State == "drained" })
+	g.until("it has none in flight", func() bool {
+		b := g.state().Backends[s.replica]
+		return b.State == "draining" && b.Reason == "being drained by an operator" && b.InFlight == 0
+	})
 	post("undrain")
 	g.until("it is shown as ready", func() bool { b := g.state().Backends[s.replica]; return b.State == "ready" && b.Reason == "" })
 }

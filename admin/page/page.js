@@ -477,15 +477,12 @@ const states = {
   paused: ['warn', 'paused'],
   stopping: ['warn', 'shutting down'],
   draining: ['warn', 'draining'],
-  drained: ['calm', 'drained'],
 };
 
 // backendState returns the tone, the word and the cause of a backend's state.
 function backendState(b) {
   const [tone, word] = states[b.state] || ['', b.state];
-  if (b.state !== 'ready') {
-    return [tone, b.state === 'draining' && !b.drained && !b.suspended ? 'removing' : word, cause(b)];
-  }
+  if (b.state !== 'ready') return [tone, word, cause(b)];
   if (b.breaker === 'open') return ['bad', 'failing', 'its last requests failed; other backends are preferred'];
   if (b.breaker === 'half-open') return ['warn', 'recovering', 'its last requests failed; one request at a time probes it'];
   if (b.reason) return ['warn', 'slow', b.reason];
