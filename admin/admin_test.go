@@ -71,6 +71,9 @@ func listen(t *testing.T, fromAfar bool, o Options) *listener {
 		t.Fatal(err)
 	}
 	o.Log, o.Fleet = cmp.Or(o.Log, slog.New(slog.DiscardHandler)), newFleet(t, o.Registry)
+	if o.Router == nil {
+		o.Router = newRouter(t, o.Registry)
+	}
 	if o.Metrics == nil {
 		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") })
 	}

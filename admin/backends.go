@@ -13,6 +13,7 @@ import (
 	"warmroute/backends"
 	"warmroute/config"
 	"warmroute/fleet"
+	"warmroute/router"
 )
 
 const (
@@ -90,16 +91,16 @@ func (h *Handler) backendRows() []BackendRow {
 		if h.Registry.Find(b.Name) != b {
 			continue
 		}
-		rows = append(rows, newBackendRow(b, added))
+		rows = append(rows, h.newBackendRow(b, added))
 	}
 	return rows
 }
 
 // newBackendRow returns the row of a backend, or of a server whose ranks are backends.
-func newBackendRow(b *backends.Backend, added map[string]fleet.Registration) BackendRow {
-	s := b.Status()
+func (h *Handler) newBackendRow(b *backends.Backend, added map[string]fleet.Registration) BackendRow {
+	c := h.condition(b)
 	row := BackendRow{
-		Name: b.Name, URL: b.URL.String(), Address: b.Addr, State: s.State.String(), Reason: s.Reason, Since: timeOrNull(s.Since),
+		Name: b.Name, URL: b.URL.String(), Address: b.Addr, State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since),
 		Source: b.Options().Source.String(), Role: roleName(b), Version: b.Version(), Device: b.Options().Device, InFlight: b.CountInFlight(),
 	}
 	if rank, ok := b.Engine(); ok {
@@ -109,6 +110,20 @@ func newBackendRow(b *backends.Backend, added map[string]fleet.Registration) Bac
 		row.AddedBy, row.AddedAt = r.By, timeOrNull(r.At)
 	}
 	return row
+}
+
+// condition returns the state that operators see of a backend. That of a server whose ranks are backends is theirs if they
+// have the same one, else that of its checks.
+func (h *Handler) condition(b *backends.Backend) router.Condition {
+	parts := b.Parts()
+	c := h.Router.Status(parts[0]).Condition
+	for _, part := range parts[1:] {
+		if h.Router.Status(part).Condition.State != c.State {
+			s := b.Status()
+			return router.Condition{State: router.ConditionState(s.State.String()), Since: s.Since, Reason: s.Reason}
+		}
+	}
+	return c
 }
 
 // roleName returns the role of a backend that is for one part of requests; "" of others.
@@ -146,7 +161,7 @@ func (h *Handler) showBackend(w http.ResponseWriter, r *http.Request) {
 	if b == nil {
 		return
 	}
-	writeJSON(w, http.StatusOK, newBackendRow(b, h.registrations()))
+	writeJSON(w, http.StatusOK, h.newBackendRow(b, h.registrations()))
 }
 
 // addBackend adds a replica, and waits for ?wait= until it is ready.

@@ -54,7 +54,7 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 		for _, b := range list {
 			inFlight += b.CountInFlight()
 		}
-		writeJSON(w, http.StatusOK, ChangedBackend{Backend: name, State: list[0].State().String(), InFlight: inFlight, Warning: warning})
+		writeJSON(w, http.StatusOK, ChangedBackend{Backend: name, State: string(h.condition(list[0]).State), InFlight: inFlight, Warning: warning})
 	}
 }
 
@@ -133,7 +133,7 @@ func (h *Handler) resetBackend(w http.ResponseWriter, r *http.Request) {
 	was := h.Reset(b)
 	h.logOperatorAction(r, "reset", nil, "backend", b.Name, "blocks", was.Blocks, "breaker", was.Breaker.String())
 	writeJSON(w, http.StatusOK, resetReport{
-		Backend: b.Name, State: b.State().String(), Blocks: was.Blocks, Breaker: was.Breaker.String(),
+		Backend: b.Name, State: string(h.condition(b).State), Blocks: was.Blocks, Breaker: was.Breaker.String(),
 		Learned: estimates{was.Estimates.CapacityFactor, was.Estimates.PrefillRate, was.Estimates.OutputTokens, was.Estimates.BytesPerToken},
 	})
 }

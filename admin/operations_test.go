@@ -52,17 +52,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		b.SetModels(models)
 		b.SetState(backends.Ready)
 	}
-	a.router, err = router.New(router.Options{
-		Settings: router.Settings{
-			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
-			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
-		},
-		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,
-		Now: time.Now, Rand: rand.NewPCG(1, 2),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a.router = newRouter(t, registry)
 	log := slog.New(slog.DiscardHandler)
 	p := proxy.New(proxy.Options{
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
@@ -74,6 +64,22 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 	a.listener = &listener{t: t, url: s.URL, client: client, handler: h}
 	t.Cleanup(func() { client.CloseIdleConnections(); s.Close() })
 	return a
+}
+
+func newRouter(t testing.TB, registry *backends.Registry) *router.Router {
+	t.Helper()
+	r, err := router.New(router.Options{
+		Settings: router.Settings{
+			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
+			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
+		},
+		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,
+		Now: time.Now, Rand: rand.NewPCG(1, 2),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }
 
 // deaf is how replicas that are to be asked nothing are reached.

@@ -14,6 +14,7 @@ import (
 	"warmroute/backends"
 	"warmroute/fleet"
 	"warmroute/proxy"
+	"warmroute/router"
 )
 
 // failsafe is longer than any step of a test takes.
@@ -410,6 +411,27 @@ func TestStateOfRanks(t *testing.T) {
 	a.handler.cache.invalidate()
 	if s, text := a.state(); !s.Backends[3].ServerDrained || !s.Backends[4].Drained {
 		t.Errorf("drained: %s", text)
+	}
+}
+
+// A backend has the same state in the list of backends, in the response of an operation, and on the page.
+func TestStateHasOneWord(t *testing.T) {
+	b := askable(t)
+	b.fleet[1].SetSuspension(backends.Asleep)
+	b.fleet[2].SetState(backends.Down)
+	b.post("/api/backends/gpu-0/drain", "", 200, `"state":"draining"`)
+	b.post("/api/backends/gpu-1/undrain", "", 200, `"state":"asleep"`)
+	b.post("/api/backends/gpu-2/reset", "", 200, `"state":"down"`)
+	s, _ := b.state()
+	_, text := b.ask("GET", "/api/backends")
+	var list BackendList
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []router.ConditionState{router.Draining, router.Asleep, router.Down} {
+		if page, row := s.Backends[i].State, list.Backends[i].State; page != string(want) || row != string(want) {
+			t.Errorf("%s is %s on the page and %s in the list, want %s", s.Backends[i].Name, page, row, want)
+		}
 	}
 }
 
