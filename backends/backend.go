@@ -101,6 +101,8 @@ type Options struct {
 
 	Source Source // what names the replica
 
+	RefuseLocal bool // no connection for it goes to an address for which transport.IsLocal holds
+
 	MaxInFlight int     // of our sequences; 0: no bound
 	Weight      float64 // divides the cost of sending it a request; 0 is 1
 

@@ -89,7 +89,8 @@ type Backend struct {
 	DNS    string `mapstructure:"dns" oneof:"auto off"` // auto unless given
 	APIKey string `mapstructure:"api_key"`
 
-	Source backends.Source `mapstructure:"-"`
+	Source      backends.Source `mapstructure:"-"`
+	RefuseLocal bool            `mapstructure:"-"` // as in backends.Options: it was registered by a pattern with *
 
 	CAFile     string `mapstructure:"ca_file"`     // for https; empty: the system's authorities
 	ServerName string `mapstructure:"server_name"` // for https; empty: the URL's host

@@ -34,11 +34,12 @@ type managedBackend struct {
 type transportSettings struct {
 	connectTimeout, idleTimeout time.Duration
 	maxConns                    int // to one backend, for requests
+	refuseLocal                 bool
 	nameAddr                    netip.AddrPort
 }
 
 func transportSettingsOf(w *wantedBackend, c *config.Config) transportSettings {
-	return transportSettings{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend, w.nameAddr}
+	return transportSettings{c.Timeouts.Connect, c.Timeouts.KeepaliveIdle, c.Connections.MaxPerBackend, w.RefuseLocal, w.nameAddr}
 }
 
 // newManagedBackend returns a backend for which nothing runs, with connections of its own.
@@ -56,7 +57,10 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 		return nil, fmt.Errorf("backend %s: %w", w.Name, err)
 	}
 	s := transportSettingsOf(&w, c)
-	options := transport.Options{URL: u, Addr: w.addr, Resolver: r.NetResolver(), TLS: tlsConfig, ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout}
+	options := transport.Options{
+		URL: u, Addr: w.addr, Resolver: r.NetResolver(), RefuseLocal: w.RefuseLocal, TLS: tlsConfig,
+		ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout,
+	}
 	probes := transport.New(options)
 	options.MaxConns = s.maxConns
 	requests := transport.New(options)
@@ -64,7 +68,7 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 	b.Addr = w.addr
 	b.SetOptions(backends.Options{
 		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight, Device: w.Device, Role: role,
-		KVEvents: w.KVEvents, KVReplay: w.KVReplay, RanksOff: w.Ranks == "off", Source: w.Source,
+		KVEvents: w.KVEvents, KVReplay: w.KVReplay, RanksOff: w.Ranks == "off", Source: w.Source, RefuseLocal: w.RefuseLocal,
 		Transport: requests, ProbeTransport: probes,
 	})
 	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{requests, probes}}, nil

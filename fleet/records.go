@@ -63,11 +63,16 @@ type storedRecord struct {
 	GivenURL string          `json:"given_url,omitempty"`
 	By       string          `json:"by,omitempty"`
 	Operator bool            `json:"operator,omitempty"`
+
+	RefuseLocal bool `json:"refuse_local,omitempty"`
 }
 
 // encodeRecord returns r as JSON, which parseRecord reads.
 func encodeRecord(r *record) ([]byte, error) {
-	s := storedRecord{Changed: r.changed.UTC(), Removed: r.removed, GivenURL: r.replica.GivenURL, By: r.replica.By, Operator: r.replica.Operator}
+	s := storedRecord{
+		Changed: r.changed.UTC(), Removed: r.removed, GivenURL: r.replica.GivenURL, By: r.replica.By, Operator: r.replica.Operator,
+		RefuseLocal: r.replica.Backend.RefuseLocal,
+	}
 	if r.replica.Backend.URL != "" {
 		settings, err := config.FormatAddedBackend(r.replica.Backend)
 		if err != nil {
@@ -108,7 +113,7 @@ func parseRecord(key recordKey, data []byte) (*record, error) {
 	case b.Name != name:
 		return nil, fmt.Errorf("record of %q has a backend named %q", name, b.Name)
 	}
-	b.Source = backends.FromRegistration
+	b.Source, b.RefuseLocal = backends.FromRegistration, s.RefuseLocal
 	r.replica = Registration{Backend: b, GivenURL: cmp.Or(s.GivenURL, b.URL), By: s.By, At: s.Changed, Operator: s.Operator}
 	return r, nil
 }

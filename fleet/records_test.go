@@ -26,9 +26,12 @@ func registration(t testing.TB, name string) Registration {
 }
 
 func TestRecordRoundTrip(t *testing.T) {
+	local := registration(t, "e:8000")
+	local.Backend.RefuseLocal = true
 	for key, r := range map[recordKey]*record{
 		replicaKey("a:8000"):   {changed: recordTime, replica: registration(t, "a:8000")},
 		replicaKey("b:8000"):   {changed: recordTime, removed: true},
+		replicaKey("e:8000"):   {changed: recordTime, replica: local},
 		drainKey("c"):          {changed: recordTime},
 		drainKey("d@10.0.0.1"): {changed: recordTime, removed: true},
 	} {

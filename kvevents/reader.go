@@ -117,6 +117,7 @@ func (r *Reader) updateSources(ctx context.Context, b *backends.Backend, l *sour
 type sourceSettings struct {
 	events, replay string
 	engines        int
+	refuseLocal    bool
 }
 
 func readSourceSettings(b *backends.Backend) sourceSettings {
@@ -124,7 +125,7 @@ func readSourceSettings(b *backends.Backend) sourceSettings {
 	if l := b.Load(); l != nil {
 		engines = max(1, l.Engines)
 	}
-	return sourceSettings{o.KVEvents, o.KVReplay, engines}
+	return sourceSettings{o.KVEvents, o.KVReplay, engines, o.RefuseLocal}
 }
 
 // findSources returns where a replica publishes its events, or those of one of its ranks; nothing if it does not. It
@@ -135,6 +136,9 @@ func findSources(ctx context.Context, b *backends.Backend, s sourceSettings) ([]
 		s.engines = rank + 1
 	}
 	sources, err := findServerSources(ctx, b, s)
+	for i := range sources {
+		sources[i].RefuseLocal = s.refuseLocal
+	}
 	if !isRank {
 		return sources, err
 	}

@@ -81,12 +81,12 @@ func TestSourcesOfRank(t *testing.T) {
 		{5, backends.KVEventsAuto, []wire.Source{{Endpoint: "tcp://10.0.0.5:6001", Replay: "tcp://10.0.0.5:7001"}}},
 		{6, backends.KVEventsAuto, nil},
 		{5, backends.KVEventsOff, nil},
-		{2, "tcp://10.0.0.5:5557", []wire.Source{{Endpoint: "tcp://10.0.0.5:5559", Replay: "tcp://10.0.0.5:5560"}}},
+		{2, "tcp://10.0.0.5:5557", []wire.Source{{Endpoint: "tcp://10.0.0.5:5559", Replay: "tcp://10.0.0.5:5560", RefuseLocal: true}}},
 	} {
 		server := backends.New("a", u, "", http.DefaultTransport)
 		o := *server.Options()
 		if o.KVEvents = c.events; c.events != backends.KVEventsAuto && c.events != backends.KVEventsOff {
-			o.KVReplay = "tcp://10.0.0.5:5558"
+			o.KVReplay, o.RefuseLocal = "tcp://10.0.0.5:5558", true
 		}
 		server.SetOptions(o)
 		rank := backends.NewRank(server, c.engine, 0)

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"warmroute/backends"
+	"warmroute/backends/transport"
 	"warmroute/config"
 	"warmroute/metrics"
 	"warmroute/proxy/apikey"
@@ -63,13 +64,27 @@ func (a *access) hasToken(h http.Header) bool {
 	return subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }
 
-// checkURL returns why a replica at that URL, which backends.ParseURL has read, may not be registered, or nil.
-func (a *access) checkURL(u *url.URL) *refusal {
-	if a.urls == nil || slices.ContainsFunc(a.urls, func(p urlPattern) bool { return p.matches(u) }) {
-		return nil
+// checkURL returns why a replica at that URL, which backends.ParseURL has read, may not be registered, or nil. byWildcard means
+// that no element of registration.allow_urls names its host: it is then no address of this machine or its link, and
+// connections to what its name stands for must not go to one either.
+func (a *access) checkURL(u *url.URL) (byWildcard bool, refused *refusal) {
+	if a.urls == nil {
+		return false, nil
+	}
+	for _, p := range a.urls {
+		switch {
+		case !p.matches(u):
+		case !p.hasWildcardHost():
+			return false, nil
+		default:
+			byWildcard = true
+		}
+	}
+	if byWildcard {
+		return true, nil
 	}
 	replica := backends.NormalizeURL(u)
-	return &refusal{
+	return false, &refusal{
 		status: http.StatusForbidden, result: metrics.RegistrationRefusedURL, code: "URL_NOT_ALLOWED",
 		message: "registration.allow_urls does not allow " + replica, replica: replica,
 	}
@@ -107,11 +122,13 @@ func (p urlPattern) matches(u *url.URL) bool {
 	if port == "" {
 		port = defaultPort(u.Scheme)
 	}
-	if strings.Contains(p.host, "*") && (isLocalHost(host) || !isAddress(host) && (p.hasDigitsOnly() || endsInNumber(host))) {
+	if p.hasWildcardHost() && (isLocalHost(host) || !isAddress(host) && (p.hasDigitsOnly() || endsInNumber(host))) {
 		return false
 	}
 	return matchStars(p.scheme, u.Scheme) && matchStars(p.host, host) && matchStars(p.port, port) && matchStars(p.path, u.EscapedPath())
 }
+
+func (p urlPattern) hasWildcardHost() bool { return strings.Contains(p.host, "*") }
 
 // hasDigitsOnly reports whether the host of the pattern is the beginning of an address, or its end.
 func (p urlPattern) hasDigitsOnly() bool {
@@ -144,14 +161,12 @@ func endsInNumber(host string) bool {
 	return last == "" || '0' <= last[0] && last[0] <= '9'
 }
 
-// isLocalHost reports whether a host is this machine, or an address that only its neighbours have. It does not look
-// up names.
+// isLocalHost reports whether a host is localhost, or an address for which transport.IsLocal holds. It does not look up names.
 func isLocalHost(host string) bool {
 	host = strings.TrimRight(host, ".")
 	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
 		return true
 	}
 	a, err := netip.ParseAddr(host)
-	a = a.Unmap()
-	return err == nil && (a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || a.IsMulticast())
+	return err == nil && transport.IsLocal(a)
 }

@@ -126,10 +126,10 @@ func TestNoURLPatternAllowsAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	all, some := newAccess(config.Registration{}, nil), newAccess(config.Registration{AllowURLs: []string{"http://gpu-*:8000"}}, nil)
-	if refused := all.checkURL(u); refused != nil {
-		t.Error(refused)
+	if byWildcard, refused := all.checkURL(u); refused != nil || byWildcard {
+		t.Error(byWildcard, refused)
 	}
-	if refused := some.checkURL(u); refused == nil || refused.replica != "http://127.0.0.1:8000" {
+	if _, refused := some.checkURL(u); refused == nil || refused.replica != "http://127.0.0.1:8000" {
 		t.Error(refused)
 	}
 }

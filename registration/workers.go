@@ -162,9 +162,11 @@ func (c *call) register(w givenWorker) (*addedWorker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if refused := c.access.checkURL(u); refused != nil {
+	byWildcard, refused := c.access.checkURL(u)
+	if refused != nil {
 		return nil, refused
 	}
+	b.RefuseLocal = byWildcard
 	name, added, err := c.Fleet.Add(c.r.Context(), fleet.Registration{Backend: b, GivenURL: given, By: c.from.String(), At: time.Now()})
 	if err != nil {
 		return nil, err

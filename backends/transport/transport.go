@@ -29,6 +29,8 @@ type Options struct {
 	Addr     string        // host:port to connect to; "": that of URL
 	Resolver *net.Resolver // looks up the host; nil: Go's default
 
+	RefuseLocal bool // connects to no address for which IsLocal holds
+
 	// ConnectTimeout bounds name lookup, TCP and TLS handshakes together. 0: 2 s.
 	ConnectTimeout time.Duration
 
@@ -70,6 +72,9 @@ func New(o Options) *Transport {
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, 10*time.Second)
 	o.StaleTimeout = cmp.Or(o.StaleTimeout, 100*time.Millisecond)
 	t := &Transport{options: o, host: o.URL.Host, dialer: net.Dialer{Resolver: o.Resolver}}
+	if o.RefuseLocal {
+		t.dialer.Control = RefuseLocal
+	}
 	port := "80"
 	if o.URL.Scheme == "https" {
 		port = "443"

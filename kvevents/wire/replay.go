@@ -78,7 +78,7 @@ func (f *follower) catchUp(ctx context.Context) {
 // replayOnce requests what the publisher has kept from the position on, or from its first message if all is
 // true, and applies the messages until the publisher ends them, one is missing or the next takes too long.
 func (f *follower) replayOnce(ctx context.Context, all bool) error {
-	conn, release, err := zmtp.Dial(ctx, f.Source.Replay, zmtp.Dealer)
+	conn, release, err := f.Source.dial(ctx, f.Source.Replay, zmtp.Dealer)
 	if err != nil {
 		return err
 	}

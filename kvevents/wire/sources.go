@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"warmroute/backends/transport"
+	"warmroute/kvevents/zmtp"
 )
 
 const (
@@ -26,6 +30,16 @@ type Source struct {
 	Endpoint string // of live events: tcp://HOST:PORT
 	Replay   string // of earlier events: tcp://HOST:PORT; "": none
 	Topic    string // prefix of the topics to subscribe to; "": all
+
+	RefuseLocal bool // as in transport.Options
+}
+
+// dial connects to an endpoint of the source, as zmtp.Dial does.
+func (s *Source) dial(ctx context.Context, endpoint string, own zmtp.SocketType) (*zmtp.Conn, func(), error) {
+	if s.RefuseLocal {
+		return zmtp.Dial(ctx, endpoint, own, transport.RefuseLocal)
+	}
+	return zmtp.Dial(ctx, endpoint, own, nil)
 }
 
 // ParseSources reads a replica's response to GET /kv_event_sources: the publishers of KV cache

@@ -128,7 +128,7 @@ func (l liveStream) isDuplicate(m message) bool {
 
 // follow connects, and applies what the publisher sends until the connection or ctx ends.
 func (f *follower) follow(ctx context.Context) error {
-	conn, release, err := zmtp.Dial(ctx, f.Source.Endpoint, zmtp.Sub)
+	conn, release, err := f.Source.dial(ctx, f.Source.Endpoint, zmtp.Sub)
 	if err != nil {
 		return err
 	}

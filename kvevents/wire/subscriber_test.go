@@ -388,6 +388,24 @@ func TestUnreachablePublisher(t *testing.T) {
 	r.expect(t, restart(true), from(0, 2))
 }
 
+// A replica may report any address, and its name may stand for one of this machine.
+func TestRefuseLocal(t *testing.T) {
+	t.Parallel()
+	p := startPublisher(t)
+	source := p.source()
+	source.RefuseLocal = true
+	warned := make(chan string, 1)
+	s := &Subscriber{Source: source, Handler: newRecorder(), Logger: slog.New(slog.NewTextHandler(writerFunc(func(line string) { warned <- line }), nil))}
+	run(t, s)
+	if line := <-warned; !strings.Contains(line, "loopback and link-local addresses") || s.Stats().Connected {
+		t.Errorf("connected, log %s", line)
+	}
+	f := newFollower(s)
+	if err := f.replayOnce(t.Context(), true); err == nil || !strings.Contains(err.Error(), "loopback and link-local addresses") {
+		t.Errorf("replay: got %v", err)
+	}
+}
+
 // TestRunEnds cancels Run while it waits for something.
 func TestRunEnds(t *testing.T) {
 	silent := listen(t, "127.0.0.1:0") // accepts connections and says nothing

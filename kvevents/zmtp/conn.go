@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -85,14 +86,16 @@ type Conn struct {
 	out     []byte // what was written last; its memory is reused
 }
 
-// Dial connects an end of type Sub or Dealer to an endpoint tcp://HOST:PORT. The connection is closed
-// when ctx ends or release is called.
-func Dial(ctx context.Context, endpoint string, own SocketType) (c *Conn, release func(), err error) {
+// Dial connects an end of type Sub or Dealer to an endpoint tcp://HOST:PORT, where the control of a net.Dialer allows it (nil:
+// everywhere). The connection is closed when ctx ends or release is called.
+func Dial(
+	ctx context.Context, endpoint string, own SocketType, control func(network, address string, _ syscall.RawConn) error,
+) (c *Conn, release func(), err error) {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
 		return nil, nil, fmt.Errorf("connect to %s: not of the form tcp://HOST:PORT", endpoint)
 	}
-	dialer := net.Dialer{Timeout: connectTimeout, KeepAliveConfig: net.KeepAliveConfig{
+	dialer := net.Dialer{Timeout: connectTimeout, Control: control, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3, // an idle publisher sends nothing
 	}}
 	conn, err := dialer.DialContext(ctx, "tcp", address)

@@ -75,7 +75,7 @@ func dialServer(t *testing.T, own SocketType, sent ...[]byte) (*Conn, error) {
 		conn.(*net.TCPConn).CloseWrite()
 		io.Copy(io.Discard, conn)
 	})
-	c, release, err := Dial(t.Context(), "tcp://"+ln.Addr().String(), own)
+	c, release, err := Dial(t.Context(), "tcp://"+ln.Addr().String(), own, nil)
 	if err == nil {
 		t.Cleanup(release)
 	}

@@ -36,7 +36,7 @@ func startZMTPServer(t *testing.T, socketType zmtp.SocketType, handle func(*zmtp
 // dialZMTP connects to a server until the test ends.
 func dialZMTP(t *testing.T, endpoint string, own zmtp.SocketType) *zmtp.Conn {
 	t.Helper()
-	c, release, err := zmtp.Dial(t.Context(), endpoint, own)
+	c, release, err := zmtp.Dial(t.Context(), endpoint, own, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
