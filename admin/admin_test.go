@@ -51,7 +51,7 @@ type listener struct {
 // newFleet returns a fleet of the backends in a registry, which nothing watches.
 func newFleet(t testing.TB, registry *backends.Registry) *fleet.Fleet {
 	t.Helper()
-	initial, err := fleet.NewInitial(t.Context(), &config.Config{}, slog.New(slog.DiscardHandler))
+	initial, err := fleet.NewInitial(t.Context(), &config.Config{}, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"compress/gzip"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -51,32 +50,16 @@ func (h *Handler) serveRecording(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/x-ndjson")
 		w.Header().Set("Vary", "Accept-Encoding")
 		header := h.recordingHeader(recent)
-		// An error of a write means that the client has left.
-		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-			w.Header().Set("Content-Encoding", "gzip")
-			_ = recent.WriteGzip(w, header)
+		if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			_ = recent.WriteLines(w, header) // an error of a write means that the client has left
 			return
 		}
-		_ = writeDecompressed(w, func(w io.Writer) error { return recent.WriteGzip(w, header) })
+		w.Header().Set("Content-Encoding", "gzip")
+		zip, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // fails for other levels only
+		if recent.WriteLines(zip, header) == nil {
+			_ = zip.Close()
+		}
 	}))
-}
-
-// writeDecompressed writes to w the text of what write writes, compressed by gzip.
-func writeDecompressed(w io.Writer, write func(io.Writer) error) error {
-	compressed, sender := io.Pipe()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		sender.CloseWithError(write(sender))
-	}()
-	defer func() { <-done }()
-	defer compressed.Close()
-	text, err := gzip.NewReader(compressed)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(w, text)
-	return err
 }
 
 // recordingHeader describes the fleet as it is now, with the models of a recording.

@@ -56,7 +56,7 @@ const checkLookupTimeout = 2 * time.Second
 // writeAddresses looks up the names of the backends and writes of each that stands for several replicas how many it has,
 // and a warning of each that has no address.
 func writeAddresses(ctx context.Context, out, warnings io.Writer, c *config.Config) error {
-	resolver := discovery.NewResolver(c.DNS.Server)
+	resolver := discovery.NewResolver(c.DNS.Server, nil)
 	for _, b := range c.Backends {
 		one := b.DNS == "off"
 		b.DNS = "auto"

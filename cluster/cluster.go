@@ -148,7 +148,7 @@ func (c *Cluster) Run(ctx context.Context) {
 	running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.readStream) })
 	running.Go(func() {
 		c.Panics.RunLoop(ctx, recovery.Redis, c.writeStream)
-		c.announceLeaving()
+		c.Panics.CallAndRecover(recovery.Redis, c.announceLeaving)
 	})
 	if c.Snapshot != nil {
 		running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.writeSnapshots) })

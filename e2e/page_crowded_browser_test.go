@@ -103,7 +103,7 @@ func startCrowdedPage(t *testing.T) (url string) {
 		Settings:      proxy.Settings{Attempts: 2, Limits: proxy.Limits{InFlight: 100, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}},
 	})
 	var initial *fleet.Initial
-	if initial, err = fleet.NewInitial(t.Context(), &config.Config{}, log); err != nil {
+	if initial, err = fleet.NewInitial(t.Context(), &config.Config{}, log, nil); err != nil {
 		t.Fatal(err)
 	}
 	initial.Registry = registry

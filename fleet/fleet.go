@@ -68,9 +68,9 @@ type Initial struct {
 
 // NewInitial returns the backends of a configuration, in its order, and then those of its state file. It looks up
 // names, which takes firstLookupTimeout at most; one that has no address yet is a backend that is down, or none if it
-// was given as dns://.
-func NewInitial(ctx context.Context, c *config.Config, log *slog.Logger) (*Initial, error) {
-	in := &Initial{config: c, resolver: discovery.NewResolver(c.DNS.Server)}
+// was given as dns://. A panic in the lookup of one of several targets is reported to panics.
+func NewInitial(ctx context.Context, c *config.Config, log *slog.Logger, panics recovery.Reporter) (*Initial, error) {
+	in := &Initial{config: c, resolver: discovery.NewResolver(c.DNS.Server, panics)}
 	if c.StateFile != "" {
 		e := newStoreExchange(newStateFile(c.StateFile, log), c.StateFile, true)
 		e.exchange(ctx, log, in.mergeStored)

@@ -138,7 +138,7 @@ func (f *Fleet) startExchanges() {
 		f.work.Go(func() {
 			f.Panics.RunLoop(running, recovery.Records, func(ctx context.Context) { f.exchangeRepeatedly(ctx, e) })
 			if e.copy.private { // what changed last is written although running is done
-				f.exchangeRecords(context.WithoutCancel(running), e)
+				f.Panics.CallAndRecover(recovery.Records, func() { f.exchangeRecords(context.WithoutCancel(running), e) })
 			}
 		})
 	}

@@ -188,6 +188,6 @@ func newHeapBallast() []byte {
 // a hand-over, when the successor saves to the same file.
 func (s *Server) saveUsageUntilDone(ctx context.Context) {
 	s.panics.RunLoop(ctx, recovery.Usage, func(ctx context.Context) { s.usage.SavePeriodically(ctx, s.log) })
-	s.usage.Save(s.log)
+	s.panics.CallAndRecover(recovery.Usage, func() { s.usage.Save(s.log) })
 	s.usage.UnlockFile()
 }

@@ -111,7 +111,7 @@ func New(o Options) (*Server, error) {
 	s.panics = s.reportPanic
 	peers := newPeerReporters(c)
 	s.responses = responseindex.New(c.Responses, time.Now, peers.responses)
-	initial, err := fleet.NewInitial(context.Background(), c, o.Log)
+	initial, err := fleet.NewInitial(context.Background(), c, o.Log, s.panics)
 	if err != nil {
 		return nil, err
 	}

@@ -15,10 +15,14 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"warmroute/recovery"
 )
 
 // ErrNotFound is the error of a lookup that shows that a name does not exist or has no address.
 var ErrNotFound = errors.New("no address found")
+
+var errLookupPanicked = errors.New("lookup panicked")
 
 const (
 	// lookupTimeout is enough for the answer of the third name server when the first two do not respond, with
@@ -49,15 +53,16 @@ func (n Name) String() string {
 // Resolver looks up names. Safe for concurrent use.
 type Resolver struct {
 	server string // host:port; "": those of the system
+	panics recovery.Reporter
 
 	lookups     *net.Resolver
 	connections *net.Resolver // nil: Go's default
 }
 
 // NewResolver returns a Resolver that asks the DNS server at host:port; "": those of the system's configuration.
-// Names in /etc/hosts are found there in both cases.
-func NewResolver(server string) *Resolver {
-	r := &Resolver{server: server}
+// Names in /etc/hosts are found there in both cases. A panic in the lookup of one of several targets is reported to panics.
+func NewResolver(server string, panics recovery.Reporter) *Resolver {
+	r := &Resolver{server: server, panics: panics}
 	// With StrictErrors a failed query for a name with one search domain ends the lookup. Otherwise the query for
 	// the name with the next one would decide, and may find that it does not exist.
 	r.lookups = &net.Resolver{PreferGo: true, StrictErrors: true, Dial: r.dial}
@@ -117,8 +122,9 @@ func (r *Resolver) lookupSRV(ctx context.Context, n Name) ([]netip.AddrPort, err
 		if target.Port == 0 || target.Target == "." { // the service is not available
 			continue
 		}
-		g.Go(func() (err error) {
-			addrs[i], err = r.lookupAddrs(ctx, target.Target)
+		g.Go(func() error {
+			err := errLookupPanicked
+			r.panics.CallAndRecover(recovery.Discovery, func() { addrs[i], err = r.lookupAddrs(ctx, target.Target) })
 			switch {
 			case isNotFound(err):
 				return nil

@@ -14,6 +14,8 @@ import (
 
 	"github.com/miekg/dns"
 	"go.uber.org/goleak"
+
+	"warmroute/recovery"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -120,7 +122,7 @@ func TestLookup(t *testing.T) {
 		z[fmt.Sprintf("pod-%d.test.", i)] = []string{"A " + address}
 		many = append(many, address+":8000")
 	}
-	r := NewResolver(startDNS(t, z.ServeDNS))
+	r := NewResolver(startDNS(t, z.ServeDNS), nil)
 	for host, want := range map[string]string{
 		"one.test":        "10.0.0.1:8000",
 		"several.test":    "10.0.0.9:8000 10.0.0.10:8000",
@@ -205,7 +207,7 @@ func TestLookupOfInvalidResponses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := NewResolver(startDNS(t, handle))
+			r := NewResolver(startDNS(t, handle), nil)
 			for _, n := range []Name{{Host: "vllm.test", Port: "8000"}, {Host: "vllm.test", SRV: true}} {
 				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 				got, err := r.Lookup(ctx, n)
@@ -218,7 +220,7 @@ func TestLookupOfInvalidResponses(t *testing.T) {
 	}
 	t.Run("no server", func(t *testing.T) {
 		t.Parallel()
-		_, err := NewResolver("127.0.0.1:1").Lookup(t.Context(), Name{Host: "vllm.test", Port: "8000"})
+		_, err := NewResolver("127.0.0.1:1", nil).Lookup(t.Context(), Name{Host: "vllm.test", Port: "8000"})
 		if err == nil || errors.Is(err, ErrNotFound) {
 			t.Errorf("got %v", err)
 		}
@@ -227,12 +229,45 @@ func TestLookupOfInvalidResponses(t *testing.T) {
 
 // TestRefusalIsTemporary checks what makes Go's resolver stop instead of trying the next search domain.
 func TestRefusalIsTemporary(t *testing.T) {
-	r := NewResolver(startDNS(t, zone{"vllm.test.": {"A REFUSED", "SRV REFUSED"}}.ServeDNS))
+	r := NewResolver(startDNS(t, zone{"vllm.test.": {"A REFUSED", "SRV REFUSED"}}.ServeDNS), nil)
 	for _, n := range []Name{{Host: "vllm.test", Port: "8000"}, {Host: "vllm.test", SRV: true}} {
 		_, err := r.Lookup(t.Context(), n)
 		if e := (*net.DNSError)(nil); !errors.As(err, &e) || !e.IsTemporary {
 			t.Errorf("%s: got %v", n, err)
 		}
+	}
+}
+
+// panickyContext panics where package net looks for a trace of a lookup, once it is armed.
+type panickyContext struct {
+	context.Context
+	armed *atomic.Bool
+}
+
+func (c panickyContext) Value(key any) any {
+	if c.armed.Load() && fmt.Sprintf("%T", key) == "nettrace.TraceKey" {
+		panic("broken")
+	}
+	return c.Context.Value(key)
+}
+
+// A panic in the lookup of a target of an SRV record is reported, and makes the lookup of the name fail.
+func TestPanicInTargetLookup(t *testing.T) {
+	var armed atomic.Bool
+	var reports atomic.Int32
+	report := func(place recovery.Place, cause any, _ []byte) {
+		if reports.Add(1); place != recovery.Discovery || cause != "broken" {
+			t.Errorf("reported %v, %v", place, cause)
+		}
+	}
+	z := zone{"vllm.test.": {"SRV 0 0 8000 pod.test."}, "pod.test.": {"A 10.0.0.1"}}
+	r := NewResolver(startDNS(t, func(w dns.ResponseWriter, query *dns.Msg) {
+		armed.Store(query.Question[0].Qtype == dns.TypeSRV) // the lookups of targets follow
+		z.ServeDNS(w, query)
+	}), report)
+	_, err := r.Lookup(panickyContext{t.Context(), &armed}, Name{Host: "vllm.test.", SRV: true}) // the dot: without search domains
+	if err == nil || errors.Is(err, ErrNotFound) || reports.Load() != 1 {
+		t.Errorf("got %v, %d reports", err, reports.Load())
 	}
 }
 
@@ -243,13 +278,13 @@ func TestConnectionsUseDNSServer(t *testing.T) {
 	}
 	defer replica.Close()
 	_, port, _ := net.SplitHostPort(replica.Addr().String())
-	r := NewResolver(startDNS(t, zone{"vllm.test.": {"A 127.0.0.1"}}.ServeDNS))
+	r := NewResolver(startDNS(t, zone{"vllm.test.": {"A 127.0.0.1"}}.ServeDNS), nil)
 	c, err := (&net.Dialer{Resolver: r.NetResolver()}).DialContext(t.Context(), "tcp", "vllm.test:"+port)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
-	if NewResolver("").NetResolver() != nil {
+	if NewResolver("", nil).NetResolver() != nil {
 		t.Error("without a server, connections do not use Go's default resolver")
 	}
 }
@@ -267,7 +302,7 @@ func TestRotatingSubsets(t *testing.T) {
 			}
 		}
 		z.ServeDNS(w, query)
-	}))
+	}), nil)
 	a := NewAddresses(256, false)
 	for i := range 20 {
 		answer, err := r.Lookup(t.Context(), Name{Host: "vllm.test", Port: "8000"})

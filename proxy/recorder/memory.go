@@ -1,7 +1,6 @@
 package recorder
 
 import (
-	"compress/gzip"
 	"encoding/json"
 	"io"
 	"maps"
@@ -106,18 +105,14 @@ func (r *Recorder) Recent() *Recent {
 	return recent
 }
 
-// WriteGzip writes the first line and the lines of the requests, compressed. first has the fields of Header, in the same
-// order, and possibly more.
-func (r *Recent) WriteGzip(w io.Writer, first any) error {
+// WriteLines writes the first line and the lines of the requests, each with one call of Write. first has the fields of
+// Header, in the same order, and possibly more.
+func (r *Recent) WriteLines(w io.Writer, first any) error {
 	line, err := json.Marshal(first)
 	if err != nil {
 		return err
 	}
-	zip, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
-	if err != nil {
-		return err
-	}
-	if _, err := zip.Write(append(line, '\n')); err != nil {
+	if _, err := w.Write(append(line, '\n')); err != nil {
 		return err
 	}
 	var e entry
@@ -127,12 +122,12 @@ func (r *Recent) WriteGzip(w io.Writer, first any) error {
 				return err
 			}
 			line = e.appendLine(line[:0])
-			if _, err := zip.Write(line); err != nil {
+			if _, err := w.Write(line); err != nil {
 				return err
 			}
 		}
 	}
-	return zip.Close()
+	return nil
 }
 
 // known returns the numbers that are remembered.
