@@ -278,6 +278,8 @@ func (c *Cluster) readStream(ctx context.Context) {
 		c.position = strconv.FormatInt(time.Now().Add(-history).UnixMilli(), 10)
 	}
 	readsHistory := true // what was written before this process started; the caches may have been lost since
+	late := true         // what was written while nothing was read, or by then had waited for Redis
+	var resumed time.Time
 	for delay := minRetryDelay; ctx.Err() == nil; {
 		messages, err := c.readNext(ctx)
 		if ctx.Err() != nil {
@@ -288,17 +290,23 @@ func (c *Cluster) readStream(ctx context.Context) {
 			if errors.Is(err, errReplyTooLong) {
 				c.position = latest
 			}
+			late, resumed = true, time.Time{}
 			c.removeSilentPeers(time.Now())
 			clock.Sleep(ctx, delay)
 			delay = min(2*delay, maxRetryDelay)
 			continue
 		}
 		delay = minRetryDelay
+		if resumed.IsZero() {
+			resumed = time.Now()
+		}
 		for i := range messages {
 			c.position = messages[i].id
-			c.applyEntry(&messages[i], time.Now())
+			c.applyEntry(&messages[i], late, time.Now())
 		}
-		if readsHistory && len(messages) < readCount {
+		isBehind := len(messages) == readCount
+		late = isBehind || time.Since(resumed) < peerTimeout
+		if readsHistory && !isBehind {
 			readsHistory = false
 			c.Router.SetIndexRestored()
 		}
@@ -345,7 +353,8 @@ func (c *Cluster) readPosition() string {
 	return c.read
 }
 
-func (c *Cluster) applyEntry(entry *streamEntry, now time.Time) {
+// applyEntry applies a message; late: long after it was written.
+func (c *Cluster) applyEntry(entry *streamEntry, late bool, now time.Time) {
 	m, rest, err := parseHead(entry.message, c.auth)
 	c.recordRead(entry, now)
 	switch {
@@ -368,7 +377,7 @@ func (c *Cluster) applyEntry(entry *streamEntry, now time.Time) {
 		return
 	}
 	if apply, turn := c.recordPeerMessage(m.sender, m.number, entryTime(entry.id), now); apply {
-		c.applyRecords(m.sender, records, time.Duration(turn)*turnDelay)
+		c.applyRecords(m.sender, records, late, time.Duration(turn)*turnDelay)
 	}
 }
 
@@ -475,7 +484,7 @@ func (c *Cluster) updateProxies() {
 }
 
 // applyRecords applies the records of a peer in their order. delay is that of ApplyPlacements.
-func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Duration) {
+func (c *Cluster) applyRecords(sender uint64, records []record, late bool, delay time.Duration) {
 	var events []router.PlacementEvent
 	flush := func() {
 		c.Router.ApplyPlacements(sender, events, delay)
@@ -484,6 +493,7 @@ func (c *Cluster) applyRecords(sender uint64, records []record, delay time.Durat
 	for i := range records {
 		switch r := &records[i]; r.kind {
 		case recordSent, recordPrefilled, recordEnded, recordIndexed:
+			r.event.Late = late
 			events = append(events, r.event)
 		case recordInFlight:
 			flush()

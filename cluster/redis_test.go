@@ -711,6 +711,35 @@ func TestCachesLostBeforeStart(t *testing.T) {
 	}
 }
 
+// How long requests before its start took is not learned by a proxy that reads of them all at once.
+func TestTimesBeforeStart(t *testing.T) {
+	s := startRedis(t)
+	a := startProxy(t, s)
+	awaitProxies(t, 1, a)
+	d := a.send(1, 20)
+	d.RecordFirstEvent()
+	written := a.Status().WrittenMessages
+	eventually(t, "a message is written", func() bool { return a.Status().WrittenMessages > written })
+	d.Release(router.Outcome{End: router.Completed, OutputTokens: 1000}) // which comes in another message
+	a.stop()
+	b := startProxy(t, s)
+	eventually(t, "the request before the start is known", func() bool {
+		return b.heldAnywhere(1, 20) == 20 && b.backends[d.Backend.Slot].PeerInFlight.Load() == 0
+	})
+	req := b.request(1, 20)
+	req.Backends = req.Backends[d.Backend.Slot:][:1]
+	own, err := b.Router.Pick(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own.RecordFirstEvent()
+	const most = 1000 // in a few seconds, at the usual rate
+	if tokens := own.EstimateOutputTokens(1, time.Now().Add(-time.Second)); tokens > most {
+		t.Errorf("%d tokens are thought to be generated in a second", tokens)
+	}
+	complete(own)
+}
+
 func TestDamagedSnapshot(t *testing.T) {
 	s := startRedis(t)
 	for _, head := range []string{"", "{", "[]", `{"generation":"A","bytes":-1,"position":"1-1"}`, `{"generation":"A","bytes":1000000000000,"position":"1-1"}`,

@@ -70,10 +70,29 @@ func (r *cacheReset) take() (before uint64, found bool) {
 
 // TakeCacheReset reports, once, that a backend's replica seems to have lost its prefix cache before a use of it.
 func (f *Estimates) TakeCacheReset(slot int) (before uint64, found bool) {
-	if until, isLost := f.takeLostRestored(slot); isLost {
-		return until + 1, true
+	until, found := f.takeLostRestored(slot)
+	if before = until + 1; !found {
+		before, found = f.backends[slot].reset.take()
 	}
-	return f.backends[slot].reset.take()
+	if found {
+		f.backends[slot].lostUntil = before - 1
+	}
+	return before, found
+}
+
+// reusesLost reports whether a request was expected to reuse blocks that were found to be lost after it was sent.
+func (f *Estimates) reusesLost(slot int, p *Prediction) bool {
+	return p.reusesUntil(f.backends[slot].lostUntil)
+}
+
+// reusesUntil reports whether a request was expected to reuse blocks with that last use or an earlier one.
+func (p *Prediction) reusesUntil(use uint64) bool {
+	for i := range p.Reused {
+		if s := &p.Reused[i]; s.Blocks > 0 && s.LastUse <= use {
+			return true
+		}
+	}
+	return false
 }
 
 // findsResets reports whether hits and misses of a backend show resets. Several engines have a cache each.

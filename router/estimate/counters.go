@@ -139,5 +139,6 @@ func (f *Estimates) learnFromCounterWindow(slot int, l *backends.Load, uncertain
 		return
 	}
 	f.recordWindowReuse(slot, w, hits, uncertain+w.predictions.hitTokensMargin(c))
-	f.learnFromHits(slot, &w.predictions, hits, w.prompt, c)
+	f.addTotals(slot, &w.predictions, hits, w.prompt)
+	f.learnCapacity(slot, &w.predictions, hits, w.prompt, c)
 }

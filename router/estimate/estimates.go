@@ -51,6 +51,7 @@ type backend struct {
 	missing      missingHits
 	reset        cacheReset
 	restored     restored
+	lostUntil    uint64     // what was last used then or earlier, as index.Pin.Use, was found to be lost
 	engines      int        // that the replica reports; 0: unknown
 	ratio        tokenRatio // of its prompts
 	output       Average    // tokens of a sequence
@@ -313,7 +314,7 @@ func (f *Estimates) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now 
 	b.window.addStarted(startedRequest{
 		at: now, model: p.Model, prompt: p.PromptTokens, bytes: p.Bytes, textClass: p.TextClass, bucket: f.distanceBucket(slot, p),
 		predicted: usableHitTokens(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
-		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes,
+		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes || f.reusesLost(slot, p),
 		use:       p.Use, reused: f.nearSpans(slot, p), blockTokens: float64(f.blockBytes) / float64(max(1, p.Bytes)) * p.PromptTokens,
 		prediction: p,
 	})
@@ -341,17 +342,19 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 		return false
 	}
 	prompt := float64(u.PromptTokens)
+	cached := float64(u.CachedTokens)
 	var all predictions
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
+	f.addTotals(slot, &all, cached, prompt)
 	switch {
-	case f.disabled:
+	case f.disabled, f.reusesLost(slot, p): // it was sent before that was found
 	case f.reusesRestored(slot, p):
-		f.recordRestored(slot, p, float64(u.CachedTokens), prompt, all.hitTokensMargin(c), false)
+		f.recordRestored(slot, p, cached, prompt, all.hitTokensMargin(c), false)
 	default:
-		f.backends[slot].missing.addResponse(all.tokens, float64(u.CachedTokens))
-		f.recordReuse(slot, p, float64(u.CachedTokens), prompt, all.hitTokensMargin(c))
+		f.backends[slot].missing.addResponse(all.tokens, cached)
+		f.recordReuse(slot, p, cached, prompt, all.hitTokensMargin(c))
+		f.learnCapacity(slot, &all, cached, prompt, c)
 	}
-	f.learnFromHits(slot, &all, float64(u.CachedTokens), prompt, c)
 	return true
 }
 
@@ -367,17 +370,22 @@ func usableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
 	return max(0, float64(int(min(matchedTokens, promptTokens-1)/alignment+0.1))*alignment)
 }
 
-// learnFromHits learns how much a replica's cache holds, from predictions and how many
-// tokens of their prompts were hits, and adds them to the totals. A block that was expected and absent was
+// addTotals adds predictions, and how many tokens of their prompts were hits, to the totals.
+func (f *Estimates) addTotals(slot int, p *predictions, hitTokens, promptTokens float64) {
+	t := &f.backends[slot].totals
+	t.PromptTokens += promptTokens
+	t.PredictedTokens += p.tokens
+	t.ObservedTokens += hitTokens
+}
+
+// learnCapacity learns how much a replica's cache holds, from predictions and how many
+// tokens of their prompts were hits. A block that was expected and absent was
 // evicted after Prediction.Distance others were used: the cache holds less than that.
-func (f *Estimates) learnFromHits(slot int, p *predictions, hitTokens, promptTokens float64, c CacheInfo) {
-	b := &f.backends[slot]
-	b.totals.PromptTokens += promptTokens
-	b.totals.PredictedTokens += p.tokens
-	b.totals.ObservedTokens += hitTokens
+func (f *Estimates) learnCapacity(slot int, p *predictions, hitTokens, promptTokens float64, c CacheInfo) {
 	if f.disabled {
 		return
 	}
+	b := &f.backends[slot]
 	deviation := math.Sqrt(p.variance)
 	b.capacity.addEvidence(p, max(0, p.tokens-hitTokens-p.hitTokensMargin(c)))
 	// Our blocks may end a block before the engine's.

@@ -64,12 +64,7 @@ func (f *Estimates) takeLostRestored(slot int) (until uint64, lost bool) {
 
 // reusesRestored reports whether a request reused restored blocks.
 func (f *Estimates) reusesRestored(slot int, p *Prediction) bool {
-	for i := range p.Reused {
-		if s := &p.Reused[i]; s.Blocks > 0 && s.LastUse <= f.backends[slot].restored.until {
-			return true
-		}
-	}
-	return false
+	return p.reusesUntil(f.backends[slot].restored.until)
 }
 
 // recordRestored records, once, which of the restored blocks that a request reused were hits: the first hitTokens of its

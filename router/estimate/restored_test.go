@@ -24,7 +24,7 @@ func newRestoredTest(engines int) restoredTest {
 // since the restore, and others restored and last used at lastUse.
 func (restoredTest) request(restored, distance int, lastUse uint64) *Prediction {
 	return &Prediction{
-		Bytes: 120 * 256, PromptTokens: 120 * 64, MatchedBlocks: 100, Use: 2000, IsText: true, Sequences: 1,
+		Bytes: 120 * 256, PromptTokens: 120 * 64, MatchedBlocks: 100, Distance: distance, Use: 2000, IsText: true, Sequences: 1,
 		Reused: [index.MaxReusedSpans]index.ReusedSpan{
 			{Blocks: restored, LastUse: lastUse, Distance: distance}, {Blocks: 100 - restored, LastUse: 1500, Distance: 1},
 		},
@@ -122,6 +122,42 @@ func TestRestoredByCounters(t *testing.T) {
 	unknown.RecordStarted(0, p, &backends.Load{PrefixKnown: true}, CacheInfo{Alignment: 16})
 	if share, _ := unknown.RestoredShare(0); share != 1 {
 		t.Errorf("a share of %g counts, where the hits before are not known", share)
+	}
+}
+
+// What was in flight when the cache was found to be lost shows nothing new, and neither it nor what misses of restored blocks show
+// counts as missing hits or as evictions.
+func TestRestoredMissesAreNoEvictions(t *testing.T) {
+	f := newRestoredTest(1)
+	capacity := f.IndexCapacity(0)
+	check := func(when string) {
+		t.Helper()
+		if missing, got := f.MissingHits(0), f.IndexCapacity(0); missing != 0 || got != capacity {
+			t.Errorf("%s: %g of the hits are missing, and the index has room for %d blocks, want %d", when, missing, got, capacity)
+		}
+	}
+	for range 100 {
+		f.respond(f.request(60, far, 500), 40)
+	}
+	check("misses of blocks that may have been evicted")
+	inFlight := f.request(60, near, 500)
+	for range 3 {
+		if f.respond(f.request(60, near, 500), 40) {
+			f.ForgetReplicaProcess(0)
+		}
+	}
+	for range 100 {
+		f.respond(inFlight, 40)
+	}
+	check("a request from before the loss was found")
+	if before, found := f.TakeCacheReset(0); found {
+		t.Errorf("another loss before use %d was found", before)
+	}
+	for range 3 {
+		f.respond(f.request(60, near, 1400), 40)
+	}
+	if f.MissingHits(0) == 0 {
+		t.Error("no hits are missing of blocks that were used since")
 	}
 }
 

@@ -87,7 +87,7 @@ func (k *kvAccount) recordEnd(e *Entry, o *Outcome, sinceStart time.Duration) {
 		k.prompts, k.maxOutput = 0, 0 // no rounding error is left
 	}
 	took := float64(sinceStart.Microseconds()-e.kv.outputSince) / 1e6
-	if e.Streams && o.End == Completed && o.OutputTokens > 1 && took > 0 {
+	if e.Streams && !e.untimed && o.End == Completed && o.OutputTokens > 1 && took > 0 {
 		k.decodeRate.Add(float64(o.OutputTokens) / float64(sequences) / took)
 	}
 }

@@ -255,7 +255,7 @@ func (l *Ledger) learnFromCompletion(e *Entry, o *Outcome, now time.Time) (layou
 		l.estimates.RecordOutputLength(e.Slot, o.OutputTokens, e.Prediction.Sequences)
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
-	if uncached := l.estimates.LearnFromCompletion(e.Slot, &e.Prediction, usage, l.cacheInfo(e.Slot)); uncached > 0 {
+	if uncached := l.estimates.LearnFromCompletion(e.Slot, &e.Prediction, usage, l.cacheInfo(e.Slot)); uncached > 0 && !e.untimed {
 		l.learnSteps(e, o, uncached, now)
 	}
 	layoutChanged = l.estimates.LearnLayout(&e.Prediction, usage, l.cacheInfo(e.Slot))

@@ -61,9 +61,12 @@ func (p *Peers) Apply(l *Ledger, peerID uint64, event *PlacementEvent, r Recorde
 		return
 	}
 	known := from.requests[event.ID]
+	if known != nil && event.Late {
+		known.entry.untimed = true
+	}
 	switch {
 	case event.Kind == PlacementSent && known == nil:
-		p.begin(l, from, &event.Placement, r, now)
+		p.begin(l, from, &event.Placement, event.Late, r, now)
 	case event.Kind == PlacementIndexed:
 		if b := event.Backend; b != nil && l.Has(b) {
 			l.IndexPrompt(b.Slot, event.Blocks)
@@ -89,7 +92,7 @@ func (p *Peers) Sync(l *Ledger, peerID uint64, inFlight []Placement, r Recorder,
 		known := from.requests[listed.ID]
 		if known == nil && added < maxAddedBySync {
 			added++
-			known = p.begin(l, from, listed, r, now)
+			known = p.begin(l, from, listed, true, r, now)
 		}
 		if known == nil {
 			continue
@@ -122,8 +125,8 @@ func (p *Peers) findOrAdd(id uint64) *peer {
 	return from
 }
 
-// begin accounts for a request that a peer has sent. It returns nil if the request is not counted.
-func (p *Peers) begin(l *Ledger, from *peer, sent *Placement, r Recorder, now time.Time) *peerRequest {
+// begin accounts for a request that a peer has sent, untimed if it was some time ago. It returns nil if the request is not counted.
+func (p *Peers) begin(l *Ledger, from *peer, sent *Placement, untimed bool, r Recorder, now time.Time) *peerRequest {
 	b := sent.Backend
 	if b == nil || !l.Has(b) || p.requests >= maxPeerRequests {
 		return nil
@@ -137,7 +140,7 @@ func (p *Peers) begin(l *Ledger, from *peer, sent *Placement, r Recorder, now ti
 	depth := l.match(b.Slot, sent.Blocks)
 	conversation := queue.ConversationID{Tenant: sent.Tenant, Key: policy.ConversationKey(sent.Session, sent.PromptKey, sent.Turn)}
 	q := &peerRequest{id: sent.ID, entry: Entry{
-		Slot: b.Slot, SentAt: now, OfPeer: true, Adapter: sent.Adapter, Class: sent.Class, Streams: sent.Streams, NonGenerative: sent.NonGenerative,
+		Slot: b.Slot, SentAt: now, OfPeer: true, untimed: untimed, Adapter: sent.Adapter, Class: sent.Class, Streams: sent.Streams, NonGenerative: sent.NonGenerative,
 		MaxOutputTokens: sent.MaxOutput, Conversation: conversation, Leg: sent.Leg,
 		Prediction: estimate.Prediction{
 			Model: sent.Model, Bytes: bytes, PromptTokens: promptTokens, MatchedBlocks: depth,

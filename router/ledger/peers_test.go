@@ -4,6 +4,9 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
+
+	"warmroute/backends"
 )
 
 const peerID = 7
@@ -36,6 +39,44 @@ func TestSync(t *testing.T) {
 	check("none listed", 0, 0)
 	if p.Remove(peerID); len(p.byID) != 0 || p.Count() != 0 {
 		t.Errorf("%d peers with %d requests are left", len(p.byID), p.Count())
+	}
+}
+
+// The times of a peer's request are learned from if each of its events was applied when it happened.
+func TestLateEvents(t *testing.T) {
+	const sent, prefilled, ended = 1, 2, 4
+	whole := request{key: 1, blocks: 100, sequences: 1}
+	stream := whole
+	stream.streams = true
+	for _, q := range []*request{&stream, &whole} {
+		for late := range 8 {
+			for _, listed := range []bool{false, true} { // the first event was missed
+				f := newFleet(1)
+				var p Peers
+				begin := PlacementEvent{Kind: PlacementSent, Placement: q.placement(f, 1), Late: late&sent != 0}
+				f.poll(0, backends.Load{})
+				step, rate := *f.estimates.Step(0), f.DecodeRate(0)
+				if listed {
+					p.Sync(f.Ledger, peerID, []Placement{begin.Placement}, Recorder{}, f.now)
+				} else {
+					f.apply(&p, begin)
+				}
+				f.now = f.now.Add(time.Second)
+				f.apply(&p, PlacementEvent{Kind: PlacementPrefilled, Placement: Placement{ID: 1}, Late: late&prefilled != 0})
+				f.now = f.now.Add(time.Second)
+				f.apply(&p, PlacementEvent{Kind: PlacementEnded, Placement: Placement{ID: 1}, Late: late&ended != 0, End: PlacementEnd{
+					Outcome: Outcome{End: Completed, OutputTokens: 1000, PromptTokens: 6400, CachedKnown: true}, TTFT: time.Second,
+				}})
+				want := late == 0 && !listed
+				if learned := *f.estimates.Step(0) != step; learned != want {
+					t.Errorf("stream %v, late %03b, listed %v: the steps were learned: %v", q.streams, late, listed, learned)
+				}
+				if learned := f.DecodeRate(0) != rate; learned != (want && q.streams) {
+					t.Errorf("stream %v, late %03b, listed %v: the decode rate was learned: %v", q.streams, late, listed, learned)
+				}
+				f.expectEmpty(t, "at the end")
+			}
+		}
 	}
 }
 

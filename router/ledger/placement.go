@@ -60,6 +60,7 @@ type PlacementEvent struct {
 	Kind      PlacementEventKind
 	Placement // of PlacementSent and PlacementIndexed; of the other events the ID alone
 	End       PlacementEnd
+	Late      bool // it is read long after it happened: nothing is learned from the time between it and others
 }
 
 // PlacementReporter is told what a router sends to its backends. ReportPlacement is called under
