@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -72,7 +73,7 @@ func listen(t *testing.T, fromAfar bool, o Options) *listener {
 	}
 	o.Log, o.Fleet = cmp.Or(o.Log, slog.New(slog.DiscardHandler)), newFleet(t, o.Registry)
 	if o.Router == nil {
-		o.Router = newRouter(t, o.Registry)
+		o.Router = newRouter(t, o.Registry, time.Now)
 	}
 	if o.Metrics == nil {
 		o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") })

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ type asked struct {
 	*listener
 	router *router.Router
 	fleet  []*backends.Backend
+	later  atomic.Int64 // nanoseconds by which the router's clock is ahead
 }
 
 func askable(t testing.TB, list ...apikey.Key) *asked {
@@ -52,7 +54,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		b.SetModels(models)
 		b.SetState(backends.Ready)
 	}
-	a.router = newRouter(t, registry)
+	a.router = newRouter(t, registry, func() time.Time { return time.Now().Add(time.Duration(a.later.Load())) })
 	log := slog.New(slog.DiscardHandler)
 	p := proxy.New(proxy.Options{
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
@@ -66,7 +68,7 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 	return a
 }
 
-func newRouter(t testing.TB, registry *backends.Registry) *router.Router {
+func newRouter(t testing.TB, registry *backends.Registry, now func() time.Time) *router.Router {
 	t.Helper()
 	r, err := router.New(router.Options{
 		Settings: router.Settings{
@@ -74,7 +76,7 @@ func newRouter(t testing.TB, registry *backends.Registry) *router.Router {
 			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
 		},
 		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,
-		Now: time.Now, Rand: rand.NewPCG(1, 2),
+		Now: now, Rand: rand.NewPCG(1, 2),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -364,6 +364,28 @@ func TestPageContentSecurityPolicy(t *testing.T) {
 	}
 }
 
+func TestStateOfSlowBackend(t *testing.T) {
+	a := askable(t)
+	b := a.fleet[0]
+	load := backends.Load{QueuesKnown: true, Running: 4, OwnInFlight: 4, TokensKnown: true}
+	generate := func(seconds int, step float64) {
+		for range seconds {
+			now := time.Now().Add(time.Duration(a.later.Add(int64(time.Second))))
+			load.Gaps += 4 / step
+			load.GapSeconds += 4
+			load.GenerationTokens, load.PolledAt = load.Gaps, now
+			l := load
+			b.SetLoad(&l)
+			a.router.ObserveLoad(b, &l)
+		}
+	}
+	generate(120, 0.02)
+	generate(20, 0.3)
+	if s, text := a.state(); s.Backends[0].State != "ready" || s.Backends[0].Reason != "slow: its steps take 15 times as long as usual" {
+		t.Errorf("when it is slow: %s", text)
+	}
+}
+
 func TestStateOfStartingBackend(t *testing.T) {
 	a := askable(t)
 	u, err := backends.ParseURL("http://192.0.2.9:8000")

@@ -206,6 +206,34 @@ func TestDrainingBackend(t *testing.T) {
 	}
 }
 
+func TestSlowBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &backends.Backend{Name: "one"}
+		b.SetState(backends.Ready)
+		f := newFixture(t, b)
+		load := backends.Load{QueuesKnown: true, Running: 4, OwnInFlight: 4, TokensKnown: true}
+		generate := func(seconds int, step float64) {
+			for range seconds {
+				time.Sleep(time.Second)
+				load.Gaps += 4 / step
+				load.GapSeconds += 4
+				load.GenerationTokens, load.PolledAt = load.Gaps, time.Now()
+				l := load
+				b.SetLoad(&l)
+				f.router.ObserveLoad(b, &l)
+			}
+		}
+		generate(120, 0.02)
+		if line := `warmroute_backend_slowdown{backend="one"} 0`; !strings.Contains(f.text(), line+"\n") {
+			t.Errorf("no %s", line)
+		}
+		generate(20, 0.3)
+		if text := f.text(); !strings.Contains(text, `warmroute_backend_slowdown{backend="one"} 1`) {
+			t.Errorf("no slowdown of 10 or more in %s", text)
+		}
+	})
+}
+
 // constants returns the values of the package's string types by type, as the source
 // declares them.
 func constants(t *testing.T) map[string][]string {

@@ -29,7 +29,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 		f.notifyStalled(b.Slot, now, &r.callbacks)
 	}
 	if v, ok := f.ledger.MeasureSpeed(b.Slot, l); ok {
-		h.RecordSpeed(v.From, v.To, v.Seconds, &v.Work, f.estimates.Step(b.Slot))
+		h.RecordSpeed(v.From, v.To, v.Seconds, v.Work, f.estimates.Step(b.Slot), f.estimates.IsPrefillRateKnown(b.Slot))
 	}
 	h.UpdateSlow(f.areOthersSlower(b, now), now)
 	// Without a sign of work the replica may be stalled, which only the next poll shows.

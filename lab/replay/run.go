@@ -171,19 +171,24 @@ func (r *run) processEvents(ctx context.Context) error {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		e := r.events.pop()
-		r.now = e.at
-		r.handleEvent(&e)
-		r.applyDecisions()
-		if r.router != nil && !r.ticked && r.router.CountWaiting() > 0 {
-			r.ticked = true
-			r.events.push(event{at: r.now + router.TickInterval, kind: eventTick})
-		}
+		r.processEvent()
 	}
 	if r.Progress != nil {
 		r.Progress(r.ended, r.requests.Total)
 	}
 	return nil
+}
+
+// processEvent handles the next event.
+func (r *run) processEvent() {
+	e := r.events.pop()
+	r.now = e.at
+	r.handleEvent(&e)
+	r.applyDecisions()
+	if r.router != nil && !r.ticked && r.router.CountWaiting() > 0 {
+		r.ticked = true
+		r.events.push(event{at: r.now + router.TickInterval, kind: eventTick})
+	}
 }
 
 func (r *run) handleEvent(e *event) {

@@ -19,7 +19,11 @@ const (
 	minNotStreamed = time.Minute
 	// measuredTime is over which time the speed of a backend is measured, and maxMeasuredTime over which it is at most.
 	measuredTime    = 5 * time.Second
-	maxMeasuredTime = 3 * measuredTime
+	maxMeasuredTime = 4 * measuredTime
+	// minMeasuredSeconds is the sum of the gaps that tells the speed.
+	minMeasuredSeconds = 1
+	// maxStepTokens is how many tokens of prompts an engine computes in a step at most, unless it is configured otherwise.
+	maxStepTokens = 2 * estimate.StepTokens
 )
 
 // workDone is what a backend has done up to a moment, since its account began.
@@ -34,6 +38,8 @@ type workDone struct {
 type polledGaps struct {
 	done          workDone // by then
 	gaps, seconds float64
+	computed      float64 // tokens of prompts, by the engine's counters
+	generated     float64 // tokens; 0: not known
 }
 
 // prefillEnd is the end of a step in which prefills ended.
@@ -134,11 +140,11 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 // learnFromGaps learns from a poll how long the steps since the poll before took, unless there are streams.
 func (l *Ledger) learnFromGaps(a *account, slot int, load *backends.Load, now time.Time) {
 	done, before := l.workDone(a, slot, now), a.polled
-	a.polled = polledGaps{done, load.Gaps, load.GapSeconds}
+	a.polled = polledGaps{done, load.Gaps, load.GapSeconds, load.PromptTokens - load.PrefixHits, load.GenerationTokens}
 	if a.lastEnd != nil && now.Sub(a.lastEnd.at) < minNotStreamed {
 		return
 	}
-	if sample, ok := before.sampleUntil(&a.polled, load.Engines); ok {
+	if sample, ok := before.sampleUntil(&a.polled, load.Engines); ok && sample.Steps >= minPolledGaps {
 		l.removePrefill(slot, &sample)
 		l.estimates.LearnSteps(slot, &sample)
 	}
@@ -147,7 +153,7 @@ func (l *Ledger) learnFromGaps(a *account, slot int, load *backends.Load, now ti
 // sampleUntil returns what an engine did between two polls and how long it took, as the sum over the gaps between tokens.
 func (from *polledGaps) sampleUntil(to *polledGaps, engines int) (s estimate.StepSample, ok bool) {
 	gaps, seconds := to.gaps-from.gaps, to.seconds-from.seconds
-	if from.done.at.IsZero() || gaps < minPolledGaps || seconds <= 0 {
+	if from.done.at.IsZero() || gaps <= 0 || seconds <= 0 {
 		return s, false
 	}
 	sequences := seconds / to.done.at.Sub(from.done.at).Seconds() // that generate at a time, on average
@@ -158,48 +164,62 @@ func (from *polledGaps) sampleUntil(to *polledGaps, engines int) (s estimate.Ste
 	return s, true
 }
 
-// Speed is how long the steps of a backend took between two times, as the sum over the gaps between tokens, and what work they did
-// at most: all of the prompts that may have been computed, as if nothing of them was cached.
+// Speed is how long the steps of a backend took between two times, and what work they did at most.
 type Speed struct {
 	From, To time.Time
-	Seconds  float64
+	Seconds  float64 // the sum over the gaps between tokens, or the time in which prompts were computed and nothing was generated
 	Work     step.Work
 }
 
 // measurement is a measurement of a backend's speed that has begun.
 type measurement struct {
-	from    polledGaps // at the poll at which it began
-	prompts float64    // tokens of the prompts that were to be computed then or were sent since
-	longest float64    // tokens of the longest of them
+	from, last polledGaps // at the poll at which it began, and at the last one
+	silent     float64    // seconds between polls in which nothing was generated and a prompt was to be computed
+	longest    float64    // tokens of the longest of the prompts that were to be computed then or were sent since
 }
 
 // addPrompt adds a prompt.
-func (m *measurement) addPrompt(tokens float64) {
-	m.prompts += tokens
-	m.longest = max(m.longest, tokens)
+func (m *measurement) addPrompt(tokens float64) { m.longest = max(m.longest, tokens) }
+
+// addPoll adds a poll.
+func (m *measurement) addPoll(poll *polledGaps, p *prefillAccount) {
+	waited := len(p.pending) > 0 && p.pending[0].SentAt.Before(m.last.done.at)
+	if waited && poll.generated > 0 && poll.generated == m.last.generated {
+		m.silent += poll.done.at.Sub(m.last.done.at).Seconds()
+	}
+	m.last = *poll
 }
 
 // MeasureSpeed returns the speed of a backend over the last measuredTime or more, up to its last poll, which was recorded. It
-// returns false at other polls, if too little was generated, and if other clients have requests there.
+// returns false at other polls, if it did too little, and if other clients have requests there.
 func (l *Ledger) MeasureSpeed(slot int, load *backends.Load) (v Speed, ok bool) {
-	a := l.accounts[slot]
-	m, to := a.measured, a.polled
+	a, to := l.accounts[slot], l.accounts[slot].polled
+	a.measured.addPoll(&to, &a.prefill)
+	m, unseen := a.measured, a.prefill.unseen
 	external := load.QueuesKnown && int64(load.Running+load.Waiting) > load.OwnInFlight
 	passed := to.done.at.Sub(m.from.done.at)
-	if !external && passed < measuredTime {
+	s, _ := m.from.sampleUntil(&to, load.Engines)
+	ok = s.Seconds >= minMeasuredSeconds || passed >= maxMeasuredTime && m.silent > 0
+	if !external && (passed < measuredTime || !ok && unseen > 0 && passed < maxMeasuredTime) {
 		return v, false
 	}
-	a.measured = measurement{from: to, prompts: a.prefill.unseen, longest: m.longest}
-	if a.prefill.unseen == 0 {
+	a.measured = measurement{from: to, last: to, longest: m.longest}
+	if unseen == 0 {
 		a.measured.longest = 0
 	}
-	s, ok := m.from.sampleUntil(&to, load.Engines)
-	if !ok || external || passed > maxMeasuredTime {
+	if !ok || external || passed > 2*maxMeasuredTime {
 		return v, false
 	}
-	tokens := m.prompts / float64(max(1, load.Engines)) * s.Seconds / passed.Seconds() // as the sum over the sequences, too
+	// Engines count a prompt when its prefill is over, and what of it was cached when it begins. They compute prompts in the order
+	// of arrival: each computes at most one in part, beside those of its current step.
+	engines := float64(max(1, load.Engines))
+	computed := max(0, to.computed-m.from.computed) + min(unseen, engines*(m.longest+maxStepTokens))
+	tokens := computed * max(1, s.Seconds/passed.Seconds()/engines) // as the sum over the sequences, too
+	if s.Seconds >= m.silent {
+		tokens = min(tokens, s.Steps*maxStepTokens)
+	}
 	work := step.Work{Steps: s.Steps, Sequences: s.Sequences, Context: s.Context, Tokens: tokens, Attended: tokens * m.longest / 2}
-	return Speed{m.from.done.at, to.done.at, s.Seconds, work}, true
+	return Speed{m.from.done.at, to.done.at, max(s.Seconds, m.silent), work}, true
 }
 
 // removePrefill removes the prefill from a sample, whose expected time is known then: where nothing is streamed, it is not
