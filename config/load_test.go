@@ -340,17 +340,181 @@ func TestTrustedProxies(t *testing.T) {
 	}
 }
 
+// TestSourcePrecedence gives a setting in one more source each time: none, the file, its variable, its flag. In each
+// source the value is zero, false or empty for some settings.
 func TestSourcePrecedence(t *testing.T) {
-	policy := func(yaml string, args ...string) string {
-		return mustLoad(t, yaml, append(args, "http://a:8000")...).Routing.Policy
+	networks := func(list ...string) []netip.Prefix {
+		prefixes := []netip.Prefix{}
+		for _, network := range list {
+			prefixes = append(prefixes, netip.MustParsePrefix(network))
+		}
+		return prefixes
 	}
-	file := "routing: {policy: random}\n"
-	got := []string{policy(""), policy(file)}
-	t.Setenv("WARMROUTE_ROUTING_POLICY", "round-robin")
-	got = append(got, policy(file), policy(file, "--policy", "least-load"))
-	if want := []string{"prefix", "random", "round-robin", "least-load"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	initial := mustLoad(t, "", "http://a:8000").Routing.SessionHeaders
+	const noFlag = "none"
+	for _, c := range []struct {
+		path           string
+		initial        any // by default
+		file           string
+		fromFile       any
+		variable       string
+		fromVariable   any
+		flag, flagText string
+	}{
+		{"routing.learn", true, "false", false, "true", true, noFlag, ""},
+		{"retry.timeouts", false, "true", true, "false", false, noFlag, ""},
+		{"response_headers", true, "\"false\"", false, " 1 ", true, noFlag, ""},
+		{"routing.queue.requests", 10_000, "0", 0, "5", 5, noFlag, ""},
+		{"record.keep", 3, "7", 7, "0", 0, noFlag, ""},
+		{"retry.share", 0.2, "0", 0.0, "0.5", 0.5, noFlag, ""},
+		{"routing.batch_slowdown", 0.05, "1", 1.0, "0", 0.0, noFlag, ""},
+		{"timeouts.idle", 2 * time.Minute, "0", time.Duration(0), "1m30s", 90 * time.Second, noFlag, ""},
+		{"sse.keepalive", 15 * time.Second, "250ms", 250 * time.Millisecond, "0", time.Duration(0), noFlag, ""},
+		{"usage.keep", 400 * 24 * time.Hour, "30d", 30 * 24 * time.Hour, "0s", time.Duration(0), noFlag, ""},
+		{"limits.query_bytes", int64(4 << 10), "0", int64(0), "64KB", int64(64_000), noFlag, ""},
+		{"record.memory", int64(32 << 20), "1 GiB", int64(1 << 30), "0", int64(0), noFlag, ""},
+		{"redis.prefix", "warmroute:", "\"\"", "", "Fleet.A:", "Fleet.A:", noFlag, ""},
+		{"dns.server", "", "127.0.0.1:8600", "127.0.0.1:8600", "", "", noFlag, ""},
+		{"routing.session_headers", initial, "[]", []string{}, "X-A, x-b,", []string{"X-A", "x-b"}, noFlag, ""},
+		{"routing.session_headers", initial, "X-A, x-b", []string{"X-A", "x-b"}, "", []string{}, noFlag, ""},
+		{"cors.origins", []string{}, "[\"*\"]", []string{"*"}, "https://a.example", []string{"https://a.example"}, noFlag, ""},
+		{"extra_paths", []string{}, "[/Custom.path]", []string{"/Custom.path"}, "", []string{}, noFlag, ""},
+		{"trusted_proxies", networks(), "[10.0.0.0/8]", networks("10.0.0.0/8"), "fd00::/8,192.0.2.1", networks("fd00::/8", "192.0.2.1/32"), noFlag, ""},
+		{"trusted_proxies", networks(), "[10.0.0.0/8, 10.1.2.3]", networks("10.0.0.0/8", "10.1.2.3/32"), "", networks(), noFlag, ""},
+		{"models.patterns", map[string]string{}, "{Org.A-*: Base/One.1, a-*: b}", map[string]string{"Org.A-*": "Base/One.1", "a-*": "b"},
+			"Org.B-*=Base/Two.2", map[string]string{"Org.B-*": "Base/Two.2"}, noFlag, ""},
+		{"models.patterns", map[string]string{}, "{Org.A-*: b}", map[string]string{"Org.A-*": "b"}, "", map[string]string{}, noFlag, ""},
+		{"admin", "127.0.0.1:9090", "\"\"", "", ":9091", ":9091", "--admin", ""},
+		{"admin", "127.0.0.1:9090", ":9091", ":9091", "", "", "--admin", ":9092"},
+		{"listen", ":8080", ":1", ":1", ":2", ":2", "--listen", "[::1]:3"},
+		{"routing.policy", "prefix", "random", "random", "round-robin", "round-robin", "--policy", "least-load"},
+		{"log.level", "info", "debug", "debug", "warn", "warn", "--log-level", "error"},
+	} {
+		t.Run(c.path, func(t *testing.T) {
+			check := func(sources string, want any, yaml string, args ...string) {
+				t.Helper()
+				if got := valueAt(mustLoad(t, yaml, append(args, "http://a:8000")...), c.path); !reflect.DeepEqual(got, want) {
+					t.Errorf("%s: got %#v, want %#v", sources, got, want)
+				}
+			}
+			yaml, indent := "", ""
+			for section := range strings.SplitSeq(c.path, ".") {
+				yaml += "\n" + indent + section + ":"
+				indent += "  "
+			}
+			yaml += " " + c.file + "\n"
+			check("default", c.initial, "")
+			check("file", c.fromFile, yaml)
+			t.Setenv(envName(c.path), c.variable)
+			check("variable", c.fromVariable, "")
+			check("file and variable", c.fromVariable, yaml)
+			if c.flag != noFlag {
+				check("file, variable and flag", c.flagText, yaml, c.flag, c.flagText)
+			}
+		})
 	}
+}
+
+// TestMapKeysKept has keys with dots and in upper case where they are names, and where they are those of settings.
+func TestMapKeysKept(t *testing.T) {
+	want := map[string]string{"Org.SQL-*": "Base/Model.1", "org.sql-*": "base/model.2", "a.b.c-*": "x", "routing.policy-*": "y"}
+	yaml := `
+models:
+  patterns: {Org.SQL-*: Base/Model.1, org.sql-*: base/model.2, a.b.c-*: x, routing.policy-*: y}
+wake: [{model: Org/Model.1, url: "http://Scaler/A.b?C=d"}]
+backends: [{url: "http://a:8000/Base.path", name: GPU.0}]
+`
+	for range 2 { // a reload reads the same
+		c := mustLoad(t, yaml)
+		if !maps.Equal(c.Models.Patterns, want) || c.Wake[0].Model != "Org/Model.1" || c.Wake[0].URL != "http://Scaler/A.b?C=d" || c.Backends[0].Name != "GPU.0" {
+			t.Errorf("got %+v, %+v, %+v", c.Models, c.Wake, c.Backends)
+		}
+	}
+	const others = "backends: [\"http://a:8000\"]\n"
+	for yaml, want := range map[string]string{
+		others + "Poll: {interval: 1s}":                             "Poll.interval: unknown setting; did you mean poll.interval?",
+		others + "poll: {Interval: 1s}":                             "poll.Interval: unknown setting; did you mean poll.interval?",
+		others + "models: {Patterns: {a-*: b}}":                     "models.Patterns: unknown setting; did you mean models.patterns?",
+		"backends: [{Url: \"http://a:8000\"}]":                      `backends[0]: unknown key "Url"; did you mean url?`,
+		"backends: [{url: \"http://a:8000\", tls.ca_file: x}]":      `backends[0]: unknown key "tls.ca_file"; a backend has ` + strings.Join(settingNames[Backend](), ", "),
+		others + "wake: [{Model: a, url: \"http://b\"}]":            `wake[0]: unknown key "Model"; did you mean model?`,
+		others + "keys: [{Name: a, sha256: " + aHash + "}]":         `keys[0]: unknown setting "Name"; did you mean name?`,
+		others + "keys: [{name: a, sha256: " + aHash + ", B.c: d}]": `keys[0]: unknown setting "B.c"; a key has ` + strings.Join(settingNames[Key](), ", "),
+	} {
+		if got := loadErrors(t, yaml); got != want {
+			t.Errorf("%s\ngot  %s\nwant %s", yaml, got, want)
+		}
+	}
+}
+
+func TestNullValues(t *testing.T) {
+	const backend = "backends: [\"http://a:8000\"]\n"
+	for yaml, want := range map[string]string{
+		backend + "poll:\nrouting: {queue: ~}\nmodels: null":             "",
+		backend + "routing: {queue: {time: ~}}":                          "routing.queue.time: has no value; give it one or delete the line",
+		backend + "routing: {session_headers: }":                         "routing.session_headers: has no value; give it one or delete the line",
+		backend + "models: {patterns: }":                                 "models.patterns: has no value; give it one or delete the line",
+		backend + "models: {patterns: {A.b-*: }}":                        `models.patterns: "A.b-*" has no base model; name the one whose replicas load such adapters`,
+		backend + "wake: [~]":                                            "wake[0].model: is missing; name the model\nwake[0].url: is not a URL such as http://scaler:8000/start\nwake[0].timeout: 0s is too short; the minimum is 1s",
+		"backends: [{url: \"http://a:8000\", name: , weight: , dns: ~}]": `backends[0].dns: unknown dns ""; choose one of auto, off` + "\n" + "backends[0].weight: 0 is too small; the minimum is 0.01",
+		"backends: ": "backends: has no value; give it one or delete the line",
+	} {
+		if got := loadErrors(t, yaml); got != want {
+			t.Errorf("%s\ngot  %s\nwant %s", yaml, got, want)
+		}
+	}
+	// A setting that the file has without a value is an error even if a variable gives it.
+	t.Setenv("WARMROUTE_LISTEN", ":1")
+	if got, want := loadErrors(t, backend+"listen:"), "listen: has no value; give it one or delete the line"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	t.Setenv("WARMROUTE_POLL_INTERVAL", "3s")
+	if got := mustLoad(t, backend+"poll: ~").Poll.Interval; got != 3*time.Second {
+		t.Errorf("poll.interval is %v", got)
+	}
+}
+
+// TestVariableErrors has variables whose value or name is invalid. Each gives one error.
+func TestVariableErrors(t *testing.T) {
+	for _, c := range []struct{ name, value, want string }{
+		{"WARMROUTE_ROUTING_ATTEMPTS", "2.5", `routing.attempts (from WARMROUTE_ROUTING_ATTEMPTS): "2.5" is not an integer`},
+		{"WARMROUTE_ROUTING_ATTEMPTS", "", `routing.attempts (from WARMROUTE_ROUTING_ATTEMPTS): "" is not an integer`},
+		{"WARMROUTE_ROUTING_ATTEMPTS", "0", "routing.attempts (from WARMROUTE_ROUTING_ATTEMPTS): 0 is too small; the minimum is 1"},
+		{"WARMROUTE_POLL_INTERVAL", "5", `poll.interval (from WARMROUTE_POLL_INTERVAL): "5" is not a duration such as 250ms, 2s or 1m30s`},
+		{"WARMROUTE_POLL_INTERVAL", "", `poll.interval (from WARMROUTE_POLL_INTERVAL): "" is not a duration such as 250ms, 2s or 1m30s`},
+		{"WARMROUTE_LIMITS_BODY_BYTES", "64M", `limits.body_bytes (from WARMROUTE_LIMITS_BODY_BYTES): "64M" has the unknown unit "M"; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB`},
+		{"WARMROUTE_RETRY_SHARE", "20%", `retry.share (from WARMROUTE_RETRY_SHARE): "20%" is not a number`},
+		{"WARMROUTE_ROUTING_LEARN", "", `routing.learn (from WARMROUTE_ROUTING_LEARN): "" is not true or false`},
+		{"WARMROUTE_LISTEN", "", "listen (from WARMROUTE_LISTEN): is empty; set an address such as :8080"},
+		{"WARMROUTE_MODELS_PATTERNS", "a-*", `models.patterns (from WARMROUTE_MODELS_PATTERNS): "a-*" has no =; write entries as in a=b,c=d`},
+		{"WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8,lb", `trusted_proxies[1] (from WARMROUTE_TRUSTED_PROXIES): "lb" is not a network such as 10.0.0.0/8 or an address`},
+		{"WARMROUTE_WAKE", "a", "wake[0] (from WARMROUTE_WAKE): expected a mapping with model and url, got a string"},
+		{"WARMROUTE_EXTRA_PATH", "/a", "WARMROUTE_EXTRA_PATH: unknown variable; did you mean WARMROUTE_EXTRA_PATHS?"},
+		{"WARMROUTE_ROUTING_SESION_HEADERS", "a", "WARMROUTE_ROUTING_SESION_HEADERS: unknown variable; did you mean WARMROUTE_ROUTING_SESSION_HEADERS?"},
+		{"WARMROUTE_MODELS_PATTERNS_A", "b", "WARMROUTE_MODELS_PATTERNS_A: unknown variable; did you mean WARMROUTE_MODELS_PATTERNS?"},
+		{"WARMROUTE_routing_policy", "random", unknownVariable("WARMROUTE_routing_policy")},
+		// Names of sections: their settings keep their values.
+		{"WARMROUTE_POLL", "1s", unknownVariable("WARMROUTE_POLL")},
+		{"WARMROUTE_ROUTING", "random", unknownVariable("WARMROUTE_ROUTING")},
+		{"WARMROUTE_ROUTING_QUEUE", "", unknownVariable("WARMROUTE_ROUTING_QUEUE")},
+		{"WARMROUTE_ADMIN_TLS", "on", unknownVariable("WARMROUTE_ADMIN_TLS")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv(c.name, c.value)
+			if got := loadErrors(t, "", "http://a:8000"); got != c.want {
+				t.Errorf("%q\ngot  %s\nwant %s", c.value, got, c.want)
+			}
+		})
+	}
+	t.Setenv("WARMROUTE_POLL", "1s")
+	if c, err := load(t, "poll: {timeout: 5ms}", "http://a:8000"); err == nil || c.Poll.Timeout != 5*time.Millisecond || c.Poll.Interval != time.Second {
+		t.Errorf("got %+v, %v", c.Poll, err)
+	}
+}
+
+// unknownVariable returns the error of a variable whose name is not near that of any setting.
+func unknownVariable(name string) string {
+	return name + ": unknown variable; a variable is WARMROUTE_ followed by the path of a setting, as in WARMROUTE_ROUTING_POLICY"
 }
 
 func TestFlags(t *testing.T) {
