@@ -30,6 +30,9 @@ func decodeSettings(values map[string]any, into any) error {
 // decoder's own conversions turn 3.7 into 3 and an interval of 5 into 5 ns.
 func decodeValue(from, to reflect.Value) (any, error) {
 	value := from.Interface()
+	if v, ok := value.(verbatim); ok {
+		value = v.value
+	}
 	switch to.Interface().(type) {
 	case time.Duration:
 		return decodeDuration(value)

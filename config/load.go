@@ -11,15 +11,16 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
 
 	"warmroute/router/policy"
 )
 
 const (
-	envPrefix = "WARMROUTE_"
+	envPrefix = "WARMROUTE"
 
 	// FileVariable is the environment variable that names the configuration file. It is not a setting.
-	FileVariable = envPrefix + "CONFIG"
+	FileVariable = envPrefix + "_CONFIG"
 )
 
 // Loader loads configurations.
@@ -90,7 +91,7 @@ func FilePath(flags *pflag.FlagSet) (string, error) {
 
 // parse is Load for a file that was already read.
 func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []string) (*Config, error) {
-	values, err := decodeYAML(l.Defaults)
+	defaults, err := decodeYAML(l.Defaults)
 	if err != nil {
 		return nil, fmt.Errorf("built-in config.yaml: %w", err)
 	}
@@ -105,24 +106,32 @@ func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []str
 		errs.addYAMLErrors(file, data, known, err)
 		return nil, errs.err()
 	}
-	mergeFile(values, given, "", known, &errs)
-	mergeEnvironment(values, known, &errs)
-	for flag, setting := range flagSettings() {
-		if fl := flags.Lookup(flag); fl != nil && fl.Changed {
-			setValue(values, setting, fl.Value.String())
-			errs.origin[setting] = "--" + flag
+	v := viper.NewWithOptions(viper.EnvKeyReplacer(newVariableReplacer(known)))
+	v.SetEnvPrefix(envPrefix)
+	v.AllowEmptyEnv(true) // WARMROUTE_ADMIN= turns the admin listener off
+	v.AutomaticEnv()
+	for _, settings := range []map[string]any{defaults, given} {
+		if err := v.MergeConfigMap(selectSettings(settings, "", known, &errs)); err != nil {
+			return nil, err
+		}
+	}
+	checkEnvironment(known, &errs)
+	for name, setting := range flagSettings() {
+		// BindPFlag fails only for nil: a flag that the command does not have.
+		if flag := flags.Lookup(name); v.BindPFlag(setting, flag) == nil && flag.Changed {
+			errs.origin[setting] = "--" + name
 		}
 	}
 	if len(urls) > 0 {
 		if list, ok := given["backends"].([]any); ok && len(list) > 0 && !l.ReplaceBackends {
 			errs.add("backends", "both %s and the command line list backends; remove one of the two lists", file)
 		}
-		values["backends"] = urls
+		v.Set("backends", urls)
 		errs.origin["backends"] = "the command line"
 	}
 
 	var c Config
-	errs.addDecodeErrors(decodeSettings(values, &c))
+	errs.addDecodeErrors(v.UnmarshalExact(&c, viper.DecodeHook(decodeValue)))
 	c.readBackendsFile(&errs)
 	c.setDefaultBackendNames()
 	c.readFiles(&errs)
@@ -130,19 +139,14 @@ func (l Loader) parse(file string, data []byte, flags *pflag.FlagSet, urls []str
 	return &c, errs.err()
 }
 
-// setValue sets the value of a setting, whose sections are in values.
-func setValue(values map[string]any, path string, value any) {
-	names := strings.Split(path, ".")
-	last := len(names) - 1
-	for _, section := range names[:last] {
-		values = values[section].(map[string]any)
-	}
-	values[names[last]] = value
-}
+// verbatim is a value of a file in the form in which viper leaves it as it is. In maps, also in those in lists, viper
+// changes keys to lower case, and it takes the keys of a map for parts of the paths of settings.
+type verbatim struct{ value any }
 
-// mergeFile merges the settings of a file, or of one of its sections, into values. prefix is the beginning
-// of their paths.
-func mergeFile(values, given map[string]any, prefix string, known []string, errs *errorList) {
+// selectSettings returns the settings of a file, or of one of its sections, each verbatim, and adds an error for each
+// key that is not one. prefix is the beginning of their paths.
+func selectSettings(given map[string]any, prefix string, known []string, errs *errorList) map[string]any {
+	settings := map[string]any{}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		path := prefix + key
 		inner, isSection := given[key].(map[string]any)
@@ -151,9 +155,9 @@ func mergeFile(values, given map[string]any, prefix string, known []string, errs
 		case isSetting && given[key] == nil:
 			errs.add(path, "has no value; give it one or delete the line")
 		case isSetting:
-			setValue(values, path, given[key])
+			settings[key] = verbatim{given[key]}
 		case isSection && (len(settingsIn(path, known)) > 0 || nearestWord(strings.ToLower(path), known) == ""):
-			mergeFile(values, inner, path+".", known, errs)
+			settings[key] = selectSettings(inner, path+".", known, errs)
 		default:
 			if inside := settingsIn(path, known); len(inside) == 0 || strings.Contains(key, ".") {
 				addUnknownSetting(errs, path, key, known)
@@ -162,6 +166,7 @@ func mergeFile(values, given map[string]any, prefix string, known []string, errs
 			}
 		}
 	}
+	return settings
 }
 
 // settingsIn returns the paths of the settings of a section.
@@ -200,12 +205,28 @@ func addUnknownSetting(errs *errorList, path, key string, known []string) {
 }
 
 func envName(path string) string {
-	return envPrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
+	return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
-// mergeEnvironment sets each setting whose environment variable is set, also to "", and adds an
-// error for each WARMROUTE_ variable that belongs to no setting.
-func mergeEnvironment(values map[string]any, known []string, errs *errorList) {
+// variableReplacer has the variables of the settings by the names that viper makes of their paths, such as
+// WARMROUTE_POLL.TIMEOUT.
+type variableReplacer map[string]string
+
+func newVariableReplacer(known []string) variableReplacer {
+	r := variableReplacer{}
+	for _, path := range known {
+		r[envPrefix+"_"+strings.ToUpper(path)] = envName(path)
+	}
+	return r
+}
+
+// Replace returns the variable of a setting, and "", which is never set, for a section: viper would take a variable with
+// the name of a section for a value in the place of its settings.
+func (r variableReplacer) Replace(name string) string { return r[name] }
+
+// checkEnvironment records which settings have a variable, also one that is "", and adds an error for each WARMROUTE_
+// variable that belongs to no setting.
+func checkEnvironment(known []string, errs *errorList) {
 	// Kubernetes and Docker links set these in every container that runs beside a service named warmroute.
 	service := regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
 	variables := map[string]string{}
@@ -213,19 +234,18 @@ func mergeEnvironment(values map[string]any, known []string, errs *errorList) {
 		variables[envName(path)] = path
 	}
 	for _, assignment := range slices.Sorted(slices.Values(os.Environ())) {
-		name, value, _ := strings.Cut(assignment, "=")
+		name, _, _ := strings.Cut(assignment, "=")
 		if path, ok := variables[name]; ok {
-			setValue(values, path, value)
 			errs.origin[path] = name
 			continue
 		}
-		if !strings.HasPrefix(name, envPrefix) || name == FileVariable || service.MatchString(name) {
+		if !strings.HasPrefix(name, envPrefix+"_") || name == FileVariable || service.MatchString(name) {
 			continue
 		}
 		if near := nearestWord(name, slices.Sorted(maps.Keys(variables))); near != "" {
 			errs.addUnknown(name, variables[near], "unknown variable; did you mean %s?", near)
 		} else {
-			errs.add(name, "unknown variable; a variable is %s followed by the path of a setting, as in %s", envPrefix, envName("routing.policy"))
+			errs.add(name, "unknown variable; a variable is %s_ followed by the path of a setting, as in %s", envPrefix, envName("routing.policy"))
 		}
 	}
 }

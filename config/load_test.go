@@ -379,7 +379,8 @@ func TestSourcePrecedence(t *testing.T) {
 		{"routing.session_headers", initial, "X-A, x-b", []string{"X-A", "x-b"}, "", []string{}, noFlag, ""},
 		{"cors.origins", []string{}, "[\"*\"]", []string{"*"}, "https://a.example", []string{"https://a.example"}, noFlag, ""},
 		{"extra_paths", []string{}, "[/Custom.path]", []string{"/Custom.path"}, "", []string{}, noFlag, ""},
-		{"trusted_proxies", networks(), "[10.0.0.0/8]", networks("10.0.0.0/8"), "fd00::/8,192.0.2.1", networks("fd00::/8", "192.0.2.1/32"), noFlag, ""},
+		{"trusted_proxies", networks(), "[10.0.0.0/8]", networks("10.0.0.0/8"),
+			"fd00::/8,192.0.2.1", networks("fd00::/8", "192.0.2.1/32"), noFlag, ""},
 		{"trusted_proxies", networks(), "[10.0.0.0/8, 10.1.2.3]", networks("10.0.0.0/8", "10.1.2.3/32"), "", networks(), noFlag, ""},
 		{"models.patterns", map[string]string{}, "{Org.A-*: Base/One.1, a-*: b}", map[string]string{"Org.A-*": "Base/One.1", "a-*": "b"},
 			"Org.B-*=Base/Two.2", map[string]string{"Org.B-*": "Base/Two.2"}, noFlag, ""},
@@ -426,41 +427,49 @@ backends: [{url: "http://a:8000/Base.path", name: GPU.0}]
 `
 	for range 2 { // a reload reads the same
 		c := mustLoad(t, yaml)
-		if !maps.Equal(c.Models.Patterns, want) || c.Wake[0].Model != "Org/Model.1" || c.Wake[0].URL != "http://Scaler/A.b?C=d" || c.Backends[0].Name != "GPU.0" {
-			t.Errorf("got %+v, %+v, %+v", c.Models, c.Wake, c.Backends)
+		if !maps.Equal(c.Models.Patterns, want) || c.Backends[0].Name != "GPU.0" {
+			t.Errorf("got %+v, %+v", c.Models, c.Backends)
+		}
+		if want := (Wake{Model: "Org/Model.1", URL: "http://Scaler/A.b?C=d", Timeout: 10 * time.Minute}); c.Wake[0] != want {
+			t.Errorf("got %+v, want %+v", c.Wake[0], want)
 		}
 	}
 	const others = "backends: [\"http://a:8000\"]\n"
-	for yaml, want := range map[string]string{
-		others + "Poll: {interval: 1s}":                             "Poll.interval: unknown setting; did you mean poll.interval?",
-		others + "poll: {Interval: 1s}":                             "poll.Interval: unknown setting; did you mean poll.interval?",
-		others + "models: {Patterns: {a-*: b}}":                     "models.Patterns: unknown setting; did you mean models.patterns?",
-		"backends: [{Url: \"http://a:8000\"}]":                      `backends[0]: unknown key "Url"; did you mean url?`,
-		"backends: [{url: \"http://a:8000\", tls.ca_file: x}]":      `backends[0]: unknown key "tls.ca_file"; a backend has ` + strings.Join(settingNames[Backend](), ", "),
-		others + "wake: [{Model: a, url: \"http://b\"}]":            `wake[0]: unknown key "Model"; did you mean model?`,
-		others + "keys: [{Name: a, sha256: " + aHash + "}]":         `keys[0]: unknown setting "Name"; did you mean name?`,
-		others + "keys: [{name: a, sha256: " + aHash + ", B.c: d}]": `keys[0]: unknown setting "B.c"; a key has ` + strings.Join(settingNames[Key](), ", "),
+	for _, c := range []struct{ yaml, want string }{
+		{others + "Poll: {interval: 1s}", "Poll.interval: unknown setting; did you mean poll.interval?"},
+		{others + "poll: {Interval: 1s}", "poll.Interval: unknown setting; did you mean poll.interval?"},
+		{others + "models: {Patterns: {a-*: b}}", "models.Patterns: unknown setting; did you mean models.patterns?"},
+		{"backends: [{Url: \"http://a:8000\"}]", `backends[0]: unknown key "Url"; did you mean url?`},
+		{"backends: [{url: \"http://a:8000\", tls.ca_file: x}]",
+			`backends[0]: unknown key "tls.ca_file"; a backend has ` + strings.Join(settingNames[Backend](), ", ")},
+		{others + "wake: [{Model: a, url: \"http://b\"}]", `wake[0]: unknown key "Model"; did you mean model?`},
+		{others + "keys: [{Name: a, sha256: " + aHash + "}]", `keys[0]: unknown setting "Name"; did you mean name?`},
+		{others + "keys: [{name: a, sha256: " + aHash + ", B.c: d}]",
+			`keys[0]: unknown setting "B.c"; a key has ` + strings.Join(settingNames[Key](), ", ")},
 	} {
-		if got := loadErrors(t, yaml); got != want {
-			t.Errorf("%s\ngot  %s\nwant %s", yaml, got, want)
+		if got := loadErrors(t, c.yaml); got != c.want {
+			t.Errorf("%s\ngot  %s\nwant %s", c.yaml, got, c.want)
 		}
 	}
 }
 
 func TestNullValues(t *testing.T) {
 	const backend = "backends: [\"http://a:8000\"]\n"
-	for yaml, want := range map[string]string{
-		backend + "poll:\nrouting: {queue: ~}\nmodels: null":             "",
-		backend + "routing: {queue: {time: ~}}":                          "routing.queue.time: has no value; give it one or delete the line",
-		backend + "routing: {session_headers: }":                         "routing.session_headers: has no value; give it one or delete the line",
-		backend + "models: {patterns: }":                                 "models.patterns: has no value; give it one or delete the line",
-		backend + "models: {patterns: {A.b-*: }}":                        `models.patterns: "A.b-*" has no base model; name the one whose replicas load such adapters`,
-		backend + "wake: [~]":                                            "wake[0].model: is missing; name the model\nwake[0].url: is not a URL such as http://scaler:8000/start\nwake[0].timeout: 0s is too short; the minimum is 1s",
-		"backends: [{url: \"http://a:8000\", name: , weight: , dns: ~}]": `backends[0].dns: unknown dns ""; choose one of auto, off` + "\n" + "backends[0].weight: 0 is too small; the minimum is 0.01",
-		"backends: ": "backends: has no value; give it one or delete the line",
+	for _, c := range []struct{ yaml, want string }{
+		{backend + "poll:\nrouting: {queue: ~}\nmodels: null", ""},
+		{"backends: ", "backends: has no value; give it one or delete the line"},
+		{backend + "routing: {queue: {time: ~}}", "routing.queue.time: has no value; give it one or delete the line"},
+		{backend + "routing: {session_headers: }", "routing.session_headers: has no value; give it one or delete the line"},
+		{backend + "models: {patterns: }", "models.patterns: has no value; give it one or delete the line"},
+		{backend + "models: {patterns: {A.b-*: }}",
+			`models.patterns: "A.b-*" has no base model; name the one whose replicas load such adapters`},
+		{backend + "wake: [~]", "wake[0].model: is missing; name the model\n" +
+			"wake[0].url: is not a URL such as http://scaler:8000/start\nwake[0].timeout: 0s is too short; the minimum is 1s"},
+		{"backends: [{url: \"http://a:8000\", name: , weight: , dns: ~}]",
+			`backends[0].dns: unknown dns ""; choose one of auto, off` + "\nbackends[0].weight: 0 is too small; the minimum is 0.01"},
 	} {
-		if got := loadErrors(t, yaml); got != want {
-			t.Errorf("%s\ngot  %s\nwant %s", yaml, got, want)
+		if got := loadErrors(t, c.yaml); got != c.want {
+			t.Errorf("%s\ngot  %s\nwant %s", c.yaml, got, c.want)
 		}
 	}
 	// A setting that the file has without a value is an error even if a variable gives it.
@@ -482,15 +491,18 @@ func TestVariableErrors(t *testing.T) {
 		{"WARMROUTE_ROUTING_ATTEMPTS", "0", "routing.attempts (from WARMROUTE_ROUTING_ATTEMPTS): 0 is too small; the minimum is 1"},
 		{"WARMROUTE_POLL_INTERVAL", "5", `poll.interval (from WARMROUTE_POLL_INTERVAL): "5" is not a duration such as 250ms, 2s or 1m30s`},
 		{"WARMROUTE_POLL_INTERVAL", "", `poll.interval (from WARMROUTE_POLL_INTERVAL): "" is not a duration such as 250ms, 2s or 1m30s`},
-		{"WARMROUTE_LIMITS_BODY_BYTES", "64M", `limits.body_bytes (from WARMROUTE_LIMITS_BODY_BYTES): "64M" has the unknown unit "M"; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB`},
+		{"WARMROUTE_LIMITS_BODY_BYTES", "64M",
+			`limits.body_bytes (from WARMROUTE_LIMITS_BODY_BYTES): "64M" has the unknown unit "M"; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB`},
 		{"WARMROUTE_RETRY_SHARE", "20%", `retry.share (from WARMROUTE_RETRY_SHARE): "20%" is not a number`},
 		{"WARMROUTE_ROUTING_LEARN", "", `routing.learn (from WARMROUTE_ROUTING_LEARN): "" is not true or false`},
 		{"WARMROUTE_LISTEN", "", "listen (from WARMROUTE_LISTEN): is empty; set an address such as :8080"},
 		{"WARMROUTE_MODELS_PATTERNS", "a-*", `models.patterns (from WARMROUTE_MODELS_PATTERNS): "a-*" has no =; write entries as in a=b,c=d`},
-		{"WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8,lb", `trusted_proxies[1] (from WARMROUTE_TRUSTED_PROXIES): "lb" is not a network such as 10.0.0.0/8 or an address`},
+		{"WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8,lb",
+			`trusted_proxies[1] (from WARMROUTE_TRUSTED_PROXIES): "lb" is not a network such as 10.0.0.0/8 or an address`},
 		{"WARMROUTE_WAKE", "a", "wake[0] (from WARMROUTE_WAKE): expected a mapping with model and url, got a string"},
 		{"WARMROUTE_EXTRA_PATH", "/a", "WARMROUTE_EXTRA_PATH: unknown variable; did you mean WARMROUTE_EXTRA_PATHS?"},
-		{"WARMROUTE_ROUTING_SESION_HEADERS", "a", "WARMROUTE_ROUTING_SESION_HEADERS: unknown variable; did you mean WARMROUTE_ROUTING_SESSION_HEADERS?"},
+		{"WARMROUTE_ROUTING_SESION_HEADERS", "a",
+			"WARMROUTE_ROUTING_SESION_HEADERS: unknown variable; did you mean WARMROUTE_ROUTING_SESSION_HEADERS?"},
 		{"WARMROUTE_MODELS_PATTERNS_A", "b", "WARMROUTE_MODELS_PATTERNS_A: unknown variable; did you mean WARMROUTE_MODELS_PATTERNS?"},
 		{"WARMROUTE_routing_policy", "random", unknownVariable("WARMROUTE_routing_policy")},
 		// Names of sections: their settings keep their values.
@@ -507,7 +519,8 @@ func TestVariableErrors(t *testing.T) {
 		})
 	}
 	t.Setenv("WARMROUTE_POLL", "1s")
-	if c, err := load(t, "poll: {timeout: 5ms}", "http://a:8000"); err == nil || c.Poll.Timeout != 5*time.Millisecond || c.Poll.Interval != time.Second {
+	c, err := load(t, "poll: {timeout: 5ms}", "http://a:8000")
+	if err == nil || c.Poll.Timeout != 5*time.Millisecond || c.Poll.Interval != time.Second {
 		t.Errorf("got %+v, %v", c.Poll, err)
 	}
 }
