@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"warmroute/proxy"
+	"warmroute/proxy/activity"
 )
 
 const (
@@ -63,7 +63,7 @@ type failedAttempt struct {
 	Reason  string `json:"reason"`
 }
 
-func newFinishedRequest(r *proxy.FinishedRequest) FinishedRequest {
+func newFinishedRequest(r *activity.FinishedRequest) FinishedRequest {
 	f := FinishedRequest{
 		Number: r.Number, At: r.At.UTC(), RequestID: r.ID, TraceID: r.TraceID, Client: r.Client, Key: r.Key, Endpoint: r.Endpoint, Model: r.Model,
 		Status: r.Code, Aborted: r.Phase, Backend: r.Backend, PrefillBackend: r.PrefillBackend, Reason: r.Reason, Attempts: r.Attempts, Failures: []failedAttempt{},
@@ -101,7 +101,7 @@ func (h *Handler) findFinishedRequests(w http.ResponseWriter, r *http.Request) {
 }
 
 // parseFinishedQuery parses the query of GET /api/requests, sent now. Empty values are as absent ones.
-func parseFinishedQuery(query string, now time.Time) (f proxy.FinishedFilter, limit int, err error) {
+func parseFinishedQuery(query string, now time.Time) (f activity.FinishedFilter, limit int, err error) {
 	limit = defaultFinished
 	values, err := parseQuery(query, "id", "key", "model", "backend", "status", "slower_than", "since", "until", "limit")
 	if err != nil {
@@ -128,8 +128,8 @@ func parseFinishedQuery(query string, now time.Time) (f proxy.FinishedFilter, li
 		return f, 0, errors.New("until is before since")
 	}
 	if text := values["limit"]; text != "" {
-		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > proxy.MaxFinished {
-			return f, 0, fmt.Errorf("limit is not an integer from 1 to %d", proxy.MaxFinished)
+		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > activity.MaxFinished {
+			return f, 0, fmt.Errorf("limit is not an integer from 1 to %d", activity.MaxFinished)
 		}
 	}
 	return f, limit, nil
@@ -211,7 +211,7 @@ func (h *Handler) serveHistory(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, historyState{
-		model, seconds(proxy.StatsInterval), history.End.UTC(), numbers(history.PerSecond),
+		model, seconds(activity.StatsInterval), history.End.UTC(), numbers(history.PerSecond),
 		numbers(history.TTFT50), numbers(history.TTFT99), numbers(history.HitRatio), numbers(history.Queued),
 	})
 }

@@ -7,41 +7,41 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
+	"warmroute/proxy/activity"
 )
 
 func TestParseFinishedQuery(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
 		query  string
-		filter proxy.FinishedFilter
+		filter activity.FinishedFilter
 		limit  int
 		err    string
 	}{
-		{"", proxy.FinishedFilter{}, 100, ""},
-		{"id=a&key=b&model=c/d&backend=e&status=503&slower_than=1.5s&limit=7", proxy.FinishedFilter{ID: "a", Key: "b", Model: "c/d", Backend: "e", MinStatus: 503, MaxStatus: 503, SlowerThan: 1500 * time.Millisecond}, 7, ""},
-		{"id=&status=&slower_than=&limit=", proxy.FinishedFilter{}, 100, ""},
-		{"status=5xx&limit=10000", proxy.FinishedFilter{MinStatus: 500, MaxStatus: 599}, 10000, ""},
-		{"status=4XX", proxy.FinishedFilter{MinStatus: 400, MaxStatus: 499}, 100, ""},
-		{"since=10m", proxy.FinishedFilter{Since: now.Add(-10 * time.Minute)}, 100, ""},
-		{"since=2026-03-01T11:00:00Z&until=2026-03-01T11:30:00.5Z", proxy.FinishedFilter{Since: now.Add(-time.Hour), Until: now.Add(-30*time.Minute + time.Second/2)}, 100, ""},
-		{"since=1h&until=30m", proxy.FinishedFilter{Since: now.Add(-time.Hour), Until: now.Add(-30 * time.Minute)}, 100, ""},
-		{"since=30m&until=1h", proxy.FinishedFilter{}, 0, "until is before since"},
-		{"since=yesterday", proxy.FinishedFilter{}, 0, "since is neither a time such as"},
-		{"until=-1h", proxy.FinishedFilter{}, 0, "until is neither a time such as"},
-		{"status=6xx", proxy.FinishedFilter{}, 0, "status is neither"},
-		{"status=-5xx", proxy.FinishedFilter{}, 0, "status is neither"},
-		{"status=50", proxy.FinishedFilter{}, 0, "status is neither"},
-		{"status=failed", proxy.FinishedFilter{}, 0, "status is neither"},
-		{"slower_than=10", proxy.FinishedFilter{}, 0, "slower_than is not a duration"},
-		{"slower_than=-1s", proxy.FinishedFilter{}, 0, "slower_than is not a duration"},
-		{"limit=0", proxy.FinishedFilter{}, 0, "limit is not an integer from 1 to 10000"},
-		{"limit=10001", proxy.FinishedFilter{}, 0, "limit is not an integer"},
-		{"id=a&id=b", proxy.FinishedFilter{}, 0, "the query parameters are id, key, model, backend, status, slower_than, since, until, limit, each at most once"},
-		{"prompt=a", proxy.FinishedFilter{}, 0, "the query parameters are"},
-		{"id=%zz", proxy.FinishedFilter{}, 0, "the query cannot be parsed"},
-		{"id=" + strings.Repeat("a", 257), proxy.FinishedFilter{}, 0, "id is longer than 256 bytes"},
+		{"", activity.FinishedFilter{}, 100, ""},
+		{"id=a&key=b&model=c/d&backend=e&status=503&slower_than=1.5s&limit=7", activity.FinishedFilter{ID: "a", Key: "b", Model: "c/d", Backend: "e", MinStatus: 503, MaxStatus: 503, SlowerThan: 1500 * time.Millisecond}, 7, ""},
+		{"id=&status=&slower_than=&limit=", activity.FinishedFilter{}, 100, ""},
+		{"status=5xx&limit=10000", activity.FinishedFilter{MinStatus: 500, MaxStatus: 599}, 10000, ""},
+		{"status=4XX", activity.FinishedFilter{MinStatus: 400, MaxStatus: 499}, 100, ""},
+		{"since=10m", activity.FinishedFilter{Since: now.Add(-10 * time.Minute)}, 100, ""},
+		{"since=2026-03-01T11:00:00Z&until=2026-03-01T11:30:00.5Z", activity.FinishedFilter{Since: now.Add(-time.Hour), Until: now.Add(-30*time.Minute + time.Second/2)}, 100, ""},
+		{"since=1h&until=30m", activity.FinishedFilter{Since: now.Add(-time.Hour), Until: now.Add(-30 * time.Minute)}, 100, ""},
+		{"since=30m&until=1h", activity.FinishedFilter{}, 0, "until is before since"},
+		{"since=yesterday", activity.FinishedFilter{}, 0, "since is neither a time such as"},
+		{"until=-1h", activity.FinishedFilter{}, 0, "until is neither a time such as"},
+		{"status=6xx", activity.FinishedFilter{}, 0, "status is neither"},
+		{"status=-5xx", activity.FinishedFilter{}, 0, "status is neither"},
+		{"status=50", activity.FinishedFilter{}, 0, "status is neither"},
+		{"status=failed", activity.FinishedFilter{}, 0, "status is neither"},
+		{"slower_than=10", activity.FinishedFilter{}, 0, "slower_than is not a duration"},
+		{"slower_than=-1s", activity.FinishedFilter{}, 0, "slower_than is not a duration"},
+		{"limit=0", activity.FinishedFilter{}, 0, "limit is not an integer from 1 to 10000"},
+		{"limit=10001", activity.FinishedFilter{}, 0, "limit is not an integer"},
+		{"id=a&id=b", activity.FinishedFilter{}, 0, "the query parameters are id, key, model, backend, status, slower_than, since, until, limit, each at most once"},
+		{"prompt=a", activity.FinishedFilter{}, 0, "the query parameters are"},
+		{"id=%zz", activity.FinishedFilter{}, 0, "the query cannot be parsed"},
+		{"id=" + strings.Repeat("a", 257), activity.FinishedFilter{}, 0, "id is longer than 256 bytes"},
 	} {
 		filter, limit, err := parseFinishedQuery(c.query, now)
 		if c.err != "" {
@@ -63,7 +63,7 @@ func FuzzParseFinishedQuery(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if limit < 1 || limit > proxy.MaxFinished || filter.SlowerThan < 0 || filter.MinStatus > filter.MaxStatus || filter.MaxStatus > 599 {
+		if limit < 1 || limit > activity.MaxFinished || filter.SlowerThan < 0 || filter.MinStatus > filter.MaxStatus || filter.MaxStatus > 599 {
 			t.Errorf("%q: %+v, %d", query, filter, limit)
 		}
 		for _, value := range []string{filter.ID, filter.Key, filter.Model, filter.Backend} {
@@ -75,7 +75,7 @@ func FuzzParseFinishedQuery(f *testing.F) {
 }
 
 func TestFinishedRequestOfRecord(t *testing.T) {
-	r := &proxy.FinishedRequest{Number: 7, Entry: accesslog.Entry{
+	r := &activity.FinishedRequest{Number: 7, Entry: accesslog.Entry{
 		At: time.Unix(10, 0), ID: "a", Key: "team", Backend: "gpu-1", PrefillBackend: "gpu-2", Code: 200, Attempts: 2, Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}},
 		Tokens: accesslog.Tokens{Prompt: 100, Predicted: 64, Observed: 48, Output: 5},
 		Times:  accesslog.Times{Total: 3 * time.Second, TTFT: time.Second, Queued: 250 * time.Millisecond},
@@ -103,7 +103,7 @@ func TestFinishedRequestsAndHistory(t *testing.T) {
 	b.proxy.Activity().Cancel(s.Requests.Oldest[0].Handle)
 	<-done
 	// The client has its response a moment before the request ends.
-	for end := time.Now().Add(failsafe); b.proxy.Activity().FindFinished(proxy.FinishedFilter{}, 1).Found == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(failsafe); b.proxy.Activity().FindFinished(activity.FinishedFilter{}, 1).Found == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the request has not ended")
 		}

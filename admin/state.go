@@ -14,7 +14,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/fleet"
-	"warmroute/proxy"
+	"warmroute/proxy/activity"
 	"warmroute/router"
 )
 
@@ -74,7 +74,7 @@ type recentState struct {
 	TTFT99    number `json:"ttft_p99_seconds"`
 }
 
-func newRecentState(r *proxy.Recent) recentState {
+func newRecentState(r *activity.Recent) recentState {
 	return recentState{number(r.PerSecond), number(r.Failed), number(r.HitRatio), number(r.TTFT50), number(r.TTFT99)}
 }
 
@@ -327,7 +327,7 @@ func newQueueState(queued int, first []requestState) queueState {
 	return q
 }
 
-func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]proxy.Recent, now time.Time) []backendState {
+func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]activity.Recent, now time.Time) []backendState {
 	parts, _ := h.Router.IndexStats()
 	out, registrations := []backendState{}, h.registrations()
 	for _, b := range f.backends {
@@ -366,7 +366,7 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]p
 
 var breakerNames = [...]string{router.BreakerClosed: "closed", router.BreakerHalfOpen: "half-open", router.BreakerOpen: "open"}
 
-func requestStates(list []proxy.InFlightRequest, f *fleetSnapshot, now time.Time) []requestState {
+func requestStates(list []activity.InFlightRequest, f *fleetSnapshot, now time.Time) []requestState {
 	out := []requestState{}
 	for _, r := range list {
 		out = append(out, requestState{
@@ -435,7 +435,7 @@ func (f *fleetSnapshot) filterReady(list []*backends.Backend) (ready []*backends
 	return ready
 }
 
-func modelStates(f *fleetSnapshot, recent map[string]proxy.Recent) modelsState {
+func modelStates(f *fleetSnapshot, recent map[string]activity.Recent) modelsState {
 	s := modelsState{All: len(f.catalog.Models), Listed: []modelState{}}
 	for _, m := range f.catalog.Models {
 		entry, _ := f.catalog.Find(m.ID)

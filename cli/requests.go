@@ -15,7 +15,7 @@ import (
 
 	"warmroute/admin"
 	"warmroute/config"
-	"warmroute/proxy"
+	"warmroute/proxy/activity"
 )
 
 // requestsTimeout bounds the request to the admin listener.
@@ -50,8 +50,8 @@ from --admin, --token-file and --ca-file, as with explain.`,
   warmroute requests --status 5xx --backend 10.0.0.5:8000 --json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch {
-			case o.limit < 1 || o.limit > proxy.MaxFinished:
-				return fmt.Errorf("--limit %d is not between 1 and %d", o.limit, proxy.MaxFinished)
+			case o.limit < 1 || o.limit > activity.MaxFinished:
+				return fmt.Errorf("--limit %d is not between 1 and %d", o.limit, activity.MaxFinished)
 			case o.slowerThan < 0:
 				return fmt.Errorf("--slower-than %v is negative", o.slowerThan)
 			}

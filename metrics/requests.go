@@ -31,6 +31,12 @@ type Request struct {
 	Spilled                  bool
 }
 
+// StatusClientClosed is the status of a client disconnect in metrics and logs.
+const StatusClientClosed = 499
+
+// Failed reports whether the request has failed; a client disconnect is no failure.
+func (r *Request) Failed() bool { return r.Code >= 400 && r.Code != StatusClientClosed }
+
 // requestMetrics are the instruments labelled by model and backend. Label lookups of a vector cost too much for
 // every request, so the instruments of each combination are cached.
 type requestMetrics struct {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"warmroute/proxy/activity"
 )
 
 // A key pays for what the engine generates, whether or not the response is read to its end.
@@ -55,7 +57,7 @@ func TestAbandonedRequestCharged(t *testing.T) {
 			eventually(t, "the request is in flight", func() bool { return f.backends[0].InFlight.Load()+f.backends[0].NoEngineInFlight.Load() > 0 })
 			time.Sleep(300 * time.Millisecond) // in which each sequence has 12 tokens at the default rate
 			if c.cancels {
-				f.proxy.Activity().Cancel(f.only(FirstToken).Handle)
+				f.proxy.Activity().Cancel(f.only(activity.FirstToken).Handle)
 				<-done
 			}
 			disconnect()

@@ -68,9 +68,6 @@ var (
 	errStalled   = errors.New("backend stalled")
 )
 
-// statusClientClosed is the status of a client disconnect in metrics and logs.
-const statusClientClosed = 499
-
 // attempt is one try at one backend, or the prefill leg of one.
 type attempt struct {
 	*request
@@ -99,7 +96,7 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
 	}
 	r.recordDecision(d)
-	r.proxy.activity.recordAttemptAndDecision(r, d)
+	r.proxy.activity.RecordDecision(&r.inFlight, d, r.history.sent, r.history.waited.Total())
 	a.setRequestIDHeader()
 	if f := a.prepareDecode(); f != nil {
 		return f
@@ -317,7 +314,7 @@ func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 		r.outcome.Code = r.recordProxyEnd().status
 		return
 	}
-	r.outcome.Code, r.phase = statusClientClosed, phase
+	r.outcome.Code, r.phase = metrics.StatusClientClosed, phase
 	r.proxy.metrics.CountAbort(phase)
 }
 
@@ -392,7 +389,7 @@ func isFramed(resp *http.Response) bool {
 // recordCommittedResponse records that the client gets this response: earlier failures do not matter any more.
 func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.replaceBestFailure(nil)
-	a.inFlight.phase.Store(int32(Responding))
+	a.inFlight.BeginResponding()
 	a.outcome.Code = resp.StatusCode
 	a.outcome.PredictedTokens = a.matchedTokens
 	if a.handover != nil {
@@ -436,7 +433,7 @@ func (r *request) beginAttemptContext() {
 	c.retriesStall = c.retryStalled && charged+1 < s.Attempts
 	c.relocated = r.history.anyAttempt(func(r *attemptRecord) bool { return r.failure.reason == metrics.RetryStalled })
 	r.context, r.input.request.Stalls = c, c
-	r.proxy.activity.beginQueuedPhase(r)
+	r.proxy.activity.BeginQueued(&r.inFlight, r.outcome.Model, r.keyName(), c.cancel)
 }
 
 // startFirstByteTimerLocked ends the attempt with errFirstByte after the limit. c.mu is held.

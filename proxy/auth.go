@@ -27,6 +27,14 @@ type caller struct {
 	estimated        estimatedUsage  // of these
 }
 
+// keyName returns the name of the key's holder; empty: there is none.
+func (c *caller) keyName() string {
+	if c.account == nil {
+		return ""
+	}
+	return c.account.Name
+}
+
 // estimatedUsage is how much of what a request has used is an estimate.
 type estimatedUsage struct {
 	tokens int // of the prompt and the output
@@ -149,10 +157,7 @@ func (a *attempt) setTokenUsage() {
 
 // recordKeyUsage adds what the request has used to the account of its key. Requests without a valid one use nothing.
 func (r *request) recordKeyUsage(ended time.Time) {
-	key := ""
-	if r.account != nil {
-		key = r.account.Name
-	} else if !r.proxy.keys.Empty() {
+	if r.account == nil && !r.proxy.keys.Empty() {
 		return
 	}
 	o := &r.outcome
@@ -161,10 +166,10 @@ func (r *request) recordKeyUsage(ended time.Time) {
 		EstimatedTokens: int64(r.estimated.tokens), EstimatedCachedTokens: int64(r.estimated.cached),
 		QueueSeconds: r.history.waited.Total().Seconds(), SavedPrefillSeconds: o.SavedPrefillSeconds,
 	}
-	if isFailure(o.Code) {
+	if o.Failed() {
 		c.Errors = 1
 	}
-	r.proxy.usage.Record(key, o.Model, ended, &c)
+	r.proxy.usage.Record(r.keyName(), o.Model, ended, &c)
 }
 
 // rateLimitError returns OpenAI's error for a request beyond a limit.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"warmroute/backends"
+	"warmroute/proxy/activity"
 	"warmroute/proxy/apikey"
 	"warmroute/router/responseindex"
 )
@@ -137,7 +138,7 @@ func TestBackgroundResponseEnds(t *testing.T) {
 		}, 0, true},
 		"client cancels": {func(f *fleet, _ *replica, _ *backgroundStore) { f.requestCancel("resp_1") }, 1, false},
 		"operator cancels": {func(f *fleet, _ *replica, _ *backgroundStore) {
-			f.proxy.Activity().Cancel(f.only(Responding).Handle)
+			f.proxy.Activity().Cancel(f.only(activity.Responding).Handle)
 		}, 1, false},
 		"proxy ends": {func(f *fleet, _ *replica, _ *backgroundStore) { f.proxy.Close() }, 0, false},
 	} {

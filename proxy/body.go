@@ -8,8 +8,9 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"warmroute/proxy/activity"
 )
 
 var errBodyTooLarge = errors.New("body exceeds the limit")
@@ -57,7 +58,7 @@ type deadlineReader struct {
 	conn      *http.ResponseController
 	rate      bodyRate // window 0: no limit
 	startedAt time.Time
-	cancelled *atomic.Bool // set before a deadline that ends the reading
+	request   *activity.Request // cancelled before a deadline that ends the reading
 }
 
 func (p *deadlineReader) Read(b []byte) (int, error) {
@@ -69,7 +70,7 @@ func (p *deadlineReader) Read(b []byte) (int, error) {
 		// An error says that the connection has no deadlines; then there is no limit.
 		_ = p.conn.SetReadDeadline(until)
 	}
-	if p.cancelled.Load() {
+	if p.request.IsCancelled() {
 		return 0, os.ErrDeadlineExceeded
 	}
 	n, err := p.body.Read(b)

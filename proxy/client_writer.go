@@ -2,10 +2,10 @@ package proxy
 
 import (
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"warmroute/metrics"
+	"warmroute/proxy/activity"
 )
 
 // maxWriteBytes is how much is written under one deadline, so that a slow reader is not disconnected in a long write.
@@ -21,7 +21,9 @@ type clientWriter struct {
 	writeStartedAt time.Time     // the latest one
 	bytesWritten   int64         // of the response's body
 	isHTTP2        bool          // a deadline ends the response even while nothing is written
-	cancelled      *atomic.Bool  // by an operator, who has set the last deadline; nil: cannot be, or the error is being written
+	// cancellable is the request whose response this is. If an operator cancels it, that has set the last deadline. nil: it cannot
+	// be cancelled, or the error is being written.
+	cancellable *activity.Request
 }
 
 func newClientWriter(w http.ResponseWriter, r *http.Request, writeTimeout time.Duration) clientWriter {
@@ -73,13 +75,13 @@ func (c *clientWriter) extendWriteDeadline() {
 
 // setWriteDeadline sets the write deadline, unless an operator has set the last one.
 func (c *clientWriter) setWriteDeadline(until time.Time) {
-	if c.cancelled != nil && c.cancelled.Load() {
+	if c.cancellable != nil && c.cancellable.IsCancelled() {
 		return
 	}
 	c.deadline = until
-	_ = c.conn.SetWriteDeadline(until)            // an error says that there are none
-	if c.cancelled != nil && c.cancelled.Load() { // meanwhile
-		_ = c.conn.SetWriteDeadline(time.Now().Add(cancelGrace))
+	_ = c.conn.SetWriteDeadline(until)                       // an error says that there are none
+	if c.cancellable != nil && c.cancellable.IsCancelled() { // meanwhile
+		_ = c.conn.SetWriteDeadline(time.Now().Add(activity.CancelGrace))
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"warmroute/backends/vllm"
+	"warmroute/metrics"
 )
 
 // apiError is an error response of the proxy's own. A dialect gives it the shape of the API
@@ -33,7 +34,7 @@ var errorKinds = map[int]string{
 	http.StatusForbidden:           "cancelled",
 	http.StatusRequestTimeout:      "timeout",
 	http.StatusTooManyRequests:     "overloaded",
-	statusClientClosed:             "client_disconnected",
+	metrics.StatusClientClosed:     "client_disconnected",
 	http.StatusInternalServerError: "internal_error",
 	http.StatusBadGateway:          "bad_gateway",
 	http.StatusServiceUnavailable:  "service_unavailable",

@@ -11,13 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/backends"
-	"warmroute/metrics"
+	"warmroute/proxy/activity"
 	"warmroute/router"
 )
 
 // only waits for the one request in flight to be in a phase, and returns it.
-func (f *fleet) only(phase Phase) (r InFlightRequest) {
+func (f *fleet) only(phase activity.Phase) (r activity.InFlightRequest) {
 	f.t.Helper()
 	eventually(f.t, "one request is in the phase "+phase.String(), func() bool {
 		listed := f.proxy.Activity().OldestRequests(10, 10)
@@ -54,16 +53,16 @@ func TestCancelBeforeResponse(t *testing.T) {
 		hold   router.QueueSettings
 		change func(*Options)
 		script func(*session)
-		phase  Phase
+		phase  activity.Phase
 		asked  int // requests that replicas see
 	}{
-		{"held", asked("second", false), queueOf(10), nil, hang(), Queued, 1},
+		{"held", asked("second", false), queueOf(10), nil, hang(), activity.Queued, 1},
 		{"while it waits to be tried again", askWhole, queueForAMinute,
-			func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 }, once(), Queued, 1},
-		{"while it waits for a place", askWhole, queueForAMinute, nil, always(answered("503 Service Unavailable", "full")), Queued, 1},
-		{"before the header", askStream, router.QueueSettings{}, nil, hang(), FirstToken, 1},
-		{"between header and first event", askStream, router.QueueSettings{}, nil, hang(sseHead), FirstToken, 1},
-		{"in a buffered response", askWhole, router.QueueSettings{}, nil, hang(answered("200 OK", whole)[:200]), FirstToken, 1},
+			func(o *Options) { o.Retry.Share, o.Retry.PerSecond = 0.001, 0 }, once(), activity.Queued, 1},
+		{"while it waits for a place", askWhole, queueForAMinute, nil, always(answered("503 Service Unavailable", "full")), activity.Queued, 1},
+		{"before the header", askStream, router.QueueSettings{}, nil, hang(), activity.FirstToken, 1},
+		{"between header and first event", askStream, router.QueueSettings{}, nil, hang(sseHead), activity.FirstToken, 1},
+		{"in a buffered response", askWhole, router.QueueSettings{}, nil, hang(answered("200 OK", whole)[:200]), activity.FirstToken, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -73,23 +72,24 @@ func TestCancelBeforeResponse(t *testing.T) {
 			var first <-chan answer
 			if c.name == "held" { // by another, which fills the replica
 				first = f.background(asked("first", true))
-				f.only(FirstToken)
+				f.only(activity.FirstToken)
 			}
 			done := f.background(c.body)
 			eventually(t, "the replica was asked", func() bool { return len(r.requests()) == c.asked })
-			var listed InFlightRequest
+			var listed activity.InFlightRequest
 			eventually(t, "it is in its phase", func() bool {
 				all := f.proxy.Activity().OldestRequests(10, 10)
 				if all.Total == 0 {
 					return false
 				}
 				listed = all.Oldest[len(all.Oldest)-1]
-				return listed.Phase == c.phase && (c.phase != Queued || f.router.CountWaiting() == 1)
+				return listed.Phase == c.phase && (c.phase != activity.Queued || f.router.CountWaiting() == 1)
 			})
-			if c.phase == Queued && (listed.Backend != "" || listed.MatchedTokens != 0) {
+			if c.phase == activity.Queued && (listed.Backend != "" || listed.MatchedTokens != 0) {
 				t.Errorf("it is shown on a backend: %+v", listed)
 			}
-			if got := f.proxy.Activity().countQueuedByModel(); c.phase == Queued && got["m"] != 1 || c.phase != Queued && len(got) != 0 {
+			got := f.proxy.Activity().OldestRequests(10, 10).Queued
+			if c.phase == activity.Queued && (len(got) != 1 || got[0].Model != "m") || c.phase != activity.Queued && len(got) != 0 {
 				t.Errorf("queued by model: %v", got)
 			}
 			if !f.proxy.Activity().Cancel(listed.Handle) {
@@ -100,7 +100,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 				t.Errorf("got %+v", a)
 			}
 			if first != nil {
-				f.proxy.Activity().Cancel(f.only(FirstToken).Handle)
+				f.proxy.Activity().Cancel(f.only(activity.FirstToken).Handle)
 				<-first
 				<-gone
 				f.awaitIdle()
@@ -120,7 +120,7 @@ func TestCancelDuringUpload(t *testing.T) {
 	f := serve(t, func(o *Options) { o.BodyIdle = time.Minute }, &replica{script: once()})
 	conn := f.dial()
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-	if !f.proxy.Activity().Cancel(f.only(Uploading).Handle) {
+	if !f.proxy.Activity().Cancel(f.only(activity.Uploading).Handle) {
 		t.Fatal("not found")
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -147,9 +147,9 @@ func TestCancelStream(t *testing.T) {
 				close(gone)
 			}})
 			resp, br := f.stream(askStream)
-			phase := FirstToken
+			phase := activity.FirstToken
 			if len(says) > 1 {
-				phase = Responding
+				phase = activity.Responding
 			}
 			f.proxy.Activity().Cancel(f.only(phase).Handle)
 			rest, err := io.ReadAll(br)
@@ -166,7 +166,7 @@ func TestCancelLongResponse(t *testing.T) {
 	long := strings.Repeat("x", 2<<20)
 	f := serve(t, nil, &replica{script: hang(answered("200 OK", long)[:3<<19])})
 	done := f.background(askWhole)
-	f.proxy.Activity().Cancel(f.only(Responding).Handle)
+	f.proxy.Activity().Cancel(f.only(activity.Responding).Handle)
 	if a := <-done; a.err == nil {
 		t.Errorf("a part was taken for the whole answer: %d bytes", len(a.body))
 	}
@@ -186,7 +186,7 @@ func TestCancelWithBlockedClient(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := serve(t, func(o *Options) { o.WriteIdle = time.Minute }, &replica{script: func(s *session) { c.script(s); s.closed() }})
 			f.askFrom(c.ask)
-			f.proxy.Activity().Cancel(f.only(Responding).Handle)
+			f.proxy.Activity().Cancel(f.only(activity.Responding).Handle)
 			f.cancelled()
 		})
 	}
@@ -195,7 +195,7 @@ func TestCancelWithBlockedClient(t *testing.T) {
 func TestCancelUnknownHandle(t *testing.T) {
 	f := serve(t, nil, &replica{script: hang()})
 	done := f.background(askWhole, "X-Request-Id", "mine")
-	r := f.only(FirstToken)
+	r := f.only(activity.FirstToken)
 	for _, handle := range []string{"", "mine", "0", strings.ToUpper(r.Handle) + "A", "+" + r.Handle, "0" + r.Handle, strings.Repeat("z", 100)} {
 		if f.proxy.Activity().Cancel(handle) {
 			t.Errorf("%q was found", handle)
@@ -217,7 +217,7 @@ func TestRequestListing(t *testing.T) {
 		f.askFrom(askStream)
 		eventually(t, "it is answered", func() bool {
 			l := f.proxy.Activity().OldestRequests(10, 10)
-			return l.Total == n+1 && l.Oldest[n].Phase == Responding
+			return l.Total == n+1 && l.Oldest[n].Phase == activity.Responding
 		})
 	}
 	listed := f.proxy.Activity().OldestRequests(1, 1)
@@ -244,12 +244,12 @@ func TestRequestListing(t *testing.T) {
 
 func TestDecisionRecords(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
-	for i := range maxDecisions + 3 {
+	for i := range 3 {
 		f.post("/v1/chat/completions", asked(fmt.Sprint(i), false), "X-Request-Id", fmt.Sprint("id-", i))
 	}
 	got := f.proxy.Activity().Decisions()
-	if len(got) != maxDecisions || got[0].RequestID != fmt.Sprint("id-", maxDecisions+2) || got[maxDecisions-1].RequestID != "id-3" {
-		t.Errorf("got %d, from %s to %s", len(got), got[0].RequestID, got[len(got)-1].RequestID)
+	if len(got) != 3 || got[0].RequestID != "id-2" || got[2].RequestID != "id-0" || got[0].Model != "m" || got[0].Attempt != 1 || got[0].Backend == "" {
+		t.Errorf("got %+v", got)
 	}
 }
 
@@ -333,13 +333,13 @@ func TestCancelOverHTTP2(t *testing.T) {
 	defer upload.Close()
 	uploading := send(body)
 	io.WriteString(upload, "{")
-	f.proxy.Activity().Cancel(f.only(Uploading).Handle)
+	f.proxy.Activity().Cancel(f.only(activity.Uploading).Handle)
 	if got := <-uploading; !strings.HasPrefix(got, "2 403 ") || !strings.Contains(got, isCancelled) {
 		t.Errorf("in an upload: %s", got)
 	}
 	f.cancelled()
 	streaming := send(strings.NewReader(askStream))
-	f.proxy.Activity().Cancel(f.only(Responding).Handle)
+	f.proxy.Activity().Cancel(f.only(activity.Responding).Handle)
 	if got := <-streaming; !strings.HasPrefix(got, "2 200 ") || !strings.Contains(got, isCancelled) || !strings.HasSuffix(got, doneLine+"<nil>") {
 		t.Errorf("in a stream: %s", got)
 	}
@@ -454,10 +454,10 @@ func TestApparentDisconnectAbortsResponse(t *testing.T) {
 	for name, c := range map[string]struct {
 		body   string
 		script func(*session)
-		phase  Phase
+		phase  activity.Phase
 	}{
-		"before an answer": {askWhole, hang(), FirstToken},
-		"in a stream":      {askStream, hang(sseHead, chunk(role), chunk(hello)), Responding},
+		"before an answer": {askWhole, hang(), activity.FirstToken},
+		"in a stream":      {askStream, hang(sseHead, chunk(role), chunk(hello)), activity.Responding},
 	} {
 		for major := 1; major <= 2; major++ {
 			t.Run(fmt.Sprint(name, ", HTTP/", major), func(t *testing.T) {
@@ -479,7 +479,7 @@ func TestApparentDisconnectAbortsResponse(t *testing.T) {
 }
 
 // proxyHas waits, for a while, for a request in the phase.
-func (f *fleet) proxyHas(phase Phase) {
+func (f *fleet) proxyHas(phase activity.Phase) {
 	for end := time.Now().Add(failsafe); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if l := f.proxy.Activity().OldestRequests(1, 0); l.Total == 1 && l.Oldest[0].Phase == phase {
 			return
@@ -497,7 +497,7 @@ func TestCancelWithSlowClient(t *testing.T) {
 	conn := f.dial()
 	conn.SetReadBuffer(16 << 10)
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole), askWhole)
-	f.proxy.Activity().Cancel(f.only(Responding).Handle)
+	f.proxy.Activity().Cancel(f.only(activity.Responding).Handle)
 	piece := make([]byte, 16<<10)
 	var got, n int
 	var err error
@@ -511,21 +511,23 @@ func TestCancelWithSlowClient(t *testing.T) {
 	f.cancelled()
 }
 
-// BenchmarkActivity is what a request pays for being seen by operators.
-func BenchmarkActivity(b *testing.B) {
-	p := &Proxy{observers: observers{activity: newActivity()}}
-	d := &router.Reservation{Backend: &backends.Backend{Name: "b"}, Reason: router.ReasonPrefix}
-	x := &request{proxy: p, id: "an-id", endpoint: &endpoints[0], arrivedAt: time.Now(), settings: new(Settings)}
-	x.outcome = metrics.Request{Model: "m", Code: 200, TTFT: 20 * time.Millisecond}
-	b.ReportAllocs()
-	for b.Loop() {
-		p.activity.add(x)
-		p.activity.beginUploadPhase(&x.inFlight)
-		p.activity.endUploadPhase(&x.inFlight)
-		p.activity.beginQueuedPhase(x)
-		p.activity.recordAttemptAndDecision(x, d)
-		x.inFlight.phase.Store(int32(Responding))
-		p.activity.remove(&x.inFlight)
-		p.activity.stats.countEndedRequest(d.Backend, x.arrivedAt, &x.outcome, false)
+func TestFinishedRequestIsRecorded(t *testing.T) {
+	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
+	f.post("/v1/chat/completions", askWhole, "X-Request-Id", "mine")
+	f.post("/v1/chat/completions", `{"model":"unknown","messages":[]}`, "X-Request-Id", "theirs")
+	f.awaitIdle()
+	eventually(t, "both are kept", func() bool { return f.proxy.Activity().FindFinished(activity.FinishedFilter{}, 0).Finished == 2 })
+	got := f.proxy.Activity().FindFinished(activity.FinishedFilter{ID: "mine"}, 10)
+	if got.Found != 1 || got.Finished != 2 {
+		t.Fatalf("got %+v", got)
+	}
+	r := got.Requests[0]
+	if r.Code != 200 || r.Backend != f.backends[0].Name || r.Model == "" || r.Reason == "" || r.Attempts != 1 || r.Endpoint != "/v1/chat/completions" ||
+		r.Tokens.Prompt != 12 || r.Tokens.Observed != 8 || r.Tokens.Output == 0 || r.Times.Total <= 0 || r.Times.Overhead <= 0 {
+		t.Errorf("got %+v", r)
+	}
+	refused := f.proxy.Activity().FindFinished(activity.FinishedFilter{MinStatus: 404, MaxStatus: 404}, 10)
+	if refused.Found != 1 || refused.Requests[0].ID != "theirs" || refused.Requests[0].Backend != "" {
+		t.Errorf("got %+v", refused)
 	}
 }

@@ -5,6 +5,7 @@ package proxy
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/prompt"
 	"warmroute/proxy/accesslog"
+	"warmroute/proxy/activity"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
@@ -101,7 +103,7 @@ type observers struct {
 	metrics    *metrics.Metrics
 	log        *slog.Logger
 	failureLog failureLog
-	activity   *Activity
+	activity   *activity.Activity
 	recorder   *recorder.Recorder // nil: traffic is not recorded
 	accessLog  *accesslog.Log     // nil: there is none
 	tracer     *tracing.Tracer    // nil: requests are not traced
@@ -116,8 +118,11 @@ type pools struct {
 	replies sync.Pool // of *prompt.Response
 }
 
+// SampleQueue records how many requests are queued until ctx is done.
+func (p *Proxy) SampleQueue(ctx context.Context) { p.activity.SampleQueue(ctx, p.router.CountWaiting) }
+
 // Activity returns what operators see of the requests.
-func (p *Proxy) Activity() *Activity { return p.activity }
+func (p *Proxy) Activity() *activity.Activity { return p.activity }
 
 // New makes a Proxy. It starts nothing. Close ends what requests have started.
 func New(o Options) *Proxy {
@@ -136,7 +141,7 @@ func New(o Options) *Proxy {
 
 		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors, panics: o.Panics,
 		observers: observers{
-			metrics: o.Metrics, log: o.Log, activity: newActivity(),
+			metrics: o.Metrics, log: o.Log, activity: activity.New(),
 			recorder: o.Recorder, accessLog: o.AccessLog, tracer: o.Tracer, usage: o.Usage,
 		},
 		pools: pools{

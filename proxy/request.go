@@ -18,6 +18,7 @@ import (
 
 	"warmroute/metrics"
 	"warmroute/prompt"
+	"warmroute/proxy/activity"
 	"warmroute/router"
 )
 
@@ -44,7 +45,7 @@ type request struct {
 	aborted        bool // the client did not get all of the response
 	headersSent    bool // the client has the header of a stream
 	queueKeepalive queueKeepalive
-	inFlight       inFlightEntry // what operators see of it
+	inFlight       activity.Request // what operators see of it
 
 	background *backgroundAttempt // whose response its replica generates after it has responded; nil: none
 
@@ -91,7 +92,7 @@ func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWri
 			return
 		}
 		x.releaseInput()
-		p.activity.beginBackgroundPhase(x)
+		p.activity.BeginBackground(&x.inFlight, x.background.context.cancel)
 		p.background.start(p.panics, x.background.follow)
 	}()
 	if apiErr := x.admit(); apiErr != nil {
@@ -115,12 +116,13 @@ func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request
 		proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle),
 		httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, requestIDHeader),
 	}
-	x.client.cancelled = &x.inFlight.cancelled
+	x.inFlight.ID, x.inFlight.Endpoint, x.inFlight.Arrived, x.inFlight.Conn = x.id, e.path, x.arrivedAt, &x.client.conn
+	x.client.cancellable = &x.inFlight
 	x.outcome.Endpoint = e.path
 	x.clientAddress = ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
 	x.spans = p.tracer.StartRequest(r, e.path, x.clientAddress, x.arrivedAt)
 	p.inFlight.Add(1)
-	p.activity.add(x)
+	p.activity.Add(&x.inFlight)
 	return x
 }
 
@@ -157,7 +159,7 @@ func (r *request) finish() {
 	r.outcome.Duration = now.Sub(r.arrivedAt)
 	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
 	r.proxy.metrics.CountSplit(r.splitResult)
-	r.proxy.activity.stats.countEndedRequest(r.inFlight.backend, r.arrivedAt, &r.outcome, r.cachedKnown)
+	r.proxy.activity.CountEnded(&r.inFlight, &r.outcome, r.cachedKnown)
 	r.recordKeyUsage(now)
 	r.finishRecording()
 	r.endTraceAndRecord()
@@ -170,7 +172,7 @@ func (r *request) endInFlight() {
 	}
 	r.finished = true
 	r.proxy.inFlight.Add(-1)
-	r.proxy.activity.remove(&r.inFlight)
+	r.proxy.activity.Remove(&r.inFlight)
 	if r.isCancelled() && r.settings.WriteIdle == 0 && r.background == nil { // then the next response sets no write deadline
 		_ = r.client.conn.SetWriteDeadline(time.Time{})
 	}
@@ -219,13 +221,13 @@ func (r *request) readAndParseInput() *apiError {
 	r.counted = true
 	upload := deadlineReader{
 		body: r.httpReq.Body, conn: &r.client.conn, rate: bodyRate{window: r.settings.BodyIdle},
-		startedAt: r.arrivedAt, cancelled: &r.inFlight.cancelled,
+		startedAt: r.arrivedAt, request: &r.inFlight,
 	}
 	limits := bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)}
-	r.proxy.activity.beginUploadPhase(&r.inFlight)
+	r.proxy.activity.BeginUpload(&r.inFlight)
 	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, r.tenant, limits)
 	r.proxy.tenants.endUpload(r.tenant)
-	cancelled := r.proxy.activity.endUploadPhase(&r.inFlight)
+	cancelled := r.proxy.activity.EndUpload(&r.inFlight)
 	upload.clearReadDeadline()
 	if err != nil || cancelled {
 		return r.recordUploadError(err)
@@ -330,7 +332,7 @@ func (r *request) recordEndInUpload() *apiError {
 	}
 	r.phase = metrics.AbortInUpload
 	r.proxy.metrics.CountAbort(metrics.AbortInUpload)
-	return newError(statusClientClosed, "", "client disconnected")
+	return newError(metrics.StatusClientClosed, "", "client disconnected")
 }
 
 func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
@@ -499,7 +501,7 @@ func shuttingDownError() *apiError {
 }
 
 // isCancelled reports whether an operator has cancelled the request.
-func (r *request) isCancelled() bool { return r.inFlight.cancelled.Load() }
+func (r *request) isCancelled() bool { return r.inFlight.IsCancelled() }
 
 // isEndedByProxy reports whether an operator or the shutdown of the proxy has ended the request.
 func (r *request) isEndedByProxy() bool {
@@ -512,7 +514,7 @@ func (r *request) isDone() bool { return r.isCancelled() || r.httpReq.Context().
 func (r *request) isDisconnected() bool { return r.isDone() && !r.isEndedByProxy() }
 
 // recordProxyEnd returns the error for a request that an operator or the shutdown has ended. A
-// cancelled one is counted, and its client has cancelGrace to read the error.
+// cancelled one is counted, and its client has activity.CancelGrace to read the error.
 func (r *request) recordProxyEnd() *apiError {
 	if !r.isCancelled() {
 		return shuttingDownError()
@@ -521,7 +523,7 @@ func (r *request) recordProxyEnd() *apiError {
 		r.phase = metrics.AbortCancelled
 		r.proxy.metrics.CountAbort(metrics.AbortCancelled)
 	}
-	r.client.cancelled, r.client.writeTimeout, r.client.deadline = nil, cancelGrace, time.Time{}
+	r.client.cancellable, r.client.writeTimeout, r.client.deadline = nil, activity.CancelGrace, time.Time{}
 	// Not a 5xx, which clients would retry.
 	return newError(http.StatusForbidden, codeCancelled, "an operator has cancelled the request")
 }

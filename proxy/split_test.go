@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/proxy/activity"
 	"warmroute/router"
 )
 
@@ -93,10 +95,10 @@ func serveSplit(t testing.TB, change func(*Options), prefill, decode []*replica)
 }
 
 // lastRequest waits for the end of the n-th request and returns it.
-func (f *fleet) lastRequest(n uint64) *FinishedRequest {
+func (f *fleet) lastRequest(n uint64) *activity.FinishedRequest {
 	f.t.Helper()
-	eventually(f.t, fmt.Sprint(n, " requests have ended"), func() bool { return f.proxy.Activity().FindFinished(FinishedFilter{}, 1).Finished == n })
-	return f.proxy.Activity().FindFinished(FinishedFilter{}, 1).Requests[0]
+	eventually(f.t, fmt.Sprint(n, " requests have ended"), func() bool { return f.proxy.Activity().FindFinished(activity.FinishedFilter{}, 1).Finished == n })
+	return f.proxy.Activity().FindFinished(activity.FinishedFilter{}, 1).Requests[0]
 }
 
 // checkSplitResult checks that one request was counted, with that result.
@@ -177,7 +179,7 @@ func TestSplitStream(t *testing.T) {
 	f.awaitMetric(`warmroute_handover_seconds_count 1`)
 	f.awaitMetric(`warmroute_prefill_leg_seconds_count 1`)
 	f.checkSplitResult("split")
-	if n := len(f.proxy.Activity().FindFinished(FinishedFilter{Backend: "p0"}, 10).Requests); n != 1 {
+	if n := len(f.proxy.Activity().FindFinished(activity.FinishedFilter{Backend: "p0"}, 10).Requests); n != 1 {
 		t.Errorf("a search for the replica of the prefill finds %d requests", n)
 	}
 	if log := f.log.String(); strings.Contains(log, "remote_") {
@@ -714,7 +716,7 @@ func TestSplitClientDisconnect(t *testing.T) {
 					t.Errorf("the replica for decode got %d requests", n)
 				}
 			}
-			if r := f.lastRequest(1); r.Code != statusClientClosed || r.Phase != "before_response" || r.Tokens.Prompt == 0 {
+			if r := f.lastRequest(1); r.Code != metrics.StatusClientClosed || r.Phase != "before_response" || r.Tokens.Prompt == 0 {
 				t.Errorf("recorded as %+v", r)
 			}
 			if used := f.proxy.usage.OfKey("a"); used.PromptTokens == 0 {
@@ -727,7 +729,7 @@ func TestSplitClientDisconnect(t *testing.T) {
 		f := serveSplit(t, nil, []*replica{p}, []*replica{d})
 		done := f.background(askStream)
 		eventually(t, "the leg is open", func() bool { return len(p.requests()) == 1 })
-		f.proxy.Activity().Cancel(f.only(FirstToken).Handle)
+		f.proxy.Activity().Cancel(f.only(activity.FirstToken).Handle)
 		if a := <-done; a.status != http.StatusForbidden {
 			t.Errorf("got %+v", a)
 		}

@@ -6,6 +6,7 @@ import (
 
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
+	"warmroute/proxy/activity"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
@@ -84,16 +85,13 @@ func (a *attempt) endAttemptSpan() {
 // endTraceAndRecord ends the request's trace, keeps the request for operators, and writes its line of the access log.
 func (r *request) endTraceAndRecord() {
 	o, s := &r.outcome, &r.summary
-	f := &FinishedRequest{Entry: accesslog.Entry{
-		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.clientName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
+	f := &activity.FinishedRequest{Entry: accesslog.Entry{
+		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.clientName(), Key: r.keyName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		PrefillBackend: s.prefillBackend, Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
 		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.waited.Total(), Overhead: o.Overhead, Prefill: s.prefillTime},
 	}}
-	if r.account != nil {
-		f.Key = r.account.Name
-	}
 	if f.Tokens.Prompt == 0 {
 		f.Tokens.Prompt = s.estimatedInput
 	}
@@ -101,7 +99,7 @@ func (r *request) endTraceAndRecord() {
 		f.Tokens.Observed = o.ObservedTokens
 	}
 	r.spans.End(&f.Entry)
-	r.proxy.activity.finished.add(f, r.account != nil || r.proxy.keys.Empty())
+	r.proxy.activity.AddFinished(f, r.account != nil || r.proxy.keys.Empty())
 	if r.proxy.accessLog.Enabled() {
 		r.proxy.accessLog.EnqueueSampled(&f.Entry)
 	}

@@ -1,4 +1,4 @@
-package proxy
+package activity
 
 import (
 	"cmp"
@@ -72,6 +72,11 @@ func (r *finishedRing) appendAll(list []*FinishedRequest) []*FinishedRequest {
 	return list
 }
 
+// AddFinished keeps a request that has ended. The request must not be modified any more.
+func (a *Activity) AddFinished(f *FinishedRequest, authenticated bool) {
+	a.finished.add(f, authenticated)
+}
+
 // FinishedFilter says which finished requests are searched. Zero fields match all.
 type FinishedFilter struct {
 	ID, Key, Model       string
@@ -83,8 +88,9 @@ type FinishedFilter struct {
 
 func (f *FinishedFilter) matches(r *FinishedRequest) bool {
 	isOf := func(wanted, value string) bool { return wanted == "" || wanted == value }
+	isOnBackend := func(a accesslog.Failure) bool { return a.Backend == f.Backend }
 	return isOf(f.ID, r.ID) && isOf(f.Key, r.Key) && isOf(f.Model, r.Model) &&
-		(isOf(f.Backend, r.Backend) || isOf(f.Backend, r.PrefillBackend) || slices.ContainsFunc(r.Failures, func(a accesslog.Failure) bool { return a.Backend == f.Backend })) &&
+		(isOf(f.Backend, r.Backend) || isOf(f.Backend, r.PrefillBackend) || slices.ContainsFunc(r.Failures, isOnBackend)) &&
 		r.Code >= f.MinStatus && (f.MaxStatus == 0 || r.Code <= f.MaxStatus) && (f.SlowerThan == 0 || r.Times.Total > f.SlowerThan) &&
 		!r.At.Before(f.Since) && (f.Until.IsZero() || !r.At.After(f.Until))
 }

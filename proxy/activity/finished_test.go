@@ -1,4 +1,4 @@
-package proxy
+package activity
 
 import (
 	"fmt"
@@ -41,7 +41,7 @@ func TestFinishedFilter(t *testing.T) {
 }
 
 func TestFinishedRequestsOverwriteTheOldest(t *testing.T) {
-	a := newActivity()
+	a := New()
 	if got := a.FindFinished(FinishedFilter{}, 10); got.Found != 0 || got.Requests != nil || !got.Oldest.IsZero() {
 		t.Errorf("at first: %+v", got)
 	}
@@ -67,7 +67,7 @@ func TestFinishedRequestsOverwriteTheOldest(t *testing.T) {
 
 // TestFinishedRequestsUnderFlood expects that requests without a key push out none of the others.
 func TestFinishedRequestsUnderFlood(t *testing.T) {
-	a := newActivity()
+	a := New()
 	add := func(code int) {
 		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{Code: code}}, code != http.StatusUnauthorized)
 	}
@@ -87,7 +87,7 @@ func TestFinishedRequestsUnderFlood(t *testing.T) {
 
 // With the race detector it shows that searches may run beside requests.
 func TestFinishedRequestsConcurrency(t *testing.T) {
-	a := newActivity()
+	a := New()
 	var adding sync.WaitGroup
 	for range 4 {
 		adding.Go(func() {
@@ -111,27 +111,6 @@ func TestFinishedRequestsConcurrency(t *testing.T) {
 	}
 }
 
-func TestFinishedRequestIsRecorded(t *testing.T) {
-	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
-	f.post("/v1/chat/completions", askWhole, "X-Request-Id", "mine")
-	f.post("/v1/chat/completions", `{"model":"unknown","messages":[]}`, "X-Request-Id", "theirs")
-	f.awaitIdle()
-	eventually(t, "both are kept", func() bool { return f.proxy.Activity().FindFinished(FinishedFilter{}, 0).Finished == 2 })
-	got := f.proxy.Activity().FindFinished(FinishedFilter{ID: "mine"}, 10)
-	if got.Found != 1 || got.Finished != 2 {
-		t.Fatalf("got %+v", got)
-	}
-	r := got.Requests[0]
-	if r.Code != 200 || r.Backend != f.backends[0].Name || r.Model == "" || r.Reason == "" || r.Attempts != 1 || r.Endpoint != "/v1/chat/completions" ||
-		r.Tokens.Prompt != 12 || r.Tokens.Observed != 8 || r.Tokens.Output == 0 || r.Times.Total <= 0 || r.Times.Overhead <= 0 {
-		t.Errorf("got %+v", r)
-	}
-	refused := f.proxy.Activity().FindFinished(FinishedFilter{MinStatus: 404, MaxStatus: 404}, 10)
-	if refused.Found != 1 || refused.Requests[0].ID != "theirs" || refused.Requests[0].Backend != "" {
-		t.Errorf("got %+v", refused)
-	}
-}
-
 // maxActivityBytes bounds what 10,000 finished requests and an hour of history take.
 const maxActivityBytes = 24 << 20
 
@@ -143,16 +122,16 @@ func TestMemoryOfActivity(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	before := heap()
-	a := newActivity()
+	a := New()
 	for i := range 2 * MaxFinished {
 		suffix := fmt.Sprintf("-%d", i)
 		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{
-			ID: strings.Repeat("i", maxRequestIDBytes-len(suffix)) + suffix, Client: "[2001:db8::1]:5" + suffix, Key: "key", Endpoint: "/v1/chat/completions",
+			ID: strings.Repeat("i", 128-len(suffix)) + suffix, Client: "[2001:db8::1]:5" + suffix, Key: "key", Endpoint: "/v1/chat/completions",
 			Model: "model", Backend: "gpu-1", Reason: "prefix", TraceID: strings.Repeat("t", 32-len(suffix)) + suffix,
 			Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}, {Backend: "gpu-2", Reason: "connect"}},
 		}}, i%2 == 0)
 		model := fmt.Sprintf("model-%d", i)
-		a.stats.countEndedRequest(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: time.Second}, false)
+		a.stats.countEnded(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: time.Second}, false)
 	}
 	if took := heap() - before; took > maxActivityBytes {
 		t.Errorf("%d MiB", took>>20)
@@ -165,13 +144,13 @@ func TestMemoryOfActivity(t *testing.T) {
 // BenchmarkRecordFinished is what keeping a request for operators and counting it for the history costs: compare
 // with BenchmarkRelay, a whole request.
 func BenchmarkRecordFinished(b *testing.B) {
-	a := newActivity()
+	a := New()
 	backend := &backends.Backend{Name: "gpu-1"}
 	o := metrics.Request{Model: "m", Code: 200, Duration: time.Second, TTFT: 100 * time.Millisecond, PromptTokens: 1000, PredictedTokens: 900}
 	b.ReportAllocs()
 	for b.Loop() {
 		now := time.Now()
-		a.stats.countEndedRequest(backend, now, &o, false)
+		a.stats.countEnded(backend, now, &o, false)
 		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{At: now, ID: "wr-1", Model: o.Model, Backend: backend.Name, Code: 200}}, true)
 	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package activity
 
 import (
 	"context"
@@ -81,12 +81,17 @@ func newStatsWindow() statsWindow {
 // tickAt returns the number of the step at a time.
 func (w *statsWindow) tickAt(at time.Time) int64 { return int64(at.Sub(w.began) / StatsInterval) }
 
-// countEndedRequest counts a request that was last sent to b; nil: to none. cachedKnown is false for a stream without usage, though
-// the replica may report that of others.
-func (w *statsWindow) countEndedRequest(b *backends.Backend, arrived time.Time, o *metrics.Request, cachedKnown bool) {
-	tick := w.tickAt(arrived.Add(o.Duration))
+// CountEnded counts a request that has ended, for the fleet, its model and the backend to which it was last sent. cachedKnown
+// is false for a stream without usage, though the replica may report that of others.
+func (a *Activity) CountEnded(r *Request, o *metrics.Request, cachedKnown bool) {
+	a.stats.countEnded(r.backend, r.Arrived.Add(o.Duration), o, cachedKnown)
+}
+
+// countEnded counts a request that was last sent to b; nil: to none.
+func (w *statsWindow) countEnded(b *backends.Backend, ended time.Time, o *metrics.Request, cachedKnown bool) {
+	tick := w.tickAt(ended)
 	c := counts{requests: 1}
-	if isFailure(o.Code) {
+	if o.Failed() {
 		c.failed = 1
 	}
 	if o.Code == 200 {
@@ -118,9 +123,6 @@ func (w *statsWindow) countEndedRequest(b *backends.Backend, arrived time.Time, 
 	}
 	s.merge(&c)
 }
-
-// isFailure reports whether a request with that status has failed; a client disconnect is no failure.
-func isFailure(code int) bool { return code >= 400 && code != statusClientClosed }
 
 // ensureModelLocked returns the series of a model, and makes it if necessary. w.mu is held.
 func (w *statsWindow) ensureModelLocked(model string, tick int64) *series {
@@ -306,14 +308,14 @@ func (a *Activity) History(model string) (h History, isKnown bool) {
 	return h, true
 }
 
-// SampleQueue records how many requests are queued, every StatsInterval until ctx is done.
-func (p *Proxy) SampleQueue(ctx context.Context) {
+// SampleQueue records how many requests are queued, by countQueued, every StatsInterval until ctx is done.
+func (a *Activity) SampleQueue(ctx context.Context, countQueued func() int) {
 	ticker := time.NewTicker(StatsInterval)
 	defer ticker.Stop()
 	for {
 		select {
 		case now := <-ticker.C:
-			p.activity.stats.recordQueue(now, p.router.CountWaiting(), p.activity.countQueuedByModel())
+			a.stats.recordQueue(now, countQueued(), a.countQueuedByModel())
 		case <-ctx.Done():
 			return
 		}

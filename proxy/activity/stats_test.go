@@ -1,4 +1,4 @@
-package proxy
+package activity
 
 import (
 	"fmt"
@@ -14,10 +14,10 @@ import (
 
 func TestStatsWindowExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newActivity()
+		a := New()
 		b := &backends.Backend{Name: "b"}
 		end := func(ttft time.Duration, cached int) {
-			a.stats.countEndedRequest(b, time.Now(), &metrics.Request{Code: http.StatusOK, Model: "m", TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
+			a.stats.countEnded(b, time.Now(), &metrics.Request{Code: http.StatusOK, Model: "m", TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
 		}
 		time.Sleep(time.Minute)
 		for _, ttft := range []time.Duration{10, 20, 30, 9000} {
@@ -46,10 +46,10 @@ func TestStatsWindowExpiry(t *testing.T) {
 
 func TestHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newActivity()
+		a := New()
 		began := time.Now()
 		end := func(model string, ttft time.Duration, cached int) {
-			a.stats.countEndedRequest(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
+			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
 		}
 		time.Sleep(time.Minute + time.Second)
 		for range 20 {
@@ -95,9 +95,9 @@ func TestHistory(t *testing.T) {
 
 func TestStatsForgetTheModelThatIsIdleLongest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newActivity()
+		a := New()
 		end := func(model string) {
-			a.stats.countEndedRequest(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model}, false)
+			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model}, false)
 		}
 		for i := range maxStatsModels {
 			end(fmt.Sprint(i))
