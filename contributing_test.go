@@ -79,26 +79,6 @@ func headingsOf(page string) (names []string) {
 	return names
 }
 
-// TestOperatorsCallsAreDocumented has each call of the admin listener on the page of the HTTP API.
-func TestOperatorsCallsAreDocumented(t *testing.T) {
-	files, err := filepath.Glob("admin/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	page, calls := readText(t, "docs/reference/http-api.md"), 0
-	for _, file := range files {
-		for _, call := range regexp.MustCompile(`"((?:GET|POST|DELETE) /api/[^"\s\\]*[^"/\s\\])"`).FindAllStringSubmatch(readText(t, file), -1) {
-			calls++
-			if written := strings.NewReplacer("{name}", "NAME", "{handle}", "HANDLE").Replace(call[1]); !strings.Contains(page, written) {
-				t.Errorf("docs/reference/http-api.md lacks %s", written)
-			}
-		}
-	}
-	if calls == 0 {
-		t.Error("no call was found")
-	}
-}
-
 // TestLintersHaveTagsOfCI has editors and golangci-lint read the files that .ci/run reads.
 func TestLintersHaveTagsOfCI(t *testing.T) {
 	inCI := regexp.MustCompile(`(?m)^tags=(.*)$`).FindStringSubmatch(readText(t, ".ci/run"))

@@ -65,25 +65,42 @@ func isSameOrigin(r *http.Request) bool {
 	return len(values) == 1 && err == nil && origin.Host != "" && strings.EqualFold(origin.Host, r.Host)
 }
 
-// checkOperator reports whether the request is an operator's, and writes the error if it is not.
-func (h *Handler) checkOperator(w http.ResponseWriter, r *http.Request, local bool) (ok bool) {
-	token := *h.token.Load()
-	switch {
-	case token == "" && local:
-		return true
-	case token == "":
-		writeError(w, http.StatusForbidden, "other machines may only read /metrics unless admin_token (WARMROUTE_ADMIN_TOKEN) is set")
-		return false
-	case h.hasValidToken(r):
-		return true
-	}
-	w.Header().Set("WWW-Authenticate", "Bearer")
-	message := "missing admin token: send the admin_token as Authorization: Bearer TOKEN"
-	if apikey.Bearer(r.Header) != "" {
-		message = "invalid admin token: send this proxy's admin_token"
-	}
-	writeError(w, http.StatusUnauthorized, message)
-	return false
+// requireKnownOrigin rejects what a web page of another origin may have sent. A client that connects over loopback is on this
+// machine; a browser may be too, so its pages are recognized by the host name, the origin and the content type.
+func (h *Handler) requireKnownOrigin(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if h.hasValidToken(r) {
+			h.markAuthenticated(r)
+		}
+		switch {
+		case isLocal(r) && !h.isAllowedHost(r.Host):
+			writeError(w, http.StatusForbidden, "the Host header is neither this machine nor the address in the setting admin: use http://127.0.0.1 and the port")
+		case !isSameOrigin(r) && !isNavigationToPage(r):
+			writeError(w, http.StatusForbidden, "request of a web page from another origin")
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+// requireOperator serves operators only.
+func (h *Handler) requireOperator(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token := *h.token.Load()
+		switch {
+		case h.hasValidToken(r), token == "" && isLocal(r):
+			next.ServeHTTP(w, r)
+		case token == "":
+			writeError(w, http.StatusForbidden, "other machines may only read /metrics unless admin_token (WARMROUTE_ADMIN_TOKEN) is set")
+		default:
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			message := "missing admin token: send the admin_token as Authorization: Bearer TOKEN"
+			if apikey.Bearer(r.Header) != "" {
+				message = "invalid admin token: send this proxy's admin_token"
+			}
+			writeError(w, http.StatusUnauthorized, message)
+		}
+	})
 }
 
 func (h *Handler) hasValidToken(r *http.Request) bool {
@@ -93,27 +110,37 @@ func (h *Handler) hasValidToken(r *http.Request) bool {
 	return token != "" && subtle.ConstantTimeCompare(got[:], want[:]) == 1
 }
 
-// checkPostTypeAndSize reports whether a POST is declared as JSON, which browsers do not allow to pages of
-// other origins, and whether its body is short. It reads the body into memory, and writes the error if not.
-func checkPostTypeAndSize(w http.ResponseWriter, r *http.Request) (ok bool) {
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		writeError(w, http.StatusUnsupportedMediaType, "send POSTs with Content-Type: application/json; the body may be empty")
-		return false
-	}
-	switch r.URL.Path {
-	case "/api/explain", "/api/placed", "/api/backends":
-		return true // the handler reads and limits the body
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPostBytes))
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	var tooLong *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLong):
-		writeError(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is longer than %d bytes", maxPostBytes))
-	case err != nil:
-		writeError(w, http.StatusBadRequest, "the body is incomplete")
-	}
-	return err == nil
+// requireJSON refuses POSTs that are not declared as JSON, which browsers do not allow to pages of other origins.
+func requireJSON(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+		if r.Method == http.MethodPost && (err != nil || kind != "application/json") {
+			writeError(w, http.StatusUnsupportedMediaType, "send POSTs with Content-Type: application/json; the body may be empty")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// readBody reads the body of a POST into memory, up to maxPostBytes, for handlers that do not limit it.
+func readBody(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			next.ServeHTTP(w, r)
+			return
+		}
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPostBytes))
+		var tooLong *http.MaxBytesError
+		switch {
+		case errors.As(err, &tooLong):
+			writeError(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is longer than %d bytes", maxPostBytes))
+		case err != nil:
+			writeError(w, http.StatusBadRequest, "the body is incomplete")
+		default:
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			next.ServeHTTP(w, r)
+		}
+	})
 }
 
 // timedBody is the body of a request with a timeout, whether a handler reads it or

@@ -9,6 +9,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
+	"warmroute/backends/control"
 	"warmroute/config"
 	"warmroute/fleet"
 )
@@ -97,8 +102,29 @@ func (l *listener) ask(method, path string, headers ...string) (int, string) {
 
 func (l *listener) send(method, path, body string, headers ...string) (int, string) {
 	l.t.Helper()
-	req, err := http.NewRequest(method, l.url+path, strings.NewReader(body))
+	resp := l.doWithBody(method, path, body, headers...)
+	defer resp.Body.Close()
+	response, err := io.ReadAll(resp.Body)
 	if err != nil {
+		l.t.Fatal(err)
+	}
+	return resp.StatusCode, string(response)
+}
+
+func (l *listener) do(method, path string, headers ...string) *http.Response {
+	l.t.Helper()
+	return l.doWithBody(method, path, "", headers...)
+}
+
+func (l *listener) doWithBody(method, path, body string, headers ...string) *http.Response {
+	l.t.Helper()
+	req, err := http.NewRequest(method, l.url, strings.NewReader(body))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if path == "*" {
+		req.URL.Opaque = path
+	} else if req.URL, err = req.URL.Parse(l.url + path); err != nil {
 		l.t.Fatal(err)
 	}
 	for i := 0; i < len(headers); i += 2 {
@@ -112,12 +138,7 @@ func (l *listener) send(method, path, body string, headers ...string) (int, stri
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	response, err := io.ReadAll(resp.Body)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	return resp.StatusCode, string(response)
+	return resp
 }
 
 const (
@@ -226,17 +247,133 @@ func TestPostContentType(t *testing.T) {
 func TestUnknownPaths(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, c := range []struct{ method, path string }{
-		{"POST", "/"}, {"GET", "/index.html"}, {"GET", "/page/page.js"}, {"GET", "/api/requests/x/cancel"}, {"POST", "/api/state"}, {"GET", drainPath}, {"PUT", drainPath}, {"POST", "/metrics"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"POST", "/debug/pprof/"},
+		{"GET", "/index.html"}, {"GET", "/page/page.js"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"GET", "/api"}, {"GET", "/api/"},
+		{"GET", "/api/state/"}, {"POST", "/api/backends//drain/x"}, {"PURGE", "/none"}, {"GET", "/api%2Fstate"}, {"GET", "/api/backends/"},
 	} {
-		if status, response := l.ask(c.method, c.path, "Content-Type", jsonType); status != 404 || !strings.Contains(response, "available: GET /metrics") {
+		status, response := l.ask(c.method, c.path, "Content-Type", jsonType)
+		if status != 404 || !strings.Contains(response, "available: GET /, ") || !strings.Contains(response, "GET /metrics") || !strings.Contains(response, "POST /api/backends/{name}/drain") {
 			t.Errorf("%s %s: got %d %s", c.method, c.path, status, response)
+		}
+	}
+}
+
+func TestMethodNotAllowed(t *testing.T) {
+	l := listen(t, false, Options{})
+	for _, c := range []struct{ method, path, allow string }{
+		{"POST", "/", "GET, HEAD"},
+		{"DELETE", "/page.js", "GET, HEAD"},
+		{"POST", "/metrics", "GET, HEAD"},
+		{"POST", "/api/state", "GET, HEAD"},
+		{"OPTIONS", "/api/events", "GET, HEAD"},
+		{"PURGE", "/api/usage", "GET, HEAD"},
+		{"get", "/api/usage", "GET, HEAD"},
+		{"PUT", "/api/backends", "GET, HEAD, POST"},
+		{"POST", "/api/backends/x", "GET, HEAD, DELETE"},
+		{"PATCH", "/api/backends/sleep", "GET, HEAD, POST, DELETE"}, // of a backend of that name
+		{"GET", drainPath, "POST"},
+		{"PUT", drainPath, "POST"},
+		{"DELETE", "/api/backends/x/sleep", "POST"},
+		{"HEAD", "/api/requests/x/cancel", "POST"},
+		{"GET", "/api/explain", "POST"},
+		{"POST", "/debug/pprof/", "GET, HEAD"},
+		{"POST", "/debug/pprof/heap", "GET, HEAD"},
+	} {
+		resp := l.do(c.method, c.path, "Content-Type", jsonType)
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		want := `{"error":{"message":"method not allowed on this path, allowed: ` + c.allow + `; available: GET /, `
+		if c.method == "HEAD" {
+			want = ""
+		}
+		if resp.StatusCode != 405 || strings.Join(resp.Header["Allow"], "|") != c.allow || !strings.HasPrefix(string(body), want) || resp.Header.Get("Content-Type") != jsonType || err != nil {
+			t.Errorf("%s %s: got %d %v %s, %v", c.method, c.path, resp.StatusCode, resp.Header, body, err)
 		}
 	}
 	if l.backend.State() != backends.Ready {
 		t.Error("the backend was drained")
 	}
+}
+
+// Paths and methods are looked up only for who may know of them.
+func TestRouteErrorsAfterAccess(t *testing.T) {
+	for _, c := range []struct {
+		method, path string
+		headers      []string
+		want         int
+	}{
+		{"POST", "/metrics", nil, 401},
+		{"PUT", "/", nil, 401},
+		{"PURGE", "/metrics", nil, 401},
+		{"PURGE", "/api/state", nil, 401},
+		{"PUT", drainPath, nil, 401},
+		{"GET", "/none", nil, 401},
+		{"POST", "/api/state", []string{"Origin", "http://evil.example"}, 403},
+		{"POST", "/api/state", []string{"Authorization", "Bearer " + token}, 415},
+	} {
+		l := listen(t, false, Options{Token: token})
+		resp := l.do(c.method, c.path, c.headers...)
+		resp.Body.Close()
+		if resp.StatusCode != c.want || resp.Header["Allow"] != nil || resp.Header.Get("Cache-Control") != "no-store" {
+			t.Errorf("%s %s: got %d %v", c.method, c.path, resp.StatusCode, resp.Header)
+		}
+	}
+}
+
+func TestHeadAsGet(t *testing.T) {
+	a := askable(t)
+	for _, path := range []string{"/", "/page.js", "/api/state", "/api/backends", "/api/backends/gpu-0", "/api/history", "/api/requests", "/api/usage", "/debug/pprof/", "/debug/pprof/heap"} {
+		if status, body := a.ask("HEAD", path); status != 200 || body != "" {
+			t.Errorf("HEAD %s: got %d %s", path, status, body)
+		}
+	}
+	l := listen(t, false, Options{})
 	if status, _ := l.ask("HEAD", "/metrics"); status != 200 {
 		t.Errorf("HEAD /metrics: %d", status)
+	}
+}
+
+// A backend's name has slashes where its URL has a path.
+func TestEscapesInPaths(t *testing.T) {
+	l := listen(t, false, Options{})
+	for _, path := range []string{
+		"/api/backends/10.0.0.9:8000%2Fa", "/api/backends/10.0.0.9:8000%2fa", "/api/backends/10.0.0.9%3A8000%2F%61", "/%61pi/b%61ckends/10.0.0.9:8000%2Fa",
+		"//api/backends/10.0.0.9:8000%2Fa", "/api/./backends/x/../10.0.0.9:8000%2Fa",
+	} {
+		if status, response := l.ask("GET", path); status != 200 || !strings.HasPrefix(response, `{"name":"10.0.0.9:8000/a",`) {
+			t.Errorf("%s: got %d %s", path, status, response)
+		}
+	}
+	for _, path := range []string{"/api/backends/10.0.0.9:8000%252Fa", "/api/backends/10.0.0.9:8000/a", "/api/backends/%2e%2e"} {
+		if status, response := l.ask("GET", path); status != 404 {
+			t.Errorf("%s: got %d %s", path, status, response)
+		}
+	}
+	resp := l.do("GET", "/debug/pprof")
+	resp.Body.Close()
+	if resp.StatusCode != 200 || resp.Request.URL.Path != "/debug/pprof/" { // its links are relative
+		t.Errorf("/debug/pprof: got %d of %s", resp.StatusCode, resp.Request.URL)
+	}
+}
+
+// TestCallsAreDocumented has each call of the API on the page about it.
+func TestCallsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../docs/reference/http-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := strings.Split(listen(t, false, Options{}).handler.calls, ", ")
+	if len(calls) < 20 {
+		t.Errorf("only %d calls: %s", len(calls), calls)
+	}
+	for _, call := range calls {
+		call = strings.NewReplacer("{name}", "NAME", "{handle}", "HANDLE").Replace(call)
+		before, last := path.Split(call)
+		if slices.Contains(control.ActionNames(), last) {
+			call = before + "ACTION"
+		}
+		if strings.Contains(call, "/api/") && !regexp.MustCompile("`"+regexp.QuoteMeta(call)+"[?`]").Match(page) {
+			t.Errorf("docs/reference/http-api.md lacks %s", call)
+		}
 	}
 }
 
@@ -298,6 +435,34 @@ func TestConcurrentScrapes(t *testing.T) {
 			t.Errorf("got %d", status)
 		}
 	}
+}
+
+func TestLimitConcurrency(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	limit := limitConcurrency(2)
+	serve := func(w http.ResponseWriter, _ *http.Request) { begun <- struct{}{}; <-end }
+	one, other := limit(http.HandlerFunc(serve)), limit(http.HandlerFunc(serve))
+	ended := make(chan struct{})
+	for _, h := range []http.Handler{one, other} {
+		go func() {
+			h.ServeHTTP(httptest.NewRecorder(), localRequest("GET", "/", ""))
+			ended <- struct{}{}
+		}()
+		<-begun
+	}
+	for _, h := range []http.Handler{one, other} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, localRequest("GET", "/", ""))
+		if w.Code != 503 || w.Header().Get("Retry-After") != "1" || w.Header().Get("Content-Type") != jsonType ||
+			w.Body.String() != `{"error":{"message":"too many requests of this kind at once","src":"warmroute"}}`+"\n" {
+			t.Errorf("beyond the limit: %d %v %s", w.Code, w.Header(), w.Body)
+		}
+	}
+	close(end)
+	<-ended
+	<-ended
+	go one.ServeHTTP(httptest.NewRecorder(), localRequest("GET", "/", ""))
+	<-begun
 }
 
 // A wrong token must not read like a missing one: the sender would look in the wrong place.

@@ -72,13 +72,6 @@ type ChangedBackend struct {
 	Warning  string `json:"warning,omitempty"`
 }
 
-func (h *Handler) addBackendRoutes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /api/backends", h.listBackends)
-	mux.HandleFunc("POST /api/backends", h.addBackend)
-	mux.HandleFunc("GET /api/backends/{name}", h.showBackend)
-	mux.HandleFunc("DELETE /api/backends/{name}", h.removeBackend)
-}
-
 func (h *Handler) listBackends(w http.ResponseWriter, _ *http.Request) {
 	list := BackendList{Backends: h.backendRows(), Names: h.Fleet.Names(), Error: h.Fleet.ReloadError()}
 	writeJSON(w, http.StatusOK, list)
@@ -208,7 +201,7 @@ func (h *Handler) removeBackend(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	name, err := h.Fleet.Remove(r.PathValue("name"), true)
+	name, err := h.Fleet.Remove(pathValue(r, "name"), true)
 	switch {
 	case errors.Is(err, fleet.ErrNotRegistered):
 		if h.findBackend(w, r) != nil {

@@ -28,7 +28,6 @@ func serveBothSides(t *testing.T, h *Handler) *twoSides {
 		}
 		listeners = append(listeners, l)
 	}
-	h.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") })
 	server := &http.Server{Handler: h, ConnState: h.ConnState, ConnContext: h.ConnContext}
 	go server.Serve(listeners[0])
 	go server.Serve(far{listeners[1]})

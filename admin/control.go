@@ -24,7 +24,7 @@ type ControlReport struct {
 // in the body, or on all.
 func (h *Handler) controlBackends(action string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body) // checkPostTypeAndSize has bounded it
+		body, err := io.ReadAll(r.Body) // readBody has bounded it
 		if err != nil {
 			writeError(w, http.StatusBadRequest, "the body is incomplete")
 			return
@@ -35,9 +35,7 @@ func (h *Handler) controlBackends(action string) http.HandlerFunc {
 			return
 		}
 		if list := h.selectBackends(w, r, request.Backends); list != nil {
-			serveLimited(h.actions, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				h.runAction(w, r, action, request, list)
-			}))
+			h.runAction(w, r, action, request, list)
 		}
 	}
 }
@@ -45,12 +43,12 @@ func (h *Handler) controlBackends(action string) http.HandlerFunc {
 // selectBackends returns the backend in the path, those of the names, or all without a name. If one does not
 // exist, or there are none, it writes the error and returns nil.
 func (h *Handler) selectBackends(w http.ResponseWriter, r *http.Request, names []string) (list []*backends.Backend) {
-	if r.PathValue("name") != "" {
+	if name := pathValue(r, "name"); name != "" {
 		if names != nil {
 			writeError(w, http.StatusBadRequest, "the path names a backend: leave out backends")
 			return nil
 		}
-		names = []string{r.PathValue("name")}
+		names = []string{name}
 	}
 	if names == nil {
 		list = slices.DeleteFunc(slices.Clone(h.Registry.All()), (*backends.Backend).Retiring)

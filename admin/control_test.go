@@ -16,7 +16,8 @@ func TestInvalidActions(t *testing.T) {
 	a.post("/api/backends/sleep", `{"depth":1}`, 400, "unknown field")
 	a.post("/api/backends/load-adapter", `{"adapter":"a"}`, 400, "path is missing")
 	a.post("/api/backends/sleep", `{"backends":["`+strings.Repeat("x", maxPostBytes)+`"]}`, 413, "longer than")
-	a.post("/api/backends/dance", "", 404, "sleep, wake, pause")
+	a.post("/api/backends/dance", "", 405, "POST /api/backends/sleep, ") // the path of a backend of that name
+	a.post("/api/backends/gpu-0/dance", "", 404, "POST /api/backends/{name}/sleep, ")
 	if status, _ := a.send("POST", "/api/backends/sleep", "", "Content-Type", "text/plain"); status != 415 {
 		t.Errorf("a body that is not declared as JSON: %d", status)
 	}

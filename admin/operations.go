@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"warmroute/backends"
 	"warmroute/fleet"
 	"warmroute/proxy"
@@ -33,7 +35,7 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 		if !ok {
 			return
 		}
-		name := r.PathValue("name")
+		name := pathValue(r, "name")
 		list := h.findNamedBackends(w, name)
 		if list == nil {
 			return
@@ -73,7 +75,7 @@ func (h *Handler) undrain(b *backends.Backend) { h.Fleet.SetDrained(b, false) }
 
 // findBackend returns the backend in the path. If there is none, it writes the error and returns nil.
 func (h *Handler) findBackend(w http.ResponseWriter, r *http.Request) *backends.Backend {
-	b := h.Registry.Find(r.PathValue("name"))
+	b := h.Registry.Find(pathValue(r, "name"))
 	if b == nil {
 		h.writeUnknownBackend(w)
 	}
@@ -139,7 +141,7 @@ func (h *Handler) resetBackend(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *Handler) cancelRequest(w http.ResponseWriter, r *http.Request) {
-	handle := r.PathValue("handle")
+	handle := pathValue(r, "handle")
 	if !h.Proxy.Activity().Cancel(handle) {
 		writeError(w, http.StatusNotFound, "no request in flight has that handle; GET /api/state lists the handles")
 		return
@@ -181,21 +183,19 @@ func (h *Handler) serveDryRun(w http.ResponseWriter, r *http.Request, knownParam
 		writeError(w, http.StatusBadRequest, "too many tried backends")
 		return
 	}
-	serveLimited(h.dryRuns, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		result, err := run(proxy.DryRunRequest{
-			Endpoint: query.Get("endpoint"), Key: query.Get("key"), Tried: query["tried"],
-			Header: r.Header, Body: r.Body, Length: r.ContentLength,
-		})
-		var invalid *proxy.DryRunError
-		switch {
-		case errors.As(err, &invalid):
-			writeError(w, invalid.Status, invalid.Message)
-		case err != nil:
-			writeError(w, http.StatusInternalServerError, err.Error())
-		default:
-			writeJSON(w, http.StatusOK, result)
-		}
-	}))
+	result, err := run(proxy.DryRunRequest{
+		Endpoint: query.Get("endpoint"), Key: query.Get("key"), Tried: query["tried"],
+		Header: r.Header, Body: r.Body, Length: r.ContentLength,
+	})
+	var invalid *proxy.DryRunError
+	switch {
+	case errors.As(err, &invalid):
+		writeError(w, invalid.Status, invalid.Message)
+	case err != nil:
+		writeError(w, http.StatusInternalServerError, err.Error())
+	default:
+		writeJSON(w, http.StatusOK, result)
+	}
 }
 
 const (
@@ -204,21 +204,26 @@ const (
 	profileReadTimeout     = time.Minute
 )
 
-func (h *Handler) addProfileRoutes(mux *http.ServeMux) {
-	for path, serve := range map[string]http.HandlerFunc{
-		"/debug/pprof/": pprof.Index, "/debug/pprof/profile": pprof.Profile, "/debug/pprof/trace": pprof.Trace,
-	} {
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
-			duration := defaultProfileDuration
-			if value := r.URL.Query().Get("seconds"); value != "" {
-				n, err := strconv.Atoi(value)
-				if duration = time.Duration(n) * time.Second; err != nil || n < 1 || duration > maxProfileDuration {
-					writeError(w, http.StatusBadRequest, "seconds must be an integer from 1 to 60")
-					return
-				}
+func addProfileRoutes(r chi.Router) {
+	r = r.With(setProfileTimeout, limitConcurrency(maxProfiles))
+	r.Get("/", pprof.Index)
+	r.Get("/profile", pprof.Profile)
+	r.Get("/trace", pprof.Trace)
+	r.Get("/{profile}", func(w http.ResponseWriter, r *http.Request) { pprof.Handler(pathValue(r, "profile")).ServeHTTP(w, r) })
+}
+
+// setProfileTimeout bounds how long a profile may take, and lets the response take as long.
+func setProfileTimeout(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		duration := defaultProfileDuration
+		if value := r.URL.Query().Get("seconds"); value != "" {
+			n, err := strconv.Atoi(value)
+			if duration = time.Duration(n) * time.Second; err != nil || n < 1 || duration > maxProfileDuration {
+				writeError(w, http.StatusBadRequest, "seconds must be an integer from 1 to 60")
+				return
 			}
-			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(duration + profileReadTimeout))
-			serveLimited(h.profiles, w, r, serve)
-		})
-	}
+		}
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(duration + profileReadTimeout))
+		next.ServeHTTP(w, r)
+	})
 }

@@ -1,14 +1,15 @@
 package admin
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -60,7 +61,10 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
 		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}, SessionHeaders: []string{"X-Session-Id"}, IsolateTenants: list != nil},
 	})
-	h := New(Options{Registry: registry, Fleet: newFleet(t, registry), Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Usage: usage.NewInMemory(), Log: log})
+	h := New(Options{
+		Registry: registry, Fleet: newFleet(t, registry), Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Usage: usage.NewInMemory(), Log: log,
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") }),
+	})
 	s := httptest.NewServer(h)
 	client := &http.Client{Transport: &http.Transport{}}
 	a.listener = &listener{t: t, url: s.URL, client: client, handler: h}
@@ -82,6 +86,13 @@ func newRouter(t testing.TB, registry *backends.Registry, now func() time.Time) 
 		t.Fatal(err)
 	}
 	return r
+}
+
+// localRequest is a request that has come over loopback.
+func localRequest(method, path, body string) *http.Request {
+	r := httptest.NewRequest(method, "http://127.0.0.1"+path, strings.NewReader(body))
+	r.Header.Set("Content-Type", jsonType)
+	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 }
 
 // deaf is how replicas that are to be asked nothing are reached.
@@ -221,10 +232,10 @@ func FuzzQuestion(f *testing.F) {
 		if explain {
 			path = "/api/explain"
 		}
-		r := httptest.NewRequest("POST", "http://127.0.0.1"+path, strings.NewReader(body))
-		r.URL = &url.URL{Path: path, RawQuery: query}
+		r := localRequest("POST", path, body)
+		r.URL.RawQuery = query
 		w := httptest.NewRecorder()
-		a.handler.api.ServeHTTP(w, r)
+		a.handler.ServeHTTP(w, r)
 		if !json.Valid(w.Body.Bytes()) || w.Code == 500 {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}

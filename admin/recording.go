@@ -37,29 +37,27 @@ type RecordedBackend struct {
 
 // serveRecording returns what the proxy has recorded in memory, one JSON object per line.
 func (h *Handler) serveRecording(w http.ResponseWriter, r *http.Request) {
-	serveLimited(h.recordings, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var recent *recorder.Recent
-		if h.Recorder != nil {
-			recent = h.Recorder.Recent()
-		}
-		if recent == nil {
-			writeError(w, http.StatusNotFound, "no traffic is recorded in memory: set record.memory and restart")
-			return
-		}
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(recordingWriteTimeout)) // as in ServeHTTP
-		w.Header().Set("Content-Type", "application/x-ndjson")
-		w.Header().Set("Vary", "Accept-Encoding")
-		header := h.recordingHeader(recent)
-		if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-			_ = recent.WriteLines(w, header) // an error of a write means that the client has left
-			return
-		}
-		w.Header().Set("Content-Encoding", "gzip")
-		zip, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // fails for other levels only
-		if recent.WriteLines(zip, header) == nil {
-			_ = zip.Close()
-		}
-	}))
+	var recent *recorder.Recent
+	if h.Recorder != nil {
+		recent = h.Recorder.Recent()
+	}
+	if recent == nil {
+		writeError(w, http.StatusNotFound, "no traffic is recorded in memory: set record.memory and restart")
+		return
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(recordingWriteTimeout)) // as in setTimeouts
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Vary", "Accept-Encoding")
+	header := h.recordingHeader(recent)
+	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		_ = recent.WriteLines(w, header) // an error of a write means that the client has left
+		return
+	}
+	w.Header().Set("Content-Encoding", "gzip")
+	zip, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // fails for other levels only
+	if recent.WriteLines(zip, header) == nil {
+		_ = zip.Close()
+	}
 }
 
 // recordingHeader describes the fleet as it is now, with the models of a recording.

@@ -90,14 +90,12 @@ func (h *Handler) findFinishedRequests(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	serveLimited(h.searches, w, r, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		list := h.Proxy.Activity().FindFinished(filter, limit)
-		out := FinishedRequests{Finished: list.Finished, Oldest: timeOrNull(list.Oldest), Found: list.Found, Requests: []FinishedRequest{}}
-		for _, f := range list.Requests {
-			out.Requests = append(out.Requests, newFinishedRequest(f))
-		}
-		writeJSON(w, http.StatusOK, out)
-	}))
+	list := h.Proxy.Activity().FindFinished(filter, limit)
+	out := FinishedRequests{Finished: list.Finished, Oldest: timeOrNull(list.Oldest), Found: list.Found, Requests: []FinishedRequest{}}
+	for _, f := range list.Requests {
+		out.Requests = append(out.Requests, newFinishedRequest(f))
+	}
+	writeJSON(w, http.StatusOK, out)
 }
 
 // parseFinishedQuery parses the query of GET /api/requests, sent now. Empty values are as absent ones.

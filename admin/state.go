@@ -255,26 +255,24 @@ func (h *Handler) serveState(w http.ResponseWriter, _ *http.Request) {
 // streamState sends the state as server-sent events until the client disconnects or
 // stops reading, the token changes, or EndEventStreams is called.
 func (h *Handler) streamState(w http.ResponseWriter, r *http.Request) {
-	serveLimited(h.streams, w, r, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.Header().Set("X-Accel-Buffering", "no")
-		ticker := time.NewTicker(eventInterval)
-		defer ticker.Stop()
-		token := h.token.Load()
-		for h.token.Load() == token {
-			if !sendEvent(w, "state", h.stateJSON()) {
-				return
-			}
-			select {
-			case <-ticker.C:
-			case <-r.Context().Done():
-				return
-			case <-h.streamsEnded:
-				sendEvent(w, "end", []byte("{}"))
-				return
-			}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	ticker := time.NewTicker(eventInterval)
+	defer ticker.Stop()
+	token := h.token.Load()
+	for h.token.Load() == token {
+		if !sendEvent(w, "state", h.stateJSON()) {
+			return
 		}
-	}))
+		select {
+		case <-ticker.C:
+		case <-r.Context().Done():
+			return
+		case <-h.streamsEnded:
+			sendEvent(w, "end", []byte("{}"))
+			return
+		}
+	}
 }
 
 // sendEvent writes one event with one line of data, and reports whether that succeeded.

@@ -38,22 +38,20 @@ func (h *Handler) serveUsage(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, "format is neither json nor csv")
 		return
 	}
-	serveLimited(h.reports, w, r, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		report, err := h.Usage.Report(q)
-		if err != nil {
-			writeError(w, http.StatusInternalServerError, "read usage.file: "+err.Error())
-			return
-		}
-		if format == "csv" {
-			w.Header().Set("Content-Type", "text/csv; charset=utf-8")
-			_ = report.WriteCSV(w) // an error means that the client has left
-			return
-		}
-		s := h.Usage.Status()
-		out := usageReport{Report: report, InFlight: h.Proxy.CountInFlightByKey(), SinceStart: !s.HasFile, Started: s.Started.UTC()}
-		if s.Err != nil {
-			out.Unsaved = s.Err.Error()
-		}
-		writeJSON(w, http.StatusOK, out)
-	}))
+	report, err := h.Usage.Report(q)
+	if err != nil {
+		writeError(w, http.StatusInternalServerError, "read usage.file: "+err.Error())
+		return
+	}
+	if format == "csv" {
+		w.Header().Set("Content-Type", "text/csv; charset=utf-8")
+		_ = report.WriteCSV(w) // an error means that the client has left
+		return
+	}
+	s := h.Usage.Status()
+	out := usageReport{Report: report, InFlight: h.Proxy.CountInFlightByKey(), SinceStart: !s.HasFile, Started: s.Started.UTC()}
+	if s.Err != nil {
+		out.Unsaved = s.Err.Error()
+	}
+	writeJSON(w, http.StatusOK, out)
 }
