@@ -27,16 +27,16 @@ const (
 	maxRecordings = 2  // that are compressed and sent
 )
 
-// newMux returns the mux of all paths. The metrics and the files of the page are for others too, all else is for operators.
-func (h *Handler) newMux() *chi.Mux {
-	mux := chi.NewMux()
-	mux.Use(h.setTimeouts, setHeaders, h.requireKnownOrigin, routeByDecodedPath, middleware.GetHead)
+// newRoutes returns all paths. The metrics and the files of the page are for others too, all else is for operators.
+func (h *Handler) newRoutes() *httpapi.Routes {
+	routes := httpapi.NewRoutes()
+	routes.Use(h.setTimeouts, setHeaders, h.requireKnownOrigin, routeByDecodedPath, middleware.GetHead)
 	refuse := h.requireOperator(http.HandlerFunc(h.writeRouteError)).ServeHTTP
-	mux.NotFound(refuse)
-	mux.MethodNotAllowed(refuse)
-	mux.With(limitConcurrency(maxScrapes)).Method(http.MethodGet, "/metrics", h.Metrics)
-	mux.Group(h.addPageRoutes)
-	mux.Route("/", func(r chi.Router) {
+	routes.NotFound(refuse)
+	routes.MethodNotAllowed(refuse)
+	routes.With(limitConcurrency(maxScrapes)).Method(http.MethodGet, "/metrics", h.Metrics)
+	routes.Group(h.addPageRoutes)
+	routes.Route("/", func(r chi.Router) {
 		r.Use(h.requireOperator, requireJSON)
 		r.NotFound(h.writeRouteError)
 		r.MethodNotAllowed(h.writeRouteError)
@@ -44,7 +44,7 @@ func (h *Handler) newMux() *chi.Mux {
 		r.Method(http.MethodGet, "/debug/pprof", http.RedirectHandler("/debug/pprof/", http.StatusTemporaryRedirect))
 		r.Route("/debug/pprof/", addProfileRoutes)
 	})
-	return mux
+	return routes
 }
 
 // addAPIRoutes adds the paths below /api/. A pattern that ends with / matches paths below it only: else chi.Mux.Match,
@@ -154,7 +154,7 @@ func pathValue(r *http.Request, name string) string {
 
 // writeRouteError refuses a request for which there is no handler: with a 405 if its path has other methods, else with a 404.
 func (h *Handler) writeRouteError(w http.ResponseWriter, r *http.Request) {
-	methods := httpapi.AllowedMethods(h.mux, normalizePath(r.URL.EscapedPath()))
+	methods := h.routes.AllowedMethods(normalizePath(r.URL.EscapedPath()))
 	if methods == nil {
 		writeError(w, http.StatusNotFound, "unknown path; available: "+h.calls)
 		return
@@ -167,10 +167,10 @@ func (h *Handler) writeRouteError(w http.ResponseWriter, r *http.Request) {
 	writeError(w, http.StatusMethodNotAllowed, "method not allowed on this path, allowed: "+allowed+"; available: "+h.calls)
 }
 
-// listCalls returns the methods and paths of a mux as text. It leaves out the files that the page loads.
-func listCalls(mux *chi.Mux) string {
+// listCalls returns methods and paths as text. It leaves out the files that the page loads.
+func listCalls(routes chi.Routes) string {
 	var calls []string
-	_ = chi.Walk(mux, func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+	_ = chi.Walk(routes, func(method, route string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		if path.Ext(route) == "" {
 			calls = append(calls, method+" "+route)
 		}

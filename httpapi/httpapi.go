@@ -4,6 +4,7 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
+	"sync"
 
 	"github.com/go-chi/chi/v5"
 )
@@ -19,16 +20,38 @@ func WriteJSON(w http.ResponseWriter, status int, v any) {
 	w.Write(body)
 }
 
+// Routes is a mux that can also be searched. It is safe for concurrent use once all paths are added.
+type Routes struct {
+	*chi.Mux
+	contexts sync.Pool // of *chi.Context
+}
+
+// NewRoutes returns Routes without paths.
+func NewRoutes() *Routes {
+	return &Routes{Mux: chi.NewMux(), contexts: sync.Pool{New: func() any { return chi.NewRouteContext() }}}
+}
+
+// Lookup returns the pattern that matches a method and a path, "" if there is none, and the value of its last parameter. It does
+// not allocate. Unlike ServeHTTP it leaves the request as it is, and no frame of the mux on the stack of what serves it.
+func (t *Routes) Lookup(method, path string) (pattern, value string) {
+	c := t.contexts.Get().(*chi.Context)
+	defer t.contexts.Put(c)
+	c.Reset()
+	pattern = t.Find(c, method, path)
+	if n := len(c.URLParams.Values); n > 0 && pattern != "" {
+		value = c.URLParams.Values[n-1]
+	}
+	return pattern, value
+}
+
 // methods are those that an endpoint may have, in the order of an Allow header.
 var methods = [...]string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// AllowedMethods returns the methods that routes has for a path; none if the path is unknown. chi tells them to its own
-// handler of wrong methods only, whose response has no body.
-func AllowedMethods(routes chi.Routes, path string) (allowed []string) {
-	found := chi.NewRouteContext()
+// AllowedMethods returns the methods of a path; none if it is unknown. chi tells them only to its own handler of wrong methods,
+// whose response has no body.
+func (t *Routes) AllowedMethods(path string) (allowed []string) {
 	for _, method := range methods {
-		found.Reset()
-		if routes.Match(found, method, path) {
+		if pattern, _ := t.Lookup(method, path); pattern != "" {
 			allowed = append(allowed, method)
 		}
 	}

@@ -12,12 +12,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-chi/chi/v5"
 	"golang.org/x/time/rate"
 
 	"warmroute/backends"
 	"warmroute/backends/control"
 	"warmroute/config"
 	"warmroute/fleet"
+	"warmroute/httpapi"
 	"warmroute/metrics"
 	"warmroute/proxy"
 )
@@ -42,8 +44,11 @@ type Handler struct {
 
 // settings are those of a configuration. Never modified.
 type settings struct {
+	*Handler
 	access
-	writeTimeout time.Duration // for a response; 0: no limit
+	writeTimeout time.Duration   // for a response; 0: no limit
+	calls        *httpapi.Routes // for those who may register
+	paths        *httpapi.Routes // those of calls and the probes, all with GET
 }
 
 const (
@@ -65,97 +70,124 @@ func (h *Handler) Configure(c *config.Config) {
 		h.settings.Store(nil)
 		return
 	}
-	h.settings.Store(&settings{newAccess(c.Registration, c.TrustedProxies), c.Timeouts.WriteIdle})
+	h.settings.Store(h.newSettings(c))
 }
 
-// call is one request to a route.
+// call is one request for registration.
 type call struct {
-	*Handler
-	access *access
-	w      http.ResponseWriter
-	r      *http.Request
-	from   netip.Addr // the caller
-	worker string     // that the path or the query names, by its id or URL
+	*settings
+	w    http.ResponseWriter
+	r    *http.Request
+	from netip.Addr // the caller
 }
 
-// route is a path for registration.
-type route struct {
-	method string
-	serve  func(*call)
-}
+// probes are the paths at which other routers say what this proxy says at its own.
+var probes = map[string]string{"/liveness": "/livez", "/readiness": "/readyz", "/health_generate": "/readyz"}
 
-// findRoutes returns the routes of an escaped path, one for each method, and the worker that it names; nil for a path
-// that is not for registration.
-func findRoutes(path string) (routes []route, worker string) {
-	if rest, ok := strings.CutPrefix(path, "/workers/"); ok && rest != "" {
-		worker, err := url.PathUnescape(rest)
-		if err != nil {
-			return nil, ""
-		}
-		return []route{{http.MethodGet, (*call).showWorker}, {http.MethodDelete, (*call).removeWorker}}, worker
+// newSettings returns the settings of a configuration, and the mux that serves by them.
+func (h *Handler) newSettings(c *config.Config) *settings {
+	s := &settings{Handler: h, access: newAccess(c.Registration, c.TrustedProxies), writeTimeout: c.Timeouts.WriteIdle}
+	s.calls, s.paths = s.newCalls(), httpapi.NewRoutes()
+	addPath := func(path string) { s.paths.Method(http.MethodGet, path, s.calls) }
+	_ = chi.Walk(s.calls, func(_, path string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+		addPath(path)
+		return nil
+	})
+	for path := range probes {
+		addPath(path)
 	}
-	switch strings.TrimSuffix(path, "/") {
-	case "/workers":
-		return []route{{http.MethodGet, (*call).listWorkers}, {http.MethodPost, (*call).addWorker}}, ""
-	case "/add_worker":
-		return []route{{http.MethodPost, (*call).addWorkerByQuery}}, ""
-	case "/remove_worker":
-		return []route{{http.MethodPost, (*call).removeWorkerByQuery}}, ""
-	case "/list_workers":
-		return []route{{http.MethodGet, (*call).listURLs}}, ""
-	case "/flush_cache":
-		return []route{{http.MethodPost, (*call).flushCaches}}, ""
-	case "/get_loads":
-		return []route{{http.MethodGet, (*call).listLoads}}, ""
-	}
-	return nil, ""
+	return s
 }
 
-// ServeHTTP implements http.Handler.
+func (s *settings) newCalls() *httpapi.Routes {
+	calls := httpapi.NewRoutes()
+	calls.Use(s.setTimeouts, s.requireAllowedCaller, routeByEscapedPath)
+	calls.MethodNotAllowed(s.writeMethodError)
+	calls.Get("/workers", s.serve((*call).listWorkers))
+	calls.Post("/workers", s.serve((*call).addWorker))
+	calls.Get("/workers/*", s.serve((*call).showWorker))
+	calls.Delete("/workers/*", s.serve((*call).removeWorker))
+	calls.Post("/add_worker", s.serve((*call).addWorkerByQuery))
+	calls.Post("/remove_worker", s.serve((*call).removeWorkerByQuery))
+	calls.Get("/list_workers", s.serve((*call).listURLs))
+	calls.Post("/flush_cache", s.serve((*call).flushCaches))
+	calls.Get("/get_loads", s.serve((*call).listLoads))
+	return calls
+}
+
+// ServeHTTP implements http.Handler. Requests that are not for registration do not pass a mux, which would copy them.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := h.settings.Load()
 	if s == nil {
 		h.Next.ServeHTTP(w, r)
 		return
 	}
-	path := r.URL.EscapedPath()
-	if own := ownProbePath(path); own != "" {
-		h.serveProbe(w, r, own)
-		return
-	}
-	routes, worker := findRoutes(path)
-	if routes == nil {
+	path, _ := s.paths.Lookup(http.MethodGet, routePath(r.URL)) // whatever the request's method
+	switch {
+	case path == "":
 		h.Next.ServeHTTP(w, r)
-		return
+	case probes[path] != "":
+		h.serveProbe(w, r, probes[path])
+	default:
+		s.calls.ServeHTTP(w, r)
 	}
-	c := &call{Handler: h, access: &s.access, w: w, r: r, from: proxy.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.trusted), worker: worker}
-	conn := http.NewResponseController(w) // deadlines fail where the connection has none
-	_ = conn.SetReadDeadline(time.Now().Add(bodyTimeout))
-	if s.writeTimeout > 0 {
-		_ = conn.SetWriteDeadline(time.Now().Add(maxReadyWait + s.writeTimeout))
-	}
-	if refused := c.access.checkCaller(r, c.from); refused != nil {
-		c.refuse(refused)
-		return
-	}
-	i := slices.IndexFunc(routes, func(one route) bool { return one.method == r.Method })
-	if i < 0 {
-		c.writeMethodError(routes)
-		return
-	}
-	routes[i].serve(c)
 }
 
-// ownProbePath returns the path that says what a path of other routers says about the state of the proxy, "" if it is
-// none of these.
-func ownProbePath(path string) string {
-	switch path {
-	case "/liveness":
-		return "/livez"
-	case "/readiness", "/health_generate":
-		return "/readyz"
+// routePath returns the path by which a request is routed: as it was written, since a worker's id or URL may have escaped slashes,
+// and without a slash at its end, unless that is part of a worker's URL.
+func routePath(u *url.URL) string {
+	path := u.EscapedPath()
+	if worker, ok := strings.CutPrefix(path, "/workers/"); ok && worker != "" {
+		return path
 	}
-	return ""
+	return strings.TrimSuffix(path, "/")
+}
+
+func routeByEscapedPath(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		chi.RouteContext(r.Context()).RoutePath = routePath(r.URL)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// serve returns the handler of a call.
+func (s *settings) serve(handle func(*call)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) { handle(s.newCall(w, r)) }
+}
+
+func (s *settings) newCall(w http.ResponseWriter, r *http.Request) *call {
+	return &call{settings: s, w: w, r: r, from: proxy.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.trusted)}
+}
+
+// setTimeouts bounds the time for a request to arrive, and for its response to be read. Deadlines fail where the connection
+// has none.
+func (s *settings) setTimeouts(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn := http.NewResponseController(w)
+		_ = conn.SetReadDeadline(time.Now().Add(bodyTimeout))
+		if s.writeTimeout > 0 {
+			_ = conn.SetWriteDeadline(time.Now().Add(maxReadyWait + s.writeTimeout))
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// requireAllowedCaller serves those who may register replicas.
+func (s *settings) requireAllowedCaller(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := s.newCall(w, r)
+		if refused := s.checkCaller(r, c.from); refused != nil {
+			c.refuse(refused)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// namedWorker returns the worker that the path names, by its id or URL.
+func (c *call) namedWorker() string {
+	worker, _ := url.PathUnescape(c.r.PathValue("*")) // an escaped path has no invalid escape
+	return worker
 }
 
 // serveProbe responds as the path at which this proxy serves the same, but that there must be a ready replica where
@@ -163,7 +195,7 @@ func ownProbePath(path string) string {
 func (h *Handler) serveProbe(w http.ResponseWriter, r *http.Request, path string) {
 	isReady := func(b *backends.Backend) bool { return b.State() == backends.Ready }
 	if path == "/readyz" && !slices.ContainsFunc(h.Registry.All(), isReady) {
-		writeJSON(w, http.StatusServiceUnavailable, map[string]string{"status": "not ready", "reason": "no replica is ready"})
+		httpapi.WriteJSON(w, http.StatusServiceUnavailable, map[string]string{"status": "not ready", "reason": "no replica is ready"})
 		return
 	}
 	r.URL.Path, r.URL.RawPath = path, ""
@@ -182,14 +214,10 @@ func (c *call) refuse(refused *refusal) {
 	writeError(c.w, refused.status, refused.code, refused.message)
 }
 
-func (c *call) writeMethodError(routes []route) {
-	var allowed []string
-	for _, one := range routes {
-		allowed = append(allowed, one.method)
-	}
-	list := strings.Join(allowed, ", ")
-	c.w.Header().Set("Allow", list)
-	writeError(c.w, http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", "method not allowed on this path; allowed: "+list)
+func (s *settings) writeMethodError(w http.ResponseWriter, r *http.Request) {
+	allowed := strings.Join(s.calls.AllowedMethods(routePath(r.URL)), ", ")
+	w.Header().Set("Allow", allowed)
+	writeError(w, http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", "method not allowed on this path; allowed: "+allowed)
 }
 
 // logAction logs a change that a caller has made.

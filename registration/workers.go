@@ -16,6 +16,7 @@ import (
 	"warmroute/backends/control"
 	"warmroute/config"
 	"warmroute/fleet"
+	"warmroute/httpapi"
 	"warmroute/metrics"
 )
 
@@ -50,7 +51,7 @@ func (c *call) addWorker() {
 	if !added.Ready {
 		status = http.StatusAccepted
 	}
-	writeJSON(c.w, status, added)
+	httpapi.WriteJSON(c.w, status, added)
 }
 
 func (c *call) writeInvalid(message string) {
@@ -162,7 +163,7 @@ func (c *call) register(w givenWorker) (*addedWorker, error) {
 	if err != nil {
 		return nil, err
 	}
-	byWildcard, refused := c.access.checkURL(u)
+	byWildcard, refused := c.checkURL(u)
 	if refused != nil {
 		return nil, refused
 	}
@@ -223,14 +224,14 @@ func (c *call) writeUnlessRefused(err error, write func(message string)) {
 
 // removeWorker serves DELETE /workers/{id or URL}.
 func (c *call) removeWorker() {
-	name, err := c.deregister(c.worker)
+	name, err := c.deregister(c.namedWorker())
 	switch {
 	case errors.Is(err, fleet.ErrNotRegistered):
 		writeError(c.w, http.StatusNotFound, "WORKER_NOT_FOUND", "no such worker is registered")
 	case err != nil:
 		writeError(c.w, http.StatusConflict, "REMOVE_WORKER_FAILED", err.Error())
 	default:
-		writeJSON(c.w, http.StatusOK, map[string]any{"success": true, "status": "accepted", "worker_id": name, "message": "Successfully removed worker: " + c.worker})
+		httpapi.WriteJSON(c.w, http.StatusOK, map[string]any{"success": true, "status": "accepted", "worker_id": name, "message": "Successfully removed worker: " + c.namedWorker()})
 	}
 }
 
@@ -354,13 +355,13 @@ func newWorkerStats(list []*worker) workerStats {
 // listWorkers serves GET /workers.
 func (c *call) listWorkers() {
 	list := c.workers()
-	writeJSON(c.w, http.StatusOK, map[string]any{"workers": list, "total": len(list), "stats": newWorkerStats(list)})
+	httpapi.WriteJSON(c.w, http.StatusOK, map[string]any{"workers": list, "total": len(list), "stats": newWorkerStats(list)})
 }
 
 // showWorker serves GET /workers/{id or URL}.
 func (c *call) showWorker() {
-	if w := c.findWorker(c.worker); w != nil {
-		writeJSON(c.w, http.StatusOK, w)
+	if w := c.findWorker(c.namedWorker()); w != nil {
+		httpapi.WriteJSON(c.w, http.StatusOK, w)
 		return
 	}
 	writeError(c.w, http.StatusNotFound, "WORKER_NOT_FOUND", "there is no such worker")
@@ -372,7 +373,7 @@ func (c *call) listURLs() {
 	for _, w := range c.workers() {
 		urls = append(urls, w.URL)
 	}
-	writeJSON(c.w, http.StatusOK, map[string]any{"urls": urls})
+	httpapi.WriteJSON(c.w, http.StatusOK, map[string]any{"urls": urls})
 }
 
 // listLoads serves GET /get_loads.
@@ -385,7 +386,7 @@ func (c *call) listLoads() {
 	for _, w := range c.workers() {
 		loads = append(loads, load{w.URL, w.Load})
 	}
-	writeJSON(c.w, http.StatusOK, map[string]any{"workers": loads})
+	httpapi.WriteJSON(c.w, http.StatusOK, map[string]any{"workers": loads})
 }
 
 // flushCaches serves POST /flush_cache: it resets the prefix caches of all replicas, and what is known of them.
@@ -415,14 +416,7 @@ func (c *call) flushCaches() {
 		status = http.StatusPartialContent
 		response["status"], response["successful"], response["failed"] = "partial_success", flushed, failed
 	}
-	writeJSON(c.w, status, response)
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	body, _ := json.Marshal(v) // strings and numbers always marshal
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	w.Write(body)
+	httpapi.WriteJSON(c.w, status, response)
 }
 
 func writeText(w http.ResponseWriter, status int, text string) {
@@ -433,5 +427,5 @@ func writeText(w http.ResponseWriter, status int, text string) {
 
 // writeError writes an error as the other routers do, with a code for programs.
 func writeError(w http.ResponseWriter, status int, code, message string) {
-	writeJSON(w, status, map[string]string{"error": message, "code": code, "src": "warmroute"})
+	httpapi.WriteJSON(w, status, map[string]string{"error": message, "code": code, "src": "warmroute"})
 }

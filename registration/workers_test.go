@@ -2,10 +2,13 @@ package registration
 
 import (
 	"encoding/json"
+	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/config"
 )
 
 func TestParseWorker(t *testing.T) {
@@ -56,31 +59,38 @@ func FuzzParseWorker(f *testing.F) {
 	})
 }
 
-func TestFindRoutes(t *testing.T) {
+func TestRoutes(t *testing.T) {
+	h := &Handler{}
+	s := h.newSettings(&config.Config{})
 	for _, c := range []struct {
-		path, methods, worker string
+		path, allowed string
+		worker        string // as written
 	}{
 		{"/workers", "GET POST", ""},
 		{"/workers/", "GET POST", ""},
 		{"/workers/10.0.0.5:8000", "GET DELETE", "10.0.0.5:8000"},
-		{"/workers/http%3A%2F%2F10.0.0.5%3A8000", "GET DELETE", "http://10.0.0.5:8000"},
-		{"/workers/http%3A%2F%2F10.0.0.5%3A8000%2F", "GET DELETE", "http://10.0.0.5:8000/"},
+		{"/workers/http%3A%2F%2F10.0.0.5%3A8000", "GET DELETE", "http%3A%2F%2F10.0.0.5%3A8000"},
+		{"/workers/http%3A%2F%2F10.0.0.5%3A8000%2F", "GET DELETE", "http%3A%2F%2F10.0.0.5%3A8000%2F"},
 		{"/workers/http://10.0.0.5:8000", "GET DELETE", "http://10.0.0.5:8000"},
-		{"/workers/%zz", "", ""},
+		{"/workers/http://10.0.0.5:8000/", "GET DELETE", "http://10.0.0.5:8000/"},
+		{"/workers//", "GET DELETE", "/"},
 		{"/add_worker", "POST", ""},
 		{"/get_loads/", "GET", ""},
+		{"/get_loads//", "", ""},
 		{"/workersx", "", ""},
 		{"/v1/models", "", ""},
 		{"//workers", "", ""},
 		{"/%77orkers", "", ""},
+		{"/", "", ""},
 	} {
-		routes, worker := findRoutes(c.path)
-		var methods []string
-		for _, one := range routes {
-			methods = append(methods, one.method)
+		u, err := url.ParseRequestURI(c.path)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if got := strings.Join(methods, " "); got != c.methods || worker != c.worker {
-			t.Errorf("%s: got %s, %q; want %s, %q", c.path, got, worker, c.methods, c.worker)
+		pattern, worker := s.paths.Lookup(http.MethodGet, routePath(u))
+		allowed := strings.Join(s.calls.AllowedMethods(routePath(u)), " ")
+		if allowed != c.allowed || worker != c.worker || (pattern != "") != (allowed != "") {
+			t.Errorf("%s: got pattern %q, %s, %q; want %s, %q", c.path, pattern, allowed, worker, c.allowed, c.worker)
 		}
 	}
 }

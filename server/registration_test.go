@@ -267,6 +267,59 @@ func TestRoutersOfSkyRLAndPrimeRL(t *testing.T) {
 	p.expect(http.StatusNotFound, "POST", "/add_worker?url=http%3A%2F%2F127.0.0.1%3A1", "")
 }
 
+// TestRegistrationPaths expects other spellings of paths, and other methods, to be answered as they always were.
+func TestRegistrationPaths(t *testing.T) {
+	t.Parallel()
+	p := startRegistrable(t, nil)
+	const listed, noWorker, notAllowed, unknown = `{"stats":`, "there is no such worker", `"code":"METHOD_NOT_ALLOWED"`, "unknown path"
+	for _, c := range []struct {
+		method, path string
+		status       int
+		says, allow  string
+	}{
+		{"GET", "/workers/", 200, listed, ""},
+		{"GET", "/workers/?a=b", 200, listed, ""},
+		{"GET", "/workers/x", 404, noWorker, ""},
+		{"GET", "/workers/x/", 404, noWorker, ""},
+		{"GET", "/workers//", 404, noWorker, ""},
+		{"GET", "/workers/http://127.0.0.1:1", 404, noWorker, ""},
+		{"GET", "/workers/http%3A%2F%2F127.0.0.1%3A1", 404, noWorker, ""},
+		{"DELETE", "/workers/http%3A%2F%2F127.0.0.1%3A1", 404, "no such worker is registered", ""},
+		{"DELETE", "/workers/", 405, notAllowed, "GET, POST"},
+		{"PATCH", "/workers", 405, notAllowed, "GET, POST"},
+		{"HEAD", "/workers", 405, "", "GET, POST"},
+		{"OPTIONS", "/workers/x", 405, notAllowed, "GET, DELETE"},
+		{"PURGE", "/workers/x", 405, notAllowed, "GET, DELETE"},
+		{"get", "/workers/x", 405, notAllowed, "GET, DELETE"},
+		{"POST", "/workers/x", 405, notAllowed, "GET, DELETE"},
+		{"GET", "/flush_cache/", 405, notAllowed, "POST"},
+		{"POST", "/get_loads", 405, notAllowed, "GET"},
+		{"GET", "/get_loads/", 200, `{"workers":[]}`, ""},
+		{"GET", "/get_loads//", 404, unknown, ""},
+		{"GET", "//workers", 404, unknown, ""},
+		{"GET", "/%77orkers", 404, unknown, ""},
+		{"GET", "/workersx", 404, unknown, ""},
+		{"HEAD", "/liveness", 200, "", ""},
+		{"POST", "/liveness", 405, "allowed: GET, HEAD", "GET, HEAD"},
+		{"PURGE", "/liveness", 405, "allowed: GET, HEAD", "GET, HEAD"},
+		{"PURGE", "/v1/models", 405, "allowed: GET, HEAD", "GET, HEAD"},
+	} {
+		req, err := http.NewRequest(c.method, p.url+c.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := p.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != c.status || !strings.Contains(string(body), c.says) || resp.Header.Get("Allow") != c.allow || err != nil {
+			t.Errorf("%s %s: got %d %v %s, %v", c.method, c.path, resp.StatusCode, resp.Header["Allow"], body, err)
+		}
+	}
+}
+
 func TestRegistrationProbes(t *testing.T) {
 	t.Parallel()
 	p, replica := startRegistrable(t, nil), standIn{}.start(t)

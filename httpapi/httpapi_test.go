@@ -1,0 +1,76 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/go-chi/chi/v5"
+)
+
+func newTestRoutes() *Routes {
+	none := func(http.ResponseWriter, *http.Request) {}
+	routes := NewRoutes()
+	routes.Get("/models/*", none)
+	routes.Get("/items", none)
+	routes.Post("/items", none)
+	routes.Get("/items/{id}", none)
+	routes.Delete("/items/{id}", none)
+	routes.Post("/items/{id}/cancel", none)
+	routes.Post("/items/render", none)
+	routes.Route("/below/", func(r chi.Router) { r.Put("/{name}", none) })
+	return routes
+}
+
+func TestLookup(t *testing.T) {
+	routes := newTestRoutes()
+	for _, c := range []struct{ method, path, pattern, value, allowed string }{
+		{"GET", "/items", "/items", "", "GET POST"},
+		{"GET", "/items/a", "/items/{id}", "a", "GET DELETE"},
+		{"GET", "/items/a%2Fb", "/items/{id}", "a%2Fb", "GET DELETE"},
+		{"POST", "/items/a/cancel", "/items/{id}/cancel", "a", "POST"},
+		{"POST", "/items/render", "/items/render", "", "GET POST DELETE"},
+		{"GET", "/items/render", "/items/{id}", "render", "GET POST DELETE"},
+		{"POST", "/items/a", "", "", "GET DELETE"},
+		{"HEAD", "/items", "", "", "GET POST"},
+		{"get", "/items", "", "", "GET POST"},
+		{"PURGE", "/items", "", "", "GET POST"},
+		{"GET", "/models/a/b", "/models/*", "a/b", "GET"},
+		{"GET", "/items/", "", "", ""},
+		{"GET", "//items", "", "", ""},
+		{"PUT", "/below/x", "/below/{name}", "x", "PUT"},
+		{"PUT", "/below", "", "", ""},
+		{"GET", "", "", "", ""},
+		{"OPTIONS", "*", "", "", ""},
+	} {
+		pattern, value := routes.Lookup(c.method, c.path)
+		allowed := strings.Join(routes.AllowedMethods(c.path), " ")
+		if pattern != c.pattern || value != c.value || allowed != c.allowed {
+			t.Errorf("%s %s: got %q, %q, allowed %s; want %q, %q, %s", c.method, c.path, pattern, value, allowed, c.pattern, c.value, c.allowed)
+		}
+	}
+}
+
+func TestLookupAllocatesNothing(t *testing.T) {
+	routes := newTestRoutes()
+	for _, path := range []string{"/items", "/items/a", "/models/a/b", "/none"} {
+		if n := testing.AllocsPerRun(1000, func() { routes.Lookup("GET", path) }); n >= 1 { // the pool may be emptied
+			t.Errorf("%s: %v allocations", path, n)
+		}
+	}
+}
+
+func TestWriteJSON(t *testing.T) {
+	for want, v := range map[string]any{
+		`{"a":"\u003c"}`: map[string]string{"a": "<"},
+		`{"b":  [1] }`:   json.RawMessage(`{"b":  [1] }`),
+	} {
+		w := httptest.NewRecorder()
+		WriteJSON(w, http.StatusAccepted, v)
+		if w.Code != http.StatusAccepted || w.Header().Get("Content-Type") != "application/json" || w.Body.String() != want {
+			t.Errorf("got %d %v %s, want %s", w.Code, w.Header(), w.Body, want)
+		}
+	}
+}
