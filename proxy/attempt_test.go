@@ -310,7 +310,7 @@ func TestCommittedStreamNotRetried(t *testing.T) {
 	done := f.background(askStream)
 	<-begun
 	eventually(t, "it is committed", func() bool {
-		return strings.Contains(f.exposition(), `warmroute_backend_in_flight{backend="r0"} 1`) && f.proxy.tenants.bodyBytesInUse() == 0
+		return strings.Contains(f.exposition(), `warmroute_backend_in_flight{backend="r0"} 1`) && f.proxy.tenants.BodyBytesInUse() == 0
 	})
 	f.hangs(0)
 	close(goOn)

@@ -211,10 +211,10 @@ func (r *request) mayShowRoute() bool {
 // divides the share of their address: any number of made-up ones is worth no more.
 func (r *request) fairnessID() uint64 {
 	switch {
-	case r.tenant.key != "":
-		return router.TenantID(nonzero(xxh3.HashString(r.tenant.key)), 0)
-	case r.tenant.network.IsValid():
-		address := r.tenant.network.Addr().As16()
+	case r.tenant.Key != "":
+		return router.TenantID(nonzero(xxh3.HashString(r.tenant.Key)), 0)
+	case r.tenant.Network.IsValid():
+		address := r.tenant.Network.Addr().As16()
 		return router.TenantID(nonzero(xxh3.Hash(address[:])), keyFingerprint(r.httpReq.Header))
 	}
 	return 0

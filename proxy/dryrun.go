@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"warmroute/backends"
+	"warmroute/proxy/admit"
 	"warmroute/router"
 )
 
@@ -122,8 +123,8 @@ func (r *request) parseDryRun(q DryRunRequest) *apiError {
 		return apiErr
 	}
 	var err error
-	limits := bodyLimits{r.settings.BodyBytes, r.settings.BodyBytesTotal}
-	r.input.body, err = r.proxy.bodies.readBody(q.Body, q.Length, r.tenant, limits)
+	limits := admit.BodyLimits{Each: r.settings.BodyBytes, Total: r.settings.BodyBytesTotal}
+	r.input.body, err = r.proxy.bodies.ReadBody(q.Body, q.Length, r.tenant, limits)
 	if err != nil {
 		return cmp.Or(r.bodyLimitError(err), invalidRequestError("", "the body is incomplete"))
 	}

@@ -416,7 +416,7 @@ func (r *request) notPickedError(err error) *apiError {
 	case errors.Is(err, router.ErrMaxInFlight):
 		e = overloadedError(codeReplicasFull, "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):
-		e = overloadedError(codeQueueFull, "the admission queue is full for this priority class and has no more room for this "+r.tenant.kind()+" (routing.queue)", wait)
+		e = overloadedError(codeQueueFull, "the admission queue is full for this priority class and has no more room for this "+r.tenant.Kind()+" (routing.queue)", wait)
 	case errors.Is(err, router.ErrQueueTimeout):
 		e = overloadedError(codeQueueTimeout, "no replica could start this request within "+r.history.queueLimit(false), wait)
 	}

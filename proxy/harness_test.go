@@ -191,7 +191,7 @@ func (f *fleet) awaitIdle() {
 		eventually(f.t, "in flight on "+b.Name+" is 0", func() bool { return b.InFlight.Load() == 0 })
 	}
 	eventually(f.t, "no request waits", func() bool { return f.router.CountWaiting() == 0 })
-	eventually(f.t, "no body is in memory", func() bool { return f.proxy.tenants.bodyBytesInUse() == 0 })
+	eventually(f.t, "no body is in memory", func() bool { return f.proxy.tenants.BodyBytesInUse() == 0 })
 	eventually(f.t, "no response is buffered", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
 }
 

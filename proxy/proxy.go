@@ -20,6 +20,7 @@ import (
 	"warmroute/prompt"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/activity"
+	"warmroute/proxy/admit"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
@@ -89,8 +90,8 @@ type Proxy struct {
 	inFlight  atomic.Int64 // requests, queued ones included
 	lingering atomic.Int64 // refused requests whose bodies are still read
 	clients   connectionTracker
-	tenants   tenants // what the requests of each use
-	bodies    bodyPool
+	tenants   admit.Tenants // what the requests of each use
+	bodies    *admit.BodyPool
 	parsing   *semaphore.Weighted // of maxParsedBytes
 	buffers   responseBuffers
 	pools     pools
@@ -151,7 +152,7 @@ func New(o Options) *Proxy {
 			replies: sync.Pool{New: func() any { return new(prompt.Response) }},
 		},
 	}
-	p.bodies.tenants = &p.tenants
+	p.bodies = admit.NewBodyPool(&p.tenants)
 	if p.outOfDescriptors == nil {
 		p.outOfDescriptors = func(error) {}
 	}

@@ -265,7 +265,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 	f := serveOneAtATime(t, queueOf(10), nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
-	held := f.proxy.tenants.bodyBytesInUse()
+	held := f.proxy.tenants.BodyBytesInUse()
 	ctx, leave := context.WithCancel(t.Context())
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(asked("second", true)))
 	gone := make(chan error, 1)
@@ -274,7 +274,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 		gone <- err
 	}()
 	f.awaitQueued(1)
-	if f.proxy.tenants.bodyBytesInUse() <= held {
+	if f.proxy.tenants.BodyBytesInUse() <= held {
 		t.Error("the body of a queued request is not accounted for")
 	}
 	leave()
@@ -282,7 +282,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 		t.Error("was answered")
 	}
 	f.awaitQueued(0)
-	eventually(t, "its body is freed", func() bool { return f.proxy.tenants.bodyBytesInUse() == held })
+	eventually(t, "its body is freed", func() bool { return f.proxy.tenants.BodyBytesInUse() == held })
 	f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
 	f.awaitMetric(`warmroute_queue_ends_total{end="disconnected"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
@@ -477,7 +477,7 @@ func TestBatchReserve(t *testing.T) {
 		})
 	}
 	f("in flight", func(o *Options) { o.InFlight = 20 }, "too_many_requests")
-	f("bodies", func(o *Options) { o.BodyBytesTotal = 20 << minBufferBits }, "bodies_too_large")
+	f("bodies", func(o *Options) { o.BodyBytesTotal = 20 * 4 << 10 }, "bodies_too_large")
 }
 
 // TestBatchQueueTime holds that a batch request

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/prompt"
 	"warmroute/proxy/activity"
+	"warmroute/proxy/admit"
 	"warmroute/router"
 )
 
@@ -38,7 +40,7 @@ type request struct {
 	history        history
 	context        *attemptContext // of the current attempt
 	firstContext   attemptContext  // of the first, which needs no allocation of its own
-	tenant         tenant
+	tenant         admit.Tenant
 	counted        bool // among the requests of tenant
 	finished       bool // it is not counted in flight any more
 	waiting        bool // the router counts it in the queue
@@ -119,7 +121,7 @@ func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request
 	x.inFlight.ID, x.inFlight.Endpoint, x.inFlight.Arrived, x.inFlight.Conn = x.id, e.path, x.arrivedAt, &x.client.conn
 	x.client.cancellable = &x.inFlight
 	x.outcome.Endpoint = e.path
-	x.clientAddress = ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
+	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
 	x.spans = p.tracer.StartRequest(r, e.path, x.clientAddress, x.arrivedAt)
 	p.inFlight.Add(1)
 	p.activity.Add(&x.inFlight)
@@ -178,14 +180,14 @@ func (r *request) endInFlight() {
 	}
 	r.lease.Release(r.promptTokens, r.completionTokens)
 	if r.counted {
-		r.proxy.tenants.endRequest(r.tenant)
+		r.proxy.tenants.EndRequest(r.tenant)
 	}
 }
 
 // releaseInput frees the memory of the request's body and prompt.
 func (r *request) releaseInput() {
 	in := &r.input
-	r.proxy.bodies.releaseBuffer(in.body, r.tenant)
+	r.proxy.bodies.ReleaseBuffer(in.body, r.tenant)
 	if in.scratch != nil {
 		in.scratch.responseStart.Reset()
 		if cap(in.scratch.blocks) > maxPooledBlocks {
@@ -214,21 +216,18 @@ func (r *request) sendError(e *apiError) {
 // readAndParseInput reads the body and parses it.
 func (r *request) readAndParseInput() *apiError {
 	limit := r.limitForPriority(int64(r.settings.InFlight))
-	err := r.proxy.tenants.beginUpload(r.tenant, r.proxy.inFlight.Load(), limit)
+	err := r.proxy.tenants.BeginUpload(r.tenant, r.proxy.inFlight.Load(), limit)
 	if err != nil {
 		return r.uploadShareError()
 	}
 	r.counted = true
-	upload := deadlineReader{
-		body: r.httpReq.Body, conn: &r.client.conn, rate: bodyRate{window: r.settings.BodyIdle},
-		startedAt: r.arrivedAt, request: &r.inFlight,
-	}
-	limits := bodyLimits{r.settings.BodyBytes, r.limitForPriority(r.settings.BodyBytesTotal)}
+	upload := admit.NewBodyReader(r.httpReq.Body, r.settings.BodyIdle, &r.inFlight)
+	limits := admit.BodyLimits{Each: r.settings.BodyBytes, Total: r.limitForPriority(r.settings.BodyBytesTotal)}
 	r.proxy.activity.BeginUpload(&r.inFlight)
-	r.input.body, err = r.proxy.bodies.readBody(&upload, r.httpReq.ContentLength, r.tenant, limits)
-	r.proxy.tenants.endUpload(r.tenant)
+	r.input.body, err = r.proxy.bodies.ReadBody(&upload, r.httpReq.ContentLength, r.tenant, limits)
+	r.proxy.tenants.EndUpload(r.tenant)
 	cancelled := r.proxy.activity.EndUpload(&r.inFlight)
-	upload.clearReadDeadline()
+	upload.ClearReadDeadline()
 	if err != nil || cancelled {
 		return r.recordUploadError(err)
 	}
@@ -239,11 +238,11 @@ func (r *request) readAndParseInput() *apiError {
 }
 
 // tenantOf returns whom the request is charged to.
-func (r *request) tenantOf() tenant {
+func (r *request) tenantOf() admit.Tenant {
 	if r.account != nil {
-		return tenant{key: r.account.Name}
+		return admit.Tenant{Key: r.account.Name}
 	}
-	return tenant{network: clientNetwork(r.clientAddress)}
+	return admit.Tenant{Network: admit.ClientNetwork(r.clientAddress)}
 }
 
 // maxParsedBytes bounds the bodies that are parsed at a time, since each takes several times its size then. Those
@@ -311,18 +310,31 @@ func (r *request) recordUploadError(err error) *apiError {
 func (r *request) bodyLimitError(err error) *apiError {
 	e := unavailableError(codeBodiesTooLarge, "")
 	switch {
-	case err == errBodyTooLarge:
+	case err == admit.ErrBodyTooLarge:
 		return newError(http.StatusRequestEntityTooLarge, codeBodyTooLarge,
 			"the request body exceeds the limit of "+formatBytes(r.settings.BodyBytes)+" (limits.body_bytes)")
-	case err == errBodyMemory:
+	case err == admit.ErrBodyMemory:
 		e.message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
-	case err == errBodyShare:
-		e.message = "the request bodies of this " + r.tenant.kind() + " in memory have reached its share while others send requests, " +
+	case err == admit.ErrBodyShare:
+		e.message = "the request bodies of this " + r.tenant.Kind() + " in memory have reached its share while others send requests, " +
 			"a quarter of limits.body_bytes_total; try again when one of its requests has ended"
 	default:
 		return nil
 	}
 	return e
+}
+
+// formatBytes formats n in the largest binary unit that divides it.
+func formatBytes(n int64) string {
+	switch {
+	case n%(1<<30) == 0:
+		return strconv.FormatInt(n>>30, 10) + " GiB"
+	case n%(1<<20) == 0:
+		return strconv.FormatInt(n>>20, 10) + " MiB"
+	case n%(1<<10) == 0:
+		return strconv.FormatInt(n>>10, 10) + " KiB"
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
 }
 
 // recordEndInUpload returns the error for a request that ended before it was parsed, and counts a disconnect.
@@ -452,7 +464,7 @@ func (r *request) checkInFlightLimit() *apiError {
 	if r.proxy.inFlight.Load() <= r.limitForPriority(int64(r.settings.InFlight)) {
 		return nil
 	}
-	r.proxy.tenants.recordRefusal(r.tenant)
+	r.proxy.tenants.RecordRefusal(r.tenant)
 	return tooManyRequestsError("too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
 }
 
@@ -464,7 +476,7 @@ func tooManyRequestsError(message string) *apiError {
 
 // uploadShareError returns the error for a request beyond its tenant's share of those whose bodies are incomplete.
 func (r *request) uploadShareError() *apiError {
-	return tooManyRequestsError("too many requests of this " + r.tenant.kind() + " have an incomplete body: while others send requests, " +
+	return tooManyRequestsError("too many requests of this " + r.tenant.Kind() + " have an incomplete body: while others send requests, " +
 		"they may be a quarter of limits.in_flight; send each body at once, and try again")
 }
 

@@ -672,7 +672,7 @@ func TestDisconnectDuringUpload(t *testing.T) {
 	f := serve(t, nil, r)
 	c := f.dial()
 	io.WriteString(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
-	eventually(t, "the body is being read", func() bool { return f.proxy.tenants.bodyBytesInUse() > 0 })
+	eventually(t, "the body is being read", func() bool { return f.proxy.tenants.BodyBytesInUse() > 0 })
 	c.SetLinger(0)
 	c.Close()
 	f.awaitMetric(`warmroute_aborts_total{phase="in_upload"} 1`)

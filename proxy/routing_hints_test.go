@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"warmroute/prompt"
+	"warmroute/proxy/admit"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
@@ -21,7 +22,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 		r.Header.Add(headers[i], headers[i+1])
 	}
 	x := &request{proxy: f.proxy, settings: f.proxy.settings.Load(), client: newClientWriter(httptest.NewRecorder(), r, 0), httpReq: r}
-	x.clientAddress = ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], x.settings.TrustedProxies)
+	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], x.settings.TrustedProxies)
 	defer x.releaseInput()
 	for i := range endpoints {
 		if endpoints[i].path == path {
@@ -33,7 +34,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 	}
 	defer func() {
 		if x.counted {
-			f.proxy.tenants.endRequest(x.tenant)
+			f.proxy.tenants.EndRequest(x.tenant)
 		}
 	}()
 	fault := x.applyRoutingHints()

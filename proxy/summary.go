@@ -7,6 +7,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/activity"
+	"warmroute/proxy/admit"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
@@ -107,7 +108,7 @@ func (r *request) endTraceAndRecord() {
 
 // clientName returns the client's address, with the port where it is that of the connection.
 func (r *request) clientName() string {
-	if peer, err := netip.ParseAddrPort(r.httpReq.RemoteAddr); err == nil && normalizeAddress(peer.Addr()) != r.clientAddress {
+	if peer, err := netip.ParseAddrPort(r.httpReq.RemoteAddr); err == nil && admit.NormalizeAddress(peer.Addr()) != r.clientAddress {
 		return r.clientAddress.String()
 	}
 	return r.httpReq.RemoteAddr

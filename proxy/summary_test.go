@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -262,7 +263,7 @@ func TestAccessLogClientBehindProxy(t *testing.T) {
 	change, read := accessLines(t)
 	f := serve(t, func(o *Options) {
 		change(o)
-		o.TrustedProxies = prefixes("127.0.0.0/8")
+		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 	}, &replica{script: always(answered("200 OK", whole))})
 	// Connection may name the header, which is then not forwarded.
 	f.post("/v1/chat/completions", askWhole, "X-Forwarded-For", "198.51.100.1, 192.0.2.1", "Connection", "X-Forwarded-For")

@@ -10,103 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"warmroute/router"
 )
-
-func TestBodyShare(t *testing.T) {
-	var all tenants
-	limits := bodyLimits{1000, 8000}
-	one, two, three := tenant{key: "one"}, tenant{key: "two"}, tenant{key: "three"}
-	f := func(of tenant, n int64, want error) {
-		t.Helper()
-		if err := all.reserveBodyBytes(of, n, limits); err != want {
-			t.Errorf("%d bytes for %s: %v, want %v", n, of.key, err, want)
-		}
-	}
-	f(one, 8000, nil) // nobody else needs it
-	f(one, 1, errBodyMemory)
-	all.releaseBodyBytes(one, 4001)
-	f(two, 1, nil)
-	f(one, 1, errBodyShare)
-	f(two, 1999, nil)
-	f(two, 1, errBodyShare)
-	f(three, 2000, nil)
-	f(tenant{}, 2, errBodyMemory)
-	all.releaseBodyBytes(one, 2499)
-	f(one, 501, errBodyShare)
-	f(one, 500, nil)
-	all.releaseBodyBytes(one, 2000)
-	all.releaseBodyBytes(two, 2000)
-	all.releaseBodyBytes(three, 2000)
-	if len(all.use) != 0 || all.bodyBytesInUse() != 0 {
-		t.Errorf("%v, %d bytes in use", all.use, all.bodyBytesInUse())
-	}
-	limits.each = 7000 // one body is always allowed
-	f(one, 7000, nil)
-	f(one, 1, errBodyShare) // the others were refused a moment ago
-	all.releaseBodyBytes(one, 7000)
-}
-
-func TestUploadShare(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const limit = 16
-		var all tenants
-		inFlight := int64(0)
-		one, two := tenant{key: "one"}, tenant{key: "two"}
-		f := func(of tenant, n int, want error) {
-			t.Helper()
-			for range n {
-				if err := all.beginUpload(of, inFlight+1, limit); err != want {
-					t.Fatalf("%s with %d in flight: %v, want %v", of.key, inFlight, err, want)
-				} else if err == nil {
-					inFlight++
-				}
-			}
-		}
-		end := func(of tenant, n int) {
-			for range n {
-				all.endUpload(of)
-				all.endRequest(of)
-				inFlight--
-			}
-		}
-		f(one, limit, nil) // alone
-		all.recordRefusal(two)
-		end(one, limit-4)
-		f(one, 4, nil) // half of the limit is free
-		f(one, 1, errUploadShare)
-		end(one, 4)
-		f(two, 1, nil)
-		time.Sleep(refusalWindow)
-		f(one, 3, nil)
-		f(one, 1, errUploadShare) // the other one has a request
-		f(two, 3, nil)
-		for range 4 {
-			all.endUpload(two) // and is complete
-		}
-		f(two, 4, nil)
-		f(two, 1, errUploadShare)
-		for range 4 {
-			all.endUpload(two)
-			all.endRequest(two)
-		}
-		for range 4 {
-			all.endRequest(two)
-		}
-		inFlight -= 8
-		f(one, 1, nil)
-		f(one, 1, errUploadShare) // the other one was refused
-		time.Sleep(refusalWindow)
-		f(one, limit-8, nil)
-		end(one, limit)
-		if len(all.use) != 0 {
-			t.Errorf("in use: %v", all.use)
-		}
-	})
-}
 
 // dialFrom opens a connection to the proxy from another loopback address.
 func (f *fleet) dialFrom(address string) *net.TCPConn {
@@ -194,7 +101,7 @@ func TestTricklingClientsLeaveMemoryToOthers(t *testing.T) {
 				conns = append(conns, f.begin(slow, 64<<10, strings.Repeat(" ", 60<<10)))
 			}
 			countStatus(t, conns, http.StatusServiceUnavailable, 16-7)
-			if held := f.proxy.tenants.bodyBytesInUse(); held > 512<<10 {
+			if held := f.proxy.tenants.BodyBytesInUse(); held > 512<<10 {
 				t.Errorf("one client has %d bytes of 1 MiB", held)
 			}
 			next := f.begin(other, len(askWhole), askWhole)

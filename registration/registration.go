@@ -21,7 +21,7 @@ import (
 	"warmroute/fleet"
 	"warmroute/httpapi"
 	"warmroute/metrics"
-	"warmroute/proxy"
+	"warmroute/proxy/admit"
 )
 
 // Options are what a Handler is made of. All are required.
@@ -156,7 +156,7 @@ func (s *settings) serve(handle func(*call)) http.HandlerFunc {
 }
 
 func (s *settings) newCall(w http.ResponseWriter, r *http.Request) *call {
-	return &call{settings: s, w: w, r: r, from: proxy.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.trusted)}
+	return &call{settings: s, w: w, r: r, from: admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.trusted)}
 }
 
 // setTimeouts bounds the time for a request to arrive, and for its response to be read. Deadlines fail where the connection

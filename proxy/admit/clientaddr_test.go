@@ -1,4 +1,4 @@
-package proxy
+package admit
 
 import (
 	"net/netip"
@@ -48,11 +48,11 @@ func TestClientAddress(t *testing.T) {
 
 func TestClientNetwork(t *testing.T) {
 	for address, want := range map[string]string{"192.0.2.1": "192.0.2.1/32", "2001:db8:1:2:3::4": "2001:db8:1:2::/64"} {
-		if got := clientNetwork(netip.MustParseAddr(address)).String(); got != want {
+		if got := ClientNetwork(netip.MustParseAddr(address)).String(); got != want {
 			t.Errorf("%s: %s, want %s", address, got, want)
 		}
 	}
-	if got := clientNetwork(netip.Addr{}); got != (netip.Prefix{}) {
+	if got := ClientNetwork(netip.Addr{}); got != (netip.Prefix{}) {
 		t.Errorf("of no address: %v", got)
 	}
 }

@@ -1,19 +1,18 @@
-package proxy
+package admit
 
 import (
 	"errors"
 	"io"
 	"math/bits"
-	"net/http"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
 	"warmroute/proxy/activity"
 )
 
-var errBodyTooLarge = errors.New("body exceeds the limit")
+// ErrBodyTooLarge is the error for a body beyond BodyLimits.Each.
+var ErrBodyTooLarge = errors.New("body exceeds the limit")
 
 const (
 	// minBodyBytesPerSecond is the rate that a body has to have over each timeouts.body_idle.
@@ -51,39 +50,43 @@ func (r *bodyRate) deadline() time.Duration {
 	return r.window
 }
 
-// deadlineReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives for the window of rate, or less
+// BodyReader reads a body and fails with os.ErrDeadlineExceeded when nothing of it arrives for the window of rate, or less
 // than minBodyBytesPerSecond: a client that stalls must not keep a buffer.
-type deadlineReader struct {
-	body      io.Reader
-	conn      *http.ResponseController
-	rate      bodyRate // window 0: no limit
-	startedAt time.Time
-	request   *activity.Request // cancelled before a deadline that ends the reading
+type BodyReader struct {
+	body    io.Reader
+	rate    bodyRate          // window 0: no limit
+	request *activity.Request // cancelled before a deadline that ends the reading
 }
 
-func (p *deadlineReader) Read(b []byte) (int, error) {
+// NewBodyReader returns a reader of the body of a request, with a window for its rate; 0: no limit.
+func NewBodyReader(body io.Reader, window time.Duration, r *activity.Request) BodyReader {
+	return BodyReader{body, bodyRate{window: window}, r}
+}
+
+// Read implements io.Reader.
+func (p *BodyReader) Read(b []byte) (int, error) {
 	if p.rate.window > 0 {
-		until := p.startedAt.Add(p.rate.deadline())
+		until := p.request.Arrived.Add(p.rate.deadline())
 		if idle := time.Now().Add(p.rate.window); idle.Before(until) {
 			until = idle
 		}
 		// An error says that the connection has no deadlines; then there is no limit.
-		_ = p.conn.SetReadDeadline(until)
+		_ = p.request.Conn.SetReadDeadline(until)
 	}
 	if p.request.IsCancelled() {
 		return 0, os.ErrDeadlineExceeded
 	}
 	n, err := p.body.Read(b)
 	if p.rate.window > 0 {
-		p.rate.add(time.Since(p.startedAt), n)
+		p.rate.add(time.Since(p.request.Arrived), n)
 	}
 	return n, err
 }
 
-// clearReadDeadline ends the limits: from here on the connection is read only to notice a disconnect.
-func (p *deadlineReader) clearReadDeadline() {
+// ClearReadDeadline ends the limits: from here on the connection is read only to notice a disconnect.
+func (p *BodyReader) ClearReadDeadline() {
 	if p.rate.window > 0 {
-		_ = p.conn.SetReadDeadline(time.Time{})
+		_ = p.request.Conn.SetReadDeadline(time.Time{})
 	}
 }
 
@@ -94,31 +97,21 @@ const (
 	maxTrustedLength = 64 << 10
 )
 
-// bodyPool reads request bodies into buffers, which it pools by powers of two. The memory of all of them and of each tenant
+// BodyPool reads request bodies into buffers, which it pools by powers of two. The memory of all of them and of each tenant
 // is bounded. Safe for concurrent use.
-type bodyPool struct {
-	tenants *tenants                     // who has reserved buffers
+type BodyPool struct {
+	tenants *Tenants                     // who has reserved buffers
 	pools   [maxPooledBits + 1]sync.Pool // of *[]byte, by the power of two of its capacity
 }
 
-// formatBytes formats n in the largest binary unit that divides it.
-func formatBytes(n int64) string {
-	switch {
-	case n%(1<<30) == 0:
-		return strconv.FormatInt(n>>30, 10) + " GiB"
-	case n%(1<<20) == 0:
-		return strconv.FormatInt(n>>20, 10) + " MiB"
-	case n%(1<<10) == 0:
-		return strconv.FormatInt(n>>10, 10) + " KiB"
-	}
-	return strconv.FormatInt(n, 10) + " bytes"
-}
+// NewBodyPool returns a pool without buffers, whose memory is charged to tenants.
+func NewBodyPool(tenants *Tenants) *BodyPool { return &BodyPool{tenants: tenants} }
 
-// readBody reads r to its end. claimedLength is what the client claims, -1 if nothing. At any time it has reserved at most twice
+// ReadBody reads r to its end. claimedLength is what the client claims, -1 if nothing. At any time it has reserved at most twice
 // of what has arrived and maxTrustedLength. The caller has to release the buffer, whatever the error.
-func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner tenant, limits bodyLimits) (buf []byte, err error) {
-	if claimedLength > limits.each {
-		return nil, errBodyTooLarge
+func (b *BodyPool) ReadBody(r io.Reader, claimedLength int64, owner Tenant, limits BodyLimits) (buf []byte, err error) {
+	if claimedLength > limits.Each {
+		return nil, ErrBodyTooLarge
 	}
 	size := bufferSize(min(max(claimedLength, 1), maxTrustedLength))
 	if err := b.tenants.reserveBodyBytes(owner, size, limits); err != nil {
@@ -126,12 +119,12 @@ func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner tenant, limi
 	}
 	buf = b.newBuffer(size)
 	for err == nil {
-		if len(buf) == cap(buf) || int64(len(buf)) == limits.each {
+		if len(buf) == cap(buf) || int64(len(buf)) == limits.Each {
 			buf, err = b.growUnlessEOF(r, buf, claimedLength, owner, limits)
 			continue
 		}
 		var n int
-		n, err = r.Read(buf[len(buf):min(int64(cap(buf)), limits.each)])
+		n, err = r.Read(buf[len(buf):min(int64(cap(buf)), limits.Each)])
 		buf = buf[:len(buf)+n]
 	}
 	if err == io.EOF {
@@ -142,19 +135,19 @@ func (b *bodyPool) readBody(r io.Reader, claimedLength int64, owner tenant, limi
 
 // growUnlessEOF reads one byte more and returns a larger buffer with it and the contents of a full one, which it gives up:
 // twice as large, or as the claimed length needs if that is less. At the end of r it returns the full one.
-func (b *bodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, owner tenant, limits bodyLimits) (buf []byte, err error) {
+func (b *BodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, owner Tenant, limits BodyLimits) (buf []byte, err error) {
 	var next [1]byte
 	if n, err := r.Read(next[:]); n == 0 {
 		return full, err
 	}
-	if int64(len(full)) == limits.each {
-		return full, errBodyTooLarge
+	if int64(len(full)) == limits.Each {
+		return full, ErrBodyTooLarge
 	}
 	want := max(2*int64(cap(full)), min(4*int64(cap(full)), maxTrustedLength))
 	if claimedLength > int64(cap(full)) {
 		want = min(want, claimedLength)
 	}
-	size := bufferSize(min(want, limits.each))
+	size := bufferSize(min(want, limits.Each))
 	if err := b.tenants.reserveBodyBytes(owner, size-int64(cap(full)), limits); err != nil { // both are there for the time of a copy only
 		return full, err
 	}
@@ -172,7 +165,7 @@ func bufferSize(n int64) int64 {
 }
 
 // newBuffer returns an empty buffer of a size that bufferSize returned.
-func (b *bodyPool) newBuffer(size int64) []byte {
+func (b *BodyPool) newBuffer(size int64) []byte {
 	if size <= 1<<maxPooledBits {
 		if p, ok := b.pools[bits.Len64(uint64(size-1))].Get().(*[]byte); ok {
 			return (*p)[:0]
@@ -181,14 +174,14 @@ func (b *bodyPool) newBuffer(size int64) []byte {
 	return make([]byte, 0, size)
 }
 
-func (b *bodyPool) poolBuffer(buf []byte) {
+func (b *BodyPool) poolBuffer(buf []byte) {
 	if cap(buf) <= 1<<maxPooledBits {
 		b.pools[bits.Len64(uint64(cap(buf)-1))].Put(&buf)
 	}
 }
 
-// releaseBuffer ends the reservation of a buffer, which may be nil. Nothing may refer to it any more.
-func (b *bodyPool) releaseBuffer(buf []byte, owner tenant) {
+// ReleaseBuffer ends the reservation of a buffer, which may be nil. Nothing may refer to it any more.
+func (b *BodyPool) ReleaseBuffer(buf []byte, owner Tenant) {
 	if cap(buf) == 0 {
 		return
 	}

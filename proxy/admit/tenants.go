@@ -1,4 +1,6 @@
-package proxy
+// Package admit decides whether a request may come in: whose it is, how much of the memory for bodies and of the places for
+// requests its tenant has, and how its body is read.
+package admit
 
 import (
 	"errors"
@@ -8,20 +10,20 @@ import (
 )
 
 var (
-	errBodyMemory  = errors.New("all bodies together exceed the limit")
-	errBodyShare   = errors.New("the bodies of one tenant exceed its share")
-	errUploadShare = errors.New("the requests of one tenant whose bodies are incomplete exceed its share")
+	ErrBodyMemory  = errors.New("all bodies together exceed the limit")
+	ErrBodyShare   = errors.New("the bodies of one tenant exceed its share")
+	ErrUploadShare = errors.New("the requests of one tenant whose bodies are incomplete exceed its share")
 )
 
-// tenant is whom a request is charged to.
-type tenant struct {
-	key     string       // name of the API key
-	network netip.Prefix // of the client, where there are no keys
+// Tenant is whom a request is charged to.
+type Tenant struct {
+	Key     string       // name of the API key
+	Network netip.Prefix // of the client, where there are no keys
 }
 
-// kind returns what a tenant is, for messages.
-func (t tenant) kind() string {
-	if t.key != "" {
+// Kind returns what a tenant is, for messages.
+func (t Tenant) Kind() string {
+	if t.Key != "" {
 		return "API key"
 	}
 	return "client address"
@@ -30,11 +32,11 @@ func (t tenant) kind() string {
 // refusalWindow is for how long a tenant that was refused counts as one that sends requests.
 const refusalWindow = time.Minute
 
-// tenants counts what the requests of each tenant use, and divides what all of them may use: once half of it is in use, each
+// Tenants counts what the requests of each tenant use, and divides what all of them may use: once half of it is in use, each
 // tenant has a share. While nobody else sends requests, a tenant has all of it. Safe for concurrent use. The zero value is ready.
-type tenants struct {
+type Tenants struct {
 	mu        sync.Mutex           // guards what follows
-	use       map[tenant]tenantUse // of tenants that use something
+	use       map[Tenant]tenantUse // of tenants that use something
 	bodyBytes int64                // of all tenants
 	refused   [2]tenantRefusal     // the last one, and the last one of another tenant
 }
@@ -48,26 +50,26 @@ type tenantUse struct {
 
 // tenantRefusal is a request that was refused since others use too much.
 type tenantRefusal struct {
-	tenant tenant
+	tenant Tenant
 	at     time.Time // zero: there was none
 }
 
-// bodyLimits bound one body and the buffers of all, in bytes.
-type bodyLimits struct{ each, total int64 }
+// BodyLimits bound one body and the buffers of all, in bytes.
+type BodyLimits struct{ Each, Total int64 }
 
 // share returns how much of the total a tenant may use once half of it is in use and others send requests: a quarter, or
 // one body.
-func (l bodyLimits) share() int64 { return max(l.total/4, l.each) }
+func (l BodyLimits) share() int64 { return max(l.Total/4, l.Each) }
 
-// beginUpload counts a request in flight whose body is incomplete, until endUpload and endRequest. inFlight is the number of
+// BeginUpload counts a request in flight whose body is incomplete, until EndUpload and EndRequest. inFlight is the number of
 // all requests, this one included. It fails, and counts nothing, beyond the tenant's share of the limit.
-func (t *tenants) beginUpload(of tenant, inFlight, limit int64) error {
+func (t *Tenants) BeginUpload(of Tenant, inFlight, limit int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	u := t.use[of]
 	if 2*inFlight > limit && int64(u.uploads) >= max(limit/4, 1) && t.othersActiveLocked(of) {
 		t.recordRefusalLocked(of)
-		return errUploadShare
+		return ErrUploadShare
 	}
 	u.requests++
 	u.uploads++
@@ -75,26 +77,26 @@ func (t *tenants) beginUpload(of tenant, inFlight, limit int64) error {
 	return nil
 }
 
-// endUpload counts the body of a request as complete, or given up.
-func (t *tenants) endUpload(of tenant) { t.subtract(of, tenantUse{uploads: 1}) }
+// EndUpload counts the body of a request as complete, or given up.
+func (t *Tenants) EndUpload(of Tenant) { t.subtract(of, tenantUse{uploads: 1}) }
 
-// endRequest ends a request that beginUpload has counted.
-func (t *tenants) endRequest(of tenant) { t.subtract(of, tenantUse{requests: 1}) }
+// EndRequest ends a request that BeginUpload has counted.
+func (t *Tenants) EndRequest(of Tenant) { t.subtract(of, tenantUse{requests: 1}) }
 
 // reserveBodyBytes charges n bytes to a tenant, until releaseBodyBytes. It fails, and charges nothing, beyond the total or the
 // tenant's share of it.
-func (t *tenants) reserveBodyBytes(of tenant, n int64, limits bodyLimits) error {
+func (t *Tenants) reserveBodyBytes(of Tenant, n int64, limits BodyLimits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	u := t.use[of]
 	all, own := t.bodyBytes+n, u.bodyBytes+n
 	switch {
-	case all > limits.total:
+	case all > limits.Total:
 		t.recordRefusalLocked(of)
-		return errBodyMemory
-	case 2*all > limits.total && own > limits.share() && t.othersActiveLocked(of):
+		return ErrBodyMemory
+	case 2*all > limits.Total && own > limits.share() && t.othersActiveLocked(of):
 		t.recordRefusalLocked(of)
-		return errBodyShare
+		return ErrBodyShare
 	}
 	t.bodyBytes, u.bodyBytes = all, own
 	t.setUseLocked(of, u)
@@ -102,22 +104,23 @@ func (t *tenants) reserveBodyBytes(of tenant, n int64, limits bodyLimits) error 
 }
 
 // releaseBodyBytes ends the reservation of n bytes.
-func (t *tenants) releaseBodyBytes(of tenant, n int64) { t.subtract(of, tenantUse{bodyBytes: n}) }
+func (t *Tenants) releaseBodyBytes(of Tenant, n int64) { t.subtract(of, tenantUse{bodyBytes: n}) }
 
-func (t *tenants) bodyBytesInUse() int64 {
+// BodyBytesInUse returns the size of the buffers of all bodies.
+func (t *Tenants) BodyBytesInUse() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.bodyBytes
 }
 
-// recordRefusal records that a request of a tenant was refused since all requests together use too much.
-func (t *tenants) recordRefusal(of tenant) {
+// RecordRefusal records that a request of a tenant was refused since all requests together use too much.
+func (t *Tenants) RecordRefusal(of Tenant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.recordRefusalLocked(of)
 }
 
-func (t *tenants) recordRefusalLocked(of tenant) {
+func (t *Tenants) recordRefusalLocked(of Tenant) {
 	if t.refused[0].tenant != of {
 		t.refused[1] = t.refused[0]
 	}
@@ -125,7 +128,7 @@ func (t *tenants) recordRefusalLocked(of tenant) {
 }
 
 // othersActiveLocked reports whether another tenant has requests in flight, or was refused of late.
-func (t *tenants) othersActiveLocked(of tenant) bool {
+func (t *Tenants) othersActiveLocked(of Tenant) bool {
 	others := len(t.use)
 	if _, found := t.use[of]; found {
 		others--
@@ -142,7 +145,7 @@ func (t *tenants) othersActiveLocked(of tenant) bool {
 }
 
 // subtract subtracts from what a tenant uses.
-func (t *tenants) subtract(of tenant, ended tenantUse) {
+func (t *Tenants) subtract(of Tenant, ended tenantUse) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	u := t.use[of]
@@ -153,13 +156,13 @@ func (t *tenants) subtract(of tenant, ended tenantUse) {
 	t.setUseLocked(of, u)
 }
 
-func (t *tenants) setUseLocked(of tenant, u tenantUse) {
+func (t *Tenants) setUseLocked(of Tenant, u tenantUse) {
 	if u == (tenantUse{}) {
 		delete(t.use, of)
 		return
 	}
 	if t.use == nil {
-		t.use = map[tenant]tenantUse{}
+		t.use = map[Tenant]tenantUse{}
 	}
 	t.use[of] = u
 }

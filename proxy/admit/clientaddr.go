@@ -1,4 +1,4 @@
-package proxy
+package admit
 
 import (
 	"net/netip"
@@ -13,7 +13,7 @@ const maxForwardedHops = 32
 // X-Forwarded-For that is not. It is invalid if peer is not an address and a port.
 func ClientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) netip.Addr {
 	connection, _ := netip.ParseAddrPort(peer)
-	address := normalizeAddress(connection.Addr())
+	address := NormalizeAddress(connection.Addr())
 	isTrusted := func() bool {
 		return slices.ContainsFunc(trusted, func(p netip.Prefix) bool { return p.Contains(address) })
 	}
@@ -33,20 +33,20 @@ func ClientAddress(peer string, forwardedFor []string, trusted []netip.Prefix) n
 func parseForwardedAddress(text string) (address netip.Addr, ok bool) {
 	text = strings.TrimSpace(text)
 	if withPort, err := netip.ParseAddrPort(text); err == nil {
-		return normalizeAddress(withPort.Addr()), true
+		return NormalizeAddress(withPort.Addr()), true
 	}
 	if inner, ok := strings.CutPrefix(text, "["); ok {
 		text = strings.TrimSuffix(inner, "]")
 	}
 	address, err := netip.ParseAddr(text)
-	return normalizeAddress(address), err == nil
+	return NormalizeAddress(address), err == nil
 }
 
-// normalizeAddress returns a as prefixes contain it: without a zone, and as IPv4 if it is that in IPv6.
-func normalizeAddress(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+// NormalizeAddress returns a as prefixes contain it: without a zone, and as IPv4 if it is that in IPv6.
+func NormalizeAddress(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// clientNetwork returns the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address.
-func clientNetwork(a netip.Addr) netip.Prefix {
+// ClientNetwork returns the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address.
+func ClientNetwork(a netip.Addr) netip.Prefix {
 	bits := a.BitLen()
 	if a.Is6() {
 		bits = 64
