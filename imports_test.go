@@ -16,7 +16,7 @@ import (
 var allowedImports = map[string]string{
 	"atomicfile":   "",
 	"clock":        "",
-	"filelock":     "",
+	"filelock":     "clock",
 	"httpapi":      "",
 	"recovery":     "clock",
 	"usage":        "atomicfile filelock",

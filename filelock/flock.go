@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// TryLock locks the file until it is closed, or returns ErrLocked. It does not block. It
-// does nothing on a file system without locks.
-func TryLock(file *os.File) error {
+// lock locks the file until it is closed, or returns ErrLocked. It does not block. It does nothing on a file system
+// without locks.
+func lock(file *os.File) error {
 	err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {
 	case err == syscall.EWOULDBLOCK:

@@ -4,5 +4,5 @@ package filelock
 
 import "os"
 
-// TryLock does nothing where there is no flock.
-func TryLock(file *os.File) error { return nil }
+// lock does nothing where there is no flock.
+func lock(file *os.File) error { return nil }

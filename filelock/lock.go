@@ -26,23 +26,21 @@ type Lock struct {
 func NewLock(path string) Lock { return Lock{path: path} }
 
 // TryLock locks for this process, or returns why it cannot. It does nothing if this Lock is locked. It does not block.
-func (l *Lock) TryLock() error {
+func (l *Lock) TryLock() (err error) {
 	if l.file != nil {
 		return nil
 	}
-	file, err := os.OpenFile(l.path+lockSuffix, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
+	if l.file, err = TryOpen(l.path + lockSuffix); errors.Is(err, ErrLocked) {
+		return fmt.Errorf("another process writes %s: stop it, or set another file for one of the two", l.path)
 	}
-	if err := TryLock(file); err != nil {
-		file.Close()
-		if errors.Is(err, ErrLocked) {
-			err = fmt.Errorf("another process writes %s: stop it, or set another file for one of the two", l.path)
-		}
-		return err
-	}
-	l.file = file
-	return nil
+	return err
+}
+
+// Acquire locks for this process. It blocks while another one has locked, until ctx is done. It must not be called on a
+// Lock that is locked.
+func (l *Lock) Acquire(ctx context.Context) (err error) {
+	l.file, err = Open(ctx, l.path+lockSuffix)
+	return err
 }
 
 // Unlock leaves the file to other processes.

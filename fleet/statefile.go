@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"time"
 
 	"warmroute/atomicfile"
 	"warmroute/filelock"
@@ -19,10 +18,6 @@ import (
 const (
 	stateFileVersion  = 1
 	maxStateFileBytes = 64 << 20
-	// stateFileLockSuffix ends the name of the file that is locked while a process changes the state file: after a
-	// hand-over two do, for a while.
-	stateFileLockSuffix = ".lock"
-	lockRetryInterval   = 10 * time.Millisecond
 	// brokenSuffix ends the name that a state file gets which cannot be read.
 	brokenSuffix = ".broken"
 )
@@ -107,11 +102,11 @@ func readAtMost(path string, limit int64) ([]byte, error) {
 
 // WriteRecords implements Store. It blocks while another process writes.
 func (s *stateFile) WriteRecords(ctx context.Context, changed map[string][]byte, removed []string) error {
-	lock, err := s.lock(ctx)
-	if err != nil {
+	lock := filelock.NewLock(s.path) // after a hand-over two processes write it, for a while
+	if err := lock.Acquire(ctx); err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer lock.Unlock()
 	records, err := s.ReadRecords(ctx) // another process may have written it meanwhile
 	if err != nil {
 		return err
@@ -135,29 +130,4 @@ func (s *stateFile) WriteRecords(ctx context.Context, changed map[string][]byte,
 	})
 	s.info = nil // it is read again
 	return err
-}
-
-// lock locks the state file against other processes until the returned file is closed.
-func (s *stateFile) lock(ctx context.Context) (*os.File, error) {
-	file, err := os.OpenFile(s.path+stateFileLockSuffix, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		if err = filelock.TryLock(file); err == nil {
-			return file, nil
-		}
-		if !errors.Is(err, filelock.ErrLocked) {
-			break
-		}
-		select {
-		case <-time.After(lockRetryInterval):
-			continue
-		case <-ctx.Done():
-			err = fmt.Errorf("lock %s: %w", s.path, context.Cause(ctx))
-		}
-		break
-	}
-	file.Close()
-	return nil, err
 }

@@ -3,6 +3,7 @@ package usage
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,8 +26,7 @@ const (
 	maxLineBytes = 64 << 10
 
 	// A process that hands over and its successor take turns. A write takes milliseconds, a compaction seconds.
-	writeLockInterval = 20 * time.Millisecond
-	maxWriteLockTries = 250
+	writeLockTimeout = 5 * time.Second
 	// compactInterval is the time between two checks of whether a compaction is due.
 	compactInterval = time.Hour
 )
@@ -65,38 +65,16 @@ func openFile(path string, keep time.Duration, lockNow bool) (f *file, err error
 // openForWriting opens the file, locked until it is closed, and removes an incomplete last line. It returns the file
 // and its size.
 func (f *file) openForWriting() (out *os.File, size int64, err error) {
-	for range maxWriteLockTries {
-		if out, err = os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-			return nil, 0, err
-		}
-		if err = lockOpened(out); err == nil {
-			size, err = truncateToLines(out)
-		}
-		if err == nil {
-			return out, size, nil
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), writeLockTimeout)
+	defer cancel()
+	if out, err = filelock.Open(ctx, f.path); err != nil {
+		return nil, 0, err
+	}
+	if size, err = truncateToLines(out); err != nil {
 		out.Close()
-		if !errors.Is(err, filelock.ErrLocked) {
-			return nil, 0, err
-		}
-		time.Sleep(writeLockInterval)
+		return nil, 0, err
 	}
-	return nil, 0, err
-}
-
-// lockOpened locks an opened file. It returns ErrLocked as well if a compaction has replaced the file since.
-func lockOpened(file *os.File) error {
-	if err := filelock.TryLock(file); err != nil {
-		return err
-	}
-	opened, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if named, err := os.Stat(file.Name()); err != nil || !os.SameFile(opened, named) {
-		return filelock.ErrLocked
-	}
-	return nil
+	return out, size, nil
 }
 
 // CheckFile returns an error if there is a file at path that is not a usage file.

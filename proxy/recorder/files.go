@@ -37,8 +37,10 @@ type files struct {
 // open opens the file and continues it if it exists. It removes an incomplete last line.
 // It fails if the file is not a recording or is locked by another process.
 func (f *files) open() (err error) {
-	file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
+	file, err := filelock.TryOpen(f.path)
+	if errors.Is(err, filelock.ErrLocked) {
+		return fmt.Errorf("another process records to %s: stop it, or choose another file for one of the two", f.path)
+	} else if err != nil {
 		return err
 	}
 	defer func() {
@@ -46,9 +48,6 @@ func (f *files) open() (err error) {
 			file.Close()
 		}
 	}()
-	if err := f.lock(file); err != nil {
-		return err
-	}
 	size, err := completeLinesLength(file)
 	if err != nil {
 		return err
@@ -60,23 +59,6 @@ func (f *files) open() (err error) {
 		return err
 	}
 	f.file, f.size, f.headed = file, size, false
-	return nil
-}
-
-// lock locks the opened file. Another process may have renamed it before.
-func (f *files) lock(file *os.File) error {
-	if err := filelock.TryLock(file); errors.Is(err, filelock.ErrLocked) {
-		return fmt.Errorf("another process records to %s: stop it, or choose another file for one of the two", f.path)
-	} else if err != nil {
-		return err
-	}
-	opened, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if named, err := os.Stat(f.path); err != nil || !os.SameFile(opened, named) {
-		return fmt.Errorf("%s was renamed while it was opened: another process may record to it", f.path)
-	}
 	return nil
 }
 

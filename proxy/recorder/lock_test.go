@@ -75,31 +75,6 @@ func TestOpenLockedFile(t *testing.T) {
 	newRecorder(t, file, 2000, 2).run(many(1)...)
 }
 
-func TestOpenRenamedFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "traffic")
-	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	f := files{path: path}
-	if err := f.lock(file); err != nil {
-		t.Error(err)
-	}
-	if err := os.Rename(path, path+".1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.lock(file); err == nil {
-		t.Error("no error when nothing has the name")
-	}
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.lock(file); err == nil || !strings.Contains(err.Error(), "renamed") {
-		t.Errorf("error %v when another file has the name", err)
-	}
-}
-
 func TestWaitForLock(t *testing.T) {
 	first := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<30, 1)
 	second := &recorder{file: first.file}
