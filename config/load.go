@@ -157,7 +157,9 @@ func selectSettings(given map[string]any, prefix string, known []string, errs *e
 		case isSetting:
 			settings[key] = verbatim{given[key]}
 		case isSection && (len(settingsIn(path, known)) > 0 || nearestWord(strings.ToLower(path), known) == ""):
-			settings[key] = selectSettings(inner, path+".", known, errs)
+			if inner := selectSettings(inner, path+".", known, errs); len(inner) > 0 { // else Poll could replace poll
+				settings[key] = inner
+			}
 		default:
 			if inside := settingsIn(path, known); len(inside) == 0 || strings.Contains(key, ".") {
 				addUnknownSetting(errs, path, key, known)

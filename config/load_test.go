@@ -435,6 +435,11 @@ backends: [{url: "http://a:8000/Base.path", name: GPU.0}]
 		}
 	}
 	const others = "backends: [\"http://a:8000\"]\n"
+	for range 20 { // the order in which viper reads the keys of a map varies
+		if c := mustLoad(t, others+"poll: {interval: 3s}\nPoll: {}\nPOLL: {}\n"); c.Poll.Interval != 3*time.Second {
+			t.Fatalf("a section in upper case replaces another: %+v", c.Poll)
+		}
+	}
 	for _, c := range []struct{ yaml, want string }{
 		{others + "Poll: {interval: 1s}", "Poll.interval: unknown setting; did you mean poll.interval?"},
 		{others + "poll: {Interval: 1s}", "poll.Interval: unknown setting; did you mean poll.interval?"},
