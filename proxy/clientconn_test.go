@@ -66,53 +66,6 @@ func TestPipelinedRequestsAreServed(t *testing.T) {
 	}
 }
 
-// TestBackgroundReadConsumesNothing reads as net/http does: a byte, until a deadline
-// ends that, and then the rest.
-func TestBackgroundReadConsumesNothing(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	peer, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
-	conn, err := NewClientListener(l, true).Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	SetConnActive(conn, http.StateActive)
-	io.WriteString(peer, "ab")
-	ended := make(chan error, 1)
-	var one [1]byte
-	go func() {
-		n, err := conn.Read(one[:])
-		if n > 0 {
-			err = fmt.Errorf("read %d bytes, %v", n, err)
-		}
-		ended <- err
-	}()
-	time.Sleep(20 * time.Millisecond) // so that the bytes have come, most times
-	conn.SetReadDeadline(time.Unix(1, 0))
-	if canAwaitHangup {
-		if err := <-ended; !isTimeout(err) {
-			t.Errorf("ended with %v, want a timeout", err)
-		}
-	} else {
-		<-ended
-	}
-	conn.SetReadDeadline(time.Time{})
-	rest := bufio.NewReader(conn)
-	for _, want := range []byte("ab") {
-		if got, err := rest.ReadByte(); err != nil || got != want {
-			t.Errorf("read %q (%v), want %q", got, err, want)
-		}
-	}
-}
-
 // net/http reads a single byte of a header as well, where that is what its buffer of
 // 4 KiB has left for a long line.
 func TestHeaderLineAtBufferEnd(t *testing.T) {
@@ -160,4 +113,27 @@ func BenchmarkIdleConnection(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(memory()-before)/float64(len(conns)), "B/conn")
+}
+
+func TestTooManyHeaderLinesStatus431(t *testing.T) {
+	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
+	for _, end := range []string{"", "\r\n{}"} {
+		conn := f.dial()
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n%s%s", strings.Repeat("A: b\r\n", 7500), end)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge || !resp.Close {
+			t.Errorf("got %v, %v", resp, err)
+		}
+	}
+	// The next requests on a connection have headers of their own.
+	conn := f.dial()
+	br := bufio.NewReader(conn)
+	for range 3 {
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n%s", len(askWhole), strings.Repeat("A: b\r\n", 200), askWhole)
+		resp, err := http.ReadResponse(br, nil)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("got %v, %v", resp, err)
+		}
+		io.Copy(io.Discard, resp.Body)
+	}
 }

@@ -27,6 +27,7 @@ import (
 	"warmroute/backends/transport"
 	"warmroute/lab/policies"
 	"warmroute/metrics"
+	"warmroute/proxy/clientconn"
 	"warmroute/router"
 )
 
@@ -170,7 +171,7 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		Handler: f.proxy, ConnState: f.proxy.TrackAndLimitConnections, DisableGeneralOptionsHandler: true,
 		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}
-	running.Go(func() { server.Serve(NewClientListener(l, true)) })
+	running.Go(func() { server.Serve(clientconn.NewListener(l, true)) })
 	f.url, f.addr = "http://"+l.Addr().String(), l.Addr().String()
 	f.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(func() {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"warmroute/proxy/activity"
+	"warmroute/proxy/clientconn"
 	"warmroute/router"
 )
 
@@ -375,7 +376,7 @@ func (f *fleet) through(major int, change func(*http.Request) *http.Request) (po
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.proxy.ServeHTTP(w, change(r))
 	}))
-	server.Listener = NewClientListener(server.Listener, false)
+	server.Listener = clientconn.NewListener(server.Listener, false)
 	if server.EnableHTTP2 = major == 2; server.EnableHTTP2 {
 		server.StartTLS()
 	} else {

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ import (
 	"warmroute/proxy/activity"
 	"warmroute/proxy/admit"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/clientconn"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/recovery"
@@ -89,7 +91,7 @@ type Proxy struct {
 
 	inFlight  atomic.Int64 // requests, queued ones included
 	lingering atomic.Int64 // refused requests whose bodies are still read
-	clients   connectionTracker
+	clients   clientconn.Tracker
 	tenants   admit.Tenants // what the requests of each use
 	bodies    *admit.BodyPool
 	parsing   *semaphore.Weighted // of maxParsedBytes
@@ -121,6 +123,33 @@ type pools struct {
 
 // SampleQueue records how many requests are queued until ctx is done.
 func (p *Proxy) SampleQueue(ctx context.Context) { p.activity.SampleQueue(ctx, p.router.CountWaiting) }
+
+// ConnectionActivity returns how many connections of clients are open, and for how long none has carried a request or been
+// opened: 0 while one carries a request.
+func (p *Proxy) ConnectionActivity() (open int, idle time.Duration) {
+	open, _, idle = p.clients.Activity()
+	return open, idle
+}
+
+// TrackAndLimitConnections bounds the connections of a server of this Proxy, whose ConnState it is to be, and what the kernel
+// buffers for each. Beyond the limit it closes the one that is idle longest.
+func (p *Proxy) TrackAndLimitConnections(conn net.Conn, state http.ConnState) {
+	s := p.settings.Load()
+	limits := clientconn.Limits{Connections: s.Connections, DescriptorConnections: s.DescriptorConnections, AckTimeout: s.WriteIdle}
+	for range p.clients.SetState(conn, state, limits) {
+		p.metrics.CountEvictedConnection()
+	}
+}
+
+// EvictIdleConnection closes the connection that has been idle longest, whose file descriptor is free when it returns. It reports
+// whether any was idle for long enough.
+func (p *Proxy) EvictIdleConnection() bool {
+	evicted := p.clients.EvictIdle()
+	if evicted {
+		p.metrics.CountEvictedConnection()
+	}
+	return evicted
+}
 
 // Activity returns what operators see of the requests.
 func (p *Proxy) Activity() *activity.Activity { return p.activity }
@@ -199,9 +228,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c := p.cors.Load(); c != nil && !isPreflight(r) {
 		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
 	}
-	if apiErr := checkHeaderLines(r.Header); apiErr != nil {
+	if clientconn.HasTooManyLines(r.Header) {
 		w.Header()["Connection"] = []string{"close"} // its body is not read
-		dialectOf(r.URL.Path).writeError(w, apiErr)
+		dialectOf(r.URL.Path).writeError(w, newError(http.StatusRequestHeaderFieldsTooLarge, codeTooManyHeaders, clientconn.TooManyHeaderLines))
 		return
 	}
 	trimTrailingSlashes(r.URL)

@@ -21,6 +21,7 @@ import (
 	"warmroute/prompt"
 	"warmroute/proxy/activity"
 	"warmroute/proxy/admit"
+	"warmroute/proxy/clientconn"
 	"warmroute/router"
 )
 
@@ -415,10 +416,6 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 }
 
 const (
-	// lingerTimeout and maxLingerBytes bound the reading of the rest of a body after its request was refused,
-	// which lets the client read the error, and reuse the connection.
-	lingerTimeout  = 2 * time.Second
-	maxLingerBytes = 64 << 20
 	// maxLingering is how many refused requests may do that at once. They do not count as in flight, or some
 	// hundred unauthenticated ones a second would lock out all others.
 	maxLingering = 1000
@@ -426,12 +423,12 @@ const (
 	interactiveShare = 10
 )
 
-// setLingerReadDeadline makes reads from the client fail after lingerTimeout.
+// setLingerReadDeadline makes reads from the client fail after clientconn.LingerTimeout.
 func (c *clientWriter) setLingerReadDeadline() {
-	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTimeout))
+	_ = c.conn.SetReadDeadline(time.Now().Add(clientconn.LingerTimeout))
 }
 
-// sendErrorAndDiscardBody sends an error, and reads the rest of the body for at most lingerTimeout.
+// sendErrorAndDiscardBody sends an error, and reads the rest of the body for at most clientconn.LingerTimeout.
 func (r *request) sendErrorAndDiscardBody(e *apiError) {
 	r.releaseInput()
 	r.endInFlight()
@@ -447,7 +444,7 @@ func (r *request) sendErrorAndDiscardBody(e *apiError) {
 	}
 	_ = r.client.conn.Flush() // net/http would wait for the body first, where the client may send another request after it
 	// A connection that is closed with unread bytes is reset, and the client might never see the response.
-	_, _ = io.CopyN(io.Discard, r.httpReq.Body, maxLingerBytes)
+	_, _ = io.CopyN(io.Discard, r.httpReq.Body, clientconn.MaxLingerBytes)
 }
 
 // limitForPriority returns how much of a limit on all requests the request may use.

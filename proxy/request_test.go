@@ -529,16 +529,6 @@ func TestDrippingBodyStatus408(t *testing.T) {
 	<-dripping
 }
 
-// carryNone is how many connections carry no request.
-func (c *connectionTracker) carryNone() (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for k := c.idleRing.next; k != nil && k != &c.idleRing; k = k.next {
-		n++
-	}
-	return n
-}
-
 func TestConnectionLimit(t *testing.T) {
 	over := make(chan struct{})
 	f := serve(t, func(o *Options) { o.Connections = 4 }, &replica{script: func(s *session) {
@@ -563,7 +553,10 @@ func TestConnectionLimit(t *testing.T) {
 			t.Fatal("no answer on a new connection")
 		}
 		// A client has its answer before the server has noted that.
-		eventually(t, "the connection is noted as idle", func() bool { return f.proxy.clients.carryNone() == min(i+1, 3) })
+		eventually(t, "the connection is noted as idle", func() bool {
+			open, active, _ := f.proxy.clients.Activity()
+			return open-active == min(i+1, 3)
+		})
 	}
 	for i, conn := range conns[:3] {
 		if _, err := conn.Read(make([]byte, 1)); err == nil || isTimeout(err) {

@@ -17,7 +17,7 @@ import (
 
 	"warmroute/backends/transport"
 	"warmroute/config"
-	"warmroute/proxy"
+	"warmroute/proxy/clientconn"
 	"warmroute/recovery"
 )
 
@@ -93,7 +93,7 @@ func (s *Server) startServingAdmin() {
 	server := s.newHTTPServer(s.admin)
 	server.RegisterOnShutdown(s.admin.EndEventStreams)
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
-		proxy.SetConnActive(conn, state)
+		clientconn.SetActive(conn, state)
 		s.admin.ConnState(conn, state)
 		s.listeners.reserve.refill() // what was released may have become another connection's
 	}
@@ -165,7 +165,7 @@ func (l *listeners) startServing(on *listener, server *http.Server, onError acce
 	on.server = server
 	l.serving.Go(func() {
 		defer close(on.ended)
-		err := serve(temporaryErrorListener{proxy.NewClientListener(on.socket, on.certificate.Load() == nil), onError})
+		err := serve(temporaryErrorListener{clientconn.NewListener(on.socket, on.certificate.Load() == nil), onError})
 		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			l.failed <- err
 		}

@@ -1,4 +1,4 @@
-package proxy
+package clientconn
 
 import (
 	"net"
@@ -13,23 +13,23 @@ import (
 func TestRemoveLongestIdleConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const minIdle = minEvictedIdle
-		var tracker connectionTracker
+		var tracker Tracker
 		if tracker.removeLongestIdle(0, minIdle, nil) != nil {
 			t.Error("there is none")
 		}
 		conns := make([]net.Conn, 4)
 		for i := range conns {
 			conns[i], _ = net.Pipe()
-			tracker.setState(conns[i], http.StateNew)
+			tracker.record(conns[i], http.StateNew)
 			time.Sleep(minIdle / 10)
 		}
-		tracker.setState(conns[0], http.StateActive)
+		tracker.record(conns[0], http.StateActive)
 		if tracker.removeLongestIdle(0, minIdle, nil) != nil {
 			t.Error("all are too new")
 		}
 		time.Sleep(minIdle)
-		tracker.setState(conns[1], http.StateActive)
-		tracker.setState(conns[1], http.StateIdle)
+		tracker.record(conns[1], http.StateActive)
+		tracker.record(conns[1], http.StateIdle)
 		if tracker.removeLongestIdle(len(conns), minIdle, nil) != nil {
 			t.Error("no more than allowed are open")
 		}

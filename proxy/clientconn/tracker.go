@@ -1,4 +1,4 @@
-package proxy
+package clientconn
 
 import (
 	"crypto/tls"
@@ -12,10 +12,10 @@ import (
 // connected or received a response may have sent a request.
 const minEvictedIdle = time.Second
 
-// connectionTracker bounds the connections of clients. Beyond the limit, each new one closes the one that has carried no request
+// Tracker bounds the connections of clients. Beyond the limit, each new one closes the one that has carried no request
 // for longest. New ones are never refused, or /livez could not be reached; those with requests are bounded by limits.in_flight.
 // Safe for concurrent use.
-type connectionTracker struct {
+type Tracker struct {
 	mu           sync.Mutex // guards what follows
 	open         map[net.Conn]*connection
 	idleRing     connection // root of a ring; next has been idle longest
@@ -38,8 +38,8 @@ func (c *connection) unlink() {
 	}
 }
 
-// setState records a connection's state.
-func (c *connectionTracker) setState(conn net.Conn, state http.ConnState) {
+// record records a connection's state.
+func (c *Tracker) record(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.open == nil {
@@ -76,7 +76,7 @@ func (c *connectionTracker) setState(conn net.Conn, state http.ConnState) {
 
 // removeLongestIdle removes the connection that has been idle longest and returns it, or nil if at most maxOpen are open, or it
 // has not been idle for minIdle, or it is kept.
-func (c *connectionTracker) removeLongestIdle(maxOpen int, minIdle time.Duration, kept net.Conn) net.Conn {
+func (c *Tracker) removeLongestIdle(maxOpen int, minIdle time.Duration, kept net.Conn) net.Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.open) <= maxOpen {
@@ -91,50 +91,57 @@ func (c *connectionTracker) removeLongestIdle(maxOpen int, minIdle time.Duration
 	return longestIdle.Conn
 }
 
-func (c *connectionTracker) idleTime() (open int, idle time.Duration) {
+// Activity returns how many connections are open, how many of them carry a request, and for how long none has carried one or been
+// opened: 0 while one carries a request.
+func (c *Tracker) Activity() (open, active int, idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.active > 0 {
-		return len(c.open), 0
+		return len(c.open), c.active, 0
 	}
-	return len(c.open), time.Since(c.lastActiveAt)
+	return len(c.open), 0, time.Since(c.lastActiveAt)
 }
-
-// ConnectionActivity returns how many connections of clients are open, and for how long none has carried a request or been
-// opened: 0 while one carries a request.
-func (p *Proxy) ConnectionActivity() (open int, idle time.Duration) { return p.clients.idleTime() }
 
 // maxUnsentBytes bounds what the kernel buffers for a client beyond what is in flight.
 const maxUnsentBytes = 128 << 10
 
-// TrackAndLimitConnections bounds the connections of a server of this Proxy, whose ConnState it is to be, and what the kernel
-// buffers for each. Beyond the limit it closes the one that is idle longest.
-func (p *Proxy) TrackAndLimitConnections(conn net.Conn, state http.ConnState) {
-	SetConnActive(conn, state)
-	s := p.settings.Load()
-	if tcp, ok := unwrapToTCP(conn).(*net.TCPConn); ok && state == http.StateNew {
-		setSendLimits(tcp, s.WriteIdle)
-	}
-	p.clients.setState(conn, state)
-	if state != http.StateNew {
-		return
-	}
-	p.evictIdle(s.Connections, 0, conn)
-	for s.DescriptorConnections > 0 && p.evictIdle(s.DescriptorConnections, minEvictedIdle, nil) {
-	}
+// Limits bound connections.
+type Limits struct {
+	Connections           int           // open ones
+	DescriptorConnections int           // likewise, but for those used or opened in the last second; 0: no limit
+	AckTimeout            time.Duration // of what was sent to a client that acknowledges nothing; 0: the kernel's default
 }
 
-// EvictIdleConnection closes the connection that has been idle longest, whose file descriptor is free when it returns. It reports
+// SetState records a connection's state, and bounds what the kernel buffers for a new one. Beyond the limits, a new one has those
+// closed that are idle longest: it returns how many.
+func (c *Tracker) SetState(conn net.Conn, state http.ConnState, limits Limits) (evicted int) {
+	SetActive(conn, state)
+	if tcp, ok := unwrapToTCP(conn).(*net.TCPConn); ok && state == http.StateNew {
+		setSendLimits(tcp, limits.AckTimeout)
+	}
+	c.record(conn, state)
+	if state != http.StateNew {
+		return 0
+	}
+	if c.evictIdle(limits.Connections, 0, conn) {
+		evicted++
+	}
+	for limits.DescriptorConnections > 0 && c.evictIdle(limits.DescriptorConnections, minEvictedIdle, nil) {
+		evicted++
+	}
+	return evicted
+}
+
+// EvictIdle closes the connection that has been idle longest, whose file descriptor is free when it returns. It reports
 // whether any was idle for long enough.
-func (p *Proxy) EvictIdleConnection() bool { return p.evictIdle(0, minEvictedIdle, nil) }
+func (c *Tracker) EvictIdle() (evicted bool) { return c.evictIdle(0, minEvictedIdle, nil) }
 
 // evictIdle closes the connection that removeLongestIdle returns, and reports whether there is one.
-func (p *Proxy) evictIdle(maxOpen int, minIdle time.Duration, kept net.Conn) bool {
-	longestIdle := p.clients.removeLongestIdle(maxOpen, minIdle, kept)
+func (c *Tracker) evictIdle(maxOpen int, minIdle time.Duration, kept net.Conn) (evicted bool) {
+	longestIdle := c.removeLongestIdle(maxOpen, minIdle, kept)
 	if longestIdle == nil {
 		return false
 	}
-	p.metrics.CountEvictedConnection()
 	unwrapToTCP(longestIdle).Close() // not its TLS, whose close_notify could wait for a client that does not read
 	return true
 }

@@ -1,4 +1,4 @@
-package proxy
+package clientconn
 
 import (
 	"bytes"
@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// maxHeaderLines bounds the lines of a request's header. net/http bounds the bytes alone, and takes ten times as much memory for
+// MaxHeaderLines bounds the lines of a request's header. net/http bounds the bytes alone, and takes ten times as much memory for
 // many short lines, before a key is checked.
-const maxHeaderLines = 256
+const MaxHeaderLines = 256
 
 // headerLineCounter counts the lines of a request's header as they are read from a connection.
 type headerLineCounter struct {
@@ -35,33 +35,38 @@ func (h *headerLineCounter) add(b []byte) (ok bool) {
 			continue
 		}
 		h.lineBegun = false
-		if h.lines++; h.lines > maxHeaderLines+1 {
+		if h.lines++; h.lines > MaxHeaderLines+1 {
 			return false
 		}
 	}
 	return true
 }
 
-const tooManyHeaderLines = "the request's header has more than 256 lines"
+// TooManyHeaderLines is the message of the error for a header of more than MaxHeaderLines.
+const TooManyHeaderLines = "the request's header has more than 256 lines"
+
+const (
+	// LingerTimeout and MaxLingerBytes bound the reading of what a client sends after its request was refused,
+	// which lets it read the error.
+	LingerTimeout  = 2 * time.Second
+	MaxLingerBytes = 64 << 20
+)
 
 // refuseHeader responds to a request whose header has too many lines. Then the connection is to be closed.
 func (c *clientConn) refuseHeader() {
-	_ = c.Conn.SetDeadline(time.Now().Add(lingerTimeout))
+	_ = c.Conn.SetDeadline(time.Now().Add(LingerTimeout))
 	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\n"+
-		"Connection: close\r\n\r\n"+tooManyHeaderLines)
+		"Connection: close\r\n\r\n"+TooManyHeaderLines)
 	_ = c.CloseWrite()
 	// Unread bytes would reset the connection, and the client might not see the response.
-	_, _ = io.CopyN(io.Discard, c.Conn, maxLingerBytes)
+	_, _ = io.CopyN(io.Discard, c.Conn, MaxLingerBytes)
 }
 
-// checkHeaderLines returns an error for more than maxHeaderLines, where bytes are not counted: over TLS.
-func checkHeaderLines(h http.Header) *apiError {
+// HasTooManyLines reports whether a header has more than MaxHeaderLines. Over TLS they are not counted as they come.
+func HasTooManyLines(h http.Header) bool {
 	lines := 0
 	for _, values := range h {
 		lines += len(values)
 	}
-	if lines > maxHeaderLines {
-		return newError(http.StatusRequestHeaderFieldsTooLarge, codeTooManyHeaders, tooManyHeaderLines)
-	}
-	return nil
+	return lines > MaxHeaderLines
 }

@@ -1,4 +1,6 @@
-package proxy
+// Package clientconn is the connections of clients: they notice a disconnect in any state, refuse headers with too many lines
+// as they come, and are bounded in number.
+package clientconn
 
 import (
 	"errors"
@@ -11,20 +13,20 @@ import (
 	"warmroute/backends/netio"
 )
 
-// NewClientListener returns a listener whose connections have faster writes, on which the server notices a disconnect also when
-// the client has sent more than its request, and which refuses headers of more than maxHeaderLines as they come. It is for
+// NewListener returns a listener whose connections have faster writes, on which the server notices a disconnect also when
+// the client has sent more than its request, and which refuses headers of more than MaxHeaderLines as they come. It is for
 // clear-text HTTP/1; below TLS, clearText is false.
-func NewClientListener(l net.Listener, clearText bool) net.Listener {
-	return clientListener{l, clearText}
+func NewListener(l net.Listener, clearText bool) net.Listener {
+	return listener{l, clearText}
 }
 
-type clientListener struct {
+type listener struct {
 	net.Listener
 	clearText bool
 }
 
 // Accept implements net.Listener.
-func (l clientListener) Accept() (net.Conn, error) {
+func (l listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -47,9 +49,9 @@ type clientConn struct {
 	active    atomic.Bool       // a request is being served
 }
 
-// SetConnActive notes whether a request is being served on a connection of a client listener. The server's ConnState has to call
+// SetActive notes whether a request is being served on a connection of a Listener. The server's ConnState has to call
 // it for each state of each connection.
-func SetConnActive(conn net.Conn, state http.ConnState) {
+func SetActive(conn net.Conn, state http.ConnState) {
 	if client, ok := unwrapTLS(conn).(*clientConn); ok {
 		if state == http.StateActive {
 			client.header = headerLineCounter{}
