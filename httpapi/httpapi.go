@@ -31,15 +31,21 @@ func NewRoutes() *Routes {
 	return &Routes{Mux: chi.NewMux(), contexts: sync.Pool{New: func() any { return chi.NewRouteContext() }}}
 }
 
-// Lookup returns the pattern that matches a method and a path, "" if there is none, and the value of its last parameter. It does
-// not allocate. Unlike ServeHTTP it leaves the request as it is, and no frame of the mux on the stack of what serves it.
+// Lookup returns the pattern that matches a method and a path, "" if there is none, and the value of its last parameter. Parameters
+// are not empty, which chi allows before a slash. It does not allocate. Unlike ServeHTTP it leaves the request as it is, and no
+// frame of the mux on the stack of what serves it.
 func (t *Routes) Lookup(method, path string) (pattern, value string) {
 	c := t.contexts.Get().(*chi.Context)
 	defer t.contexts.Put(c)
 	c.Reset()
 	pattern = t.Find(c, method, path)
-	if n := len(c.URLParams.Values); n > 0 && pattern != "" {
-		value = c.URLParams.Values[n-1]
+	if pattern == "" {
+		return "", ""
+	}
+	for i, key := range c.URLParams.Keys {
+		if value = c.URLParams.Values[i]; value == "" && key != "*" {
+			return "", ""
+		}
 	}
 	return pattern, value
 }

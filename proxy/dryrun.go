@@ -99,7 +99,8 @@ func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *apiError) error {
 }
 
 func (r *request) parseDryRun(q DryRunRequest) *apiError {
-	e, _ := r.proxy.findPath(cmp.Or(q.Endpoint, "/v1/chat/completions"))
+	found, _ := r.proxy.routes.Load().find(http.MethodPost, cmp.Or(q.Endpoint, "/v1/chat/completions"))
+	e := found.endpoint
 	if e == nil || !e.takesJSON() {
 		return invalidRequestError("endpoint", "endpoint must be one with a JSON body: "+strings.Join(r.proxy.jsonEndpoints(), ", "))
 	}
@@ -153,7 +154,7 @@ func (e *endpoint) takesJSON() bool { return !e.multipart && !e.isAboutResponse(
 
 // jsonEndpoints returns the paths of all endpoints that take JSON.
 func (p *Proxy) jsonEndpoints() (paths []string) {
-	for _, list := range [][]endpoint{endpoints, *p.extra.Load()} {
+	for _, list := range [][]endpoint{endpoints, p.routes.Load().extra} {
 		for i := range list {
 			if list[i].takesJSON() {
 				paths = append(paths, list[i].path)

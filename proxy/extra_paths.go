@@ -33,7 +33,6 @@ var reservedPaths = [...]string{
 // CheckExtraPath returns why a path cannot be one of Settings.ExtraPaths, or nil.
 func CheckExtraPath(path string) error {
 	isReserved := func(p string) bool { return path == p || strings.HasPrefix(path, p+"/") }
-	e, _ := findPath(path)
 	switch {
 	case len(path) > maxExtraPathBytes:
 		return fmt.Errorf("the path has %d bytes; the maximum is %d", len(path), maxExtraPathBytes)
@@ -41,11 +40,16 @@ func CheckExtraPath(path string) error {
 		return fmt.Errorf("%q is not a plain absolute path; write one as /skyrl/v1/generate, without wildcards, escapes, a query or a slash at its end", path)
 	case vllm.IsOperatorPath(path):
 		return fmt.Errorf("%s is for the operator of a replica, and clients must not reach it; use the admin listener", path)
-	// A POST to /v1/responses/render is not about the stored response of that id.
-	case e != nil && !(e.isAboutResponse() && e.allowedMethod() == http.MethodGet), slices.ContainsFunc(reservedPaths[:], isReserved):
+	case isServed(path), slices.ContainsFunc(reservedPaths[:], isReserved):
 		return errors.New(path + " is served already; remove it")
 	}
 	return nil
+}
+
+// isServed reports whether every proxy serves POSTs to a path. One to /v1/responses/render is not about the stored response of that id.
+func isServed(path string) bool {
+	found, _ := newRouteTable(nil).find(http.MethodPost, path)
+	return found.endpoint != nil
 }
 
 // newExtraEndpoints returns the endpoints of Settings.ExtraPaths. Those that were there before keep their numbers,
@@ -76,11 +80,13 @@ func newExtraEndpoints(paths []string, before []endpoint) []endpoint {
 // a number may have been another path's.
 func (p *Proxy) configureExtraPaths(paths []string) {
 	var before []endpoint
-	if list := p.extra.Load(); list != nil {
-		before = *list
+	if t := p.routes.Load(); t != nil {
+		before = t.extra
 	}
 	after := newExtraEndpoints(paths, before)
-	p.extra.Store(&after)
+	t := newRouteTable(after)
+	p.addLocalRoutes(t)
+	p.routes.Store(t)
 	if slices.EqualFunc(before, after, func(a, b endpoint) bool { return a.path == b.path }) {
 		return
 	}

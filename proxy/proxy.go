@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -72,8 +71,8 @@ type Proxy struct {
 	router   *router.Router
 	keys     *apikey.Set
 	settings atomic.Pointer[Settings]
-	cors     atomic.Pointer[cors.Cors]  // nil: pages of other origins are not served
-	extra    atomic.Pointer[[]endpoint] // of Settings.ExtraPaths; never modified once stored
+	cors     atomic.Pointer[cors.Cors] // nil: pages of other origins are not served
+	routes   atomic.Pointer[routeTable]
 
 	version    string
 	instance   string // random, for other proxies; empty: loops are not looked for
@@ -234,15 +233,18 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	trimTrailingSlashes(r.URL)
-	if e, responseID := p.findEndpoint(r); e != nil && !isWebSocketHandshake(r) {
-		p.serveEndpoint(e, responseID, w, r)
+	routes := p.routes.Load()
+	found, responseID := routes.findRoute(r)
+	if found.endpoint != nil && !isWebSocketHandshake(r) {
+		p.serveEndpoint(found.endpoint, responseID, w, r)
 		return
 	}
-	p.serveLocal(w, r)
+	p.serveLocal(w, r, routes, found.local)
 }
 
-// serveLocal serves a request without a replica, to a client that may read none of the response.
-func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
+// serveLocal serves a request without a replica, to a client that may read none of the response. handler is nil where the request
+// has no route.
+func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *routeTable, handler http.HandlerFunc) {
 	c := newClientWriter(w, r, p.settings.Load().WriteIdle)
 	if r.ContentLength != 0 {
 		c.setLingerReadDeadline() // none of them reads a body
@@ -261,21 +263,9 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request) {
 		writeUpgradeError(&c, r)
 		return
 	}
-	path, allowed := cmp.Or(r.URL.RawPath, r.URL.Path), ""
-	if h := p.localHandler(path); h != nil {
-		if r.Method == http.MethodGet || r.Method == http.MethodHead {
-			h(&c, r)
-			return
-		}
-		allowed = http.MethodGet + ", " + http.MethodHead
-	} else if path == finishSessionPath {
-		if r.Method == http.MethodPost {
-			p.requireKey(serveFinishSession)(&c, r)
-			return
-		}
-		allowed = http.MethodPost
-	} else if e, _ := p.findPath(path); e != nil {
-		allowed = e.allowedMethod()
+	if handler == nil {
+		routes.writeError(&c, r)
+		return
 	}
-	writeRouteError(&c, r, allowed)
+	handler(&c, r)
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"encoding/json"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/httpapi"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
@@ -53,8 +53,7 @@ func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *
 	case p.router.CountReady(entry.Backends) == 0:
 		openAI.writeError(w, p.notReadyError("no replica that serves this model is ready", entry.Backends))
 	default:
-		body, _ := json.Marshal(map[string]any{"model": entry.ID, "ready": true})
-		writeJSON(w, body)
+		httpapi.WriteJSON(w, http.StatusOK, map[string]any{"model": entry.ID, "ready": true})
 	}
 }
 

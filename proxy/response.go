@@ -377,7 +377,7 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 // recordMissingEndpoint records that the replica does not serve the endpoint, or may not if the response is empty, and
 // returns the failure. It copies the body.
 func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
-	if e, _ := a.proxy.findPath(a.endpoint.path); e != nil && e.number == a.endpoint.number { // no reload has removed it
+	if e := a.proxy.routes.Load().byPattern[a.endpoint.path].endpoint; e != nil && e.number == a.endpoint.number { // no reload has removed it
 		record := a.decision.Backend.RecordMissingEndpoint
 		if len(bytes.TrimSpace(body)) == 0 {
 			record = a.decision.Backend.RecordEmptyNotFound

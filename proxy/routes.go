@@ -14,13 +14,14 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"warmroute/backends"
+	"warmroute/httpapi"
 	"warmroute/prompt"
 	"warmroute/proxy/apikey"
 )
 
 // endpoint is a path whose requests go to replicas. No other path is relayed: a replica also serves some that no client should reach.
 type endpoint struct {
-	path       string
+	path       string // a pattern
 	promptKind prompt.Kind
 	format     format
 	multipart  bool   // the body is multipart, not JSON
@@ -75,7 +76,7 @@ const (
 
 // MissingEndpoints returns the paths of the endpoints that b is known to lack at a time.
 func (p *Proxy) MissingEndpoints(b *backends.Backend, now time.Time) (paths []string) {
-	for _, list := range [][]endpoint{endpoints, *p.extra.Load()} {
+	for _, list := range [][]endpoint{endpoints, p.routes.Load().extra} {
 		for i := range list {
 			if b.LacksEndpoint(list[i].number, now) {
 				paths = append(paths, list[i].path)
@@ -128,57 +129,71 @@ func numberEndpoints(list ...endpoint) []endpoint {
 	return list
 }
 
-// localHandler returns the handler of a path that needs no replica, else nil. path is as it was written: escapes do not match.
-func (p *Proxy) localHandler(path string) http.HandlerFunc {
-	switch path {
-	case "/v1/models":
-		return p.requireKey(p.serveModels)
-	case "/version":
-		return p.requireKey(p.serveVersion)
-	case "/livez": // 200 while the process runs
-		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
-	case "/readyz", "/health":
-		return p.serveReadyz
-	}
-	if strings.HasPrefix(path, "/v1/models/") {
-		return p.requireKey(p.serveModel)
-	}
-	return nil
+// routeTable has the paths of the public listener. Never modified once it is made.
+type routeTable struct {
+	*httpapi.Routes
+	byPattern map[string]route
+	extra     []endpoint // of Settings.ExtraPaths
 }
 
-// findEndpoint returns the endpoint of a request in the plain spelling of its path, else nil. A replica is asked for the endpoint's
-// own path, never the client's. responseID is what stands for the id of a stored response, valid or not.
-func (p *Proxy) findEndpoint(r *http.Request) (e *endpoint, responseID string) {
-	if r.URL.RawPath != "" {
-		return nil, ""
-	}
-	if e, responseID = p.findPath(r.URL.Path); e == nil || e.allowedMethod() != r.Method {
-		return nil, ""
-	}
-	return e, responseID
+// route is what serves the requests of a pattern: replicas, or a handler that needs none.
+type route struct {
+	endpoint *endpoint // nil: there is none
+	local    http.HandlerFunc
 }
 
-// findPath returns the endpoint of a path, one of the extra paths included, else nil.
-func (p *Proxy) findPath(path string) (e *endpoint, responseID string) {
-	extra := *p.extra.Load()
-	if i := slices.IndexFunc(extra, func(e endpoint) bool { return e.path == path }); i >= 0 {
-		return &extra[i], ""
-	}
-	return findPath(path)
-}
-
-// findPath returns the endpoint of a path that every proxy serves, else nil.
-func findPath(path string) (e *endpoint, responseID string) {
-	for i := range endpoints {
-		before, after, isAboutResponse := strings.Cut(endpoints[i].path, responseIDPart)
-		id, begins := strings.CutPrefix(path, before)
-		id, ends := strings.CutSuffix(id, after)
-		if begins && ends && (id != "") == isAboutResponse && !strings.Contains(id, "/") {
-			return &endpoints[i], id
+// newRouteTable returns the table of the endpoints that every proxy serves and of extra ones.
+func newRouteTable(extra []endpoint) *routeTable {
+	t := &routeTable{Routes: httpapi.NewRoutes(), byPattern: map[string]route{}, extra: extra}
+	for _, list := range [][]endpoint{endpoints, extra} {
+		for i := range list {
+			t.add(list[i].path, route{endpoint: &list[i]}, list[i].allowedMethod())
 		}
 	}
-	return nil, ""
+	return t
 }
+
+// add adds a pattern. The mux only finds it: were it to call the handler, it would copy each request, and stay on the stack of each stream.
+func (t *routeTable) add(pattern string, r route, methods ...string) {
+	for _, method := range methods {
+		t.Method(method, pattern, http.NotFoundHandler())
+	}
+	t.byPattern[pattern] = r
+}
+
+// addLocalRoutes adds the paths that need no replica.
+func (p *Proxy) addLocalRoutes(t *routeTable) {
+	get := func(pattern string, handler http.HandlerFunc) {
+		t.add(pattern, route{local: handler}, http.MethodGet, http.MethodHead)
+	}
+	get("/v1/models", p.requireKey(p.serveModels))
+	get("/v1/models/*", p.requireKey(p.serveModel))
+	get("/version", p.requireKey(p.serveVersion))
+	get("/livez", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }) // while the process runs
+	get("/readyz", p.serveReadyz)
+	get("/health", p.serveReadyz)
+	t.add("/finish_session", route{local: p.requireKey(serveFinishSession)}, http.MethodPost)
+}
+
+// find returns the route of a method and a path, zero if there is none. responseID is what stands for the id of a stored
+// response, valid or not.
+func (t *routeTable) find(method, path string) (found route, responseID string) {
+	pattern, value := t.Lookup(method, path)
+	return t.byPattern[pattern], value
+}
+
+// findRoute returns the route of a request. Only the plain spelling of an endpoint's path is one: a replica is asked for that, never for
+// the client's.
+func (t *routeTable) findRoute(r *http.Request) (found route, responseID string) {
+	found, responseID = t.find(r.Method, writtenPath(r.URL))
+	if found.endpoint != nil && r.URL.RawPath != "" {
+		return route{}, ""
+	}
+	return found, responseID
+}
+
+// writtenPath returns a path as it was written: escapes do not match.
+func writtenPath(u *url.URL) string { return cmp.Or(u.RawPath, u.Path) }
 
 // trimTrailingSlashes removes the slashes that some clients send at the end of a path.
 func trimTrailingSlashes(u *url.URL) {
@@ -202,10 +217,10 @@ func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 		"WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"))
 }
 
-// writeRouteError refuses a request without a handler: with a 405 where its path has allowed methods, else with a 404.
-func writeRouteError(w http.ResponseWriter, r *http.Request, allowed string) {
-	e := unknownPathError(r.URL)
-	if allowed != "" {
+// writeError refuses a request without a route: with a 405 where its path has other methods, else with a 404.
+func (t *routeTable) writeError(w http.ResponseWriter, r *http.Request) {
+	e := t.unknownPathError(r.URL)
+	if allowed := strings.Join(t.AllowedMethods(writtenPath(r.URL)), ", "); allowed != "" {
 		w.Header().Set("Allow", allowed)
 		e.status, e.code, e.message = http.StatusMethodNotAllowed, codeMethodNotAllowed, "method not allowed on this path; allowed: "+allowed
 	}
@@ -216,7 +231,7 @@ func writeRouteError(w http.ResponseWriter, r *http.Request, allowed string) {
 const maxNamedPathBytes = 200
 
 // unknownPathError returns the error for a path that is not served. It does not repeat segments that may be an API key.
-func unknownPathError(u *url.URL) *apiError {
+func (t *routeTable) unknownPathError(u *url.URL) *apiError {
 	segments := strings.Split(u.EscapedPath(), "/")
 	for i, segment := range segments {
 		if len(segment) >= apikey.MinKeyLength {
@@ -228,7 +243,7 @@ func unknownPathError(u *url.URL) *apiError {
 		path = strings.ToValidUTF8(path[:maxNamedPathBytes], "") + "…"
 	}
 	message := "unknown path " + path
-	if intended := findIntendedPath(u.Path); intended != "" {
+	if intended := t.findIntendedPath(u.Path); intended != "" {
 		message += ": the API is at " + intended + "; correct the client's base URL"
 	} else {
 		message += "; the API is at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/models and other paths of vLLM"
@@ -238,12 +253,13 @@ func unknownPathError(u *url.URL) *apiError {
 
 // findIntendedPath returns the served path that a client with a wrong base URL most likely means: its own has /v1 twice or not at
 // all, a prefix or doubled slashes. Empty: none.
-func findIntendedPath(path string) string {
+func (t *routeTable) findIntendedPath(path string) string {
 	segments := strings.FieldsFunc(path, func(c rune) bool { return c == '/' })
 	path = "/" + strings.Join(segments, "/")
 	candidates := []string{path, "/v1" + path, path[max(strings.LastIndex(path, "/v1/"), 0):]}
 	for _, candidate := range candidates {
-		if e, _ := findPath(candidate); e != nil && !e.isAboutResponse() || candidate == "/v1/models" {
+		found, _ := t.find(http.MethodPost, candidate)
+		if found.endpoint != nil && !found.endpoint.isAboutResponse() || candidate == "/v1/models" {
 			return candidate
 		}
 	}
@@ -266,7 +282,7 @@ func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apik
 		out.Write(m.Card)
 	}
 	out.WriteString("]}")
-	writeJSON(w, out.Bytes())
+	httpapi.WriteJSON(w, http.StatusOK, json.RawMessage(out.Bytes()))
 }
 
 // serveModel serves GET /v1/models/{id}. The id may contain slashes, escaped or not.
@@ -277,7 +293,7 @@ func (p *Proxy) serveModel(w http.ResponseWriter, r *http.Request, holder *apike
 		openAI.writeError(w, p.unknownModelError(id, holder))
 		return
 	}
-	writeJSON(w, entry.Card)
+	httpapi.WriteJSON(w, http.StatusOK, json.RawMessage(entry.Card))
 }
 
 // visibleModels returns the models that the holder of a key may use.
@@ -352,26 +368,16 @@ func (p *Proxy) noModelsError() *apiError {
 }
 
 func (p *Proxy) serveVersion(w http.ResponseWriter, _ *http.Request, _ *apikey.Account) {
-	out, _ := json.Marshal(map[string]string{"version": p.version})
-	writeJSON(w, out)
+	httpapi.WriteJSON(w, http.StatusOK, map[string]string{"version": p.version})
 }
 
-// finishSessionPath is where SkyRL reports that a session has ended.
-const finishSessionPath = "/finish_session"
-
-// serveFinishSession serves POST /finish_session?session_id=ID as SkyRL's own router does. There is nothing to forget:
-// the proxy keeps no sessions.
+// serveFinishSession serves POST /finish_session?session_id=ID, by which SkyRL reports that a session has ended, as its own
+// router does. There is nothing to forget: the proxy keeps no sessions.
 func serveFinishSession(w http.ResponseWriter, r *http.Request, _ *apikey.Account) {
 	id := r.URL.Query().Get("session_id")
 	if id == "" {
 		openAI.writeError(w, invalidRequestError("session_id", "session_id is missing: send POST /finish_session?session_id=ID"))
 		return
 	}
-	out, _ := json.Marshal(map[string]string{"status": "ok", "session_id": id})
-	writeJSON(w, out)
-}
-
-func writeJSON(w http.ResponseWriter, body []byte) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Write(body)
+	httpapi.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok", "session_id": id})
 }

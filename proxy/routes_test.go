@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -92,6 +93,64 @@ func TestUnknownPathsRejected(t *testing.T) {
 	}
 	if seen := r.requests(); len(seen) != 0 {
 		t.Errorf("the backend saw %s %s", seen[0].Method, seen[0].RequestURI)
+	}
+}
+
+// TestRoutes expects each spelling of a path with each method to be answered as it always was.
+func TestRoutes(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", "{}"))}
+	f := serve(t, withExtraPaths("/skyrl/v1/generate", "/v1/responses/render/x"), r)
+	const ok, stored, noModel, unknown, notAllowed = "", "response_not_found", "model_not_found", "unknown path ", "method not allowed on this path; allowed: "
+	const localMethods = "GET, HEAD"
+	for _, c := range []struct {
+		method, paths string // separated by spaces
+		status        int
+		says, allow   string
+	}{
+		{"GET", "/livez /livez/ /livez// /readyz /health /health/ /version /v1/models /v1/models/ /v1/models// /v1/models/m /v1/models/m/ /v1/models/%6d", 200, ok, ""},
+		{"HEAD", "/livez /readyz /health /version /v1/models /v1/models/m", 200, ok, ""},
+		{"GET", "/v1/models/x /v1/models/x/y /v1/models//m /v1/models/x%2Fy /v1/models/%2F /v1/models/x%2F", 404, noModel, ""},
+		{"GET", "/livez/x /livez;x /Livez //livez /%6civez /v1/models%2F /v1%2Fmodels /v1/./models /version%20 /health%2F", 404, unknown, ""},
+		{"POST", "/livez /livez/ /readyz /health /version /v1/models /v1/models/ /v1/models/x/y /v1/models/x%2Fy", 405, notAllowed + localMethods, localMethods},
+		{"OPTIONS", "/livez /v1/models /v1/models/x", 405, notAllowed + localMethods, localMethods},
+		{"TRACE", "/livez", 405, notAllowed + localMethods, localMethods},
+		{"QUERY", "/livez", 405, notAllowed + localMethods, localMethods},
+		{"PURGE", "/livez", 405, notAllowed + localMethods, localMethods},
+		{"get", "/livez /v1/models/m", 405, notAllowed + localMethods, localMethods},
+		{"POST", "/finish_session?session_id=a /finish_session/?session_id=a", 200, ok, ""},
+		{"GET", "/finish_session /finish_session/", 405, notAllowed + "POST", "POST"},
+		{"HEAD", "/finish_session", 405, ok, "POST"},
+		{"GET", "/v1/chat/completions /v1/embeddings/ /skyrl/v1/generate /skyrl/v1/generate/ /v1/responses /v1/responses/ /v1/responses/x/cancel", 405, notAllowed + "POST", "POST"},
+		{"HEAD", "/v1/chat/completions", 405, ok, "POST"},
+		{"PURGE", "/v1/chat/completions /v1/responses/x/cancel", 405, notAllowed + "POST", "POST"},
+		{"CONNECT", "/v1/messages", 405, notAllowed + "POST", "POST"},
+		{"GET", "/v1/responses/x /v1/responses/x/ /v1/responses/render /v1/responses/cancel", 404, stored, ""},
+		{"POST", "/v1/responses/x/cancel /v1/responses/x/cancel/ /v1/responses/cancel/cancel /v1/responses/render/cancel", 404, stored, ""},
+		{"HEAD", "/v1/responses/x", 405, ok, "GET"},
+		{"POST", "/v1/responses/x /v1/responses/x/ /v1/responses/render /v1/responses/cancel", 405, notAllowed + "GET", "GET"},
+		{"DELETE", "/v1/responses/x", 405, notAllowed + "GET", "GET"},
+		{"POST", "/v1/responses//cancel /v1/responses/x/y/cancel /v1/responses/x//cancel /v1//responses/x/cancel /v1/responses/x/cancel/y", 404, unknown, ""},
+		{"GET", "/v1/responses/x/y /v1/responses//x /v1/responses/x%2Fy/z /v1/responses/render/y", 404, unknown, ""},
+		{"GET", "/v1/responses/x%2Fy /v1/responses/%78 /v1/responses/%7Ex", 405, notAllowed + "GET", "GET"}, // responses' ids need no escapes
+		{"POST", "/v1/responses/%78/cancel", 405, notAllowed + "POST", "POST"},
+		{"POST", "/v1/chat%2Fcompletions /v1/ch%61t/completions /skyrl/v1/gener%61te /v1/embeddings%2F //v1/embeddings /v1/embeddings/x /skyrl/v1 /skyrl/v1/generate/x", 404, unknown, ""},
+		{"POST", "/skyrl/v1/generate /skyrl/v1/generate/ /v1/responses/render/x /v1/embeddings /v1/embeddings///", 200, ok, ""},
+		{"OPTIONS", "* /none", 404, unknown, ""},
+		{"CONNECT", "x:443", 404, unknown, ""},
+		{"PURGE", "/none /", 404, unknown, ""},
+	} {
+		for _, path := range strings.Fields(c.paths) {
+			body := bodyFor("/v1/embeddings")
+			resp, answer := f.raw(fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", c.method, path, len(body), body))
+			if resp.StatusCode != c.status || !strings.Contains(answer, c.says) || strings.Join(resp.Header["Allow"], "|") != c.allow {
+				t.Errorf("%s %s: got %d %v %s; want %d %s %s", c.method, path, resp.StatusCode, resp.Header["Allow"], answer, c.status, c.allow, c.says)
+			}
+		}
+	}
+	for _, seen := range r.requests() {
+		if want := map[string]bool{"/skyrl/v1/generate": true, "/v1/responses/render/x": true, "/v1/embeddings": true}; !want[seen.RequestURI] {
+			t.Errorf("the replica saw %s", seen.RequestURI)
+		}
 	}
 }
 

@@ -1050,7 +1050,8 @@ func (b *slowBody) Read(p []byte) (n int, err error) {
 func bufferBeginning(t *testing.T, path string, events ...string) string {
 	var buffered bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		e, _ := findPath(path)
+		found, _ := newRouteTable(nil).find(http.MethodPost, path)
+		e := found.endpoint
 		s := &streamRelay{attempt: &attempt{request: &request{proxy: new(Proxy), settings: new(Settings)}}, events: eventScanner{format: e.format}}
 		s.body = &slowBody{events: events}
 		if _, err := s.readUntilFirstEvent(&buffered, make([]byte, chunkBytes)); err != nil {
