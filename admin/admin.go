@@ -45,8 +45,8 @@ type Handler struct {
 	connections connections // of the server that uses ConnState and ConnContext
 	started     time.Time
 	timeout     time.Duration // for a request to arrive, and for its response to be read
-	routes      *httpapi.Routes
-	calls       string // methods and paths of routes, for errors
+	mux         *httpapi.Mux
+	calls       string // methods and paths of mux, for errors
 	cache       stateCache
 
 	streamsEnded   chan struct{} // closed by EndEventStreams; actions on backends end too
@@ -57,13 +57,13 @@ type Handler struct {
 func New(o Options) *Handler {
 	h := &Handler{Options: o, started: time.Now(), timeout: requestTimeout, streamsEnded: make(chan struct{})}
 	h.SetToken(o.Token)
-	h.routes = h.newRoutes()
-	h.calls = listCalls(h.routes)
+	h.mux = h.newMux()
+	h.calls = listCalls(h.mux)
 	return h
 }
 
 // ServeHTTP implements http.Handler.
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.routes.ServeHTTP(w, r) }
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.mux.ServeHTTP(w, r) }
 
 // writeJSON writes a line of JSON.
 func writeJSON(w http.ResponseWriter, status int, v any) {

@@ -27,16 +27,16 @@ const (
 	maxRecordings = 2  // that are compressed and sent
 )
 
-// newRoutes returns all paths. The metrics and the files of the page are for others too, all else is for operators.
-func (h *Handler) newRoutes() *httpapi.Routes {
-	routes := httpapi.NewRoutes()
-	routes.Use(h.setTimeouts, setHeaders, h.requireKnownOrigin, routeByDecodedPath, middleware.GetHead)
+// newMux returns the mux of all paths. The metrics and the files of the page are for others too, all else is for operators.
+func (h *Handler) newMux() *httpapi.Mux {
+	mux := httpapi.NewMux()
+	mux.Use(h.setTimeouts, setHeaders, h.requireKnownOrigin, routeByDecodedPath, middleware.GetHead)
 	refuse := h.requireOperator(http.HandlerFunc(h.writeRouteError)).ServeHTTP
-	routes.NotFound(refuse)
-	routes.MethodNotAllowed(refuse)
-	routes.With(limitConcurrency(maxScrapes)).Method(http.MethodGet, "/metrics", h.Metrics)
-	routes.Group(h.addPageRoutes)
-	routes.Route("/", func(r chi.Router) {
+	mux.NotFound(refuse)
+	mux.MethodNotAllowed(refuse)
+	mux.With(limitConcurrency(maxScrapes)).Method(http.MethodGet, "/metrics", h.Metrics)
+	mux.Group(h.addPageRoutes)
+	mux.Route("/", func(r chi.Router) {
 		r.Use(h.requireOperator, requireJSON)
 		r.NotFound(h.writeRouteError)
 		r.MethodNotAllowed(h.writeRouteError)
@@ -44,7 +44,7 @@ func (h *Handler) newRoutes() *httpapi.Routes {
 		r.Method(http.MethodGet, "/debug/pprof", http.RedirectHandler("/debug/pprof/", http.StatusTemporaryRedirect))
 		r.Route("/debug/pprof/", addProfileRoutes)
 	})
-	return routes
+	return mux
 }
 
 // addAPIRoutes adds the paths below /api/. A pattern that ends with / matches paths below it only: else chi.Mux.Match,
@@ -154,15 +154,14 @@ func pathValue(r *http.Request, name string) string {
 
 // writeRouteError refuses a request for which there is no handler: with a 405 if its path has other methods, else with a 404.
 func (h *Handler) writeRouteError(w http.ResponseWriter, r *http.Request) {
-	methods := h.routes.AllowedMethods(normalizePath(r.URL.EscapedPath()))
-	if methods == nil {
+	allowed := h.mux.AllowedMethods(normalizePath(r.URL.EscapedPath()))
+	if allowed == "" {
 		writeError(w, http.StatusNotFound, "unknown path; available: "+h.calls)
 		return
 	}
-	if methods[0] == http.MethodGet { // as middleware.GetHead does
-		methods = slices.Insert(methods, 1, http.MethodHead)
+	if others, ok := strings.CutPrefix(allowed, http.MethodGet); ok {
+		allowed = http.MethodGet + ", " + http.MethodHead + others // as middleware.GetHead serves it
 	}
-	allowed := strings.Join(methods, ", ")
 	w.Header().Set("Allow", allowed)
 	writeError(w, http.StatusMethodNotAllowed, "method not allowed on this path, allowed: "+allowed+"; available: "+h.calls)
 }

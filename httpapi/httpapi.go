@@ -20,25 +20,25 @@ func WriteJSON(w http.ResponseWriter, status int, v any) {
 	w.Write(body)
 }
 
-// Routes is a mux that can also be searched. It is safe for concurrent use once all paths are added.
-type Routes struct {
+// Mux is a mux of chi that can also be searched. It is safe for concurrent use once all paths are added.
+type Mux struct {
 	*chi.Mux
 	contexts sync.Pool // of *chi.Context
 }
 
-// NewRoutes returns Routes without paths.
-func NewRoutes() *Routes {
-	return &Routes{Mux: chi.NewMux(), contexts: sync.Pool{New: func() any { return chi.NewRouteContext() }}}
+// NewMux returns a Mux without paths.
+func NewMux() *Mux {
+	return &Mux{Mux: chi.NewMux(), contexts: sync.Pool{New: func() any { return chi.NewRouteContext() }}}
 }
 
 // Lookup returns the pattern that matches a method and a path, "" if there is none, and the value of its last parameter. Parameters
 // are not empty, which chi allows before a slash. It does not allocate. Unlike ServeHTTP it leaves the request as it is, and no
 // frame of the mux on the stack of what serves it.
-func (t *Routes) Lookup(method, path string) (pattern, value string) {
-	c := t.contexts.Get().(*chi.Context)
-	defer t.contexts.Put(c)
+func (m *Mux) Lookup(method, path string) (pattern, value string) {
+	c := m.contexts.Get().(*chi.Context)
+	defer m.contexts.Put(c)
 	c.Reset()
-	pattern = t.Find(c, method, path)
+	pattern = m.Find(c, method, path)
 	if pattern == "" {
 		return "", ""
 	}
@@ -53,12 +53,16 @@ func (t *Routes) Lookup(method, path string) (pattern, value string) {
 // methods are those that an endpoint may have, in the order of an Allow header.
 var methods = [...]string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// AllowedMethods returns the methods of a path; none if it is unknown. chi tells them only to its own handler of wrong methods,
-// whose response has no body.
-func (t *Routes) AllowedMethods(path string) (allowed []string) {
+// AllowedMethods returns the methods of a path as in an Allow header; "" if it is unknown. chi tells them only to its own handler of
+// wrong methods, whose response has no body.
+func (m *Mux) AllowedMethods(path string) (allowed string) {
 	for _, method := range methods {
-		if pattern, _ := t.Lookup(method, path); pattern != "" {
-			allowed = append(allowed, method)
+		switch pattern, _ := m.Lookup(method, path); {
+		case pattern == "":
+		case allowed == "":
+			allowed = method
+		default:
+			allowed += ", " + method
 		}
 	}
 	return allowed

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"warmroute/backends"
 	"warmroute/proxy/apikey"
 )
@@ -31,6 +33,24 @@ func TestCheckExtraPath(t *testing.T) {
 				t.Errorf("%s: %v, want %q", path, err, want)
 			}
 		}
+	}
+}
+
+// TestServedPathsAreReserved has no path of this proxy be an extra path.
+func TestServedPathsAreReserved(t *testing.T) {
+	routes := serve(t, nil, &replica{}).proxy.routes.Load()
+	err := chi.Walk(routes, func(method, pattern string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+		path := strings.NewReplacer("*", "x", responseIDPart, "x").Replace(pattern)
+		if path == "/v1/responses/x" { // only GET
+			return nil
+		}
+		if err := CheckExtraPath(path); err == nil || !strings.HasSuffix(err.Error(), "is served already; remove it") {
+			t.Errorf("%s %s: %v", method, pattern, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -131,7 +131,7 @@ func numberEndpoints(list ...endpoint) []endpoint {
 
 // routeTable has the paths of the public listener. Never modified once it is made.
 type routeTable struct {
-	*httpapi.Routes
+	*httpapi.Mux
 	byPattern map[string]route
 	extra     []endpoint // of Settings.ExtraPaths
 }
@@ -144,7 +144,7 @@ type route struct {
 
 // newRouteTable returns the table of the endpoints that every proxy serves and of extra ones.
 func newRouteTable(extra []endpoint) *routeTable {
-	t := &routeTable{Routes: httpapi.NewRoutes(), byPattern: map[string]route{}, extra: extra}
+	t := &routeTable{Mux: httpapi.NewMux(), byPattern: map[string]route{}, extra: extra}
 	for _, list := range [][]endpoint{endpoints, extra} {
 		for i := range list {
 			t.add(list[i].path, route{endpoint: &list[i]}, list[i].allowedMethod())
@@ -220,7 +220,7 @@ func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 // writeError refuses a request without a route: with a 405 where its path has other methods, else with a 404.
 func (t *routeTable) writeError(w http.ResponseWriter, r *http.Request) {
 	e := t.unknownPathError(r.URL)
-	if allowed := strings.Join(t.AllowedMethods(writtenPath(r.URL)), ", "); allowed != "" {
+	if allowed := t.AllowedMethods(writtenPath(r.URL)); allowed != "" {
 		w.Header().Set("Allow", allowed)
 		e.status, e.code, e.message = http.StatusMethodNotAllowed, codeMethodNotAllowed, "method not allowed on this path; allowed: "+allowed
 	}

@@ -46,9 +46,9 @@ type Handler struct {
 type settings struct {
 	*Handler
 	access
-	writeTimeout time.Duration   // for a response; 0: no limit
-	calls        *httpapi.Routes // for those who may register
-	paths        *httpapi.Routes // those of calls and the probes, all with GET
+	writeTimeout time.Duration // for a response; 0: no limit
+	calls        *httpapi.Mux  // for those who may register
+	paths        *httpapi.Mux  // those of calls and the probes, all with GET
 }
 
 const (
@@ -87,7 +87,7 @@ var probes = map[string]string{"/liveness": "/livez", "/readiness": "/readyz", "
 // newSettings returns the settings of a configuration, and the mux that serves by them.
 func (h *Handler) newSettings(c *config.Config) *settings {
 	s := &settings{Handler: h, access: newAccess(c.Registration, c.TrustedProxies), writeTimeout: c.Timeouts.WriteIdle}
-	s.calls, s.paths = s.newCalls(), httpapi.NewRoutes()
+	s.calls, s.paths = s.newCalls(), httpapi.NewMux()
 	addPath := func(path string) { s.paths.Method(http.MethodGet, path, s.calls) }
 	_ = chi.Walk(s.calls, func(_, path string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
 		addPath(path)
@@ -99,8 +99,8 @@ func (h *Handler) newSettings(c *config.Config) *settings {
 	return s
 }
 
-func (s *settings) newCalls() *httpapi.Routes {
-	calls := httpapi.NewRoutes()
+func (s *settings) newCalls() *httpapi.Mux {
+	calls := httpapi.NewMux()
 	calls.Use(s.setTimeouts, s.requireAllowedCaller, routeByEscapedPath)
 	calls.MethodNotAllowed(s.writeMethodError)
 	calls.Get("/workers", s.serve((*call).listWorkers))
@@ -215,7 +215,7 @@ func (c *call) refuse(refused *refusal) {
 }
 
 func (s *settings) writeMethodError(w http.ResponseWriter, r *http.Request) {
-	allowed := strings.Join(s.calls.AllowedMethods(routePath(r.URL)), ", ")
+	allowed := s.calls.AllowedMethods(routePath(r.URL))
 	w.Header().Set("Allow", allowed)
 	writeError(w, http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", "method not allowed on this path; allowed: "+allowed)
 }
