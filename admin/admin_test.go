@@ -71,7 +71,7 @@ func listen(t *testing.T, fromAfar bool, o Options) *listener {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := backends.New("", u, "", http.DefaultTransport)
+	b := backends.New("", u, "", deaf{t})
 	b.SetState(backends.Ready)
 	if o.Registry, err = backends.NewRegistry([]*backends.Backend{b}); err != nil {
 		t.Fatal(err)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy"
@@ -101,6 +103,11 @@ type deaf struct{ t testing.TB }
 func (d deaf) RoundTrip(r *http.Request) (*http.Response, error) {
 	d.t.Errorf("a replica was asked for %s", r.URL)
 	return nil, io.ErrUnexpectedEOF
+}
+
+func (d deaf) Do(_ context.Context, r *fasthttp.Request, _ *fasthttp.Response, _ int) error {
+	d.t.Errorf("a replica was asked for %s", r.RequestURI())
+	return io.ErrUnexpectedEOF
 }
 
 // chat is a request whose prompt has more than 30 blocks.

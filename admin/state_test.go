@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends"
 	"warmroute/fleet"
@@ -35,7 +38,7 @@ func atWork(t *testing.T) *busy {
 	t.Helper()
 	b := &busy{asked: askable(t), seen: make(chan struct{}, 10), left: make(chan struct{}, 10)}
 	for i, backend := range b.fleet {
-		backend.SetOptions(backends.Options{APIKey: "backends-own-key", Transport: silent{b}, ProbeTransport: silent{b}})
+		backend.SetOptions(backends.Options{APIKey: "backends-own-key", Transport: silent{b}})
 		usage := float64(i) / 4
 		backend.SetLoad(&backends.Load{QueuesKnown: true, Running: i, KVKnown: true, KVCacheUsage: usage, PolledAt: time.Now()})
 	}
@@ -54,6 +57,11 @@ func (s silent) RoundTrip(r *http.Request) (*http.Response, error) {
 	<-r.Context().Done()
 	s.b.left <- struct{}{}
 	return nil, r.Context().Err()
+}
+
+// Do is not called: nothing checks or polls the replicas.
+func (s silent) Do(context.Context, *fasthttp.Request, *fasthttp.Response, int) error {
+	return io.ErrUnexpectedEOF
 }
 
 // request sends one, and returns what its client gets once it ends.

@@ -4,16 +4,17 @@
 package backends
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
-	"warmroute/backends/transport"
+	"github.com/valyala/fasthttp"
+
 	"warmroute/backends/vllm"
 )
 
@@ -110,11 +111,16 @@ type Options struct {
 
 	Role Role // part of requests that the replica is meant for
 
-	// Transport carries requests to this replica, ProbeTransport polls and health
-	// checks: separately, so that a Transport without a free connection does not
-	// make a busy replica look dead. New makes them the same.
-	Transport      http.RoundTripper
-	ProbeTransport http.RoundTripper
+	Transport Transport // carries requests to this replica
+}
+
+// Transport carries requests to a replica, as transport.Transport does.
+type Transport interface {
+	http.RoundTripper // for requests that are relayed
+
+	// Do is for short requests: checks, polls and actions. They need no free connection of RoundTrip, or a busy
+	// replica would look dead.
+	Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, maxBodyBytes int) error
 }
 
 // Source is what names a replica.
@@ -138,13 +144,13 @@ var defaultOptions = new(Options)
 
 // New returns a backend that is Down until it has been checked. An empty name
 // becomes DefaultName; u comes from ParseURL.
-func New(name string, u *url.URL, apiKey string, transport http.RoundTripper) *Backend {
+func New(name string, u *url.URL, apiKey string, transport Transport) *Backend {
 	if name == "" {
 		name = DefaultName(u)
 	}
 	b := &Backend{Name: name, URL: u}
 	b.since = time.Now()
-	b.SetOptions(Options{APIKey: apiKey, Transport: transport, ProbeTransport: transport})
+	b.SetOptions(Options{APIKey: apiKey, Transport: transport})
 	return b
 }
 
@@ -272,50 +278,58 @@ func (b *Backend) RequestPoll() {
 // to a health check that has it, it names the proxy that responded.
 const InstanceHeader = "X-Warmroute-Instance"
 
-// Get requests a path below the backend's URL, over the connections of polls and health
-// checks, without following redirects. A non-empty proxyInstances is sent in
-// InstanceHeader. The caller closes the body; ctx bounds reading it too.
-func (b *Backend) Get(ctx context.Context, path, accept, proxyInstances string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL.JoinPath(path).String(), nil)
-	if err != nil {
-		return nil, err
-	}
+// Get requests a path below the backend's URL, without following redirects. A non-empty proxyInstances is sent in
+// InstanceHeader. If the body has more than maxBodyBytes, the error is fasthttp.ErrBodyTooLarge, and the response has
+// the status and the header. If maxBodyBytes is 0, the body is not read. The caller passes the response to
+// fasthttp.ReleaseResponse when it does not use it any more; it is nil with another error.
+func (b *Backend) Get(ctx context.Context, path, accept, proxyInstances string, maxBodyBytes int) (*fasthttp.Response, error) {
+	req := fasthttp.AcquireRequest()
+	defer fasthttp.ReleaseRequest(req)
+	req.Header.SetMethod(http.MethodGet)
+	setURI(req, b.URL.JoinPath(path))
 	req.Header.Set("Accept", accept)
 	if proxyInstances != "" {
-		req.Header[InstanceHeader] = []string{proxyInstances}
+		req.Header.Set(InstanceHeader, proxyInstances)
 	}
-	return b.sendProbe(req)
+	return b.doShort(ctx, req, maxBodyBytes)
 }
 
-// sendProbe sends a request over the connections of polls and health checks.
-func (b *Backend) sendProbe(req *http.Request) (*http.Response, error) {
-	// Without this net/http's transport asks for gzip, which would cost the
-	// replica's event loop time.
-	req.Header.Set("Accept-Encoding", "identity")
+// Post sends a call of vLLM's control API to the replica, once, over a new connection. The response is as that of Get.
+func (b *Backend) Post(ctx context.Context, c vllm.Call, maxBodyBytes int) (*fasthttp.Response, error) {
+	req := fasthttp.AcquireRequest()
+	defer fasthttp.ReleaseRequest(req)
+	u := b.URL.JoinPath(c.Path)
+	u.RawQuery = c.Query.Encode()
+	setPost(req, u, c.Body)
+	req.SetConnectionClose()
+	return b.doShort(ctx, req, maxBodyBytes)
+}
+
+// setURI sets the path and query of a request. A URL without a path and those joined to it have no slash at the beginning.
+func setURI(req *fasthttp.Request, u *url.URL) {
+	req.SetRequestURI("/" + strings.TrimPrefix(u.RequestURI(), "/"))
+}
+
+// setPost makes req a POST of JSON.
+func setPost(req *fasthttp.Request, u *url.URL, body []byte) {
+	req.Header.SetMethod(http.MethodPost)
+	setURI(req, u)
+	req.Header.SetContentType("application/json")
+	req.SetBodyRaw(body)
+}
+
+// doShort sends a short request with the backend's key. The response is as that of Get.
+func (b *Backend) doShort(ctx context.Context, req *fasthttp.Request, maxBodyBytes int) (*fasthttp.Response, error) {
 	options := b.Options()
+	req.Header.Set("Accept-Encoding", "identity") // compressing would cost the replica's event loop time
 	if options.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+options.APIKey)
 	}
-	res, err := options.ProbeTransport.RoundTrip(req)
-	if _, stale := errors.AsType[*transport.StaleError](err); stale {
-		req.Close = true // use a new connection
-		if req.GetBody != nil {
-			req.Body, _ = req.GetBody() // of bytes in memory, which cannot fail
-		}
-		res, err = options.ProbeTransport.RoundTrip(req)
-	}
-	return res, err
-}
-
-// Post sends a call of vLLM's control API to the replica, once, over a new connection. The caller
-// closes the body; ctx bounds reading it too.
-func (b *Backend) Post(ctx context.Context, c vllm.Call) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.URL.JoinPath(c.Path).String(), bytes.NewReader(c.Body))
-	if err != nil {
+	resp := fasthttp.AcquireResponse()
+	err := options.Transport.Do(ctx, req, resp, maxBodyBytes)
+	if err != nil && err != fasthttp.ErrBodyTooLarge {
+		fasthttp.ReleaseResponse(resp)
 		return nil, err
 	}
-	req.URL.RawQuery = c.Query.Encode()
-	req.Header.Set("Content-Type", "application/json")
-	req.Close = true
-	return b.sendProbe(req)
+	return resp, err
 }

@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -14,6 +15,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends/transport"
 	"warmroute/backends/vllm"
@@ -279,31 +282,29 @@ func (c *Checker) checkOnce(ctx context.Context, b *Backend, timeout time.Durati
 func (c *Checker) getBodyAndRecordProxyInstance(ctx context.Context, b *Backend, path string, timeout time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	res, err := b.Get(ctx, path, "application/json", c.Instance)
-	if err != nil {
+	res, err := b.Get(ctx, path, "application/json", c.Instance, maxModelsBytes)
+	if res == nil {
 		return nil, fmt.Errorf("%s: %w%s", path, err, connectionAdvice(err, b.URL.Scheme, len(b.Models()) > 0))
 	}
-	defer res.Body.Close()
-	instance := res.Header.Get(InstanceHeader)
+	defer fasthttp.ReleaseResponse(res)
+	instance := string(res.Header.Peek(InstanceHeader))
 	b.instance.Store(&instance)
-	body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxModelsBytes))
-	switch {
-	case res.StatusCode == http.StatusUnauthorized, res.StatusCode == http.StatusForbidden:
-		return nil, fmt.Errorf("%s returned %d; set the backend's api_key to the replica's", path, res.StatusCode)
-	case res.StatusCode >= 300 && res.StatusCode < 400:
-		return nil, fmt.Errorf("%s returned %d, a redirect to %.200q; give the backend the URL of the replica itself", path, res.StatusCode, res.Header.Get("Location"))
-	case res.StatusCode == http.StatusLoopDetected:
+	switch status := res.StatusCode(); {
+	case status == http.StatusUnauthorized, status == http.StatusForbidden:
+		return nil, fmt.Errorf("%s returned %d; set the backend's api_key to the replica's", path, status)
+	case status >= 300 && status < 400:
+		return nil, fmt.Errorf("%s returned %d, a redirect to %.200q; give the backend the URL of the replica itself",
+			path, status, res.Header.Peek("Location"))
+	case status == http.StatusLoopDetected:
 		return nil, c.newLoopError(path, instance)
-	case vllm.IsScalingError(res.StatusCode, body):
+	case vllm.IsScalingError(status, res.Body()):
 		return nil, fmt.Errorf("%s: the replica is changing the number of its engines, or is not used any more (elastic expert parallelism)", path)
-	case res.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("%s returned %d%s", path, res.StatusCode, statusAdvice(res.StatusCode, b.URL.Scheme))
-	case isTooLong(err):
-		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
+	case status != http.StatusOK:
+		return nil, fmt.Errorf("%s returned %d%s", path, status, statusAdvice(status, b.URL.Scheme))
 	case err != nil:
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
 	}
-	return body, nil
+	return bytes.Clone(res.Body()), nil
 }
 
 // notVLLM is the advice about a response that no vLLM server gives.
@@ -346,12 +347,6 @@ func (c *Checker) newLoopError(path, instance string) error {
 		return fmt.Errorf("%s returned 508: the backend is this proxy itself (loop); remove it from the backends", path)
 	}
 	return fmt.Errorf("%s returned 508: the backend has this proxy among its own backends (loop); remove one of the two", path)
-}
-
-// isTooLong reports whether err is that of an http.MaxBytesReader.
-func isTooLong(err error) bool {
-	_, long := errors.AsType[*http.MaxBytesError](err)
-	return long
 }
 
 func isTimeout(err error) bool {

@@ -36,7 +36,7 @@ func checked(t *testing.T, c *Checker, b *Backend) <-chan change {
 func TestHealthyReplica(t *testing.T) {
 	b := replicaAt(t, http.StripPrefix("/prefix", healthyReplica(`"id":"m","root":"/m"`, `"id":"fr","parent":"m"`)))
 	b.URL.Path = "/prefix"
-	b.SetOptions(Options{APIKey: "secret", ProbeTransport: b.Options().ProbeTransport})
+	b.SetOptions(Options{APIKey: "secret", Transport: b.Options().Transport})
 	var log bytes.Buffer
 	got := await(t, checked(t, &Checker{Logger: slog.New(slog.NewTextHandler(&log, nil))}, b))
 	if got.state != Ready || b.State() != Ready {
@@ -70,7 +70,7 @@ func TestCheckAfterStaleConnection(t *testing.T) {
 	b := backendAt(t, server.URL)
 	probe := transport.New(transport.Options{URL: b.URL, IdleTimeout: 100 * time.Millisecond, StaleTimeout: time.Minute})
 	t.Cleanup(probe.Close)
-	b.SetOptions(Options{ProbeTransport: probe})
+	b.SetOptions(Options{Transport: probe})
 	if got := await(t, checked(t, &Checker{}, b)); got.state != Ready {
 		t.Errorf("%+v", got)
 	}
@@ -122,7 +122,7 @@ func TestAPIKey(t *testing.T) {
 		}
 		healthyReplica(`"id":"m"`).ServeHTTP(w, r)
 	}))
-	b.SetOptions(Options{APIKey: "k", ProbeTransport: b.Options().ProbeTransport})
+	b.SetOptions(Options{APIKey: "k", Transport: b.Options().Transport})
 	if got := await(t, checked(t, &Checker{}, b)); got.state != Ready {
 		t.Errorf("%+v", got)
 	}

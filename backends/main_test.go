@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net/http"
@@ -10,7 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/valyala/fasthttp"
 	"go.uber.org/goleak"
+
+	"warmroute/backends/transport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,9 +33,9 @@ func backendAt(t *testing.T, raw string) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	b := New("", u, "", transport)
+	replica := transport.New(transport.Options{URL: u, IdleTimeout: 100 * time.Millisecond})
+	t.Cleanup(replica.Close)
+	b := New("", u, "", replica)
 	if _, err := NewRegistry([]*Backend{b}); err != nil {
 		t.Fatal(err)
 	}
@@ -75,6 +79,25 @@ func healthyReplica(models ...string) http.Handler {
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (f roundTrip) Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, _ int) error {
+	r, err := http.NewRequestWithContext(ctx, string(req.Header.Method()), "http://replica:8000"+string(req.RequestURI()), bytes.NewReader(req.Body()))
+	if err != nil {
+		return err
+	}
+	for name, value := range req.Header.All() {
+		r.Header.Set(string(name), string(value))
+	}
+	res, err := f(r)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	resp.SetStatusCode(res.StatusCode)
+	resp.SetBodyRaw(body)
+	return err
+}
 
 func respond(status int, body string) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body))}, nil

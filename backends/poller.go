@@ -2,6 +2,7 @@ package backends
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,6 +12,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends/transport"
 	"warmroute/backends/vllm"
@@ -35,7 +38,7 @@ var errNoMetrics = errors.New("the replica has no /metrics (404)")
 // goroutine that polls their backend, so they delay only its next poll.
 // OnCacheLost is called after the new Load is set and before OnLoad.
 type Poller struct {
-	MaxBytes int64 // of one response; 0: 16 MiB
+	MaxBytes int // of one response; 0: 16 MiB
 
 	Logger *slog.Logger // nil: silent
 
@@ -214,16 +217,19 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, err
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	before, sent := countInFlight(w.backend), time.Now()
-	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
-	if err != nil {
+	maxBytes := cmp.Or(w.MaxBytes, defaultMaxMetricsBytes)
+	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "", maxBytes)
+	if res == nil {
 		return nil, fmt.Errorf("/metrics: %w", err)
 	}
-	defer res.Body.Close()
-	if res.StatusCode == http.StatusNotFound {
+	defer fasthttp.ReleaseResponse(res)
+	switch {
+	case res.StatusCode() == http.StatusNotFound:
 		return nil, errNoMetrics
-	}
-	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("/metrics returned %d", res.StatusCode)
+	case res.StatusCode() != http.StatusOK:
+		return nil, fmt.Errorf("/metrics returned %d", res.StatusCode())
+	case err != nil:
+		return nil, fmt.Errorf("/metrics is longer than %d bytes", maxBytes)
 	}
 	// The buffer is needed only while this is read, so that a hundred idle backends share a few.
 	br, ok := w.readers.Get().(*bufio.Reader)
@@ -231,13 +237,9 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, err
 		br = bufio.NewReaderSize(nil, vllm.MaxLineBytes)
 	}
 	defer w.readers.Put(br)
-	maxBytes := cmp.Or(w.MaxBytes, defaultMaxMetricsBytes)
-	br.Reset(http.MaxBytesReader(nil, res.Body, maxBytes))
+	br.Reset(bytes.NewReader(res.Body()))
 	load, err := vllm.ParseMetrics(br)
 	br.Reset(nil) // do not keep the body in the pool
-	if isTooLong(err) {
-		return nil, fmt.Errorf("/metrics is longer than %d bytes", maxBytes)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("/metrics: %w", err)
 	}

@@ -35,7 +35,7 @@ func TestPollOverASocket(t *testing.T) {
 		}
 		http.ServeFile(w, r, "vllm/testdata/metrics-0.32.txt")
 	}))
-	b.SetOptions(Options{APIKey: "k", ProbeTransport: b.Options().ProbeTransport})
+	b.SetOptions(Options{APIKey: "k", Transport: b.Options().Transport})
 	b.InFlight.Store(3)
 	loads := make(chan *Load, 1)
 	p := Poller{OnLoad: func(_ *Backend, l *Load) { loads <- l }}
@@ -225,14 +225,9 @@ func TestLoadUnknownAfterMissedPolls(t *testing.T) {
 	})
 }
 
-// roundTripFunc is an http.RoundTripper.
-type roundTripFunc func(*http.Request) (*http.Response, error)
-
-func (f roundTripFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
 func TestFirstPollWithoutDescriptors(t *testing.T) {
 	polls := make(chan struct{})
-	b := New("a", &url.URL{Scheme: "http", Host: "a:80"}, "", roundTripFunc(func(*http.Request) (*http.Response, error) {
+	b := New("a", &url.URL{Scheme: "http", Host: "a:80"}, "", roundTrip(func(*http.Request) (*http.Response, error) {
 		polls <- struct{}{}
 		return nil, &transport.ConnectError{Addr: "a:80", Err: syscall.EMFILE}
 	}))

@@ -1,15 +1,15 @@
 package backends
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends/vllm"
 )
@@ -192,26 +192,20 @@ func (b *Backend) ProbeRanks(ctx context.Context) (*vllm.RankError, error) {
 	if !known {
 		return nil, fmt.Errorf("probe the ranks of %s: its models are not known yet", b.Name)
 	}
-	body := vllm.ProbeBody(model)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.URL.JoinPath(vllm.ProbePath).String(), bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header[vllm.RankHeader] = []string{strconv.Itoa(vllm.ProbeRank)}
-	res, err := b.sendProbe(req)
-	if err != nil {
+	req := fasthttp.AcquireRequest()
+	defer fasthttp.ReleaseRequest(req)
+	setPost(req, b.URL.JoinPath(vllm.ProbePath), vllm.ProbeBody(model))
+	req.Header.Set(vllm.RankHeader, strconv.Itoa(vllm.ProbeRank))
+	res, err := b.doShort(ctx, req, maxProbeResponseBytes)
+	if res == nil {
 		return nil, fmt.Errorf("probe the ranks of %s: %w", b.Name, err)
 	}
-	defer res.Body.Close()
-	response, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxProbeResponseBytes))
-	switch {
-	case err != nil && !isTooLong(err):
-		return nil, fmt.Errorf("probe the ranks of %s: %w", b.Name, err)
-	case res.StatusCode == http.StatusServiceUnavailable, res.StatusCode == http.StatusTooManyRequests:
-		return nil, fmt.Errorf("probe the ranks of %s: it responded with status %d", b.Name, res.StatusCode)
+	defer fasthttp.ReleaseResponse(res)
+	switch res.StatusCode() {
+	case http.StatusServiceUnavailable, http.StatusTooManyRequests:
+		return nil, fmt.Errorf("probe the ranks of %s: it responded with status %d", b.Name, res.StatusCode())
 	}
-	if e, ok := vllm.ParseRankError(res.StatusCode, response); ok && e.Rank == vllm.ProbeRank {
+	if e, ok := vllm.ParseRankError(res.StatusCode(), res.Body()); ok && e.Rank == vllm.ProbeRank {
 		return &e, nil
 	}
 	return nil, nil

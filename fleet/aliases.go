@@ -3,11 +3,12 @@ package fleet
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends"
 	"warmroute/backends/vllm"
@@ -148,17 +149,27 @@ func (f *Fleet) recordComparison(name *lookedUpName, c comparison, same bool) {
 func isSameProcess(ctx context.Context, first, second *backends.Backend) (same, certain bool, err error) {
 	var seen [3]vllm.Process
 	for i, b := range []*backends.Backend{first, second, first} {
-		res, err := b.Get(ctx, "/metrics", "text/plain;version=0.0.4", "")
+		process, err := readProcess(ctx, b)
 		if err != nil {
 			return false, false, err
 		}
-		body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, maxMetricsBytes))
-		res.Body.Close()
-		if err != nil || res.StatusCode != http.StatusOK {
-			return false, false, fmt.Errorf("/metrics returned %d: %w", res.StatusCode, err)
-		}
-		seen[i] = vllm.ParseProcess(body)
+		seen[i] = process
 	}
 	same, certain = vllm.IsSameProcess(seen[0], seen[1], seen[2])
 	return same, certain, nil
+}
+
+// readProcess returns what /metrics of a backend tells about its process.
+func readProcess(ctx context.Context, b *backends.Backend) (vllm.Process, error) {
+	res, err := b.Get(ctx, "/metrics", "text/plain;version=0.0.4", "", maxMetricsBytes)
+	if res != nil {
+		defer fasthttp.ReleaseResponse(res)
+	}
+	switch {
+	case err != nil:
+		return vllm.Process{}, fmt.Errorf("/metrics: %w", err)
+	case res.StatusCode() != http.StatusOK:
+		return vllm.Process{}, fmt.Errorf("/metrics returned %d", res.StatusCode())
+	}
+	return vllm.ParseProcess(res.Body()), nil
 }

@@ -20,7 +20,7 @@ type managedBackend struct {
 	backend    *backends.Backend
 	settings   transportSettings
 	tls        *tls.Config            // nil: the defaults
-	transports []*transport.Transport // the two in use, and before them others with requests in flight
+	transports []*transport.Transport // that in use, and before it others with requests in flight
 
 	ranks       rankDecision
 	formerParts []*backends.Backend // of backend, with requests in flight when they were replaced
@@ -57,21 +57,18 @@ func newManagedBackend(w wantedBackend, c *config.Config, r *discovery.Resolver)
 		return nil, fmt.Errorf("backend %s: %w", w.Name, err)
 	}
 	s := transportSettingsOf(&w, c)
-	options := transport.Options{
+	t := transport.New(transport.Options{
 		URL: u, Addr: w.addr, Resolver: r.NetResolver(), RefuseLocal: w.RefuseLocal, TLS: tlsConfig,
-		ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout,
-	}
-	probes := transport.New(options)
-	options.MaxConns = s.maxConns
-	requests := transport.New(options)
-	b := backends.New(w.Name, u, w.APIKey, requests)
+		ConnectTimeout: s.connectTimeout, IdleTimeout: s.idleTimeout, MaxConns: s.maxConns,
+	})
+	b := backends.New(w.Name, u, w.APIKey, t)
 	b.Addr = w.addr
 	b.SetOptions(backends.Options{
 		APIKey: w.APIKey, EnginePriority: w.EnginePriority, MaxInFlight: w.MaxInFlight, Weight: w.Weight, Device: w.Device, Role: role,
 		KVEvents: w.KVEvents, KVReplay: w.KVReplay, RanksOff: w.Ranks == "off", Source: w.Source, RefuseLocal: w.RefuseLocal,
-		Transport: requests, ProbeTransport: probes,
+		Transport: t,
 	})
-	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{requests, probes}}, nil
+	return &managedBackend{backend: b, settings: s, tls: tlsConfig, transports: []*transport.Transport{t}}, nil
 }
 
 // isIdle reports whether no request of this proxy is in flight on the replica.
@@ -122,12 +119,12 @@ func (m *managedBackend) cancelPendingRemoval() {
 	}
 }
 
-// updateSettings gives m the settings of fresh, and its transports if they differ or its name has another address:
+// updateSettings gives m the settings of fresh, and its transport if they differ or its name has another address:
 // requests in flight go on over those that they began with.
 func (m *managedBackend) updateSettings(fresh *managedBackend) {
 	used := m.backend.Options()
 	m.transports = slices.DeleteFunc(m.transports, func(t *transport.Transport) bool {
-		return t.OpenConns() == 0 && t != used.Transport && t != used.ProbeTransport
+		return t.OpenConns() == 0 && t != used.Transport
 	})
 	o := *fresh.backend.Options()
 	renewed := m.settings != fresh.settings || !equalTLS(m.tls, fresh.tls)
@@ -135,7 +132,7 @@ func (m *managedBackend) updateSettings(fresh *managedBackend) {
 		m.closeIdleConnections()
 		m.transports = append(m.transports, fresh.transports...)
 	} else {
-		o.Transport, o.ProbeTransport = used.Transport, used.ProbeTransport
+		o.Transport = used.Transport
 	}
 	m.settings, m.tls = fresh.settings, fresh.tls
 	m.backend.SetOptions(o)

@@ -6,12 +6,13 @@ package kvevents
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends"
 	"warmroute/clock"
@@ -163,21 +164,20 @@ func findServerSources(ctx context.Context, b *backends.Backend, s sourceSetting
 	}
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
-	res, err := b.Get(ctx, "/kv_event_sources", "application/json", "")
-	if err != nil {
+	res, err := b.Get(ctx, "/kv_event_sources", "application/json", "", wire.MaxSourcesBytes)
+	if res == nil {
 		return nil, fmt.Errorf("/kv_event_sources: %w", err)
 	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(http.MaxBytesReader(nil, res.Body, wire.MaxSourcesBytes))
-	switch {
-	case res.StatusCode == http.StatusNotFound, res.StatusCode == http.StatusMethodNotAllowed:
+	defer fasthttp.ReleaseResponse(res)
+	switch status := res.StatusCode(); {
+	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed:
 		return nil, nil // of a version without it
-	case res.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("/kv_event_sources returned status %d; set kv_events of the backend to off, or to the replica's endpoint", res.StatusCode)
+	case status != http.StatusOK:
+		return nil, fmt.Errorf("/kv_event_sources returned status %d; set kv_events of the backend to off, or to the replica's endpoint", status)
 	case err != nil:
-		return nil, fmt.Errorf("/kv_event_sources: %w", err)
+		return nil, fmt.Errorf("/kv_event_sources: longer than %d bytes", wire.MaxSourcesBytes)
 	}
-	return wire.ParseSources(body, host)
+	return wire.ParseSources(res.Body(), host)
 }
 
 // replaceSources stops reading the events of a backend, unless it reads them from these sources, and

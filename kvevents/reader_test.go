@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/backends/transport"
 	"warmroute/kvevents/wire"
 	"warmroute/router"
 )
@@ -30,7 +31,9 @@ func TestSourcesAfterError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := backends.New("a", u, "", http.DefaultTransport)
+	connections := transport.New(transport.Options{URL: u, IdleTimeout: 100 * time.Millisecond})
+	defer connections.Close()
+	b := backends.New("a", u, "", connections)
 	o := *b.Options()
 	o.KVEvents = backends.KVEventsAuto
 	b.SetOptions(o)
@@ -73,6 +76,8 @@ func TestSourcesOfRank(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	connections := transport.New(transport.Options{URL: u, IdleTimeout: 100 * time.Millisecond})
+	defer connections.Close()
 	for _, c := range []struct {
 		engine int
 		events string
@@ -83,7 +88,7 @@ func TestSourcesOfRank(t *testing.T) {
 		{5, backends.KVEventsOff, nil},
 		{2, "tcp://10.0.0.5:5557", []wire.Source{{Endpoint: "tcp://10.0.0.5:5559", Replay: "tcp://10.0.0.5:5560", RefuseLocal: true}}},
 	} {
-		server := backends.New("a", u, "", http.DefaultTransport)
+		server := backends.New("a", u, "", connections)
 		o := *server.Options()
 		if o.KVEvents = c.events; c.events != backends.KVEventsAuto && c.events != backends.KVEventsOff {
 			o.KVReplay, o.RefuseLocal = "tcp://10.0.0.5:5558", true

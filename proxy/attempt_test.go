@@ -30,7 +30,7 @@ func (f *fleet) staleTimeout(d time.Duration) {
 	for _, b := range f.backends {
 		tr := transport.New(transport.Options{URL: b.URL, IdleTimeout: 2 * time.Second, StaleTimeout: d})
 		f.t.Cleanup(tr.CloseIdleConnections)
-		b.SetOptions(backends.Options{Transport: tr, ProbeTransport: tr})
+		b.SetOptions(backends.Options{Transport: tr})
 	}
 }
 

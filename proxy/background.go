@@ -3,13 +3,13 @@ package proxy
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/tidwall/gjson"
+	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
 	"warmroute/backends/vllm"
@@ -164,22 +164,22 @@ func (b *backgroundAttempt) poll() (ended bool) {
 	}
 	ctx, cancel := context.WithTimeout(b.context, backgroundPollTimeout)
 	defer cancel()
-	resp, err := backend.Get(ctx, "/v1/responses/"+b.id, "application/json", b.proxy.instance)
-	if err != nil {
+	resp, err := backend.Get(ctx, "/v1/responses/"+b.id, "application/json", b.proxy.instance, maxBackgroundBytes)
+	if resp == nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			return b.recordLost()
 		}
 		return b.isOverdue()
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBackgroundBytes))
-	switch {
-	case resp.StatusCode == http.StatusNotFound:
-		return b.recordLost()
-	case resp.StatusCode != http.StatusOK || err != nil && len(body) < maxBackgroundBytes:
-		return b.isOverdue()
+	defer fasthttp.ReleaseResponse(resp)
+	var body []byte
+	if err == nil {
+		body = resp.Body()
 	}
-	if isUnfinished(gjson.GetBytes(body, "status").Str) {
+	switch {
+	case resp.StatusCode() == http.StatusNotFound:
+		return b.recordLost()
+	case resp.StatusCode() != http.StatusOK, isUnfinished(gjson.GetBytes(body, "status").Str):
 		return b.isOverdue()
 	}
 	b.result.End = router.Completed
@@ -232,12 +232,12 @@ func (b *backgroundAttempt) endUnfinished() {
 	}
 	ctx, cancel := context.WithTimeout(b.proxy.background.ctx, backgroundPollTimeout)
 	defer cancel()
-	resp, err := b.decision.Backend.Post(ctx, vllm.Call{Path: "/v1/responses/" + b.id + "/cancel"})
+	resp, err := b.decision.Backend.Post(ctx, vllm.Call{Path: "/v1/responses/" + b.id + "/cancel"}, 0)
 	if err != nil {
 		b.proxy.log.Warn("background response not cancelled at its replica", "backend", b.decision.Backend.Name, "err", err, "request_id", b.request.id)
 		return
 	}
-	resp.Body.Close()
+	fasthttp.ReleaseResponse(resp)
 }
 
 // replicaResponseID returns the id by which the replica knows the response to a request, whose id is the client's.

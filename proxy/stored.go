@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tidwall/gjson"
+	"github.com/valyala/fasthttp"
 	"golang.org/x/sync/errgroup"
 
 	"warmroute/backends"
@@ -229,16 +230,16 @@ func hasResponse(ctx context.Context, b *backends.Backend, id, proxyInstances st
 	if b.State() == backends.Down {
 		return false, errUnavailable
 	}
-	resp, err := b.Get(ctx, "/v1/responses/"+id, "application/json", proxyInstances)
+	resp, err := b.Get(ctx, "/v1/responses/"+id, "application/json", proxyInstances, 0)
 	if err != nil {
 		return false, err
 	}
-	defer resp.Body.Close()
-	switch resp.StatusCode {
+	defer fasthttp.ReleaseResponse(resp)
+	switch resp.StatusCode() {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return false, errUnavailable
 	}
-	return resp.StatusCode == http.StatusOK, nil
+	return resp.StatusCode() == http.StatusOK, nil
 }
 
 // rememberBody remembers the response that a body is, or begins with, unless it is not stored.

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends"
 	"warmroute/proxy/apikey"
@@ -300,6 +303,10 @@ func TestSearchSkipsDownReplicas(t *testing.T) {
 type panickingTransport struct{}
 
 func (panickingTransport) RoundTrip(*http.Request) (*http.Response, error) { panic("broken") }
+
+func (panickingTransport) Do(context.Context, *fasthttp.Request, *fasthttp.Response, int) error {
+	panic("broken")
+}
 
 // A panic of a search ends neither the process nor the search on the other replicas.
 func TestPanicOfSearch(t *testing.T) {

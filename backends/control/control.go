@@ -6,13 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/valyala/fasthttp"
 	"golang.org/x/sync/errgroup"
 
 	"warmroute/backends"
@@ -175,20 +174,18 @@ func (t *target) call(ctx context.Context, c vllm.Call) error {
 	timeout := fmt.Errorf("%s: no response within %v", c.Path, t.timeout)
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), t.timeout, timeout)
 	defer cancel()
-	resp, err := t.Post(ctx, c)
+	resp, err := t.Post(ctx, c, vllm.MaxCallResponseBytes)
 	if errors.Is(err, timeout) {
 		return timeout
 	}
+	if resp != nil {
+		defer fasthttp.ReleaseResponse(resp)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.Path, err)
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(http.MaxBytesReader(nil, resp.Body, vllm.MaxCallResponseBytes))
-	if err != nil {
-		return fmt.Errorf("%s: %w", c.Path, err)
-	}
-	t.status = resp.StatusCode
-	return c.Check(resp.StatusCode, body)
+	t.status = resp.StatusCode()
+	return c.Check(t.status, resp.Body())
 }
 
 // callSuspended sends a call that stops the engine, for which the backend was suspended, and sets the backend's

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"warmroute/backends"
+	"warmroute/backends/transport"
 	"warmroute/recovery"
 )
 
@@ -32,13 +33,13 @@ func newReplica(t *testing.T, respond http.HandlerFunc) *replica {
 		r.calls <- req.URL.RequestURI()
 		respond(w, req)
 	}))
-	transport := &http.Transport{}
-	t.Cleanup(func() { transport.CloseIdleConnections(); server.Close() })
 	u, err := backends.ParseURL(server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.backend = backends.New("gpu-0", u, "", transport)
+	connections := transport.New(transport.Options{URL: u, IdleTimeout: 100 * time.Millisecond})
+	t.Cleanup(func() { connections.Close(); server.Close() })
+	r.backend = backends.New("gpu-0", u, "", connections)
 	if _, err := backends.NewRegistry([]*backends.Backend{r.backend}); err != nil {
 		t.Fatal(err)
 	}

@@ -208,7 +208,7 @@ func (b *Body) releaseOrCloseConn() {
 		b.c.release()
 		return
 	}
-	b.c.Close() // which ends a blocked write
+	b.c.discard() // which ends a blocked write
 	if b.upload.done != nil {
 		<-b.upload.done
 	}

@@ -198,7 +198,7 @@ func (c *counting) SetReadDeadline(at time.Time) error {
 // connUse tells what happened to a connection.
 type connUse struct {
 	net.Conn
-	pool   *pool
+	kept   int // how often it was returned to the pool
 	closed int // how often
 }
 
@@ -207,17 +207,17 @@ func (u *connUse) Close() error {
 	return u.Conn.Close()
 }
 
-// released returns how often the connection was returned to the pool.
-func (u *connUse) released() int { return len(u.pool.idle) }
-
 // readOver reads the header of a response from c, as if it had been asked for.
 func readOver(c net.Conn, method string) (*http.Response, *connUse, error) {
 	transport := New(Options{URL: &url.URL{Scheme: "http", Host: "replica"}, IdleTimeout: 24 * time.Hour})
-	use := &connUse{Conn: c, pool: &transport.pool}
+	use := &connUse{Conn: c}
 	b := &Body{
-		ctx:  context.Background(),
-		t:    transport,
-		c:    &conn{Conn: c, raw: use, pool: &transport.pool, abort: func() { c.Close() }},
+		ctx: context.Background(),
+		t:   transport,
+		c: &conn{
+			Conn: c, raw: use, of: &transport.requests, abort: func() { c.Close() }, stopAbort: func() bool { return true },
+			makeIdle: func() { use.kept++ }, remove: func() { use.Close() },
+		},
 		stop: func() bool { return true },
 	}
 	b.br = transport.acquireReader(b.c)
@@ -448,8 +448,8 @@ func TestHeaderTimeoutExcludesBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil || use.released() != 1 {
-			t.Errorf("body %q, error %v, returned to the pool %d times", body, err, use.released())
+		if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil || use.kept != 1 {
+			t.Errorf("body %q, error %v, returned to the pool %d times", body, err, use.kept)
 		}
 		ours.Close()
 	})

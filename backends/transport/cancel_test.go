@@ -106,8 +106,8 @@ func TestCanceledConnectionIsNotPooled(t *testing.T) {
 	if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil {
 		t.Errorf("body %q, error %v", body, err)
 	}
-	if use.released() != 0 || use.closed != 1 {
-		t.Errorf("returned to the pool %d times, closed %d times", use.released(), use.closed)
+	if use.kept != 0 || use.closed != 1 {
+		t.Errorf("returned to the pool %d times, closed %d times", use.kept, use.closed)
 	}
 }
 

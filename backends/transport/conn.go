@@ -4,26 +4,118 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"math"
 	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"warmroute/backends/netio"
 )
 
-// conn is one connection to the replica. The goroutine that acquired it owns it until release or Close; others may
+var (
+	// errMaxConns is the error of a request for which Options.MaxConns allows no connection.
+	errMaxConns = errors.New("the limit of open connections is reached")
+
+	errClosed = errors.New("transport is closed")
+)
+
+// connections are those to the replica for one purpose. Safe for concurrent use.
+type connections struct {
+	t       *Transport
+	maxOpen int64        // 0: no limit
+	open    atomic.Int64 // with those that are idle or being made
+
+	// host keeps the idle ones, and closes each after Options.IdleTimeout. Its goroutine ends within that time after
+	// the last connection. Since it dials without a context, it gets connections that acquire connects.
+	host fasthttp.HostClient
+}
+
+// init sets the fields. maxOpen is for 0 no limit.
+func (p *connections) init(t *Transport, maxOpen int) {
+	p.t, p.maxOpen = t, int64(maxOpen)
+	p.host.Addr = t.addr
+	p.host.Dial = func(string) (net.Conn, error) { return p.newConn() }
+	p.host.MaxConns = math.MaxInt           // newConn counts them
+	p.host.ConnPoolStrategy = fasthttp.LIFO // the one used last is the least likely to be closed by the replica
+	p.host.MaxIdleConnDuration = t.options.IdleTimeout
+}
+
+// newConn returns a connection that is to be connected. It fails at the limit, and once the transport is closed.
+func (p *connections) newConn() (*conn, error) {
+	if p.t.closed.Err() != nil {
+		return nil, errClosed
+	}
+	if n := p.open.Add(1); p.maxOpen > 0 && n > p.maxOpen {
+		p.open.Add(-1)
+		return nil, errMaxConns
+	}
+	return &conn{of: p}, nil
+}
+
+// acquire returns a connected connection: a new one that does not become idle if dedicated, else an idle one, else a
+// new one. Idle ones that are readable are closed: the replica has closed them, or sent bytes that would be taken for
+// the response.
+func (p *connections) acquire(ctx context.Context, dedicated bool) (*conn, error) {
+	c, err := p.acquireIdleOrNew(dedicated)
+	if err != nil {
+		return nil, &ConnectError{p.t.addr, err}
+	}
+	if c.raw != nil {
+		c.reused = true
+		return c, nil
+	}
+	if err := c.connect(ctx); err != nil {
+		c.discard()
+		// The dialer's deadline can fire before ctx's timer.
+		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+			<-ctx.Done()
+		}
+		return nil, &ConnectError{p.t.addr, err}
+	}
+	return c, nil
+}
+
+// acquireIdleOrNew returns an idle connection on which nothing is readable, else one that is to be connected.
+func (p *connections) acquireIdleOrNew(dedicated bool) (*conn, error) {
+	if dedicated {
+		return p.newConn()
+	}
+	for {
+		pooled, err := p.host.AcquireConn(0, false)
+		if err != nil {
+			return nil, err
+		}
+		c := pooled.Conn().(*conn)
+		if c.raw == nil {
+			c.makeIdle = func() { p.host.ReleaseConn(pooled) }
+			c.remove = func() { p.host.CloseConn(pooled) }
+			return c, nil
+		}
+		if c.probeIdle() {
+			return c, nil
+		}
+		c.discard()
+	}
+}
+
+// conn is one connection to the replica. The goroutine that acquired it owns it until release or discard; others may
 // only call abort.
 type conn struct {
 	net.Conn               // TCP or TLS
 	raw      net.Conn      // the socket under it; nil until connected
 	reader   *netio.Reader // of raw; nil: use Conn
-	pool     *pool         // that it was added to
+	of       *connections
 
-	abort     func()    // closes the socket; any goroutine may call it, repeatedly
-	reused    bool      // carried a request before this one
-	dedicated bool      // to one request
-	idleSince time.Time // set by the pool
+	makeIdle func() // gives it to the HostClient; nil: it is dedicated to one request
+	remove   func() // has the HostClient close and forget it; nil: it is dedicated
+
+	abort     func()      // closes the socket; any goroutine may call it, repeatedly
+	stopAbort func() bool // no abort when the transport is closed
+	reused    bool        // carried a request before this one
 
 	sys        syscall.RawConn
 	probedIdle bool               // result of probe
@@ -41,64 +133,53 @@ func (c *conn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Close closes the socket without TLS's close_notify, which could wait 5 s on a full
-// socket and which HTTP's framing does not need.
+// Close implements net.Conn for the HostClient: others call discard. It closes the socket without TLS's close_notify,
+// which could wait 5 s on a full socket and which HTTP's framing does not need.
 func (c *conn) Close() error {
-	c.pool.remove(c)
+	c.of.open.Add(-1)
 	if c.raw == nil {
 		return nil
 	}
+	c.stopAbort()
 	return c.raw.Close()
 }
 
-// release returns the connection to the pool, after a complete response.
+// discard closes the connection.
+func (c *conn) discard() {
+	if c.remove == nil {
+		c.Close()
+		return
+	}
+	c.remove()
+}
+
+// release keeps the connection for another request, after a complete response.
 func (c *conn) release() {
-	if c.dedicated || !c.pool.putIdle(c) {
+	if c.makeIdle == nil {
 		c.Close()
+		return
+	}
+	c.makeIdle()
+	if c.of.t.closed.Err() != nil {
+		c.of.host.CloseIdleConnections()
 	}
 }
 
-// acquireConn returns a connected connection: a new one that does not return to the pool if dedicated,
-// else an idle one, else a new one. Idle ones that are readable are closed: the
-// replica has closed them, or sent bytes that would be taken for the response.
-func (t *Transport) acquireConn(ctx context.Context, dedicated bool) (*conn, error) {
-	if !dedicated {
-		for c := t.pool.takeIdle(); c != nil; c = t.pool.takeIdle() {
-			if c.probeIdle() {
-				c.reused = true
-				return c, nil
-			}
-			c.Close()
-		}
-	}
-	c := &conn{pool: &t.pool, dedicated: dedicated}
-	if err := t.connect(ctx, c); err != nil {
-		c.Close()
-		// The dialer's deadline can fire before ctx's timer.
-		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-			<-ctx.Done()
-		}
-		return nil, &ConnectError{t.addr, err}
-	}
-	return c, nil
-}
-
-// connect adds c to the pool and dials, including the TLS handshake. It looks the name up each time and tries
-// both address families.
-func (t *Transport) connect(ctx context.Context, c *conn) error {
-	if err := t.pool.add(c); err != nil {
-		return err
-	}
+// connect dials, including the TLS handshake. It looks the name up each time and tries both address families.
+func (c *conn) connect(ctx context.Context) error {
+	t := c.of.t
 	ctx, cancel := context.WithTimeout(ctx, t.options.ConnectTimeout)
 	defer cancel()
 	socket, err := t.dialer.DialContext(ctx, "tcp", t.addr)
 	if err != nil {
 		return err
 	}
-	if err := t.pool.setSocket(c, socket); err != nil {
-		return err
+	c.Conn, c.raw = socket, socket
+	c.abort = func() { socket.Close() }
+	c.stopAbort = context.AfterFunc(t.closed, c.abort)
+	if t.closed.Err() != nil {
+		return errClosed
 	}
-	c.Conn = socket
 	if t.tls != nil {
 		tlsConn := tls.Client(socket, t.tls)
 		if err := tlsConn.HandshakeContext(ctx); err != nil {
@@ -108,7 +189,6 @@ func (t *Transport) connect(ctx context.Context, c *conn) error {
 	} else {
 		c.reader = netio.NewReader(socket)
 	}
-	c.abort = func() { socket.Close() }
 	if s, ok := socket.(syscall.Conn); ok {
 		c.sys, err = s.SyscallConn()
 	}

@@ -51,6 +51,15 @@ func TestCancelDial(t *testing.T) {
 	idleConns(t, transport, 0)
 }
 
+func TestCancelDialOfShortRequest(t *testing.T) {
+	transport := New(Options{URL: &url.URL{Scheme: "http", Host: blackhole(t)}, ConnectTimeout: time.Hour})
+	ctx, cancel := context.WithTimeoutCause(failsafe(t), 20*time.Millisecond, errLeft)
+	defer cancel()
+	if _, _, err := get("/").do(ctx, transport); err != errLeft || transport.OpenConns() != 0 {
+		t.Errorf("error %v, %d connections; want the cause and none", err, transport.OpenConns())
+	}
+}
+
 func TestDialTimeout(t *testing.T) {
 	transport := New(Options{URL: &url.URL{Scheme: "http", Host: blackhole(t)}, ConnectTimeout: 20 * time.Millisecond})
 	_, err := send(failsafe(t), transport, "hello")

@@ -103,7 +103,7 @@ func play(t *testing.T, sent []byte, step, silences int, method string) (got pla
 	w := &wire{bytes: sent, step: step}
 	resp, use, err := readOver(w, method)
 	if err != nil {
-		if use.released() > 0 {
+		if use.kept > 0 {
 			t.Error("the pool got a connection whose response makes no sense")
 		}
 		return played{err: err}
@@ -126,10 +126,10 @@ func play(t *testing.T, sent []byte, step, silences int, method string) (got pla
 		got.body = append(got.body, p[:n]...)
 	}
 	body.Close()
-	if use.released()+use.closed != 1 {
-		t.Errorf("connection given back %d times, closed %d times", use.released(), use.closed)
+	if use.kept+use.closed != 1 {
+		t.Errorf("connection given back %d times, closed %d times", use.kept, use.closed)
 	}
-	if got.released = use.released() > 0; got.released && got.err != io.EOF {
+	if got.released = use.kept > 0; got.released && got.err != io.EOF {
 		t.Error("the pool got a connection whose response had not ended")
 	}
 	if got.released && w.deadline {

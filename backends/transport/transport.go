@@ -1,6 +1,7 @@
-// Package transport carries requests to one replica: an http.RoundTripper with its own pool of connections.
+// Package transport carries requests to one replica, over connections of fasthttp's HostClient: an http.RoundTripper
+// for requests that are relayed, and Do for short ones of the proxy's own.
 //
-// For a reverse proxy it takes about half the CPU of net/http's transport, and reports more:
+// For a reverse proxy RoundTrip takes about half the CPU of net/http's transport, and reports more:
 // whether the replica can have seen a failed request (ConnectError) or worked on it (StaleError),
 // and whether more of a streamed response is readable (Body.WaitReadable). It sends a request once;
 // retries are up to the caller. It speaks HTTP/1.1 only, follows no redirects, does not decompress,
@@ -38,7 +39,7 @@ type Options struct {
 	// which is 5 s for vLLM. 0: 4 s.
 	IdleTimeout time.Duration
 
-	MaxConns       int // open connections, including idle ones; 0: no limit
+	MaxConns       int // open connections of RoundTrip, including idle ones; 0: no limit
 	MaxHeaderBytes int // of a response, including interim ones; 0: 128 KiB
 
 	// HeaderTimeout bounds the time from the first byte of a response's header to its
@@ -52,16 +53,22 @@ type Options struct {
 	TLS *tls.Config // for https; nil: the system's roots
 }
 
-// Transport is an http.RoundTripper for one replica. Safe for concurrent use.
+// Transport carries requests to one replica. Safe for concurrent use.
 type Transport struct {
 	options Options // without zero values, but for MaxConns
-	pool    pool
-	readers sync.Pool // of *bufio.Reader
 	dialer  net.Dialer
 	addr    string      // host:port
 	host    string      // value of the Host header
 	tls     *tls.Config // nil for http
-	heads   sync.Pool   // of *[]byte, for request heads
+
+	// The connections of RoundTrip and those of Do: separately, so that a short request has one also at MaxConns.
+	requests, calls connections
+
+	closed context.Context // done after Close
+	close  context.CancelFunc
+
+	readers sync.Pool // of *bufio.Reader, for RoundTrip
+	heads   sync.Pool // of *[]byte, for request heads of RoundTrip
 }
 
 // New returns a Transport. It connects on the first request.
@@ -89,23 +96,29 @@ func New(o Options) *Transport {
 		t.host = t.host[:zone] + t.host[end:] // an IPv6 zone has no meaning to the replica
 	}
 	t.addr = cmp.Or(o.Addr, net.JoinHostPort(o.URL.Hostname(), cmp.Or(o.URL.Port(), port)))
-	t.pool = pool{maxConns: o.MaxConns, idleTimeout: o.IdleTimeout, conns: map[*conn]struct{}{}}
+	t.closed, t.close = context.WithCancel(context.Background())
+	t.requests.init(t, o.MaxConns)
+	t.calls.init(t, 0)
+	t.initCalls()
 	// Each open stream has such a buffer. Large reads bypass it.
 	t.readers.New = func() any { return bufio.NewReaderSize(nil, 2<<10) }
 	return t
 }
 
 // CloseIdleConnections closes idle connections.
-func (t *Transport) CloseIdleConnections() { t.pool.closeIdle() }
+func (t *Transport) CloseIdleConnections() {
+	t.requests.host.CloseIdleConnections()
+	t.calls.host.CloseIdleConnections()
+}
 
 // Close closes all connections, which ends the requests on them, and refuses new ones.
 func (t *Transport) Close() {
-	t.pool.close()
+	t.close()
 	t.CloseIdleConnections()
 }
 
 // OpenConns returns the number of connections, including those that are idle or being made.
-func (t *Transport) OpenConns() int { return t.pool.len() }
+func (t *Transport) OpenConns() int { return int(t.requests.open.Load() + t.calls.open.Load()) }
 
 func (t *Transport) acquireReader(c *conn) *bufio.Reader {
 	br := t.readers.Get().(*bufio.Reader)
@@ -144,7 +157,7 @@ func (t *Transport) send(req *http.Request) (*http.Response, error) {
 		b.upload.close()
 		return nil, err
 	}
-	c, err := t.acquireConn(ctx, req.Close)
+	c, err := t.requests.acquire(ctx, req.Close)
 	if err != nil {
 		b.upload.close()
 		return nil, err
