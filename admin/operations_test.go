@@ -105,7 +105,7 @@ func (d deaf) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, io.ErrUnexpectedEOF
 }
 
-func (d deaf) Do(_ context.Context, r *fasthttp.Request, _ *fasthttp.Response, _ int) error {
+func (d deaf) Do(_ context.Context, r *fasthttp.Request, _ *fasthttp.Response, _ func(io.Reader) error) error {
 	d.t.Errorf("a replica was asked for %s", r.RequestURI())
 	return io.ErrUnexpectedEOF
 }

@@ -60,7 +60,7 @@ func (s silent) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // Do is not called: nothing checks or polls the replicas.
-func (s silent) Do(context.Context, *fasthttp.Request, *fasthttp.Response, int) error {
+func (s silent) Do(context.Context, *fasthttp.Request, *fasthttp.Response, func(io.Reader) error) error {
 	return io.ErrUnexpectedEOF
 }
 

@@ -6,6 +6,7 @@ package backends
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -120,7 +121,7 @@ type Transport interface {
 
 	// Do is for short requests: checks, polls and actions. They need no free connection of RoundTrip, or a busy
 	// replica would look dead.
-	Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, maxBodyBytes int) error
+	Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, read func(body io.Reader) error) error
 }
 
 // Source is what names a replica.
@@ -280,18 +281,32 @@ const InstanceHeader = "X-Warmroute-Instance"
 
 // Get requests a path below the backend's URL, without following redirects. A non-empty proxyInstances is sent in
 // InstanceHeader. If the body has more than maxBodyBytes, the error is fasthttp.ErrBodyTooLarge, and the response has
-// the status and the header. If maxBodyBytes is 0, the body is not read. The caller passes the response to
+// that many bytes of it. If maxBodyBytes is 0, the body is not read. The caller passes the response to
 // fasthttp.ReleaseResponse when it does not use it any more; it is nil with another error.
 func (b *Backend) Get(ctx context.Context, path, accept, proxyInstances string, maxBodyBytes int) (*fasthttp.Response, error) {
 	req := fasthttp.AcquireRequest()
 	defer fasthttp.ReleaseRequest(req)
-	req.Header.SetMethod(http.MethodGet)
-	setURI(req, b.URL.JoinPath(path))
-	req.Header.Set("Accept", accept)
+	b.setGet(req, path, accept)
 	if proxyInstances != "" {
 		req.Header.Set(InstanceHeader, proxyInstances)
 	}
-	return b.doShort(ctx, req, maxBodyBytes)
+	return b.doBuffered(ctx, req, maxBodyBytes)
+}
+
+// GetStream requests a path as Get does. It calls read with the status and the body, as that arrives, and returns its error.
+func (b *Backend) GetStream(ctx context.Context, path, accept string, read func(status int, body io.Reader) error) error {
+	req, resp := fasthttp.AcquireRequest(), fasthttp.AcquireResponse()
+	defer fasthttp.ReleaseRequest(req)
+	defer fasthttp.ReleaseResponse(resp)
+	b.setGet(req, path, accept)
+	return b.do(ctx, req, resp, func(body io.Reader) error { return read(resp.StatusCode(), body) })
+}
+
+// setGet makes req a GET of a path below the backend's URL.
+func (b *Backend) setGet(req *fasthttp.Request, path, accept string) {
+	req.Header.SetMethod(http.MethodGet)
+	setURI(req, b.URL.JoinPath(path))
+	req.Header.Set("Accept", accept)
 }
 
 // Post sends a call of vLLM's control API to the replica, once, over a new connection. The response is as that of Get.
@@ -302,7 +317,7 @@ func (b *Backend) Post(ctx context.Context, c vllm.Call, maxBodyBytes int) (*fas
 	u.RawQuery = c.Query.Encode()
 	setPost(req, u, c.Body)
 	req.SetConnectionClose()
-	return b.doShort(ctx, req, maxBodyBytes)
+	return b.doBuffered(ctx, req, maxBodyBytes)
 }
 
 // setURI sets the path and query of a request. A URL without a path and those joined to it have no slash at the beginning.
@@ -318,18 +333,35 @@ func setPost(req *fasthttp.Request, u *url.URL, body []byte) {
 	req.SetBodyRaw(body)
 }
 
-// doShort sends a short request with the backend's key. The response is as that of Get.
-func (b *Backend) doShort(ctx context.Context, req *fasthttp.Request, maxBodyBytes int) (*fasthttp.Response, error) {
+// doBuffered sends a short request with the backend's key. The response is as that of Get.
+func (b *Backend) doBuffered(ctx context.Context, req *fasthttp.Request, maxBodyBytes int) (*fasthttp.Response, error) {
+	resp := fasthttp.AcquireResponse()
+	var body []byte
+	var read func(io.Reader) error
+	if maxBodyBytes > 0 {
+		read = func(r io.Reader) (err error) {
+			body, err = io.ReadAll(io.LimitReader(r, int64(maxBodyBytes)+1))
+			if len(body) > maxBodyBytes {
+				body, err = body[:maxBodyBytes], fasthttp.ErrBodyTooLarge
+			}
+			return err
+		}
+	}
+	err := b.do(ctx, req, resp, read)
+	if err != nil && err != fasthttp.ErrBodyTooLarge {
+		fasthttp.ReleaseResponse(resp)
+		return nil, err
+	}
+	resp.SetBodyRaw(body)
+	return resp, err
+}
+
+// do sends a short request with the backend's key, as Transport.Do does.
+func (b *Backend) do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, read func(io.Reader) error) error {
 	options := b.Options()
 	req.Header.Set("Accept-Encoding", "identity") // compressing would cost the replica's event loop time
 	if options.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+options.APIKey)
 	}
-	resp := fasthttp.AcquireResponse()
-	err := options.Transport.Do(ctx, req, resp, maxBodyBytes)
-	if err != nil && err != fasthttp.ErrBodyTooLarge {
-		fasthttp.ReleaseResponse(resp)
-		return nil, err
-	}
-	return resp, err
+	return options.Transport.Do(ctx, req, resp, read)
 }

@@ -1,7 +1,6 @@
 package backends
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -304,7 +303,7 @@ func (c *Checker) getBodyAndRecordProxyInstance(ctx context.Context, b *Backend,
 	case err != nil:
 		return nil, fmt.Errorf("%s: longer than %d bytes", path, maxModelsBytes)
 	}
-	return bytes.Clone(res.Body()), nil
+	return res.Body(), nil
 }
 
 // notVLLM is the advice about a response that no vLLM server gives.

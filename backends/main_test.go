@@ -80,7 +80,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func (f roundTrip) Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, _ int) error {
+func (f roundTrip) Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, read func(io.Reader) error) error {
 	r, err := http.NewRequestWithContext(ctx, string(req.Header.Method()), "http://replica:8000"+string(req.RequestURI()), bytes.NewReader(req.Body()))
 	if err != nil {
 		return err
@@ -93,10 +93,8 @@ func (f roundTrip) Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp
 		return err
 	}
 	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
 	resp.SetStatusCode(res.StatusCode)
-	resp.SetBodyRaw(body)
-	return err
+	return read(res.Body)
 }
 
 func respond(status int, body string) (*http.Response, error) {

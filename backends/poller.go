@@ -2,18 +2,16 @@ package backends
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net/http"
 	"sync"
 	"time"
-
-	"github.com/valyala/fasthttp"
 
 	"warmroute/backends/transport"
 	"warmroute/backends/vllm"
@@ -38,7 +36,7 @@ var errNoMetrics = errors.New("the replica has no /metrics (404)")
 // goroutine that polls their backend, so they delay only its next poll.
 // OnCacheLost is called after the new Load is set and before OnLoad.
 type Poller struct {
-	MaxBytes int // of one response; 0: 16 MiB
+	MaxBytes int64 // of one response; 0: 16 MiB
 
 	Logger *slog.Logger // nil: silent
 
@@ -217,30 +215,16 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, err
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	before, sent := countInFlight(w.backend), time.Now()
-	maxBytes := cmp.Or(w.MaxBytes, defaultMaxMetricsBytes)
-	res, err := w.backend.Get(ctx, "/metrics", "text/plain;version=0.0.4", "", maxBytes)
-	if res == nil {
-		return nil, fmt.Errorf("/metrics: %w", err)
-	}
-	defer fasthttp.ReleaseResponse(res)
+	var load Load
+	var readErr error
+	err := w.backend.GetStream(ctx, "/metrics", "text/plain;version=0.0.4", func(status int, body io.Reader) error {
+		load, readErr = w.readLoad(status, body)
+		return readErr
+	})
 	switch {
-	case res.StatusCode() == http.StatusNotFound:
-		return nil, errNoMetrics
-	case res.StatusCode() != http.StatusOK:
-		return nil, fmt.Errorf("/metrics returned %d", res.StatusCode())
+	case err != nil && err == readErr:
+		return nil, err
 	case err != nil:
-		return nil, fmt.Errorf("/metrics is longer than %d bytes", maxBytes)
-	}
-	// The buffer is needed only while this is read, so that a hundred idle backends share a few.
-	br, ok := w.readers.Get().(*bufio.Reader)
-	if !ok {
-		br = bufio.NewReaderSize(nil, vllm.MaxLineBytes)
-	}
-	defer w.readers.Put(br)
-	br.Reset(bytes.NewReader(res.Body()))
-	load, err := vllm.ParseMetrics(br)
-	br.Reset(nil) // do not keep the body in the pool
-	if err != nil {
 		return nil, fmt.Errorf("/metrics: %w", err)
 	}
 	load.PolledAt = sent
@@ -257,6 +241,33 @@ func (w *pollState) poll(ctx context.Context, timeout time.Duration) (*Load, err
 		}
 	}
 	return &load, nil
+}
+
+// readLoad reads a response to a poll.
+func (w *pollState) readLoad(status int, body io.Reader) (Load, error) {
+	if status == http.StatusNotFound {
+		return Load{}, errNoMetrics
+	}
+	if status != http.StatusOK {
+		return Load{}, fmt.Errorf("/metrics returned %d", status)
+	}
+	// The buffer is needed only while this is read, so that a hundred idle backends share a few.
+	br, ok := w.readers.Get().(*bufio.Reader)
+	if !ok {
+		br = bufio.NewReaderSize(nil, vllm.MaxLineBytes)
+	}
+	defer w.readers.Put(br)
+	maxBytes := cmp.Or(w.MaxBytes, defaultMaxMetricsBytes)
+	br.Reset(http.MaxBytesReader(nil, io.NopCloser(body), maxBytes))
+	load, err := vllm.ParseMetrics(br)
+	br.Reset(nil) // do not keep the body in the pool
+	if _, long := errors.AsType[*http.MaxBytesError](err); long {
+		return load, fmt.Errorf("/metrics is longer than %d bytes", maxBytes)
+	}
+	if err != nil {
+		return load, fmt.Errorf("/metrics: %w", err)
+	}
+	return load, nil
 }
 
 // inFlight is how many sequences are in flight on a server, and on each of its parts.

@@ -196,7 +196,7 @@ func (b *Backend) ProbeRanks(ctx context.Context) (*vllm.RankError, error) {
 	defer fasthttp.ReleaseRequest(req)
 	setPost(req, b.URL.JoinPath(vllm.ProbePath), vllm.ProbeBody(model))
 	req.Header.Set(vllm.RankHeader, strconv.Itoa(vllm.ProbeRank))
-	res, err := b.doShort(ctx, req, maxProbeResponseBytes)
+	res, err := b.doBuffered(ctx, req, maxProbeResponseBytes)
 	if res == nil {
 		return nil, fmt.Errorf("probe the ranks of %s: %w", b.Name, err)
 	}

@@ -172,10 +172,7 @@ func (b *backgroundAttempt) poll() (ended bool) {
 		return b.isOverdue()
 	}
 	defer fasthttp.ReleaseResponse(resp)
-	var body []byte
-	if err == nil {
-		body = resp.Body()
-	}
+	body := resp.Body()
 	switch {
 	case resp.StatusCode() == http.StatusNotFound:
 		return b.recordLost()

@@ -304,7 +304,7 @@ type panickingTransport struct{}
 
 func (panickingTransport) RoundTrip(*http.Request) (*http.Response, error) { panic("broken") }
 
-func (panickingTransport) Do(context.Context, *fasthttp.Request, *fasthttp.Response, int) error {
+func (panickingTransport) Do(context.Context, *fasthttp.Request, *fasthttp.Response, func(io.Reader) error) error {
 	panic("broken")
 }
 

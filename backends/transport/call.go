@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -17,8 +18,8 @@ type callKey struct{}
 
 // call is what Do tells callTransport about a request.
 type call struct {
-	ctx          context.Context
-	maxBodyBytes int // of the response
+	ctx  context.Context
+	read func(body io.Reader) error
 }
 
 // initCalls makes t.calls.host send requests.
@@ -35,21 +36,20 @@ func (t *Transport) initCalls() {
 	}
 }
 
-// Do sends a short request and reads the complete response, without following a redirect. It sets the host; the
-// request URI is a path. A request with Connection: close is sent once, over a new connection. Another one may be sent
-// again, over a new connection, where an idle one is found to have been closed by the replica.
+// Do sends a short request and sets the status and header of resp, without following a redirect. It then calls read with
+// the body, as it arrives, and returns its error; nil: the body is not read. It sets the host; the request URI is a path.
+// A request with Connection: close is sent once, over a new connection. Another one may be sent again, over a new
+// connection, where an idle one is found to have been closed by the replica.
 //
-// The error of a body of more than maxBodyBytes is fasthttp.ErrBodyTooLarge; resp has the status and the header then.
-// If maxBodyBytes is 0, the body is not read. Canceling ctx closes the socket at once, in any phase; the error is then
-// context.Cause. Nothing else bounds the wait.
-func (t *Transport) Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, maxBodyBytes int) error {
+// Canceling ctx closes the socket at once, in any phase; the error is then context.Cause. Nothing else bounds the wait.
+func (t *Transport) Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, read func(body io.Reader) error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	req.UseHostHeader = true
 	req.Header.SetHost(t.host)
-	req.SetUserValue(callKey{}, &call{ctx, maxBodyBytes})
-	resp.SkipBody = maxBodyBytes == 0
+	req.SetUserValue(callKey{}, &call{ctx, read})
+	resp.StreamBody = true
 	err := t.calls.host.Do(req, resp)
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -71,16 +71,14 @@ func (r callTransport) RoundTrip(host *fasthttp.HostClient, req *fasthttp.Reques
 	stop := context.AfterFunc(call.ctx, c.abort)
 	br := host.AcquireReader(c)
 	defer host.ReleaseReader(br)
+	complete := false
 	if err = r.sendAndAwait(host, c, br, req); err == nil {
-		err = r.readResponse(br, c, resp, call.maxBodyBytes)
+		complete, err = r.readResponse(br, c, resp, call.read)
 	}
-	if stop() && err == nil && !resp.SkipBody && br.Buffered() == 0 && !req.ConnectionClose() && !resp.ConnectionClose() {
+	if stop() && complete && br.Buffered() == 0 && !req.ConnectionClose() && !resp.ConnectionClose() {
 		c.release()
 	} else {
 		c.discard()
-	}
-	if err == nil || err == fasthttp.ErrBodyTooLarge {
-		return false, err
 	}
 	_, stale := errors.AsType[*StaleError](err)
 	return stale, err
@@ -109,19 +107,42 @@ func (r callTransport) sendAndAwait(host *fasthttp.HostClient, c *conn, br *bufi
 	return err
 }
 
-// readResponse reads a response, of which a byte has arrived.
-func (r callTransport) readResponse(br *bufio.Reader, c *conn, resp *fasthttp.Response, maxBodyBytes int) error {
-	err := resp.ReadLimitBody(br, maxBodyBytes)
-	if _, small := errors.AsType[*fasthttp.ErrSmallBuffer](err); small { // for the header, of which nothing is consumed
-		head, _ := br.Peek(br.Buffered())
+// readResponse reads a response, of which a byte has arrived. complete is true if the body was read to its end.
+func (r callTransport) readResponse(br *bufio.Reader, c *conn, resp *fasthttp.Response, read func(io.Reader) error) (complete bool, err error) {
+	err = resp.Read(br) // the header, since resp.StreamBody is set
+	if _, small := errors.AsType[*fasthttp.ErrSmallBuffer](err); small {
+		head, _ := br.Peek(br.Buffered()) // nothing is consumed
 		br = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(head), c), r.t.options.MaxHeaderBytes)
-		err = resp.ReadLimitBody(br, maxBodyBytes)
+		err = resp.Read(br)
 	}
 	if _, small := errors.AsType[*fasthttp.ErrSmallBuffer](err); small {
 		err = errHeaderTooLong
 	}
-	if err == nil || err == fasthttp.ErrBodyTooLarge || err == io.ErrUnexpectedEOF {
-		return err
+	if err != nil {
+		return false, fmt.Errorf("response header of %s: %w", r.t.addr, err)
 	}
-	return fmt.Errorf("response of %s: %w", r.t.addr, err)
+	defer resp.CloseBodyStream()
+	body := &callBody{from: resp.BodyStream()}
+	if body.from == nil { // as with status 204
+		body.from, body.ended = http.NoBody, true
+	}
+	if read != nil {
+		err = read(body)
+	}
+	return body.ended && err == nil, err
+}
+
+// callBody is the body of a response to Do.
+type callBody struct {
+	from  io.Reader
+	ended bool // read to its end
+}
+
+// Read implements io.Reader.
+func (b *callBody) Read(p []byte) (n int, err error) {
+	n, err = b.from.Read(p)
+	if err == io.EOF {
+		b.ended = true
+	}
+	return n, err
 }
