@@ -16,6 +16,10 @@ import (
 	"warmroute/lab/sim"
 )
 
+// ignoreCleaner ignores the goroutines that close idle connections, which end within timeouts.keepalive_idle after the
+// last connection to a replica.
+var ignoreCleaner = goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner")
+
 // outage is a proxy with its default settings in front of simulated replicas
 // that come and go.
 type outage struct {
@@ -28,7 +32,7 @@ type outage struct {
 
 func startOutage(t *testing.T, replicas int) *outage {
 	before := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, before) })
+	t.Cleanup(func() { goleak.VerifyNone(t, before, ignoreCleaner) })
 	o := &outage{t: t}
 	for range replicas {
 		url, kill := startSimReplica(t, sim.Config{}, "127.0.0.1:0")

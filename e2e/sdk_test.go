@@ -66,7 +66,7 @@ func (f *sdkFleet) test(t *testing.T) {
 
 func TestSDKInFrontOfSimulatedReplicas(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, before) })
+	t.Cleanup(func() { goleak.VerifyNone(t, before, ignoreCleaner) })
 
 	// As large as the real replicas that the same tests run against.
 	config := sim.Config{Engine: engine.Config{KVTokens: 16_384}, MaxModelLen: 8192}

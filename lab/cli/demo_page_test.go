@@ -15,7 +15,7 @@ import (
 )
 
 func TestDemoPage(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), ignoreCleaner)
 	p, err := newDemoPage("127.0.0.1:0", "Title")
 	if err != nil {
 		t.Fatal(err)

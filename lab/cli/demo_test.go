@@ -17,7 +17,7 @@ import (
 
 func testDemo(t *testing.T, ctx context.Context, o demoOptions) (replay.Report, string) {
 	t.Helper()
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), ignoreCleaner)
 	o.backends = 4
 	o.listen, o.admin, o.page = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	var out bytes.Buffer
@@ -32,6 +32,10 @@ func testDemo(t *testing.T, ctx context.Context, o demoOptions) (replay.Report, 
 	}
 	return report, out.String()
 }
+
+// ignoreCleaner ignores the goroutines that close idle connections, which end within timeouts.keepalive_idle after the
+// last connection to a replica.
+var ignoreCleaner = goleak.IgnoreAnyFunction("github.com/valyala/fasthttp.(*HostClient).connsCleaner")
 
 func TestDemoPrefixImprovesHitRatio(t *testing.T) {
 	got, out := testDemo(t, t.Context(), demoOptions{duration: 6 * time.Second, json: true})
@@ -94,7 +98,7 @@ func TestDemoInterrupted(t *testing.T) {
 }
 
 func TestDemoInvalidPort(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), ignoreCleaner)
 	err := runDemo(t.Context(), demoOptions{backends: 1, listen: "127.0.0.1:99999", page: "127.0.0.1:0"}, testConfigs(), io.Discard)
 	if err == nil {
 		t.Error("no error")
