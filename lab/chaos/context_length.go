@@ -57,13 +57,13 @@ func mixContextLengths(ctx context.Context, r *rig) (err error) {
 	if err != nil {
 		return err
 	}
-	turns := f.converse(ctx)
+	turns := f.converse(ctx, 0)
 	long := f.replicas[len(f.replicas)-1]
 	if err := testbed.KillAndWait(long); err != nil {
 		return err
 	}
 	done := make(chan int, 1)
-	go func() { done <- f.converse(ctx) }()
+	go func() { done <- f.converse(ctx, shortLength) }()
 	if err := testbed.Sleep(ctx, 2*time.Second); err != nil {
 		return err
 	}
@@ -82,8 +82,9 @@ func mixContextLengths(ctx context.Context, r *rig) (err error) {
 }
 
 // converse has conversations with the fleet, some at a time, until each has about twice the shorter length. It checks every
-// response, and returns how many turns there were.
-func (f *lengthsFleet) converse(ctx context.Context) (turns int) {
+// response, and returns how many turns there were. A replica ends an output where its context ends: that is allowed at cutoff,
+// while no replica with a longer context is ready; 0: never.
+func (f *lengthsFleet) converse(ctx context.Context, cutoff int) (turns int) {
 	httpClient := loadgen.NewHTTPClient()
 	defer httpClient.CloseIdleConnections()
 	client := &loadgen.Client{URL: f.proxy.URL, Model: lengthsModel, HTTP: httpClient, Speed: 1, Timeout: requestTimeout}
@@ -104,8 +105,9 @@ func (f *lengthsFleet) converse(ctx context.Context) (turns int) {
 					}
 					q := newPrompt(lengthsModel, turn)
 					response := client.Send(ctx, q.request(counts[i]%2 == 0))
-					f.verdict.require(response.Err == "" && response.CompletionTokens == turn.OutputTokens, "turn of a conversation: status %d %s %s, %d tokens instead of %d",
-						response.Status, response.Err, response.Detail, response.CompletionTokens, turn.OutputTokens)
+					isWhole := response.CompletionTokens == turn.OutputTokens || cutoff > 0 && response.PromptTokens+response.CompletionTokens == cutoff
+					f.verdict.require(response.Err == "" && isWhole, "turn of a conversation: status %d %s %s, %d tokens instead of %d after a prompt of %d",
+						response.Status, response.Err, response.Detail, response.CompletionTokens, turn.OutputTokens, response.PromptTokens)
 					output = response.Output
 					counts[i]++
 				}
