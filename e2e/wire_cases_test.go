@@ -2,16 +2,20 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // wireSubjects returns the subjects of the corpus.
 func wireSubjects() []wireSubject {
-	return []wireSubject{
-		wireChat(),
-		wireRoutes(),
-	}
+	return slices.Concat(wireDialects(), wireRelaySubjects(), wireRequestSubjects(), wireCallSubjects())
 }
+
+// replies are what replicas do, by name.
+type replies = map[string][]wireReply
+
+// sends returns a reply that is sent as a whole.
+func sends(data ...string) []wireReply { return []wireReply{{say(data...)}} }
 
 var twoReplicas = []wireReplica{{name: "a"}, {name: "b"}}
 
@@ -104,36 +108,4 @@ func wireAnswer(request []byte) string {
 		return streamOf(chatRole, chatHello, chatStop, doneEvent)
 	}
 	return jsonResponse("200 OK", chatWhole)
-}
-
-func wireChat() wireSubject {
-	return wireSubject{name: "chat", replicas: twoReplicas, cases: []wireCase{
-		{name: "whole", client: post(chatPath, chatJSON), replicas: map[string][]wireReply{"a": {{say(jsonResponse("200 OK", chatWhole))}}}},
-		{name: "stream", client: post(chatPath, chatStreamJSON), borders: true, replicas: map[string][]wireReply{"a": {{
-			say(streamHead), say(chunk(chatRole), chunk(chatHello)), awaitText("Hello\"},"), say(chunk(chatWorld)), awaitText(" world"),
-			say(chunk(chatStop), chunk(chatUsage), chunk(doneEvent), "0\r\n\r\n"),
-		}}}},
-		{name: "status 500, then another replica", client: post(chatPath, chatJSON), replicas: map[string][]wireReply{
-			"a": {{say(jsonResponse("500 Internal Server Error", `{"error":{"message":"engine failed"}}`))}},
-		}},
-		{name: "nothing listens", client: post(chatPath, chatJSON), down: []string{"a"}},
-		{
-			name:     "the client leaves",
-			client:   []wireStep{say(httpRequest("POST", chatPath, chatStreamJSON)), awaitText("Hello"), closeSocket},
-			replicas: map[string][]wireReply{"a": {{say(streamHead, chunk(chatRole), chunk(chatHello)), awaitClosed}}},
-		},
-	}}
-}
-
-func wireRoutes() wireSubject {
-	s := wireSubject{name: "routes", replicas: twoReplicas}
-	version := []string{`"version":"[^"]*"`, `"version":"VERSION"`}
-	for _, path := range []string{
-		"/v1/models", "/v1/models/m", "/version", "/livez", "/readyz", "/health", "/v1/chat/completions", "/nothing",
-	} {
-		for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "DELETE"} {
-			s.cases = append(s.cases, wireCase{name: method + " " + path, client: request(method, path), normal: version})
-		}
-	}
-	return s
 }

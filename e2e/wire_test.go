@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -30,6 +31,8 @@ type wireSubject struct {
 	name     string // of the file
 	config   string // YAML, beside what all subjects have
 	replicas []wireReplica
+	normal   []string // regular expressions, each followed by what replaces its matches
+	unready  bool     // cases may leave replicas that are not ready
 	cases    []wireCase
 }
 
@@ -40,6 +43,8 @@ type wireReplica struct {
 	models   []string          // "m" when empty; "adapter<base" is a LoRA adapter
 	metrics  string            // beside what all replicas have
 	answers  map[string]string // bodies for paths of checks, beside those of /v1/models and others
+	unlisted bool              // it is not in the configuration
+	idle     bool              // it reports no load
 }
 
 // wireCase is what a client does on its connections, and what the replicas do.
@@ -47,14 +52,14 @@ type wireCase struct {
 	name     string
 	client   []wireStep
 	replicas map[string][]wireReply // by name: a reply for each request; "" is any replica. Requests without one get wireWhole
-	down     []string               // replicas whose listeners are closed
+	down     []string               // replicas whose listeners are closed; to be found by the request, no failure may precede it
 	borders  bool                   // the chunks of the response are shown
 	shape    bool                   // of the response's JSON, only the keys and types are shown
 	names    bool                   // of a response that is an exposition, only the names are shown
 	headers  bool                   // the body of the response is not shown
 	unsorted bool                   // requests to replicas come in any order
+	settles  bool                   // requests to replicas may follow the last response
 	checks   []string               // paths of checks and polls, of which the latest to the first replica are shown
-	normal   []string               // regular expressions, each followed by what replaces its matches in responses
 	fresh    bool                   // a new proxy serves this case
 }
 
@@ -70,27 +75,32 @@ type wireReply []wireStep
 type wireStepKind int
 
 const (
-	wireSend        wireStepKind = iota
-	wireAwait                    // of a replica and its client: that the client has received data
-	wireReceive                  // a response; of clients
-	wireDial                     // a new connection to the listener that data names; of clients
-	wireHalfClose                // no more is sent
-	wireClose                    // the socket is closed
-	wireReset                    // the same, with a reset
-	wireAwaitClosed              // the other side closes the connection
-	wireEarly                    // the body of the request is not read; of replicas
+	wireSend         wireStepKind = iota
+	wireAwait                     // of a replica and its client: that the client has received data
+	wireReceive                   // a response; of clients
+	wireDial                      // a new connection to the listener that data names; of clients
+	wireHalfClose                 // no more is sent
+	wireClose                     // the socket is closed
+	wireReset                     // the same, with a reset
+	wireAwaitClosed               // the other side closes the connection
+	wireAwaitServed               // the client has the response, and the proxy has served another request after it; of replicas
+	wireAwaitReplica              // the replica that data names has got a request; of replicas
+	wireEarly                     // the body of the request is not read; of replicas
 )
 
 func say(data ...string) wireStep       { return wireStep{wireSend, strings.Join(data, "")} }
 func awaitText(text string) wireStep    { return wireStep{wireAwait, text} }
+func awaitReplica(name string) wireStep { return wireStep{wireAwaitReplica, name} }
 func dialListener(name string) wireStep { return wireStep{wireDial, name} }
 
 var (
 	receive     = wireStep{kind: wireReceive}
+	receiveNext = wireStep{wireReceive, "of several"} // the connection is not probed after it
 	halfClose   = wireStep{kind: wireHalfClose}
 	closeSocket = wireStep{kind: wireClose}
 	resetSocket = wireStep{kind: wireReset}
 	awaitClosed = wireStep{kind: wireAwaitClosed}
+	awaitServed = wireStep{kind: wireAwaitServed}
 	beforeBody  = wireStep{kind: wireEarly}
 )
 
@@ -110,6 +120,10 @@ func (s wireStep) String() string {
 		return "[resets the connection]"
 	case wireAwaitClosed:
 		return "[waits until the connection is closed]"
+	case wireAwaitReplica:
+		return "[" + s.data + " has responded]"
+	case wireAwaitServed:
+		return "[the client has the response]"
 	case wireEarly:
 		return "[does not read the body]"
 	}
@@ -122,28 +136,19 @@ health: {interval: 1h, down_interval: 20ms, timeout: 20s}
 routing: {learn: false}
 retry: {per_second: 1000}
 timeouts: {connect: 10s, drain: 0s, shutdown: 1s}
+log: {level: debug}
 `
+
+// maxPlays is how often a subject is played until it is as recorded: on a busy machine a connection may end at another moment.
+const maxPlays = 3
 
 func TestWire(t *testing.T) {
 	for _, s := range wireSubjects() {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			var got strings.Builder
-			got.WriteString(s.header())
-			var f *wireFleet
-			for i := range s.cases {
-				c := &s.cases[i]
-				if f == nil || c.fresh {
-					if f != nil {
-						f.stop()
-					}
-					f = startWireFleet(t, &s)
-				}
-				got.WriteString(f.play(c))
-			}
 			path := filepath.Join("e2e", "testdata", "wire", s.name+".txt")
 			if *update {
-				if err := os.WriteFile(path, []byte(got.String()), 0o644); err != nil {
+				if err := os.WriteFile(path, []byte(s.play(t)), 0o644); err != nil {
 					t.Fatal(err)
 				}
 				return
@@ -152,11 +157,36 @@ func TestWire(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if difference := firstDifference(string(want), got.String()); difference != "" {
-				t.Errorf("%s differs; where that is intended, go test ./e2e -run TestWire -update writes it\n%s", path, difference)
+			difference := ""
+			for range maxPlays {
+				if difference = firstDifference(string(want), s.play(t)); difference == "" {
+					return
+				}
+				t.Log(difference)
 			}
+			t.Errorf("%s differs; where that is intended, go test ./e2e -run TestWire -update writes it\n%s", path, difference)
 		})
 	}
+}
+
+// play returns what the cases of a subject write.
+func (s *wireSubject) play(t *testing.T) string {
+	t.Helper()
+	var out strings.Builder
+	out.WriteString(s.header())
+	var f *wireFleet
+	for i := range s.cases {
+		c := &s.cases[i]
+		if f == nil || c.fresh {
+			if f != nil {
+				f.stop()
+			}
+			f = startWireFleet(t, s)
+		}
+		out.WriteString(f.play(c))
+	}
+	f.stop()
+	return out.String()
 }
 
 // firstDifference returns the first lines in which two texts differ, with the case that they are of.
@@ -200,11 +230,14 @@ type wireFleet struct {
 	*program
 	subject  *wireSubject
 	replicas []*wireServer
-	hosts    map[string]string // addresses to what stands for them
+	written  map[string]string // replies that were written to the file, and their cases
+	listed   int               // replicas in the configuration, which come first
+	hosts    map[string]string // addresses to what stands for them, which is as long
 
 	mu       sync.Mutex
 	current  *wireCase
 	client   *wireConn       // of the current case
+	served   chan struct{}   // closed when the client has the response of the current exchange
 	requests []*wireExchange // that replicas got since the last response
 }
 
@@ -222,14 +255,18 @@ type wireExchange struct {
 
 func startWireFleet(t *testing.T, s *wireSubject) *wireFleet {
 	t.Helper()
-	f := &wireFleet{subject: s, hosts: map[string]string{}}
+	f := &wireFleet{subject: s, hosts: map[string]string{}, written: map[string]string{}}
 	var list strings.Builder
 	for i := range s.replicas {
 		r := &wireServer{wireReplica: s.replicas[i], fleet: f, number: i}
 		r.listen(t, "127.0.0.1:0")
 		t.Cleanup(r.close)
 		f.replicas = append(f.replicas, r)
-		f.hosts[r.address] = r.name + ".test"
+		f.hosts[r.address] = "replica-" + r.name + ".local"
+		if r.unlisted {
+			continue
+		}
+		f.listed++
 		fmt.Fprintf(&list, "- {name: %s, url: \"http://%s\"", r.name, r.address)
 		if !strings.Contains(r.settings, "kv_events") {
 			list.WriteString(", kv_events: off")
@@ -247,20 +284,39 @@ func startWireFleet(t *testing.T, s *wireSubject) *wireFleet {
 		name, _, _ := strings.Cut(line, ":")
 		config = regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(name)+`:.*\n`).ReplaceAllString(config, "")
 	}
-	file := (&simFleet{}).configFile(t, config+s.config+"\nbackends:\n"+list.String())
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte(registrationToken), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config = strings.ReplaceAll(config+s.config, tokenFile, token)
+	file := (&simFleet{}).configFile(t, config+"\nbackends:\n"+list.String())
 	f.program = startProgram(t, "--config", file.path)
-	f.hosts[strings.TrimPrefix(f.url, "http://")], f.hosts[strings.TrimPrefix(f.admin, "http://")] = "proxy.test", "admin.test"
+	f.hosts[strings.TrimPrefix(f.url, "http://")], f.hosts[strings.TrimPrefix(f.admin, "http://")] = "proxy-pub.local", "proxy-adm.local"
 	running := 0
-	for _, r := range f.replicas {
+	for _, r := range f.replicas[:f.listed] {
 		running += r.running()
 	}
 	f.eventually("all replicas are ready and polled", func() bool {
-		return int(metricSum(t, f.admin, "warmroute_backend_running")) == running && f.ready() == len(f.replicas)
+		return int(metricSum(t, f.admin, "warmroute_backend_running")) == running && f.ready() == f.listed
 	})
 	return f
 }
 
 func (f *wireFleet) ready() int { return int(metricSum(f.t, f.admin, "warmroute_backend_ready")) }
+
+// tokenFile stands for a file with registrationToken in the configuration of a subject.
+const (
+	tokenFile         = "TOKEN_FILE"
+	registrationToken = "a-registration-token-of-the-corpus"
+)
+
+// withAddresses returns text with the addresses of what replica-a.local and others stand for, which are as long.
+func (f *wireFleet) withAddresses(text string) string {
+	for address, name := range f.hosts {
+		text = strings.ReplaceAll(text, name, address)
+	}
+	return text
+}
 
 // stop ends the proxy.
 func (f *wireFleet) stop() {
@@ -286,7 +342,12 @@ type wireServer struct {
 	open     sync.WaitGroup
 }
 
-func (r *wireServer) running() int { return 1 + 100*r.number }
+func (r *wireServer) running() int {
+	if r.idle {
+		return 0
+	}
+	return 1 + 100*r.number
+}
 
 func (r *wireServer) listen(t *testing.T, address string) {
 	t.Helper()
@@ -333,21 +394,25 @@ func (r *wireServer) close() {
 	r.open.Wait()
 }
 
-// endCase closes the connections that have carried more than checks.
+// endCase closes the connections that the case has used.
 func (r *wireServer) endCase() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.played = 0
-	for c, used := range r.conns {
-		if used {
-			c.Close()
+	var used []*wireConn
+	for c, isUsed := range r.conns {
+		if isUsed {
+			used = append(used, c)
 		}
+	}
+	r.mu.Unlock()
+	for _, c := range used {
+		c.closeNow()
 	}
 }
 
 // serve reads requests until the connection is closed.
 func (r *wireServer) serve(c *wireConn) {
-	for n := 0; ; n++ {
+	for {
 		head, ok := c.awaitHead()
 		if !ok {
 			return
@@ -367,8 +432,9 @@ func (r *wireServer) serve(c *wireConn) {
 				continue
 			}
 		}
-		x := &wireExchange{replica: r.name, reused: n > 0, conn: c, ended: make(chan struct{})}
+		x := &wireExchange{replica: r.name, conn: c, ended: make(chan struct{})}
 		r.mu.Lock()
+		x.reused = r.conns[c]
 		r.conns[c] = true
 		r.mu.Unlock()
 		reply, known := r.nextReply()
@@ -384,9 +450,9 @@ func (r *wireServer) serve(c *wireConn) {
 		x.reply = reply
 		r.fleet.mu.Lock()
 		r.fleet.requests = append(r.fleet.requests, x)
-		client := r.fleet.client
+		client, served := r.fleet.client, r.fleet.served
 		r.fleet.mu.Unlock()
-		isOpen := r.playReply(x, client)
+		isOpen := r.playReply(x, client, served)
 		close(x.ended)
 		if !isOpen || isEarly {
 			<-c.ended
@@ -414,24 +480,29 @@ func (r *wireServer) nextReply() (reply wireReply, known bool) {
 }
 
 // playReply does what a reply says, and reports whether the connection is open still.
-func (r *wireServer) playReply(x *wireExchange, client *wireConn) (isOpen bool) {
+func (r *wireServer) playReply(x *wireExchange, client *wireConn, served <-chan struct{}) (isOpen bool) {
 	for _, step := range x.reply {
 		switch step.kind {
 		case wireSend:
-			if _, err := io.WriteString(x.conn, step.data); err != nil {
+			if _, err := io.WriteString(x.conn, r.fleet.withAddresses(step.data)); err != nil {
 				return false
 			}
 		case wireAwait:
-			client.awaitText(step.data)
+			if client != nil {
+				client.awaitText(step.data)
+			}
+		case wireAwaitServed:
+			<-served
+		case wireAwaitReplica:
+			r.fleet.awaitResponded(step.data)
 		case wireHalfClose:
 			x.conn.Conn.(*net.TCPConn).CloseWrite()
 		case wireClose:
-			x.conn.Close()
+			x.conn.closeNow()
 			x.end = "closed by the replica"
 			return false
 		case wireReset:
-			x.conn.Conn.(*net.TCPConn).SetLinger(0)
-			x.conn.Close()
+			x.conn.resetNow()
 			x.end = "reset by the replica"
 			return false
 		case wireAwaitClosed:
@@ -440,6 +511,23 @@ func (r *wireServer) playReply(x *wireExchange, client *wireConn) (isOpen bool) 
 		}
 	}
 	return true
+}
+
+// awaitResponded waits until a replica has responded to the first request of the case.
+func (f *wireFleet) awaitResponded(name string) {
+	for ; ; time.Sleep(time.Millisecond) {
+		f.mu.Lock()
+		i := slices.IndexFunc(f.requests, func(x *wireExchange) bool { return x.replica == name })
+		var ended chan struct{}
+		if i >= 0 {
+			ended = f.requests[i].ended
+		}
+		f.mu.Unlock()
+		if ended != nil {
+			<-ended
+			return
+		}
+	}
 }
 
 // checkBody returns the response to a check or a poll. An empty body stands for a 404.
@@ -491,6 +579,7 @@ type wireConn struct {
 	changed  chan struct{} // closed when more is received, or nothing any more
 	received []byte
 	consumed int
+	begun    int   // what was consumed when the current exchange began
 	err      error // why nothing more is received
 }
 
@@ -513,6 +602,18 @@ func newWireConn(socket net.Conn) *wireConn {
 		}
 	}()
 	return c
+}
+
+// closeNow closes the socket, and returns when the other side's kernel knows.
+func (c *wireConn) closeNow() { c.closeWithLinger(int(wireTimeout / time.Second)) }
+
+// resetNow closes the socket with a reset.
+func (c *wireConn) resetNow() { c.closeWithLinger(0) }
+
+func (c *wireConn) closeWithLinger(seconds int) {
+	_ = c.Conn.(*net.TCPConn).SetLinger(seconds)
+	c.Close()
+	<-c.ended
 }
 
 // wireTimeout is longer than any step takes.
@@ -540,8 +641,20 @@ func (c *wireConn) await(is func(received []byte, ended bool) bool) (ok bool) {
 	}
 }
 
+// awaitText waits until text was received in the current exchange.
 func (c *wireConn) awaitText(text string) (ok bool) {
-	return c.await(func(received []byte, _ bool) bool { return bytes.Contains(received, []byte(text)) })
+	return c.await(func([]byte, bool) bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return bytes.Contains(c.received[c.begun:], []byte(text))
+	})
+}
+
+// beginExchange begins an exchange with what has not been consumed.
+func (c *wireConn) beginExchange() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.begun = c.consumed
 }
 
 func (c *wireConn) consume(n int) {
@@ -697,7 +810,11 @@ func (f *wireFleet) play(c *wireCase) string {
 		if slices.Contains(c.down, r.name) {
 			r.mu.Lock()
 			r.listener.Close()
+			conns := slices.Collect(maps.Keys(r.conns))
 			r.mu.Unlock()
+			for _, c := range conns {
+				c.closeNow()
+			}
 		}
 	}
 	f.mu.Lock()
@@ -709,9 +826,6 @@ func (f *wireFleet) play(c *wireCase) string {
 		fmt.Fprintf(&p.out, "[nothing listens at %s]\n", strings.Join(c.down, ", "))
 	}
 	steps := c.client
-	if !slices.Contains(steps, receive) && (len(steps) == 0 || steps[len(steps)-1].kind == wireSend) {
-		steps = append(slices.Clone(steps), receive)
-	}
 	for _, step := range steps {
 		p.do(step)
 	}
@@ -722,22 +836,21 @@ func (f *wireFleet) play(c *wireCase) string {
 			r.listen(f.t, r.address)
 		}
 	}
-	f.resetBackends(c)
+	if p.relayed || len(c.down) > 0 {
+		f.resetBackends()
+	}
 	return p.out.String()
 }
 
 // resetBackends has the proxy forget what it has learned from a case.
-func (f *wireFleet) resetBackends(c *wireCase) {
+func (f *wireFleet) resetBackends() {
 	f.t.Helper()
-	if len(c.replicas) == 0 && len(c.down) == 0 && !strings.Contains(f.subject.config, "reset: true") {
-		return
-	}
-	for _, r := range f.replicas {
+	for _, r := range f.replicas[:f.listed] {
 		req, err := http.NewRequest(http.MethodPost, f.admin+"/api/backends/"+r.name+"/reset", nil)
 		if err != nil {
 			f.t.Fatal(err)
 		}
-		req.Header = http.Header{"Content-Type": {"application/json"}, "Authorization": {"Bearer " + wireAdminToken}}
+		req.Header = http.Header{"Content-Type": {"application/json"}, "Authorization": {"Bearer " + adminTokenOfCorpus}}
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			f.t.Fatal(err)
@@ -745,10 +858,12 @@ func (f *wireFleet) resetBackends(c *wireCase) {
 		io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
 	}
-	f.eventually("all replicas are ready", func() bool { return f.ready() == len(f.replicas) })
+	if !f.subject.unready {
+		f.eventually("all replicas are ready", func() bool { return f.ready() == f.listed })
+	}
 }
 
-const wireAdminToken = "an-admin-token-of-the-corpus"
+const adminTokenOfCorpus = "an-admin-token-of-the-corpus"
 
 // wirePlayer plays a case and writes what happens.
 type wirePlayer struct {
@@ -758,8 +873,14 @@ type wirePlayer struct {
 	conn   *wireConn
 	method string // of the latest request
 	number map[string]int
-	wrote  bool // something of the current exchange was written
+	wrote  bool          // something of the current exchange was written
+	served chan struct{} // that of the fleet
+
+	relayed bool // a replica got a request
 }
+
+// maxUnread is how much the proxy's socket takes although nobody reads.
+const maxUnread = 16 << 10
 
 func (p *wirePlayer) do(step wireStep) {
 	f := p.f
@@ -771,19 +892,24 @@ func (p *wirePlayer) do(step wireStep) {
 		}
 	}
 	if step.kind == wireReceive {
-		p.receive()
+		p.receive(step.data == "")
 		return
 	}
 	if !p.wrote {
 		p.out.WriteString(">>>> client\n")
 		p.wrote = true
+		p.beginExchange()
 	}
 	switch step.kind {
 	case wireSend:
 		if method, _, ok := strings.Cut(step.data, " "); ok && method != "" && strings.Trim(method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" {
 			p.method = method
 		}
-		go io.WriteString(p.conn, step.data) // the proxy may respond before it has read all
+		if data := f.withAddresses(step.data); len(data) <= maxUnread {
+			io.WriteString(p.conn, data)
+		} else {
+			go io.WriteString(p.conn, data) // the proxy may respond before it has read all
+		}
 		p.writeMessage([]byte(step.data), false)
 	case wireAwait:
 		p.out.WriteString(step.String() + "\n")
@@ -795,12 +921,19 @@ func (p *wirePlayer) do(step wireStep) {
 		p.conn.Conn.(*net.TCPConn).CloseWrite()
 	case wireClose:
 		p.out.WriteString(step.String() + "\n")
-		p.conn.Close()
+		p.conn.closeNow()
 	case wireReset:
 		p.out.WriteString(step.String() + "\n")
-		p.conn.Conn.(*net.TCPConn).SetLinger(0)
-		p.conn.Close()
+		p.conn.resetNow()
 	}
+}
+
+func (p *wirePlayer) beginExchange() {
+	p.conn.beginExchange()
+	p.served = make(chan struct{})
+	p.f.mu.Lock()
+	p.f.served = p.served
+	p.f.mu.Unlock()
 }
 
 func (p *wirePlayer) dial(step wireStep) {
@@ -825,16 +958,22 @@ func (p *wirePlayer) dial(step wireStep) {
 }
 
 // receive waits for a response and writes it after what the replicas have got.
-func (p *wirePlayer) receive() {
+func (p *wirePlayer) receive(probe bool) {
 	response, complete := p.conn.awaitResponse(p.method)
 	end := "kept"
 	switch {
-	case !complete:
+	case !complete, saysClose(response):
 		end = p.closedBy()
-	case !p.isKept():
-		end = p.closedBy()
+	case probe && !p.isKept():
+		end = "closed"
 	}
-	p.writeReplicas()
+	close(p.served)
+	if p.c.settles {
+		p.awaitSettled()
+	}
+	if probe { // else the replica may have the next request already
+		p.writeReplicas()
+	}
 	p.out.WriteString("<<<< proxy\n")
 	if len(response) == 0 {
 		p.out.WriteString("[nothing]\n")
@@ -843,6 +982,13 @@ func (p *wirePlayer) receive() {
 	}
 	p.out.WriteString("[connection " + end + "]\n")
 	p.wrote = false
+	p.served = make(chan struct{}) // of a response that follows without a request
+}
+
+// saysClose reports whether a response is the last one of its connection by its header.
+func saysClose(response []byte) bool {
+	head, _, _ := strings.Cut(string(response), "\r\n\r\n")
+	return strings.Contains(head, "\r\nConnection: close") || strings.HasPrefix(head, "HTTP/1.0 ") && !strings.Contains(head, "keep-alive")
 }
 
 // closedBy says how the proxy ended the connection.
@@ -879,14 +1025,17 @@ func (p *wirePlayer) isKept() bool {
 
 // end ends the connection of the client, and writes what replicas got after the last response.
 func (p *wirePlayer) end() {
-	p.conn.Close()
-	<-p.conn.ended
-	if p.wrote {
-		p.f.eventually("no request is in flight", func() bool { return metricSum(p.f.t, p.f.admin, "warmroute_requests_in_flight") == 0 })
+	p.conn.closeNow()
+	if p.wrote || p.c.settles {
+		p.awaitSettled()
 		p.writeReplicas()
 		p.wrote = false
 	}
 	p.conn = nil
+}
+
+func (p *wirePlayer) awaitSettled() {
+	p.f.eventually("no request is in flight", func() bool { return metricSum(p.f.t, p.f.admin, "warmroute_requests_in_flight") == 0 })
 }
 
 // writeReplicas writes what the replicas have got since the last call, and what they did.
@@ -899,6 +1048,7 @@ func (p *wirePlayer) writeReplicas() {
 	if p.c.unsorted {
 		slices.SortStableFunc(list, func(a, b *wireExchange) int { return cmp.Compare(a.replica, b.replica) })
 	}
+	p.relayed = p.relayed || len(list) > 0
 	for _, x := range list {
 		select {
 		case <-x.ended:
@@ -935,6 +1085,9 @@ func (p *wirePlayer) writeReplicas() {
 	}
 }
 
+// minRepeatedReply is the length from which a reply is written once.
+const minRepeatedReply = 300
+
 // writeReply writes what a replica sent, chunk by chunk.
 func (p *wirePlayer) writeReply(x *wireExchange) {
 	if x.isUsual {
@@ -942,6 +1095,12 @@ func (p *wirePlayer) writeReply(x *wireExchange) {
 		p.out.WriteString("[the usual response, " + status + "]\n")
 		return
 	}
+	key := fmt.Sprint(x.reply)
+	if before := p.f.written[key]; before != "" && len(key) > minRepeatedReply {
+		fmt.Fprintf(&p.out, "[as in the case %q]\n", before)
+		return
+	}
+	p.f.written[key] = p.c.name
 	isChunked := false
 	for _, step := range x.reply {
 		if step.kind != wireSend {
@@ -986,14 +1145,26 @@ func isWholeChunks(body string, chunks []string) bool {
 	return all.String() == body
 }
 
-// isClosed reports whether the other side has closed the connection, which it did before if it did.
+// closeGrace is how long the end of a connection may take to arrive.
+const closeGrace = 20 * time.Millisecond
+
+// isClosed reports whether the other side has closed the connection. If it has, it did so before the call.
 func (c *wireConn) isClosed() bool {
 	select {
 	case <-c.ended:
 		return true
-	case <-time.After(5 * time.Millisecond):
-		return false
+	case <-time.After(closeGrace):
 	}
+	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return true
+	}
+	closed := false
+	err = raw.Control(func(fd uintptr) { // the goroutine that reads may not have run
+		n, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		closed = err == nil && n == 0 || errors.Is(err, syscall.ECONNRESET)
+	})
+	return err != nil || closed
 }
 
 // sortHeader returns a message with the lines of its header sorted: the proxy writes those to replicas in any order.
@@ -1019,7 +1190,7 @@ var (
 	attemptToken  = regexp.MustCompile(`-wr[0-9a-f]{24}`)
 	dateLine      = regexp.MustCompile(`\r\nDate: [^\r\n]*`)
 	instance      = regexp.MustCompile(`\b[A-Z2-7]{26}\b`)
-	variableLine  = regexp.MustCompile(`(\r\nX-(?:Warmroute-(?:Overhead-Us|Queue-Ms)|Ratelimit-Reset-(?:Requests|Tokens)):) [^\r\n]*`)
+	variableLine  = regexp.MustCompile(`(\r\nX-(?:Warmroute-(?:Overhead-Us|Queue-Ms)|Ratelimit-(?:Reset-(?:Requests|Tokens)|Remaining-Tokens)):) [^\r\n]*`)
 	lengthLine    = regexp.MustCompile(`\r\nContent-Length: [0-9]+`)
 	retryLine     = regexp.MustCompile(`\r\nRetry-After: [0-9]+`)
 	tryAgain      = regexp.MustCompile(`([Tt]ry again in) [0-9]+s`)
@@ -1027,7 +1198,8 @@ var (
 	rfc3339       = regexp.MustCompile(`"20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|[+-][0-9:]+)"`)
 	sameBytes     = regexp.MustCompile(`a{60,}|x{60,}|y{60,}`)
 	numberedLines = regexp.MustCompile(`(?:\nX-Many-[0-9]+: v){3,}`)
-	keepAlives    = regexp.MustCompile(`(?::\s?keep-alive\n){1,}`)
+	keepAlives    = regexp.MustCompile(`(?:: keep-alive\n)+`)
+	pings         = regexp.MustCompile(`(?:event: ping\n(data: [^\n]*\n)\n)+`)
 )
 
 // normalize replaces what differs between two runs.
@@ -1051,8 +1223,8 @@ func (p *wirePlayer) normalize(text string) string {
 	text = instance.ReplaceAllString(text, "INSTANCE")
 	text = tryAgain.ReplaceAllString(text, "$1 Ns")
 	text = rfc3339.ReplaceAllString(text, `"TIME"`)
-	for i := 0; i+1 < len(p.c.normal); i += 2 {
-		text = regexp.MustCompile(p.c.normal[i]).ReplaceAllString(text, p.c.normal[i+1])
+	for pair := range slices.Chunk(p.f.subject.normal, 2) {
+		text = regexp.MustCompile(pair[0]).ReplaceAllString(text, pair[1])
 	}
 	return text
 }
@@ -1106,7 +1278,7 @@ func (p *wirePlayer) writeMessage(message []byte, isResponse bool) {
 	if shown != body || p.c.shape || p.c.names || p.c.headers {
 		head = lengthLine.ReplaceAllString(head, "\r\nContent-Length: N")
 	}
-	if tryAgain.MatchString(body) {
+	if tryAgain.MatchString(body) || strings.Contains(body, "no replica") || p.method == http.MethodHead {
 		head = retryLine.ReplaceAllString(head, "\r\nRetry-After: N")
 	}
 	p.writeHead(head)
@@ -1144,6 +1316,7 @@ func (p *wirePlayer) writeHead(head string) {
 
 func (p *wirePlayer) writeBody(body string) {
 	body = keepAlives.ReplaceAllString(body, ": keep-alive (one or more)\n")
+	body = pings.ReplaceAllString(body, "event: ping (one or more)\n$1\n")
 	for line := range strings.SplitSeq(body, "\n") {
 		p.out.WriteString("| " + shorten(line) + "\n")
 	}
