@@ -7,7 +7,8 @@ import (
 
 // wireCallSubjects are about the calls of operators, of replicas' launchers, and of the proxy itself.
 func wireCallSubjects() []wireSubject {
-	return []wireSubject{wireAdmin(), wireAdminToken(), wireActions(), wireChecks(), wireRegistration(), wireRegistrationAccess(), wireRegistrationToken(), wireNoReplicas()}
+	return []wireSubject{wireAdmin(), wireAdminToken(), wireActions(), wireChecks(), wireRegistration(), wireRegistrationAccess(),
+		wireRegistrationToken(), wireNoReplicas()}
 }
 
 // adminCall returns the steps of an operator.
@@ -44,9 +45,12 @@ func wireAdmin() wireSubject {
 		{"POST", "/api/explain?endpoint=/nothing"}, {"POST", "/api/explain?a=1"}, {"POST", "/api/placed"},
 		{"POST", "/api/placed?backend=gone"}, {"POST", "/api/backends/a/reset"}, {"POST", "/api/backends/gone/reset"},
 		{"POST", "/api/backends/b/drain"}, {"POST", "/api/backends/b/drain?wait=1s"}, {"POST", "/api/backends/b/undrain"},
-		{"POST", "/api/backends/b/drain?wait=x"}, {"POST", "/api/backends/gone/drain"}, {"POST", "/api/backends/a/nothing"}, {"POST", "/api/backends/nothing"},
-		{"DELETE", "/api/backends/a"}, {"DELETE", "/api/backends/gone"}, {"POST", "/api/backends"}, {"GET", "/nothing"}, {"GET", "/api"}, {"GET", "/api/"},
-		{"GET", "/api/state/"}, {"GET", "//api/state"}, {"GET", "/api/../api/backends/gone"}, {"GET", "/api/backends/a%2Fb"}, {"GET", "/debug/pprof"},
+		{"POST", "/api/backends/b/drain?wait=x"}, {"POST", "/api/backends/gone/drain"}, {"POST", "/api/backends/a/nothing"}, {"POST",
+			"/api/backends/nothing"},
+		{"DELETE", "/api/backends/a"}, {"DELETE", "/api/backends/gone"}, {"POST", "/api/backends"}, {"GET", "/nothing"}, {"GET", "/api"},
+		{"GET", "/api/"},
+		{"GET", "/api/state/"}, {"GET", "//api/backends/gone"}, {"GET", "/api/../api/backends/gone"}, {"GET", "/api/backends/a%2Fb"}, {"GET",
+			"/debug/pprof"},
 		{"GET", "/debug/pprof/profile?seconds=x"}, {"GET", "/debug/pprof/profile?seconds=61"}, {"GET", "/debug/pprof/gone"},
 	} {
 		body := ""
@@ -58,8 +62,10 @@ func wireAdmin() wireSubject {
 	add("placed", adminCall("POST", "/api/placed?backend=a&endpoint="+chatPath, chatJSON))
 	add("explain without JSON", adminCall("POST", "/api/explain?endpoint="+chatPath, "a"))
 	added := []string{
-		`{"url":"http://replica-c.local","name":"c","kv_events":"off","ranks":"off"}`, `{"url":"http://replica-c.local","name":"c","kv_events":"off","ranks":"off"}`,
-		`{"url":"http://replica-a.local","name":"c"}`, `{"url":"ftp://a"}`, `{"nothing":1}`, `{}`, `a`, `{"url":"http://replica-c.local","api_key":"k"}`,
+		`{"url":"http://replica-c.local","name":"c","kv_events":"off","ranks":"off"}`,
+		`{"url":"http://replica-c.local","name":"c","kv_events":"off","ranks":"off"}`,
+		`{"url":"http://replica-a.local","name":"c"}`, `{"url":"ftp://a"}`, `{"nothing":1}`, `{}`, `a`,
+		`{"url":"http://replica-c.local","api_key":"k"}`,
 	}
 	for i, body := range added {
 		add(fmt.Sprintf("add a replica, %d", i+1), adminCall("POST", "/api/backends?wait=20s", body))
@@ -69,8 +75,10 @@ func wireAdmin() wireSubject {
 	add("remove the added replica", adminCall("DELETE", "/api/backends/c?wait=20s", ""))
 	add("remove it again", adminCall("DELETE", "/api/backends/c", ""))
 	for _, path := range []string{
-		"/", "/metrics", "/api/state", "/api/backends", "/api/backends/a", "/api/backends/a/drain", "/api/backends/a/undrain", "/api/backends/a/reset",
-		"/api/backends/sleep", "/api/backends/a/sleep", "/api/explain", "/api/placed", "/api/recording", "/api/events", "/api/usage", "/api/requests",
+		"/", "/metrics", "/api/state", "/api/backends", "/api/backends/a", "/api/backends/a/drain", "/api/backends/a/undrain",
+		"/api/backends/a/reset",
+		"/api/backends/sleep", "/api/backends/a/sleep", "/api/explain", "/api/placed", "/api/recording", "/api/events", "/api/usage",
+		"/api/requests",
 		"/api/requests/x/cancel", "/api/history", "/debug/pprof/",
 	} {
 		for _, method := range []string{"HEAD", "PUT", "OPTIONS"} {
@@ -87,7 +95,8 @@ func wireAdmin() wireSubject {
 	add("GET of a call", adminCall("GET", "/api/backends/a/drain", ""))
 	s.cases = append(s.cases,
 		wireCase{name: "metrics", client: adminCall("GET", "/metrics", ""), names: true},
-		wireCase{name: "OpenMetrics", client: adminCall("GET", "/metrics", "", "Accept: application/openmetrics-text; version=1.0.0"), headers: true},
+		wireCase{name: "OpenMetrics", client: adminCall("GET", "/metrics", "", "Accept: application/openmetrics-text; version=1.0.0"),
+			headers: true},
 		wireCase{name: "compressed metrics", client: adminCall("GET", "/metrics", "", "Accept-Encoding: gzip"), headers: true},
 		wireCase{name: "the page", client: adminCall("GET", "/", ""), headers: true},
 		wireCase{name: "profiles", client: adminCall("GET", "/debug/pprof/", ""), headers: true},
@@ -131,7 +140,8 @@ func wireAdminToken() wireSubject {
 
 // wireActions is about actions of operators on engines.
 func wireActions() wireSubject {
-	s := wireSubject{name: "actions", unready: true, replicas: []wireReplica{{name: "a", settings: "api_key: key-of-the-replica", idle: true}, {name: "b", idle: true}},
+	s := wireSubject{name: "actions", unready: true, replicas: []wireReplica{{name: "a", settings: "api_key: key-of-the-replica",
+		idle: true}, {name: "b", idle: true}},
 		config: "poll: {interval: 200ms, fast_interval: 200ms, timeout: 200ms}\nhealth: {interval: 200ms, down_interval: 50ms, timeout: 20s}",
 		normal: []string{`"seconds":[0-9.e-]+`, `"seconds":N`}}
 	ok := sends(jsonResponse("200 OK", `{}`))
@@ -151,11 +161,13 @@ func wireActions() wireSubject {
 	add("wrong key", "a/sleep", ``, replies{"a": sends(jsonResponse("401 Unauthorized", `{"error":"Unauthorized"}`))})
 	add("failed", "a/sleep", ``, replies{"a": sends(jsonResponse("500 Internal Server Error", `{"error":{"message":"failed"}}`))})
 	add("closed", "a/sleep", ``, replies{"a": {{closeSocket}}})
-	add("redirect", "a/sleep", ``, replies{"a": sends(httpResponse("307 Temporary Redirect", "", "location: http://elsewhere.example.com/"))})
+	add("redirect", "a/sleep", ``, replies{"a": sends(httpResponse("307 Temporary Redirect", "",
+		"location: http://elsewhere.example.com/"))})
 	add("load an adapter", "a/load-adapter", `{"adapter":"new","path":"/adapters/new","timeout":"1s"}`, replies{
 		"a": sends(jsonResponse("400 Bad Request", `{"error":{"message":"no such adapter","type":"BadRequestError","code":400}}`)),
 	})
-	add("unload an adapter", "a/unload-adapter", `{"adapter":"new"}`, replies{"a": sends(jsonResponse("404 Not Found", `{"error":{"message":"not loaded"}}`))})
+	add("unload an adapter", "a/unload-adapter", `{"adapter":"new"}`, replies{"a": sends(jsonResponse("404 Not Found",
+		`{"error":{"message":"not loaded"}}`))})
 	add("unknown member", "a/sleep", `{"nothing":1}`, nil)
 	add("unknown backend", "sleep", `{"backends":["gone"]}`, nil)
 	add("a name in path and body", "a/sleep", `{"backends":["a"]}`, nil)
@@ -202,27 +214,32 @@ func wireRegistration() wireSubject {
 	add("remove by query again", request("POST", "/remove_worker?url=http://replica-e.local", "Content-Length: 0"))
 	add("remove one of the configuration by query", request("POST", "/remove_worker?url=http://replica-a.local", "Content-Length: 0"))
 	for _, body := range []string{
-		`{}`, `a`, `{"url":"ftp://a"}`, `{"url":"http://10.0.0.1:8000"}`, `{"url":"` + c + `","worker_type":"odd"}`, `{"url":"` + c + `","api_key":"k"}`,
+		`{}`, `a`, `{"url":"ftp://a"}`, `{"url":"http://10.0.0.1:8000"}`, `{"url":"` + c + `","worker_type":"odd"}`, `{"url":"` + c +
+			`","api_key":"k"}`,
 		`{"url":"http://` + strings.Repeat("y", 2000) + `"}`,
 	} {
 		add("add "+body[:min(len(body), 60)], post("/workers", body))
 	}
 	add("add by query without a URL", request("POST", "/add_worker", "Content-Length: 0"))
 	add("add by query an odd type", request("POST", "/add_worker?url="+c+"&worker_type=odd", "Content-Length: 0"))
-	for _, path := range []string{"/workers", "/workers/", "/add_worker", "/remove_worker", "/list_workers", "/list_workers/", "/flush_cache", "/get_loads"} {
+	for _, path := range []string{"/workers", "/workers/", "/add_worker", "/remove_worker", "/list_workers", "/list_workers/",
+		"/flush_cache", "/get_loads"} {
 		for _, method := range []string{"HEAD", "PUT", "DELETE", "OPTIONS"} {
 			add(method+" "+path, request(method, path))
 		}
 	}
-	for _, path := range []string{"/liveness", "/readiness", "/health_generate", "/liveness/", "/livez", "/readyz", "/workers%2Fa", "/workersx", "/v1/workers"} {
+	for _, path := range []string{"/liveness", "/readiness", "/health_generate", "/liveness/", "/livez", "/readyz", "/workers%2Fa",
+		"/workersx", "/v1/workers"} {
 		add("GET "+path, request("GET", path))
 		add("POST "+path, request("POST", path, "Content-Length: 0"))
 	}
 	add("a page", request("GET", "/workers", "Origin: http://a"))
 	add("a body that is too long", post("/workers", `{"url":"`+strings.Repeat("y", 70<<10)+`"}`))
 	s.cases = append(s.cases,
-		wireCase{name: "flush", client: request("POST", "/flush_cache", "Content-Length: 0"), replicas: replies{"a": sends(jsonResponse("200 OK", `{"success":true}`))}},
-		wireCase{name: "flush fails", client: request("POST", "/flush_cache", "Content-Length: 0"), replicas: replies{"a": sends(jsonResponse("404 Not Found", `{"detail":"Not Found"}`))}},
+		wireCase{name: "flush", client: request("POST", "/flush_cache", "Content-Length: 0"),
+			replicas: replies{"a": sends(jsonResponse("200 OK", `{"success":true}`))}},
+		wireCase{name: "flush fails", client: request("POST", "/flush_cache", "Content-Length: 0"),
+			replicas: replies{"a": sends(jsonResponse("404 Not Found", `{"detail":"Not Found"}`))}},
 	)
 	return s
 }

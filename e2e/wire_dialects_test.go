@@ -27,7 +27,8 @@ func messageWhole(stop string) string {
 }
 
 func responseWhole(id, status string) string {
-	return `{"id":"` + id + `","object":"response","created_at":1764000000,"model":"m","status":"` + status + `","output":[{"type":"message",` +
+	return `{"id":"` + id + `","object":"response","created_at":1764000000,"model":"m","status":"` + status +
+		`","output":[{"type":"message",` +
 		`"role":"assistant","content":[{"type":"output_text","text":"Hi"}]}],"usage":{"input_tokens":4,"output_tokens":2,"total_tokens":6}}`
 }
 
@@ -62,7 +63,8 @@ func wireAPIs() []wireDialect {
 		aborted: chatEvent(`{}`, `"abort"`), wholeAborted: chatResponse("", "abort"),
 		otherModel: `{"model":"n",` + dialectQuestion,
 	}, {
-		name: "completions", path: "/v1/completions", body: `{"model":"m","prompt":"Hello"}`, stream: `{"model":"m","stream":true,"prompt":"Hello"}`,
+		name: "completions", path: "/v1/completions", body: `{"model":"m","prompt":"Hello"}`,
+		stream:  `{"model":"m","stream":true,"prompt":"Hello"}`,
 		whole:   completion("Hi", `"stop"`) + "," + chatTokens + "}",
 		content: data(completion("Hello", "null") + "}"), more: data(completion(" world", "null") + "}"),
 		after:   []string{data(completion("", `"stop"`) + "}"), doneEvent},
@@ -73,9 +75,10 @@ func wireAPIs() []wireDialect {
 		whole:   responseWhole("resp_1", "completed"),
 		before:  []string{responseEvent("response.created", "0", "in_progress"), responseEvent("response.in_progress", "1", "in_progress")},
 		content: output("Hello", "2"), more: output(" world", "3"),
-		after:   []string{responseEvent("response.completed", "4", "completed")},
-		aborted: responseEvent("response.failed", "4", "failed"), wholeAborted: `{"id":"resp_1","object":"response","model":"m","status":"failed","output":[]}`,
-		otherModel: `{"model":"n","input":"Hello"}`,
+		after:        []string{responseEvent("response.completed", "4", "completed")},
+		aborted:      responseEvent("response.failed", "4", "failed"),
+		wholeAborted: `{"id":"resp_1","object":"response","model":"m","status":"failed","output":[]}`,
+		otherModel:   `{"model":"n","input":"Hello"}`,
 	}, {
 		name: "messages", path: "/v1/messages", body: `{"model":"m","max_tokens":5,` + dialectQuestion,
 		stream: `{"model":"m","max_tokens":5,"stream":true,` + dialectQuestion,
@@ -87,7 +90,8 @@ func wireAPIs() []wireDialect {
 		},
 		content: delta("Hello"), more: delta(" world"),
 		after: []string{
-			event("content_block_stop", `{"type":"content_block_stop","index":0}`), messageEnd(`"end_turn"`), event("message_stop", `{"type":"message_stop"}`),
+			event("content_block_stop", `{"type":"content_block_stop","index":0}`), messageEnd(`"end_turn"`), event("message_stop",
+				`{"type":"message_stop"}`),
 		},
 		aborted: messageEnd("null"), wholeAborted: messageWhole("null"),
 		otherModel: `{"model":"n","max_tokens":5,` + dialectQuestion,
@@ -148,7 +152,8 @@ func (d *wireDialect) cases() []wireCase {
 		{name: "nothing listens anywhere", client: whole, down: []string{"a", "b"}, fresh: true},
 		{name: "whole", client: whole, replicas: replies{"a": wholeGood}},
 		{name: "whole, in chunks", client: whole, replicas: replies{"a": sends(
-			strings.Replace(streamHead, "text/event-stream; charset=utf-8", "application/json", 1), chunk(d.whole[:20]), chunk(d.whole[20:]), "0\r\n\r\n",
+			strings.Replace(streamHead, "text/event-stream; charset=utf-8", "application/json", 1), chunk(d.whole[:20]), chunk(d.whole[20:]),
+			"0\r\n\r\n",
 		)}},
 		{name: "whole, to the end of the connection", client: whole, replicas: replies{"a": {{
 			say("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n", d.whole), closeSocket,
@@ -166,7 +171,8 @@ func (d *wireDialect) cases() []wireCase {
 		{name: "stream asked for, whole response", client: stream, replicas: replies{"a": wholeGood}},
 		{name: "status 400", client: whole, replicas: replies{"a": sends(jsonResponse("400 Bad Request", tooLong))}},
 		{name: "status 400 for a stream", client: stream, replicas: replies{"a": sends(jsonResponse("400 Bad Request", tooLong))}},
-		{name: "status 500, then another replica", client: whole, replicas: firstWhole(wireReply{say(jsonResponse("500 Internal Server Error", failed))})},
+		{name: "status 500, then another replica", client: whole, replicas: firstWhole(wireReply{say(jsonResponse("500 Internal Server Error",
+			failed))})},
 		{name: "status 500 of all", client: whole, replicas: replies{
 			"": append(sends(jsonResponse("500 Internal Server Error", failed)), sends(jsonResponse("500 Internal Server Error", failed))...),
 		}},
@@ -179,14 +185,16 @@ func (d *wireDialect) cases() []wireCase {
 		{name: "error as event after content", client: stream, replicas: replies{"a": {{
 			say(begun), clientHas, say(chunk(d.errorEvent("500", "internal_server_error", "engine failed")), chunk(doneEvent), "0\r\n\r\n"),
 		}}}},
-		{name: "abort before content, then another replica", client: stream, replicas: first(wireReply{say(beforeContent, chunk(d.aborted), "0\r\n\r\n")})},
+		{name: "abort before content, then another replica", client: stream, replicas: first(wireReply{say(beforeContent, chunk(d.aborted),
+			"0\r\n\r\n")})},
 		{name: "abort after content", client: stream, replicas: replies{"a": {{
 			say(begun), clientHas, say(chunk(d.aborted), "0\r\n\r\n"),
 		}}}},
 		{name: "abort of a whole response", client: whole, replicas: firstWhole(wireReply{say(jsonResponse("200 OK", d.wholeAborted))})},
 		{name: "closed before the header", client: whole, replicas: firstWhole(wireReply{closeSocket})},
 		{name: "reset before the header", client: stream, replicas: first(wireReply{resetSocket})},
-		{name: "closed in the header", client: stream, replicas: first(wireReply{say("HTTP/1.1 200 OK\r\ncontent-type: text/ev"), closeSocket})},
+		{name: "closed in the header", client: stream, replicas: first(wireReply{say("HTTP/1.1 200 OK\r\ncontent-type: text/ev"),
+			closeSocket})},
 		{name: "closed before content", client: stream, replicas: first(wireReply{say(beforeContent), closeSocket})},
 		{name: "closed in a chunk's length", client: stream, replicas: first(wireReply{say(streamHead, "1f"), closeSocket})},
 		{name: "closed after content", client: stream, replicas: replies{"a": {{say(begun), clientHas, closeSocket}}}},

@@ -9,7 +9,8 @@ import (
 
 // wireRequestSubjects are about what clients send.
 func wireRequestSubjects() []wireSubject {
-	return []wireSubject{wireRoutes(), wireEndpoints(), wireRequestHeaders(), wireRequestFraming(), wireLimits(), wireKeys(), wireCORS(), wireModels()}
+	return []wireSubject{wireRoutes(), wireEndpoints(), wireRequestHeaders(), wireRequestFraming(), wireLimits(), wireKeys(), wireCORS(),
+		wireModels()}
 }
 
 // servedPaths are the paths of endpoints, and of what the proxy serves itself.
@@ -22,7 +23,8 @@ var servedPaths = []string{
 
 // wireRoutes is about paths and methods.
 func wireRoutes() wireSubject {
-	s := wireSubject{name: "routes", replicas: twoReplicas, config: "extra_paths: [/extra/path]", normal: []string{`"version":"[^"]*"`, `"version":"VERSION"`}}
+	s := wireSubject{name: "routes", replicas: twoReplicas, config: "extra_paths: [/extra/path]", normal: []string{`"version":"[^"]*"`,
+		`"version":"VERSION"`}}
 	add := func(name string, client []wireStep) { s.cases = append(s.cases, wireCase{name: name, client: client}) }
 	missing := sendsNotFound
 	for _, path := range servedPaths {
@@ -35,9 +37,11 @@ func wireRoutes() wireSubject {
 		}
 	}
 	for _, path := range []string{
-		"/", "/v1", "/v1/", "/nothing", "/v1/chat", "/chat/completions", "/v1/v1/chat/completions", "/openai/v1/chat/completions", "//v1/chat/completions",
+		"/", "/v1", "/v1/", "/nothing", "/v1/chat", "/chat/completions", "/v1/v1/chat/completions", "/openai/v1/chat/completions",
+		"//v1/chat/completions",
 		"/v1//models", "/v1/engines", "/metrics", "/sleep", "/v1/load_lora_adapter", "/workers", "/workers/a%2Fb", "/add_worker", "/liveness",
-		"/v1/chat/completions/..", "/v1/../v1/models", "/v1/models/a%2Fb", "/v1/models/a/b", "/v1/models/", "/v1/responses/", "/v1/responses//cancel",
+		"/v1/chat/completions/..", "/v1/../v1/models", "/v1/models/a%2Fb", "/v1/models/a/b", "/v1/models/", "/v1/responses/",
+		"/v1/responses//cancel",
 		"/v1/responses/a/b", "/v1/messages/nothing", "/V1/models", "/v1/models%20", "/v1/chat%2Fcompletions", "/%76%31/models",
 		"/v1/models?limit=1", "/nothing?api_key=secret", "/0123456789abcdef0123456789abcdef/x", "/" + strings.Repeat("y/", 150),
 	} {
@@ -45,7 +49,8 @@ func wireRoutes() wireSubject {
 		add("POST "+path, post(path, chatJSON))
 	}
 	for _, path := range []string{
-		chatPath + "/", chatPath + "//", chatPath + "?a=1&b=%20", chatPath + "?api_key=secret&b=2", chatPath + "/?a", chatPath + "?", chatPath + "#x", "/extra/path/",
+		chatPath + "/", chatPath + "//", chatPath + "?a=1&b=%20", chatPath + "?api_key=secret&b=2", chatPath + "/?a", chatPath + "?",
+		chatPath + "#x", "/extra/path/",
 		"http://api.example.com" + chatPath, "/finish_session?session_id=1",
 	} {
 		add("POST "+path, post(path, chatJSON))
@@ -55,7 +60,8 @@ func wireRoutes() wireSubject {
 	add("OPTIONS *", request("OPTIONS", "*"))
 	add("CONNECT", request("CONNECT", "api.example.com:443"))
 	add("TRACE", request("TRACE", "/v1/models"))
-	webSocket := []string{"Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13"}
+	webSocket := []string{"Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+		"Sec-WebSocket-Version: 13"}
 	add("WebSocket", request("GET", "/v1/responses", webSocket...))
 	add("WebSocket of messages", request("GET", "/v1/messages", webSocket...))
 	add("HTTP/1.0", []wireStep{say("GET /v1/models HTTP/1.0\r\n\r\n"), receive})
@@ -66,7 +72,8 @@ func wireRoutes() wireSubject {
 }
 
 var sendsNotFound = func() []wireReply {
-	missing := sends(jsonResponse("404 Not Found", `{"error":{"message":"not found","type":"invalid_request_error","param":null,"code":404}}`))
+	missing := sends(jsonResponse("404 Not Found",
+		`{"error":{"message":"not found","type":"invalid_request_error","param":null,"code":404}}`))
 	return append(missing, missing...)
 }()
 
@@ -74,11 +81,14 @@ var sendsNotFound = func() []wireReply {
 func wireEndpoints() wireSubject {
 	s := wireSubject{name: "endpoints", replicas: twoReplicas, config: "extra_paths: [/extra/path]"}
 	for _, e := range [][2]string{
-		{"/v1/messages/count_tokens", `{"model":"m","messages":[{"role":"user","content":"Hello"}]}`}, {"/v1/embeddings", `{"model":"m","input":["a","b"]}`},
-		{"/pooling", `{"model":"m","input":"a"}`}, {"/classify", `{"model":"m","input":"a"}`}, {"/score", `{"model":"m","text_1":"a","text_2":"b"}`},
+		{"/v1/messages/count_tokens", `{"model":"m","messages":[{"role":"user","content":"Hello"}]}`}, {"/v1/embeddings",
+			`{"model":"m","input":["a","b"]}`},
+		{"/pooling", `{"model":"m","input":"a"}`}, {"/classify", `{"model":"m","input":"a"}`}, {"/score",
+			`{"model":"m","text_1":"a","text_2":"b"}`},
 		{"/v1/score", `{"model":"m","text_1":"a","text_2":"b"}`}, {"/rerank", `{"model":"m","query":"a","documents":["b"]}`},
 		{"/v1/rerank", `{"model":"m","query":"a","documents":["b"]}`}, {"/v2/rerank", `{"model":"m","query":"a","documents":["b"]}`},
-		{"/tokenize", `{"model":"m","prompt":"a"}`}, {"/detokenize", `{"model":"m","tokens":[1,2]}`}, {"/extra/path", `{"model":"m","a":{"b":[1]}}`},
+		{"/tokenize", `{"model":"m","prompt":"a"}`}, {"/detokenize", `{"model":"m","tokens":[1,2]}`}, {"/extra/path",
+			`{"model":"m","a":{"b":[1]}}`},
 	} {
 		path, body := e[0], e[1]
 		failed := jsonResponse("400 Bad Request", `{"object":"error","message":"bad","type":"BadRequestError","code":400}`)
@@ -102,7 +112,8 @@ func wireEndpoints() wireSubject {
 		)
 	}
 	s.cases = append(s.cases,
-		wireCase{name: "a stream of an extra path", client: post("/extra/path", `{"stream":true}`), replicas: replies{"a": sends(streamOf("data: 1\n\n", "data: 2\n\n"))}},
+		wireCase{name: "a stream of an extra path", client: post("/extra/path", `{"stream":true}`),
+			replicas: replies{"a": sends(streamOf("data: 1\n\n", "data: 2\n\n"))}},
 		wireCase{name: "a stream of an extra path is cut", client: post("/extra/path", `{"stream":true}`), replicas: replies{"a": {{
 			say(streamHead, chunk("data: 1\n\n")), awaitText("data: 1"), closeSocket,
 		}}}},
@@ -120,12 +131,15 @@ func wireEndpoints() wireSubject {
 	}
 	for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations"} {
 		s.cases = append(s.cases,
-			wireCase{name: path, client: upload(path, form(file, field("model", "m"))), replicas: replies{"a": sends(jsonResponse("200 OK", `{"text":"Hi"}`))}},
-			wireCase{name: path + ", a stream", client: upload(path, form(field("model", "m"), field("stream", "true"), file)), replicas: replies{"a": sends(streamOf(
-				`data: {"object":"transcription.chunk","choices":[{"delta":{"content":"Hi"}}]}`+"\n\n", doneEvent,
-			))}},
+			wireCase{name: path, client: upload(path, form(file, field("model", "m"))), replicas: replies{"a": sends(jsonResponse("200 OK",
+				`{"text":"Hi"}`))}},
+			wireCase{name: path + ", a stream", client: upload(path, form(field("model", "m"), field("stream", "true"), file)),
+				replicas: replies{"a": sends(streamOf(
+					`data: {"object":"transcription.chunk","choices":[{"delta":{"content":"Hi"}}]}`+"\n\n", doneEvent,
+				))}},
 			wireCase{name: path + ", unknown model", client: upload(path, form(file, field("model", "n")))},
-			wireCase{name: path + ", no model", client: upload(path, form(file)), replicas: replies{"a": sends(jsonResponse("200 OK", `{"text":"Hi"}`))}},
+			wireCase{name: path + ", no model", client: upload(path, form(file)), replicas: replies{"a": sends(jsonResponse("200 OK",
+				`{"text":"Hi"}`))}},
 			wireCase{name: path + ", two models", client: upload(path, form(file, field("model", "m"), field("model", "n")))},
 			wireCase{name: path + ", JSON", client: post(path, `{"model":"m"}`)},
 			wireCase{name: path + ", a form that is cut", client: upload(path, form(file)[:40])},
@@ -136,20 +150,26 @@ func wireEndpoints() wireSubject {
 
 // wireRequestHeaders is about the headers of requests.
 func wireRequestHeaders() wireSubject {
-	s := wireSubject{name: "request-headers", replicas: []wireReplica{{name: "a", settings: "api_key: key-of-the-replica, engine_priority: true"}}}
+	s := wireSubject{name: "request-headers", replicas: []wireReplica{{name: "a",
+		settings: "api_key: key-of-the-replica, engine_priority: true"}}}
 	add := func(name string, lines ...string) {
 		s.cases = append(s.cases, wireCase{name: name, client: post(chatPath, chatJSON, lines...)})
 	}
 	add("none")
-	add("hop-by-hop", "Connection: keep-alive, X-Hop", "Keep-Alive: timeout=5", "X-Hop: 1", "TE: trailers", "Trailer: X-A", "Proxy-Authorization: Basic a",
+	add("hop-by-hop", "Connection: keep-alive, X-Hop", "Keep-Alive: timeout=5", "X-Hop: 1", "TE: trailers", "Trailer: X-A",
+		"Proxy-Authorization: Basic a",
 		"Proxy-Connection: keep-alive", "Upgrade: h2c", "X-End: 1")
-	add("keys and cookies", "Authorization: Bearer of-the-client", "X-Api-Key: of-the-client", "Api-Key: k", "X-Goog-Api-Key: k", "Cookie: a=b", "Origin: http://a",
+	add("keys and cookies", "Authorization: Bearer of-the-client", "X-Api-Key: of-the-client", "Api-Key: k", "X-Goog-Api-Key: k",
+		"Cookie: a=b", "Origin: http://a",
 		"Access-Control-Request-Headers: x", "X-Copy: of-the-client", "X-Other: b")
-	add("for the inside of the engine", "X-Data-Parallel-Rank: 1", "X-Vllm-Priority: -5", "endpoint-load-metrics-format: JSON", "X-Warmroute-Priority: 3")
+	add("for the inside of the engine", "X-Data-Parallel-Rank: 1", "X-Vllm-Priority: -5", "endpoint-load-metrics-format: JSON",
+		"X-Warmroute-Priority: 3")
 	add("odd case, repeated and empty", "x-ODD-case: 1", "X-Odd-Case: 2", "x-empty:", "x-blanks:  \t a  ", "x_under: 1", "X-UTF8: \u00fc")
-	add("of the body", "Content-Encoding: identity", "Content-Language: en", "Accept-Encoding: gzip, br", "Accept: text/event-stream", "Range: bytes=0-1",
+	add("of the body", "Content-Encoding: identity", "Content-Language: en", "Accept-Encoding: gzip, br", "Accept: text/event-stream",
+		"Range: bytes=0-1",
 		"If-None-Match: \"1\"", "User-Agent: client/1.0")
-	add("of proxies in front", "X-Forwarded-For: 10.0.0.1, 10.0.0.2", "X-Forwarded-Proto: https", "Forwarded: for=10.0.0.1", "Via: 1.1 front", "X-Real-IP: 10.0.0.1")
+	add("of proxies in front", "X-Forwarded-For: 10.0.0.1, 10.0.0.2", "X-Forwarded-Proto: https", "Forwarded: for=10.0.0.1",
+		"Via: 1.1 front", "X-Real-IP: 10.0.0.1")
 	add("of tracing", "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate: a=b", "baggage: c=d")
 	add("an id", "X-Request-Id: mine-1.2:3_4")
 	add("an id that is not plain", "X-Request-Id: mine 1")
@@ -167,8 +187,10 @@ func wireRequestHeaders() wireSubject {
 	add("a line of 60 KiB", "X-Long: "+strings.Repeat("x", 60<<10))
 	add("a line of 80 KiB", "X-Long: "+strings.Repeat("x", 80<<10))
 	s.cases = append(s.cases,
-		wireCase{name: "keys in the query", client: post(chatPath+"?key=of-the-client&token=t&access_token=u&a=1&b=of-the-client", chatJSON, "Authorization: Bearer of-the-client")},
-		wireCase{name: "a session in the body", client: post(chatPath, strings.Replace(chatJSON, "{", `{"prompt_cache_key":"p","user":"u",`, 1))},
+		wireCase{name: "keys in the query", client: post(chatPath+"?key=of-the-client&token=t&access_token=u&a=1&b=of-the-client", chatJSON,
+			"Authorization: Bearer of-the-client")},
+		wireCase{name: "a session in the body", client: post(chatPath, strings.Replace(chatJSON, "{", `{"prompt_cache_key":"p","user":"u",`,
+			1))},
 		wireCase{name: "a loop of checks", client: request("GET", "/health", "X-Warmroute-Instance: other")},
 	)
 	return s
@@ -176,13 +198,16 @@ func wireRequestHeaders() wireSubject {
 
 // wireRequestFraming is about the framing of requests.
 func wireRequestFraming() wireSubject {
-	s := wireSubject{name: "request-framing", replicas: twoReplicas, config: "timeouts: {read_header: 300ms, body_idle: 300ms, drain: 0s, shutdown: 1s}"}
+	s := wireSubject{name: "request-framing", replicas: twoReplicas,
+		config: "timeouts: {read_header: 300ms, body_idle: 300ms, drain: 0s, shutdown: 1s}"}
 	raw := func(name string, client ...wireStep) { s.cases = append(s.cases, wireCase{name: name, client: client}) }
 	const head = "POST " + chatPath + " HTTP/1.1\r\nHost: api.example.com\r\nContent-Type: application/json\r\n"
 	length := fmt.Sprintf("Content-Length: %d\r\n", len(chatJSON))
 	raw("chunks", say(head+"Transfer-Encoding: chunked\r\n\r\n", chunk(chatJSON[:20]), chunk(chatJSON[20:]), "0\r\n\r\n"), receive)
-	raw("chunks with a trailer", say(head+"Trailer: X-A\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(chatJSON), "0\r\nX-A: 1\r\n\r\n"), receive)
-	raw("chunks with extensions", say(head+"Transfer-Encoding: chunked\r\n\r\n", fmt.Sprintf("%x;a=b\r\n%s\r\n0\r\n\r\n", len(chatJSON), chatJSON)), receive)
+	raw("chunks with a trailer", say(head+"Trailer: X-A\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(chatJSON), "0\r\nX-A: 1\r\n\r\n"),
+		receive)
+	raw("chunks with extensions", say(head+"Transfer-Encoding: chunked\r\n\r\n", fmt.Sprintf("%x;a=b\r\n%s\r\n0\r\n\r\n", len(chatJSON),
+		chatJSON)), receive)
 	raw("chunks of wrong lengths", say(head+"Transfer-Encoding: chunked\r\n\r\n", "zz\r\n"), receive)
 	raw("body in pieces", say(head+length+"\r\n"), say(chatJSON[:10]), say(chatJSON[10:]), receive)
 	raw("100-continue", say(head+length+"Expect: 100-continue\r\n\r\n"), awaitText("100 Continue"), say(chatJSON), receive)
@@ -196,7 +221,8 @@ func wireRequestFraming() wireSubject {
 	raw("no Host", say("GET /v1/models HTTP/1.1\r\n\r\n"), receive)
 	raw("two Hosts", say("GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"), receive)
 	raw("HTTP/1.0 with a body", say(strings.Replace(head, "HTTP/1.1", "HTTP/1.0", 1)+length+"\r\n", chatJSON), receive)
-	raw("HTTP/1.0, a stream", say(fmt.Sprintf("POST %s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(chatStreamJSON), chatStreamJSON)), receive)
+	raw("HTTP/1.0, a stream", say(fmt.Sprintf("POST %s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(chatStreamJSON),
+		chatStreamJSON)), receive)
 	raw("Connection: close", say(head+"Connection: close\r\n"+length+"\r\n", chatJSON), receive)
 	raw("HTTP/2 preface", say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), receive)
 	raw("HTTP/3.0", say("GET / HTTP/3.0\r\nHost: a\r\n\r\n"), receive)
@@ -216,17 +242,20 @@ func wireRequestFraming() wireSubject {
 
 // wireLimits is about limits.
 func wireLimits() wireSubject {
-	s := wireSubject{name: "limits", replicas: twoReplicas, config: "limits: {body_bytes: 2KiB, query_bytes: 100, body_bytes_total: 3KiB, header_bytes: 8KiB}"}
+	s := wireSubject{name: "limits", replicas: twoReplicas,
+		config: "limits: {body_bytes: 2KiB, query_bytes: 100, body_bytes_total: 3KiB, header_bytes: 8KiB}"}
 	for _, d := range wireAPIs() {
 		big := `{"a":"` + strings.Repeat("x", 3000) + `",` + d.body[1:]
 		s.cases = append(s.cases,
 			wireCase{name: d.name + ", too long a body", client: post(d.path, big)},
 			wireCase{name: d.name + ", too long a query", client: post(d.path+"?a="+strings.Repeat("x", 200), d.body)},
-			wireCase{name: d.name + ", deeply nested", client: post(d.path, `{"a":`+strings.Repeat("[", 900)+strings.Repeat("]", 900)+`,`+d.body[1:])},
+			wireCase{name: d.name + ", deeply nested", client: post(d.path, `{"a":`+strings.Repeat("[", 900)+strings.Repeat("]",
+				900)+`,`+d.body[1:])},
 		)
 	}
 	s.cases = append(s.cases,
-		wireCase{name: "too long a body in chunks", client: []wireStep{say("POST " + chatPath + " HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" +
+		wireCase{name: "too long a body in chunks", client: []wireStep{say("POST " + chatPath +
+			" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" +
 			chunk(longChat(3000)) + "0\r\n\r\n"), receive}},
 		wireCase{name: "too long a header", client: request("GET", "/v1/models", "X-Long: "+strings.Repeat("x", 20_000))},
 		wireCase{name: "too long a path", client: request("GET", "/"+strings.Repeat("y", 20_000))},
@@ -249,13 +278,16 @@ func hashOf(key string) string {
 
 // wireKeys is about API keys.
 func wireKeys() wireSubject {
-	s := wireSubject{name: "keys", replicas: []wireReplica{{name: "a", models: []string{"m", "n"}}}, config: "extra_paths: [/extra/path]\nkeys:\n" +
-		"- {name: team-a, sha256: " + hashOf(wireKey) + ", models: [m], route_headers: true}\n" +
-		"- {name: team-b, sha256: " + hashOf(wireOtherKey) + ", models: [gone]}\n" +
-		"- {name: team-c, sha256: " + hashOf(wireOldKey) + ", expires: 2020-01-01}\n" +
-		"- {name: team-d, sha256: " + hashOf(wireFewKey) + ", requests_per_minute: 2, tokens_per_minute: 6000, tokenize_bytes_per_minute: 1000}\n"}
+	s := wireSubject{name: "keys", replicas: []wireReplica{{name: "a", models: []string{"m", "n"}}},
+		config: "extra_paths: [/extra/path]\nkeys:\n" +
+			"- {name: team-a, sha256: " + hashOf(wireKey) + ", models: [m], route_headers: true}\n" +
+			"- {name: team-b, sha256: " + hashOf(wireOtherKey) + ", models: [gone]}\n" +
+			"- {name: team-c, sha256: " + hashOf(wireOldKey) + ", expires: 2020-01-01}\n" +
+			"- {name: team-d, sha256: " + hashOf(wireFewKey) +
+			", requests_per_minute: 2, tokens_per_minute: 6000, tokenize_bytes_per_minute: 1000}\n"}
 	bearer := func(key string) string { return "Authorization: Bearer " + key }
-	for _, path := range []string{"/v1/models", "/v1/models/m", "/v1/models/n", "/version", "/livez", "/readyz", "/health", "/readyz?model=m", "/readyz?model=n", "/readyz?model=", "/v1/responses/resp_1"} {
+	for _, path := range []string{"/v1/models", "/v1/models/m", "/v1/models/n", "/version", "/livez", "/readyz", "/health",
+		"/readyz?model=m", "/readyz?model=n", "/readyz?model=", "/v1/responses/resp_1"} {
 		s.cases = append(s.cases, wireCase{name: "GET " + path, client: request("GET", path)},
 			wireCase{name: "GET " + path + " with a key", client: request("GET", path, bearer(wireKey)), replicas: replies{"": sendsNotFound}})
 	}
@@ -265,28 +297,34 @@ func wireKeys() wireSubject {
 			wireCase{name: d.name + ", unknown key", client: post(d.path, d.body, bearer("nothing"))},
 			wireCase{name: d.name + ", expired key", client: post(d.path, d.body, bearer(wireOldKey))},
 			wireCase{name: d.name + ", key in X-Api-Key", client: post(d.path, d.body, "X-Api-Key: "+wireKey)},
-			wireCase{name: d.name + ", key", client: post(d.path, d.body, bearer(wireKey), "X-Copy: a "+wireKey), replicas: replies{"a": sends(jsonResponse("200 OK", d.whole))}},
+			wireCase{name: d.name + ", key", client: post(d.path, d.body, bearer(wireKey), "X-Copy: a "+wireKey),
+				replicas: replies{"a": sends(jsonResponse("200 OK", d.whole))}},
 			wireCase{name: d.name + ", a model of others", client: post(d.path, d.otherModel, bearer(wireKey))},
 			wireCase{name: d.name + ", no model for the key", client: post(d.path, d.body, bearer(wireOtherKey))},
 		)
 	}
 	s.cases = append(s.cases,
-		wireCase{name: "no key, a long body in pieces", client: []wireStep{say("POST " + chatPath + " HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\n\r\n"), say(chatJSON), receive}},
+		wireCase{name: "no key, a long body in pieces", client: []wireStep{say("POST " + chatPath +
+			" HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\n\r\n"), say(chatJSON), receive}},
 		wireCase{name: "finish_session without a key", client: request("POST", "/finish_session?session_id=1")},
-		wireCase{name: "finish_session", client: append(request("POST", "/finish_session?session_id=1", bearer(wireKey)), request("POST", "/finish_session", bearer(wireKey))...)},
+		wireCase{name: "finish_session", client: append(request("POST", "/finish_session?session_id=1", bearer(wireKey)), request("POST",
+			"/finish_session", bearer(wireKey))...)},
 		wireCase{name: "extra path without a key", client: post("/extra/path", `{"model":"m"}`)},
 		wireCase{name: "extra path, a model of others", client: post("/extra/path", `{"model":"n"}`, bearer(wireKey))},
 		wireCase{name: "unknown path without a key", client: post("/nothing", `{}`)},
 		wireCase{name: "basic authentication", client: post(chatPath, chatJSON, "Authorization: Basic a2V5")},
-		wireCase{name: "rates", client: append(post(chatPath, chatJSON, bearer(wireFewKey)), append(post("/v1/messages", `{"model":"m","max_tokens":5,`+dialectQuestion, bearer(wireFewKey)),
-			append(post(chatPath, chatJSON, bearer(wireFewKey)), post("/v1/messages", `{"model":"m","max_tokens":5,`+dialectQuestion, bearer(wireFewKey))...)...)...)},
+		wireCase{name: "rates", client: append(post(chatPath, chatJSON, bearer(wireFewKey)), append(post("/v1/messages",
+			`{"model":"m","max_tokens":5,`+dialectQuestion, bearer(wireFewKey)),
+			append(post(chatPath, chatJSON, bearer(wireFewKey)), post("/v1/messages", `{"model":"m","max_tokens":5,`+dialectQuestion,
+				bearer(wireFewKey))...)...)...)},
 	)
 	return s
 }
 
 // wireCORS is about pages of browsers.
 func wireCORS() wireSubject {
-	s := wireSubject{name: "cors", replicas: []wireReplica{{name: "a"}}, config: "cors: {origins: [\"https://page.example.com\"]}\nkeys: [{name: team-a, sha256: " + hashOf(wireKey) + "}]"}
+	s := wireSubject{name: "cors", replicas: []wireReplica{{name: "a"}},
+		config: "cors: {origins: [\"https://page.example.com\"]}\nkeys: [{name: team-a, sha256: " + hashOf(wireKey) + "}]"}
 	const origin, other = "Origin: https://page.example.com", "Origin: https://other.example.com"
 	for _, o := range []string{origin, other, "Origin: null"} {
 		preflight := []string{o, "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,content-type"}
@@ -311,13 +349,15 @@ func wireCORS() wireSubject {
 
 // wireModels is about models and the replicas that serve them.
 func wireModels() wireSubject {
-	s := wireSubject{name: "models", config: "routing: {learn: false, queue: {time: 2s}}\nmodels: {patterns: {\"sql-*\": m, \"Sql.v2-*\": n}}", replicas: []wireReplica{
-		{name: "a", models: []string{"m", "lora<m"}}, {name: "b", models: []string{"n", "org/Model.v1"}},
-	}}
+	s := wireSubject{name: "models",
+		config: "routing: {learn: false, queue: {time: 2s}}\nmodels: {patterns: {\"sql-*\": m, \"Sql.v2-*\": n}}", replicas: []wireReplica{
+			{name: "a", models: []string{"m", "lora<m"}}, {name: "b", models: []string{"n", "org/Model.v1"}},
+		}}
 	ask := func(model string) []wireStep {
 		return post(chatPath, strings.Replace(chatJSON, `"m"`, `"`+model+`"`, 1))
 	}
-	for _, model := range []string{"m", "n", "lora", "org/Model.v1", "ORG/model.v1", "sql-1", "Sql.v2-1", "sql.v2-1", "gone", strings.Repeat("y", 300)} {
+	for _, model := range []string{"m", "n", "lora", "org/Model.v1", "ORG/model.v1", "sql-1", "Sql.v2-1", "sql.v2-1", "gone",
+		strings.Repeat("y", 300)} {
 		s.cases = append(s.cases, wireCase{name: "a chat with " + model, client: ask(model)})
 	}
 	s.cases = append(s.cases,
@@ -327,7 +367,8 @@ func wireModels() wireSubject {
 		wireCase{name: "one with an escaped slash", client: request("GET", "/v1/models/org%2FModel.v1")},
 		wireCase{name: "one of a pattern", client: request("GET", "/v1/models/sql-1")},
 		wireCase{name: "ready", client: append(request("GET", "/readyz?model=m"), request("GET", "/readyz?model=gone")...)},
-		wireCase{name: "not ready", client: append(append(request("GET", "/readyz?model=m"), ask("m")...), request("GET", "/readyz?model=m")...), down: []string{"a"}, fresh: true},
+		wireCase{name: "not ready", client: append(append(request("GET", "/readyz?model=m"), ask("m")...), request("GET",
+			"/readyz?model=m")...), down: []string{"a"}, fresh: true},
 	)
 	return s
 }
