@@ -46,7 +46,8 @@ func wireStatuses() wireSubject {
 			"a": sends("HTTP/1.1 " + status + "\r\ndate: " + wireDate + "\r\n\r\n"),
 		}})
 	}
-	queueFull := `{"error":{"message":"The server is overloaded: too many queued requests","type":"ServiceUnavailableError","param":null,"code":503}}`
+	queueFull := `{"error":{"message":"The server is overloaded: too many queued requests",` +
+		`"type":"ServiceUnavailableError","param":null,"code":503}}`
 	s.cases = append(s.cases,
 		wireCase{name: "not JSON", client: post(chatPath, chatJSON), replicas: replies{
 			"a": sends(httpResponse("500 Internal Server Error", "Internal Server Error", "content-type: text/plain")),
@@ -290,7 +291,8 @@ func wireTimeouts() wireSubject {
 const (
 	transferParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[340,341]],"remote_engine_id":"05001d3b",` +
 		`"remote_request_id":"chatcmpl-ab","remote_host":"10.0.0.7","remote_port":5690,"tp_size":1}`
-	otherTransferParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"localhost","remote_port":"5690","custom":{"a":[1,null]}}`
+	otherTransferParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"localhost",` +
+		`"remote_port":"5690","custom":{"a":[1,null]}}`
 )
 
 // prefilledWith returns the response to a prefill leg.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -604,14 +605,31 @@ func newWireConn(socket net.Conn) *wireConn {
 	return c
 }
 
-// closeNow closes the socket, and returns when the other side's kernel knows.
-func (c *wireConn) closeNow() { c.closeWithLinger(int(wireTimeout / time.Second)) }
+// closeNow closes the socket, and returns when the other side's kernel knows, which on a busy machine is later than it may seem.
+func (c *wireConn) closeNow() {
+	const finWait1, lastAck = 4, 9 // states of TCP
+	tcp := c.Conn.(*net.TCPConn)
+	_ = tcp.CloseWrite()
+	if raw, err := tcp.SyscallConn(); err == nil && runtime.GOOS == "linux" {
+		const tcpInfo = 11 // whose first byte is the state
+		for end := time.Now().Add(wireTimeout); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			state := 0
+			_ = raw.Control(func(fd uintptr) {
+				info, _ := syscall.GetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpInfo)
+				state = info & 0xff
+			})
+			if state != finWait1 && state != lastAck {
+				break
+			}
+		}
+	}
+	c.Close()
+	<-c.ended
+}
 
 // resetNow closes the socket with a reset.
-func (c *wireConn) resetNow() { c.closeWithLinger(0) }
-
-func (c *wireConn) closeWithLinger(seconds int) {
-	_ = c.Conn.(*net.TCPConn).SetLinger(seconds)
+func (c *wireConn) resetNow() {
+	_ = c.Conn.(*net.TCPConn).SetLinger(0)
 	c.Close()
 	<-c.ended
 }
@@ -1186,11 +1204,12 @@ func sortHeader(message []byte) []byte {
 const wireDate = "Sat, 21 Nov 2026 05:00:00 GMT"
 
 var (
-	generatedID   = regexp.MustCompile(`wr-[0-9a-f]{32}`)
-	attemptToken  = regexp.MustCompile(`-wr[0-9a-f]{24}`)
-	dateLine      = regexp.MustCompile(`\r\nDate: [^\r\n]*`)
-	instance      = regexp.MustCompile(`\b[A-Z2-7]{26}\b`)
-	variableLine  = regexp.MustCompile(`(\r\nX-(?:Warmroute-(?:Overhead-Us|Queue-Ms)|Ratelimit-(?:Reset-(?:Requests|Tokens)|Remaining-Tokens)):) [^\r\n]*`)
+	generatedID  = regexp.MustCompile(`wr-[0-9a-f]{32}`)
+	attemptToken = regexp.MustCompile(`-wr[0-9a-f]{24}`)
+	dateLine     = regexp.MustCompile(`\r\nDate: [^\r\n]*`)
+	instance     = regexp.MustCompile(`\b[A-Z2-7]{26}\b`)
+	variableLine = regexp.MustCompile(`(\r\nX-(?:Warmroute-(?:Overhead-Us|Queue-Ms)|` +
+		`Ratelimit-(?:Reset-(?:Requests|Tokens)|Remaining-Tokens)):) [^\r\n]*`)
 	lengthLine    = regexp.MustCompile(`\r\nContent-Length: [0-9]+`)
 	retryLine     = regexp.MustCompile(`\r\nRetry-After: [0-9]+`)
 	tryAgain      = regexp.MustCompile(`([Tt]ry again in) [0-9]+s`)
