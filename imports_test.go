@@ -43,6 +43,12 @@ var allowedImports = map[string]string{
 // testImports lists what tests may import besides: simulated replicas, load and traces.
 const testImports = "lab"
 
+// leaves lists modules that take long to compile, and the only package outside lab that imports each. It imports no package of
+// ours, so that it is compiled beside others.
+var leaves = map[string]string{
+	"github.com/redis/go-redis/v9/": "cluster/redis",
+}
+
 // mayImport reports whether a package may import another one. Both are paths of
 // directories relative to the root, the root itself "".
 func mayImport(from, to string, test bool) bool {
@@ -114,6 +120,15 @@ func TestImportDirection(t *testing.T) {
 				return err
 			}
 			to, inModule := strings.CutPrefix(imported+"/", module+"/")
+			for prefix, leaf := range leaves {
+				isTest := strings.HasSuffix(path, "_test.go")
+				if strings.HasPrefix(imported+"/", prefix) && from != leaf && !strings.HasPrefix(from, "lab/") {
+					t.Errorf("%s imports %s, which only %s may", path, imported, leaf)
+				}
+				if inModule && from == leaf && !isTest {
+					t.Errorf("%s imports %s; a leaf imports no package of ours", path, imported)
+				}
+			}
 			if inModule && !mayImport(from, strings.TrimSuffix(to, "/"), strings.HasSuffix(path, "_test.go")) {
 				t.Errorf("%s imports %s, against the direction of imports", path, imported)
 			}

@@ -19,6 +19,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/clock"
+	"warmroute/cluster/redis"
 	"warmroute/metrics"
 	"warmroute/proxy/apikey"
 	"warmroute/recovery"
@@ -55,6 +56,7 @@ const (
 	leaveTimeout  = 500 * time.Millisecond
 
 	readCount = 32 // messages at once
+	readBlock = 500 * time.Millisecond
 	// history is how much of the stream a proxy reads at its start that finds no snapshot.
 	history = time.Minute
 	// minStreamLength and maxStreamLength bound the number of messages that are kept, whatever their size is.
@@ -81,7 +83,7 @@ type Options struct {
 // Cluster exchanges what this proxy and the others know. It is safe for concurrent use.
 type Cluster struct {
 	Options
-	client      *client
+	redis       *redis.Client
 	id          uint64 // of this process
 	fingerprint uint64
 	stream      string // its key
@@ -121,7 +123,7 @@ type Status struct {
 
 // New returns a Cluster. It does not connect.
 func New(o Options) (*Cluster, error) {
-	options, err := o.Settings.clientOptions()
+	client, err := redis.New(o.Settings.redisOptions(o.Log))
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +133,7 @@ func New(o Options) (*Cluster, error) {
 	}
 	o.Keys.SetProxies(1, false)
 	c := &Cluster{
-		Options: o, client: newClient(options), id: mathrand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
+		Options: o, redis: client, id: mathrand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
 		stream: o.Settings.Prefix + "stream", auth: authenticator{secret: o.Settings.Secret, prefix: o.Settings.Prefix}, removed: removed, peers: map[uint64]*peer{},
 		status: Status{RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet", meanBytes: batchBytes},
 	}
@@ -154,7 +156,7 @@ func (c *Cluster) Run(ctx context.Context) {
 		running.Go(func() { c.Panics.RunLoop(ctx, recovery.Redis, c.writeSnapshots) })
 	}
 	running.Wait()
-	c.client.close()
+	c.redis.Close()
 }
 
 // Status returns the state.
@@ -246,7 +248,7 @@ func (c *Cluster) addMessage(ctx context.Context, m []byte) error {
 	c.mu.Lock()
 	length := int64(float64(c.Settings.MaxBytes) / c.status.meanBytes)
 	c.mu.Unlock()
-	_, err := c.client.do(ctx, newCommand("XADD", c.stream, "MAXLEN", "~", min(max(minStreamLength, length), maxStreamLength), "*", messageField, m))
+	err := c.redis.AppendToStream(ctx, c.stream, min(max(minStreamLength, length), maxStreamLength), messageField, m)
 	if err == nil {
 		c.mu.Lock()
 		c.status.WrittenMessages++
@@ -280,16 +282,18 @@ func (c *Cluster) readStream(ctx context.Context) {
 	readsHistory := true // what was written before this process started; the caches may have been lost since
 	late := true         // what was written while nothing was read, or by then had waited for Redis
 	var resumed time.Time
+	count := readCount
 	for delay := minRetryDelay; ctx.Err() == nil; {
-		messages, err := c.readNext(ctx)
+		messages, areMore, err := c.redis.ReadStream(ctx, c.stream, c.position, messageField, count, readBlock)
 		if ctx.Err() != nil {
 			return
 		}
 		c.recordResult(&c.status.readFailed, err)
 		if err != nil {
-			if errors.Is(err, errReplyTooLong) {
+			if refused := (*redis.ReplyError)(nil); errors.As(err, &refused) {
 				c.position = latest
 			}
+			count = 1 // Redis may take too long for large entries of other clients
 			late, resumed = true, time.Time{}
 			c.removeSilentPeers(time.Now())
 			clock.Sleep(ctx, delay)
@@ -297,16 +301,19 @@ func (c *Cluster) readStream(ctx context.Context) {
 			continue
 		}
 		delay = minRetryDelay
+		isReduced := areMore && len(messages) < count
+		if count = min(2*count, readCount); isReduced {
+			count = 1 // there are such entries
+		}
 		if resumed.IsZero() {
 			resumed = time.Now()
 		}
 		for i := range messages {
-			c.position = messages[i].id
+			c.position = messages[i].ID
 			c.applyEntry(&messages[i], late, time.Now())
 		}
-		isBehind := len(messages) == readCount
-		late = isBehind || time.Since(resumed) < peerTimeout
-		if readsHistory && !isBehind {
+		late = areMore || time.Since(resumed) < peerTimeout
+		if readsHistory && !areMore {
 			readsHistory = false
 			c.Router.SetIndexRestored()
 		}
@@ -329,17 +336,6 @@ func (c *Cluster) readsNothing(now time.Time) bool {
 	return c.lastWrite.Sub(c.lastRead) > peerTimeout && now.Sub(c.lastWrite) < peerTimeout
 }
 
-// readNext returns the next messages. It blocks for readBlock at most, and returns none if there are none by then.
-func (c *Cluster) readNext(ctx context.Context) ([]streamEntry, error) {
-	reply, err := c.client.doWithin(ctx, readBlock+commandTimeout, command{
-		"XREAD", c.stream, []any{"COUNT", readCount, "BLOCK", readBlock.Milliseconds(), "STREAMS", c.stream, c.position},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return parseStreamReply(reply)
-}
-
 func (c *Cluster) setReadPosition(position string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -354,15 +350,18 @@ func (c *Cluster) readPosition() string {
 }
 
 // applyEntry applies a message; late: long after it was written.
-func (c *Cluster) applyEntry(entry *streamEntry, late bool, now time.Time) {
-	m, rest, err := parseHead(entry.message, c.auth)
+func (c *Cluster) applyEntry(entry *redis.Entry, late bool, now time.Time) {
+	m, rest, err := parseHead(entry.Value, c.auth)
 	c.recordRead(entry, now)
 	switch {
+	case entry.Err != nil:
+		c.ignoreMessage(entry.Err)
+		return
 	case err != nil:
 		c.ignoreMessage(err)
 		return
 	case m.sender == c.id:
-		c.recordOwnMessage(entryTime(entry.id), now)
+		c.recordOwnMessage(entryTime(entry.ID), now)
 		return
 	case m.fingerprint != c.fingerprint:
 		c.ignoreMessage(errors.New("the sender has another index.block_bytes, or is another version"))
@@ -376,14 +375,14 @@ func (c *Cluster) applyEntry(entry *streamEntry, late bool, now time.Time) {
 		c.ignoreMessage(err)
 		return
 	}
-	if apply, turn := c.recordPeerMessage(m.sender, m.number, entryTime(entry.id), now); apply {
+	if apply, turn := c.recordPeerMessage(m.sender, m.number, entryTime(entry.ID), now); apply {
 		c.applyRecords(m.sender, records, late, time.Duration(turn)*turnDelay)
 	}
 }
 
-func (c *Cluster) recordRead(entry *streamEntry, now time.Time) {
+func (c *Cluster) recordRead(entry *redis.Entry, now time.Time) {
 	const weight = 0.02
-	size := len(entry.message)
+	size := len(entry.Value)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := &c.status
@@ -391,7 +390,7 @@ func (c *Cluster) recordRead(entry *streamEntry, now time.Time) {
 	c.lastRead = now
 	s.ReadBytes += int64(size)
 	s.meanBytes += weight * (float64(size) + 64 - s.meanBytes)
-	s.Delay = now.Sub(entryTime(entry.id)).Seconds()
+	s.Delay = now.Sub(entryTime(entry.ID)).Seconds()
 }
 
 // entryTime returns when Redis added the entry of a stream that has the ID.

@@ -4,10 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"time"
 
-	"github.com/gomodule/redigo/redis"
+	"warmroute/cluster/redis"
 )
 
 const (
@@ -24,30 +23,23 @@ const (
 // Records are named values that all proxies share, in one hash of Redis. The last one written counts. Safe for
 // concurrent use.
 type Records struct {
-	client *client
-	key    string // of the hash
-	auth   authenticator
+	redis *redis.Client
+	key   string // of the hash
+	auth  authenticator
 }
 
 // Records returns the records of all proxies.
 func (c *Cluster) Records() *Records {
-	return &Records{client: c.client, key: c.Settings.Prefix + "fleet", auth: c.auth}
+	return &Records{redis: c.redis, key: c.Settings.Prefix + "fleet", auth: c.auth}
 }
 
 // ReadRecords returns all records, without those that are invalid or too old.
 func (r *Records) ReadRecords(ctx context.Context) (map[string][]byte, error) {
-	n, err := redis.Int64(r.client.do(ctx, newCommand("HLEN", r.key)))
+	fields, err := r.redis.ReadHash(ctx, r.key, maxSharedRecords)
 	if err != nil {
 		return nil, err
 	}
-	if n > maxSharedRecords {
-		return nil, fmt.Errorf("%s has %d fields, more than %d: something else writes to it", r.key, n, maxSharedRecords)
-	}
-	fields, err := redis.StringMap(r.client.do(ctx, newCommand("HGETALL", r.key)))
-	if err != nil {
-		return nil, err
-	}
-	records, abandoned, now := map[string][]byte{}, []any{}, time.Now()
+	records, abandoned, now := map[string][]byte{}, []string{}, time.Now()
 	for name, value := range fields {
 		data, written, err := parseSharedRecord(name, []byte(value), r.auth)
 		if err != nil {
@@ -61,23 +53,19 @@ func (r *Records) ReadRecords(ctx context.Context) (map[string][]byte, error) {
 		}
 	}
 	if len(abandoned) > 0 {
-		_, err = r.client.do(ctx, newCommand("HDEL", r.key, abandoned...))
+		err = r.redis.UpdateHash(ctx, r.key, nil, abandoned)
 	}
 	return records, err
 }
 
 // WriteRecords replaces some records, and removes others.
 func (r *Records) WriteRecords(ctx context.Context, changed map[string][]byte, removed []string) error {
-	var commands []command
+	var set []any
 	now := time.Now()
 	for name, data := range changed {
-		commands = append(commands, newCommand("HSET", r.key, name, appendSharedRecord(nil, name, data, now, r.auth)))
+		set = append(set, name, appendSharedRecord(nil, name, data, now, r.auth))
 	}
-	for _, name := range removed {
-		commands = append(commands, newCommand("HDEL", r.key, name))
-	}
-	_, err := r.client.doAll(ctx, commands)
-	return err
+	return r.redis.UpdateHash(ctx, r.key, set, removed)
 }
 
 // appendSharedRecord appends a record as Redis has it: the sum of what follows, when it is written, and its data.

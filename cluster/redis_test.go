@@ -3,31 +3,26 @@
 package cluster
 
 import (
+	"bufio"
 	"bytes"
 	"context"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"math"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"net"
-	"net/http/httptest"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/gomodule/redigo/redis"
-
 	"warmroute/backends"
 	"warmroute/clock"
+	"warmroute/lab/redistest"
 	"warmroute/prompt"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
@@ -35,72 +30,9 @@ import (
 	"warmroute/router/snapshot"
 )
 
-// redisServer is a redis-server on a Unix socket. It keeps nothing on disk.
-type redisServer struct {
-	t      *testing.T
-	socket string
-	cmd    *exec.Cmd
-}
-
-func startRedis(t *testing.T, args ...string) *redisServer {
-	t.Helper()
-	s := &redisServer{t: t, socket: filepath.Join(t.TempDir(), "redis.sock")}
-	s.start(args...)
-	t.Cleanup(s.kill)
-	return s
-}
-
-func (s *redisServer) start(args ...string) {
-	s.t.Helper()
-	s.cmd = exec.Command("redis-server", append([]string{"--port", "0", "--unixsocket", s.socket, "--save", "", "--dir", filepath.Dir(s.socket)}, args...)...)
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	eventually(s.t, "redis-server responds", func() bool {
-		_, err := doAt("unix", s.socket, "PING")
-		return err == nil || strings.Contains(err.Error(), "NOAUTH")
-	})
-}
-
-// doAt sends a command to a server over a connection of its own.
-func doAt(network, address, command string, args ...any) (any, error) {
-	conn, err := redis.Dial(network, address)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	return conn.Do(command, args...)
-}
-
-// do sends a command to the server, not as a proxy does.
-func (s *redisServer) do(command string, args ...any) any {
-	s.t.Helper()
-	reply, err := doAt("unix", s.socket, command, args...)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return reply
-}
-
-func (s *redisServer) kill() {
-	s.cmd.Process.Kill()
-	s.cmd.Wait()
-}
-
-func (s *redisServer) signal(signal syscall.Signal) {
-	s.t.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
+	redistest.Eventually(t, what, is)
 }
 
 // lockedBuffer is a log that several goroutines write.
@@ -130,7 +62,7 @@ type testProxy struct {
 	stop     func() // as a proxy that ends
 }
 
-func newProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testProxy {
+func newProxy(t *testing.T, s *redistest.Server, change ...func(*Options)) *testProxy {
 	t.Helper()
 	p := &testProxy{t: t, log: &lockedBuffer{}}
 	for i := range 3 {
@@ -148,13 +80,17 @@ func newProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testProxy
 	outbox := NewOutbox()
 	r, err := router.New(router.Options{
 		Settings: router.Settings{Policy: "prefix", PollInterval: time.Second}, Backends: p.backends, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-		Now: time.Now, Rand: rand.NewPCG(1, 1), Reporter: outbox,
+		Now: time.Now, Rand: mathrand.NewPCG(1, 1), Reporter: outbox,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	url := ""
+	if s != nil {
+		url = "unix://" + s.Address
+	}
 	o := Options{
-		Settings:   Settings{URL: "unix://" + s.socket, Mode: ModeSingle, Prefix: "test:", MaxBytes: 8 << 20},
+		Settings:   Settings{URL: url, Mode: ModeSingle, Prefix: "test:", MaxBytes: 8 << 20},
 		BlockBytes: 256, Outbox: outbox, Router: r, Registry: registry,
 		Responses: responseindex.New(responseindex.Settings{MaxEntries: 100, TTL: time.Hour}, time.Now, outbox),
 		Keys:      apikey.New([]apikey.Key{{Name: "k", RequestsPerMinute: 600, TokensPerMinute: 6000, Concurrency: 4}}),
@@ -171,7 +107,7 @@ func newProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testProxy
 }
 
 // startProxy returns a proxy that exchanges with the others.
-func startProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testProxy {
+func startProxy(t *testing.T, s *redistest.Server, change ...func(*Options)) *testProxy {
 	t.Helper()
 	p := newProxy(t, s, change...)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -186,7 +122,7 @@ func startProxy(t *testing.T, s *redisServer, change ...func(*Options)) *testPro
 }
 
 // startTwo returns two proxies that know each other.
-func startTwo(t *testing.T, s *redisServer, change ...func(*Options)) (a, b *testProxy) {
+func startTwo(t *testing.T, s *redistest.Server, change ...func(*Options)) (a, b *testProxy) {
 	t.Helper()
 	a, b = startProxy(t, s, change...), startProxy(t, s, change...)
 	awaitProxies(t, 2, a, b)
@@ -232,7 +168,7 @@ func (p *testProxy) heldAnywhere(key, blocks int) (most int) {
 }
 
 func TestPlacementsAreShared(t *testing.T) {
-	a, b := startTwo(t, startRedis(t))
+	a, b := startTwo(t, redistest.Start(t))
 	d := a.send(1, 50)
 	eventually(t, "the request is in flight for the other", func() bool { return b.backends[d.Backend.Slot].PeerInFlight.Load() == 1 })
 	complete(d)
@@ -252,7 +188,7 @@ func TestPlacementsAreShared(t *testing.T) {
 }
 
 func TestProxyThatEnds(t *testing.T) {
-	a, b := startTwo(t, startRedis(t))
+	a, b := startTwo(t, redistest.Start(t))
 	d := a.send(1, 50)
 	eventually(t, "the request is in flight for the other", func() bool { return b.Status().PeerRequests == 1 })
 	a.stop()
@@ -262,10 +198,10 @@ func TestProxyThatEnds(t *testing.T) {
 }
 
 func TestProxyThatVanishes(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	b := startProxy(t, s)
 	vanished := newProxy(t, s)
-	defer vanished.client.close()
+	defer vanished.redis.Close()
 	vanished.send(1, 50)
 	for e := vanished.Outbox.removeOldest(); e != nil; e = vanished.Outbox.removeOldest() {
 		vanished.number++
@@ -281,13 +217,13 @@ func TestProxyThatVanishes(t *testing.T) {
 
 // A proxy that was killed before another one starts does not count for that, although it reads its last messages.
 func TestProxyThatVanishedBeforeTheStart(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	vanished := newProxy(t, s)
-	defer vanished.client.close()
+	defer vanished.redis.Close()
 	vanished.send(1, 50)
 	for e := vanished.Outbox.removeOldest(); e != nil; e = vanished.Outbox.removeOldest() {
 		vanished.number++
-		s.do("XADD", vanished.stream, fmt.Sprintf("%d-%d", time.Now().Add(-30*time.Second).UnixMilli(), vanished.number), messageField, vanished.newMessage(e))
+		s.Do("XADD", vanished.stream, fmt.Sprintf("%d-%d", time.Now().Add(-30*time.Second).UnixMilli(), vanished.number), messageField, vanished.newMessage(e))
 	}
 	b := startProxy(t, s)
 	eventually(t, "it has read its own messages", func() bool { return b.Status().ReadMessages >= int64(vanished.number)+2 })
@@ -301,19 +237,19 @@ func TestProxyThatVanishedBeforeTheStart(t *testing.T) {
 func TestRedisOutages(t *testing.T) {
 	for _, c := range []struct {
 		name       string
-		stop, back func(*redisServer)
+		stop, back func(*redistest.Server)
 	}{
-		{"killed", func(s *redisServer) { s.kill() }, func(s *redisServer) { s.start() }},
-		{"paused", func(s *redisServer) { s.signal(syscall.SIGSTOP) }, func(s *redisServer) { s.signal(syscall.SIGCONT) }},
-		{"full", func(s *redisServer) {
-			s.do("CONFIG", "SET", "maxmemory", "1")
-		}, func(s *redisServer) {
-			s.do("CONFIG", "SET", "maxmemory", "0")
+		{"killed", func(s *redistest.Server) { s.Kill() }, func(s *redistest.Server) { s.Restart() }},
+		{"paused", func(s *redistest.Server) { s.Signal(syscall.SIGSTOP) }, func(s *redistest.Server) { s.Signal(syscall.SIGCONT) }},
+		{"full", func(s *redistest.Server) {
+			s.Do("CONFIG", "SET", "maxmemory", "1")
+		}, func(s *redistest.Server) {
+			s.Do("CONFIG", "SET", "maxmemory", "0")
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := startRedis(t)
+			s := redistest.Start(t)
 			a, b := startTwo(t, s)
 			before := a.send(999, 20)
 			eventually(t, "the request is in flight for the other", func() bool { return b.Status().PeerRequests == 1 })
@@ -348,9 +284,9 @@ func TestRedisOutages(t *testing.T) {
 }
 
 func TestHostileStream(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	a, b := startTwo(t, s)
-	add := func(field string, value any) { s.do("XADD", a.stream, "*", field, value) }
+	add := func(field string, value any) { s.Do("XADD", a.stream, "*", field, value) }
 	events := sampleEvents(b.backends[0])
 	e := newEncoder(testAddress)
 	e.addEvent(&events[0])
@@ -378,7 +314,7 @@ func TestHostileStream(t *testing.T) {
 
 // TestForgedMessages writes to Redis without the secret, and expects that this has no effect.
 func TestForgedMessages(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	secret := func(secret string) func(*Options) {
 		return func(o *Options) { o.Settings.Secret = secret }
 	}
@@ -387,12 +323,12 @@ func TestForgedMessages(t *testing.T) {
 	awaitProxies(t, 3, a, b, ended)
 	ended.stop()
 	awaitProxies(t, 2, a, b)
-	recorded, err := parseStreamReply(s.do("XREAD", "STREAMS", a.stream, "0"))
+	recorded, _, err := a.redis.ReadStream(t.Context(), a.stream, "0", messageField, 1000, readBlock)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ignored := b.Status().IgnoredMessages
-	add := func(m []byte) { s.do("XADD", a.stream, "*", messageField, m) }
+	add := func(m []byte) { s.Do("XADD", a.stream, "*", messageField, m) }
 	e := newEncoder(testAddress)
 	e.addResponse(recordResponse, &storedResponse{"resp_of_another_key", "http://10.0.0.1:8000", "k"})
 	head := messageHead{a.fingerprint, 99, 1, time.Now()}
@@ -402,7 +338,7 @@ func TestForgedMessages(t *testing.T) {
 	head.written = head.written.Add(-maxMessageAge - time.Minute)
 	add(e.message(head, a.auth)) // copied from Redis long ago
 	for _, entry := range recorded {
-		add(entry.message)
+		add(entry.Value)
 	}
 	d := a.send(1, 50)
 	eventually(t, "a placement behind them arrives", func() bool { return b.Status().PeerRequests == 1 })
@@ -418,7 +354,7 @@ func TestForgedMessages(t *testing.T) {
 // TestManyEvents expects that a proxy with always something to write lists what it has in flight,
 // and reports what it charges.
 func TestManyEvents(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	a, b := startTwo(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
 	var sending sync.WaitGroup
@@ -450,34 +386,53 @@ func TestManyEvents(t *testing.T) {
 
 // TestHugeValue expects that values beyond what a proxy writes are not read into memory.
 func TestHugeValue(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	a, b := startTwo(t, s)
-	huge := strings.Repeat("x", maxReplyBytes/2+1<<20)
-	s.do("EVAL", "for i = 1, 3 do redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[2]) end", 1, a.stream, messageField, huge)
-	eventually(t, "a placement behind them arrives", func() bool {
-		complete(a.send(1, 50))
-		return b.heldAnywhere(1, 50) == 50
-	})
+	huge := strings.Repeat("x", 64<<20)
+	s.Do("EVAL", "for i = 1, 3 do redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[2]) end return 1", 1, a.stream, messageField, huge)
+	d := a.send(1, 50)
+	eventually(t, "a placement behind them arrives", func() bool { return b.heldAnywhere(1, 50) == 50 })
+	complete(d)
 }
 
-// startRedisServer starts a redis-server that is killed at the end of the test.
-func startRedisServer(t *testing.T, args ...string) *exec.Cmd {
-	t.Helper()
-	cmd := exec.Command("redis-server", append(args, "--save", "", "--dir", t.TempDir())...)
-	if err := cmd.Start(); err != nil {
+// TestManyFields has a client without the secret write entries of half a million fields, which took 1.2 GiB of a proxy.
+func TestManyFields(t *testing.T) {
+	const entries, fields, mostBytes = 16, 500_000, 64 << 20
+	s := redistest.Start(t)
+	a, b := startTwo(t, s, func(o *Options) { o.Settings.Secret = "the secret of the fleet" })
+	add := fmt.Appendf(nil, "*%d\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n", 3+2*fields, len(a.stream), a.stream)
+	add = append(add, strings.Repeat("$1\r\nf\r\n$1\r\nv\r\n", fields)...)
+	conn, err := net.Dial("unix", s.Address)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	return cmd
-}
-
-// eventuallyAt sends a command to a server until it succeeds.
-func eventuallyAt(t *testing.T, port, command string, args ...any) {
-	t.Helper()
-	eventually(t, command+" succeeds", func() bool {
-		_, err := doAt("tcp", "127.0.0.1:"+port, command, args...)
-		return err == nil
-	})
+	defer conn.Close()
+	replies := bufio.NewReader(conn)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	for range entries {
+		if _, err := conn.Write(add); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the length of the ID, and the ID
+			if line, err := replies.ReadString('\n'); err != nil || line[0] == '-' {
+				t.Fatal(line, err)
+			}
+		}
+	}
+	d := a.send(1, 50)
+	written := time.Now()
+	eventually(t, "a placement behind them arrives", func() bool { return b.heldAnywhere(1, 50) == 50 })
+	complete(d)
+	t.Logf("written in %v, passed over in %v", written.Sub(began), time.Since(written))
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > mostBytes {
+		t.Errorf("two proxies have allocated %d bytes, want at most %d", n, mostBytes)
+	}
+	if got := b.Status().IgnoredMessages; got != entries {
+		t.Errorf("%d messages were ignored, want %d", got, entries)
+	}
 }
 
 // expectShared expects that two proxies share placements and a snapshot. key differs from call to call.
@@ -497,29 +452,14 @@ func expectShared(t *testing.T, a, b *testProxy, key int) {
 	}
 }
 
-// TestSentinel shares over the server that a sentinel names, and over the one that replaces it.
+// TestSentinel shares over the server that sentinels name, and over the one that replaces it.
 func TestSentinel(t *testing.T) {
-	ports := freePorts(t, 3)
-	sentinel := filepath.Join(t.TempDir(), "sentinel.conf")
-	lines := "port %s\nsentinel monitor mymaster 127.0.0.1 %s 1\nsentinel auth-pass mymaster secret\nsentinel down-after-milliseconds mymaster 500\n"
-	if err := os.WriteFile(sentinel, fmt.Appendf(nil, lines, ports[1], ports[0]), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	master := startRedisServer(t, "--port", ports[0], "--requirepass", "secret", "--masterauth", "secret")
-	startRedisServer(t, "--port", ports[2], "--requirepass", "secret", "--masterauth", "secret", "--replicaof", "127.0.0.1", ports[0])
-	startRedisServer(t, sentinel, "--sentinel")
-	settings := Settings{Mode: ModeSentinel, URL: "redis://127.0.0.1:" + ports[1] + "?master_name=mymaster", Password: "secret", Prefix: "test:", MaxBytes: 8 << 20}
-	a, b := startTwo(t, &redisServer{t: t}, func(o *Options) { o.Settings = settings })
+	w := redistest.StartWatched(t, "secret")
+	settings := Settings{Mode: ModeSentinel, URL: w.URL(), Password: "secret", Prefix: "test:", MaxBytes: 8 << 20}
+	a, b := startTwo(t, nil, func(o *Options) { o.Settings = settings })
 	expectShared(t, a, b, 1)
-	eventually(t, "the sentinel knows the replica", func() bool {
-		replicas, err := redis.Values(doAt("tcp", "127.0.0.1:"+ports[1], "SENTINEL", "replicas", "mymaster"))
-		return err == nil && len(replicas) == 1
-	})
-	master.Process.Kill()
-	eventually(t, "the sentinel names the replica", func() bool {
-		address, err := a.client.options.askSentinel(t.Context(), "127.0.0.1:"+ports[1])
-		return err == nil && address == "127.0.0.1:"+ports[2]
-	})
+	w.Master.Kill()
+	w.AwaitMaster(w.Replica)
 	awaitProxies(t, 2, a, b)
 	d := a.send(2, 50)
 	eventually(t, "a placement arrives over the new master", func() bool { return b.Status().PeerRequests == 1 })
@@ -528,94 +468,99 @@ func TestSentinel(t *testing.T) {
 
 // TestCluster shares over three nodes, of which the URL names one.
 func TestCluster(t *testing.T) {
-	const nodes, slots = 3, 1 << 14
-	ports := freePorts(t, 2*nodes) // the second half is for the cluster's own connections
-	for i := range nodes {
-		startRedisServer(t, "--port", ports[i], "--cluster-enabled", "yes", "--cluster-port", ports[nodes+i])
-		eventuallyAt(t, ports[i], "CLUSTER", "ADDSLOTSRANGE", i*slots/nodes, (i+1)*slots/nodes-1)
+	nodes := redistest.StartCluster(t, 3, nil, func(int) []string { return nil })
+	settings := Settings{Mode: ModeCluster, URL: "redis://" + nodes[0].Address, Prefix: "test:", MaxBytes: 8 << 20}
+	a, b := startTwo(t, nil, func(o *Options) { o.Settings = settings })
+	expectShared(t, a, b, 1)
+}
+
+// TestDemotedServer shares over a server whose address moves to another one, while the old one becomes a replica.
+func TestDemotedServer(t *testing.T) {
+	addresses := redistest.FreeAddresses(t, 2)
+	old, successor := redistest.StartAt(t, addresses[0]), redistest.StartAt(t, addresses[1])
+	address := redistest.NewAddress(t, old.Address)
+	settings := Settings{Mode: ModeSingle, URL: "redis://" + address.String(), Prefix: "test:", MaxBytes: 8 << 20}
+	a, b := startTwo(t, nil, func(o *Options) { o.Settings = settings })
+	address.Move(successor.Address)
+	host, port, _ := net.SplitHostPort(successor.Address)
+	old.Do("REPLICAOF", host, port)
+	began := time.Now()
+	d := a.send(1, 50)
+	eventually(t, "a placement arrives over the new server", func() bool { return b.Status().PeerRequests == 1 })
+	awaitProxies(t, 2, a, b)
+	complete(d)
+	if passed := time.Since(began); passed > 10*time.Second {
+		t.Errorf("the new server was used after %v", passed)
 	}
-	for i := 1; i < nodes; i++ {
-		eventuallyAt(t, ports[0], "CLUSTER", "MEET", "127.0.0.1", ports[i], ports[nodes+i])
+	if successor.Do("XLEN", a.stream).(int64) == 0 {
+		t.Error("the new server has no messages")
 	}
-	for i := range nodes {
-		eventually(t, "the nodes have all slots", func() bool {
-			info, err := redis.String(doAt("tcp", "127.0.0.1:"+ports[i], "CLUSTER", "INFO"))
-			return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:3")
+	if a.log.count("READONLY")+b.log.count("READONLY") == 0 {
+		t.Errorf("the log does not name the reason:\n%s", a.log.String())
+	}
+}
+
+// TestLargeSnapshot reads a snapshot of 200 MiB in each mode.
+func TestLargeSnapshot(t *testing.T) {
+	const size = 200 << 20
+	data := make([]byte, size)
+	mathrand.NewChaCha8([32]byte{1}).Read(data)
+	for mode, start := range map[string]func() Settings{
+		ModeSingle: func() Settings { return Settings{URL: "unix://" + redistest.Start(t).Address} },
+		ModeSentinel: func() Settings {
+			w := redistest.StartWatched(t, "")
+			return Settings{URL: w.URL()}
+		},
+		ModeCluster: func() Settings {
+			return Settings{URL: "redis://" + redistest.StartCluster(t, 3, nil, func(int) []string { return nil })[0].Address}
+		},
+	} {
+		t.Run(mode, func(t *testing.T) {
+			settings := start()
+			settings.Mode, settings.Prefix, settings.MaxBytes, settings.Secret = mode, "test:", 8<<20, "the secret of the fleet"
+			p := newProxy(t, nil, func(o *Options) { o.Settings = settings })
+			defer p.redis.Close()
+			h := &snapshotHead{Generation: "A", Bytes: size, Position: fmt.Sprintf("%d-0", time.Now().UnixMilli())}
+			h.Sum = h.sum(p.auth, data)
+			for i := range h.pieces() {
+				p.writeValue(p.pieceKey(h, i), data[i*pieceBytes:min((i+1)*pieceBytes, size)])
+			}
+			text, err := json.Marshal(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.writeValue(p.headKey(), text)
+			got, read, err := p.readSnapshot(t.Context())
+			if err != nil || got == nil || !bytes.Equal(read, data) {
+				t.Errorf("%d bytes, %v", len(read), err)
+			}
+			if err := p.deletePieces(t.Context(), h); err != nil {
+				t.Error(err)
+			}
 		})
 	}
-	settings := Settings{Mode: ModeCluster, URL: "redis://127.0.0.1:" + ports[0], Prefix: "test:", MaxBytes: 8 << 20}
-	a, b := startTwo(t, &redisServer{t: t}, func(o *Options) { o.Settings = settings })
-	expectShared(t, a, b, 1)
-	asked := map[string]bool{}
-	for range 8 { // keys of pieces are new each time
-		if _, err := a.client.do(t.Context(), newCommand("SET", fmt.Sprint("test:", rand.Uint64()), "x")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	a.client.mu.Lock()
-	defer a.client.mu.Unlock()
-	for node := range a.client.pools {
-		asked[node] = true
-	}
-	if len(asked) < 2 {
-		t.Errorf("the nodes %v have all keys", asked)
-	}
 }
 
-// freePorts returns ports that nothing listens on.
-func freePorts(t *testing.T, n int) (ports []string) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		_, port, _ := net.SplitHostPort(l.Addr().String())
-		ports = append(ports, port)
-	}
-	return ports
-}
-
-// TestTLSAndPassword connects to a server that wants both.
-func TestTLSAndPassword(t *testing.T) {
-	port, dir := freePorts(t, 1)[0], t.TempDir()
-	server := httptest.NewUnstartedServer(nil)
-	server.StartTLS()
-	defer server.Close()
-	key, err := x509.MarshalPKCS8PrivateKey(server.TLS.Certificates[0].PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	for name, content := range map[string][]byte{"cert": ca, "key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s := startRedis(t, "--tls-port", port, "--tls-cert-file", filepath.Join(dir, "cert"), "--tls-key-file", filepath.Join(dir, "key"),
-		"--tls-auth-clients", "no", "--requirepass", "secret")
-	settings := Settings{Mode: ModeSingle, URL: "rediss://127.0.0.1:" + port, Password: "secret", CA: string(ca), Prefix: "test:", MaxBytes: 8 << 20}
-	startTwo(t, s, func(o *Options) { o.Settings = settings })
-	settings.Password = "wrong"
-	wrong := startProxy(t, s, func(o *Options) { o.Settings = settings })
-	eventually(t, "the wrong password is refused", func() bool { return strings.Contains(wrong.Status().Reason, "WRONGPASS") })
-	if wrong.log.count("secret")+wrong.log.count("wrong") > 0 {
-		t.Errorf("the password is logged:\n%s", wrong.log.String())
-	}
+// writeValue writes a value of a test, however long that takes.
+func (p *testProxy) writeValue(key string, value []byte) {
+	p.t.Helper()
+	eventually(p.t, key+" is written", func() bool {
+		isWritten, _ := p.redis.WriteValue(p.t.Context(), key, value, time.Hour, false)
+		return isWritten
+	})
 }
 
 func TestStreamOfAnotherType(t *testing.T) {
-	s := startRedis(t)
-	s.do("SET", "test:stream", "text")
+	s := redistest.Start(t)
+	s.Do("SET", "test:stream", "text")
 	a := startProxy(t, s)
 	eventually(t, "it is noticed", func() bool { return strings.Contains(a.Status().Reason, "WRONGTYPE") })
-	s.do("DEL", "test:stream")
+	s.Do("DEL", "test:stream")
 	awaitProxies(t, 1, a)
 }
 
 func TestStreamIsBounded(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	const most = 1 << 20
 	a, b := startTwo(t, s, func(o *Options) { o.Settings.MaxBytes = most })
 	for key := range 4000 {
@@ -627,14 +572,14 @@ func TestStreamIsBounded(t *testing.T) {
 	if written := a.Status().WrittenBytes; written < 4*most {
 		t.Fatalf("%d bytes were written: too few to say anything", written)
 	}
-	if used := s.do("MEMORY", "USAGE", a.stream, "SAMPLES", 0).(int64); used > 3*most {
+	if used := s.Do("MEMORY", "USAGE", a.stream, "SAMPLES", 0).(int64); used > 3*most {
 		t.Errorf("the stream takes %d bytes, with the bound %d", used, most)
 	}
 	eventually(t, "all are known", func() bool { return b.heldAnywhere(3999, 200) == 200 })
 }
 
 func TestSnapshotOverRedis(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	a := startProxy(t, s)
 	awaitProxies(t, 1, a)
 	load := func() *backends.Load {
@@ -650,9 +595,9 @@ func TestSnapshotOverRedis(t *testing.T) {
 	if err := a.writeSnapshot(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.do("DEL", a.stream)
+	s.Do("DEL", a.stream)
 	b := newProxy(t, s)
-	defer b.client.close()
+	defer b.redis.Close()
 	b.LoadSnapshot(t.Context())
 	for _, at := range b.backends {
 		b.Snapshot.ObserveLoad(at, load())
@@ -682,7 +627,7 @@ func TestCachesLostBeforeStart(t *testing.T) {
 	usage := func(cached int) router.Outcome {
 		return router.Outcome{End: router.Completed, OutputTokens: 10, PromptTokens: tokens, CachedTokens: cached, CachedKnown: true}
 	}
-	s := startRedis(t)
+	s := redistest.Start(t)
 	a := startProxy(t, s)
 	awaitProxies(t, 1, a)
 	for range 2 {
@@ -713,7 +658,7 @@ func TestCachesLostBeforeStart(t *testing.T) {
 
 // How long requests before its start took is not learned by a proxy that reads of them all at once.
 func TestTimesBeforeStart(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	a := startProxy(t, s)
 	awaitProxies(t, 1, a)
 	d := a.send(1, 20)
@@ -741,13 +686,13 @@ func TestTimesBeforeStart(t *testing.T) {
 }
 
 func TestDamagedSnapshot(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	for _, head := range []string{"", "{", "[]", `{"generation":"A","bytes":-1,"position":"1-1"}`, `{"generation":"A","bytes":1000000000000,"position":"1-1"}`,
 		`{"generation":"*","bytes":1,"position":"1-1"}`, `{"generation":"A","bytes":1,"position":"$"}`, `{"generation":"A","bytes":1,"position":"1-1"}`} {
-		s.do("SET", "test:snapshot", head)
+		s.Do("SET", "test:snapshot", head)
 		p := newProxy(t, s)
 		p.LoadSnapshot(t.Context())
-		p.client.close()
+		p.redis.Close()
 		if p.position != "" {
 			t.Errorf("head %q: reads from %q", head, p.position)
 		}
@@ -757,11 +702,11 @@ func TestDamagedSnapshot(t *testing.T) {
 // TestForgedSnapshot expects that a proxy with a secret loads no snapshot that was written without
 // it, was changed, or is old.
 func TestForgedSnapshot(t *testing.T) {
-	s := startRedis(t)
+	s := redistest.Start(t)
 	write := func(secret string, change func(*snapshotHead)) {
-		s.do("FLUSHALL")
+		s.Do("FLUSHALL")
 		p := newProxy(t, s, func(o *Options) { o.Settings.Secret = secret })
-		defer p.client.close()
+		defer p.redis.Close()
 		p.position = fmt.Sprintf("%d-0", time.Now().UnixMilli())
 		p.setReadPosition(p.position)
 		if err := p.writeSnapshot(t.Context()); err != nil {
@@ -776,7 +721,7 @@ func TestForgedSnapshot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.do("SET", p.headKey(), text)
+		s.Do("SET", p.headKey(), text)
 	}
 	old := fmt.Sprintf("%d-0", time.Now().Add(-maxMessageAge-time.Minute).UnixMilli())
 	signed := authenticator{secret: "the secret of the fleet", prefix: "test:"}
@@ -792,13 +737,13 @@ func TestForgedSnapshot(t *testing.T) {
 		{"no sum", signed.secret, func(h *snapshotHead) { h.Sum = nil }, false},
 		{"old", signed.secret, func(h *snapshotHead) {
 			h.Position = old
-			h.Sum = h.sum(signed, s.do("GET", "test:snapshot:"+h.Generation+":0").([]byte))
+			h.Sum = h.sum(signed, []byte(s.Do("GET", "test:snapshot:"+h.Generation+":0").(string)))
 		}, false},
 	} {
 		write(c.secret, c.change)
 		p := newProxy(t, s, func(o *Options) { o.Settings.Secret = signed.secret })
 		p.LoadSnapshot(t.Context())
-		p.client.close()
+		p.redis.Close()
 		if loaded := p.position != ""; loaded != c.loaded {
 			t.Errorf("%s: loaded %v, want %v; the log:\n%s", c.name, loaded, c.loaded, p.log.String())
 		}
@@ -806,7 +751,7 @@ func TestForgedSnapshot(t *testing.T) {
 }
 
 func TestKeysAreShared(t *testing.T) {
-	a, b := startTwo(t, startRedis(t))
+	a, b := startTwo(t, redistest.Start(t))
 	acquire := func(p *testProxy) (leases []apikey.Lease, err *apikey.LimitError) {
 		for {
 			lease, err := p.Keys.FindName("k").TryAcquire()
@@ -860,7 +805,7 @@ func (p *testProxy) writeRecords(changed map[string][]byte, removed ...string) {
 func TestSharedRecords(t *testing.T) {
 	for name, secret := range map[string]string{"signed": "a secret of the proxies", "not signed": ""} {
 		t.Run(name, func(t *testing.T) {
-			s := startRedis(t)
+			s := redistest.Start(t)
 			withSecret := func(o *Options) { o.Settings.Secret = secret }
 			a, b := newProxy(t, s, withSecret), newProxy(t, s, withSecret)
 			a.writeRecords(map[string][]byte{"replica/x": []byte("1"), "replica/y": []byte("2")})
@@ -870,11 +815,11 @@ func TestSharedRecords(t *testing.T) {
 			}
 			// Another client of Redis writes.
 			for field, value := range map[string]string{"replica/evil": "4", "replica/long": strings.Repeat("x", 1<<20), "replica/empty": ""} {
-				s.do("HSET", "test:fleet", field, value)
+				s.Do("HSET", "test:fleet", field, value)
 			}
 			old := appendSharedRecord(nil, "replica/old", []byte("5"), time.Now().Add(-2*maxSharedRecordAge), a.auth)
 			abandoned := appendSharedRecord(nil, "replica/abandoned", []byte("6"), time.Now().Add(-2*abandonedRecordAge), a.auth)
-			s.do("HSET", "test:fleet", "replica/old", old, "replica/abandoned", abandoned)
+			s.Do("HSET", "test:fleet", "replica/old", old, "replica/abandoned", abandoned)
 			want := 3
 			if secret != "" {
 				want = 1
@@ -882,14 +827,14 @@ func TestSharedRecords(t *testing.T) {
 			if got := a.readRecords(); len(got) != want || string(got["replica/x"]) != "3" {
 				t.Errorf("it reads %s", got)
 			}
-			if left := s.do("HEXISTS", "test:fleet", "replica/abandoned").(int64) == 1; left != (secret == "") {
+			if left := s.Do("HEXISTS", "test:fleet", "replica/abandoned").(int64) == 1; left != (secret == "") {
 				t.Errorf("the abandoned record is there: %v", left)
 			}
-			many := []any{"test:fleet"}
+			many := []any{"HSET", "test:fleet"}
 			for i := range 2 * maxSharedRecords {
 				many = append(many, fmt.Sprint(i), "")
 			}
-			s.do("HSET", many...)
+			s.Do(many...)
 			if got, err := a.Records().ReadRecords(t.Context()); err == nil {
 				t.Errorf("it reads %d records", len(got))
 			}

@@ -9,10 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
-
-	"github.com/gomodule/redigo/redis"
 
 	"warmroute/clock"
 )
@@ -27,9 +26,11 @@ const (
 	pieceBytes    = 256 << 10
 	pieceInterval = 50 * time.Millisecond
 	maxPieces     = 1 << 10
+	piecesAtOnce  = 16 // are read
 	maxHeadBytes  = 1 << 10
-	// loadTimeout bounds how long the start of a proxy waits for a snapshot.
-	loadTimeout = 1500 * time.Millisecond
+	// headTimeout bounds how long the start of a proxy waits for Redis, and loadTimeout how long for a snapshot that it has.
+	headTimeout = 1500 * time.Millisecond
+	loadTimeout = 5 * time.Second
 )
 
 // snapshotHead names the pieces of a snapshot, each of which is a value of its own.
@@ -58,8 +59,15 @@ func (c *Cluster) pieceKey(h *snapshotHead, i int) string {
 	return c.Settings.Prefix + "snapshot:" + h.Generation + ":" + strconv.Itoa(i)
 }
 
+func (c *Cluster) pieceKeys(h *snapshotHead) (keys []string) {
+	for i := range h.pieces() {
+		keys = append(keys, c.pieceKey(h, i))
+	}
+	return keys
+}
+
 // LoadSnapshot reads the snapshot that another proxy has written, if there is one, for the first
-// polls of the backends. It takes up to loadTimeout. Call it before Run and before the first poll.
+// polls of the backends. It takes up to headTimeout if Redis does not answer, else up to loadTimeout. Call it before Run and before the first poll.
 func (c *Cluster) LoadSnapshot(ctx context.Context) {
 	if c.Snapshot == nil {
 		return
@@ -82,21 +90,21 @@ func (c *Cluster) LoadSnapshot(ctx context.Context) {
 // readSnapshot returns the latest snapshot; nil if there is none. What it reads is bounded, whatever
 // the values are.
 func (c *Cluster) readSnapshot(ctx context.Context) (*snapshotHead, []byte, error) {
-	h, err := c.readHead(ctx)
+	headContext, cancel := context.WithTimeout(ctx, headTimeout)
+	defer cancel()
+	h, err := c.readHead(headContext)
 	if h == nil {
 		return nil, nil, err
 	}
-	var commands []command
-	for i := range h.pieces() {
-		commands = append(commands, newCommand("GETRANGE", c.pieceKey(h, i), 0, pieceBytes-1))
-	}
-	pieces, err := redis.ByteSlices(c.client.doAll(ctx, commands))
-	if err != nil {
-		return nil, nil, err
-	}
 	data := make([]byte, 0, h.Bytes)
-	for _, piece := range pieces {
-		data = append(data, piece...)
+	for keys := range slices.Chunk(c.pieceKeys(h), piecesAtOnce) {
+		pieces, err := c.redis.ReadValues(ctx, keys, pieceBytes)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, piece := range pieces {
+			data = append(data, piece...)
+		}
 	}
 	if len(data) != h.Bytes || !hmac.Equal(h.Sum, h.sum(c.auth, data)) {
 		return nil, nil, errors.New("snapshot is damaged, was replaced while it was read, or was written with another redis.secret_file")
@@ -109,11 +117,11 @@ func (c *Cluster) readSnapshot(ctx context.Context) (*snapshotHead, []byte, erro
 
 // readHead returns the head of the latest snapshot; nil if there is none.
 func (c *Cluster) readHead(ctx context.Context) (*snapshotHead, error) {
-	text, err := redis.Bytes(c.client.do(ctx, newCommand("GETRANGE", c.headKey(), 0, maxHeadBytes-1)))
-	if err != nil || len(text) == 0 {
+	values, err := c.redis.ReadValues(ctx, []string{c.headKey()}, maxHeadBytes)
+	if err != nil || len(values[0]) == 0 {
 		return nil, err
 	}
-	h, err := parseSnapshotHead(text)
+	h, err := parseSnapshotHead(values[0])
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.headKey(), err)
 	}
@@ -146,12 +154,7 @@ func (c *Cluster) deletePieces(ctx context.Context, h *snapshotHead) error {
 	if h == nil {
 		return nil
 	}
-	var commands []command
-	for i := range h.pieces() {
-		commands = append(commands, newCommand("UNLINK", c.pieceKey(h, i)))
-	}
-	_, err := c.client.doAll(ctx, commands)
-	return err
+	return c.redis.DeleteValues(ctx, c.pieceKeys(h))
 }
 
 // writeSnapshots writes a snapshot every snapshotInterval, unless another proxy does, until ctx is done.
@@ -165,8 +168,8 @@ func (c *Cluster) writeSnapshots(ctx context.Context) {
 
 // writeSnapshot writes a snapshot, unless another proxy has written one in this interval.
 func (c *Cluster) writeSnapshot(ctx context.Context) error {
-	lock := newCommand("SET", c.Settings.Prefix+"snapshot-lock", strconv.FormatUint(c.id, 16), "NX", "PX", (snapshotInterval * 9 / 10).Milliseconds())
-	if set, err := c.client.do(ctx, lock); set == nil || err != nil {
+	id := strconv.AppendUint(nil, c.id, 16)
+	if isWritten, err := c.redis.WriteValue(ctx, c.Settings.Prefix+"snapshot-lock", id, snapshotInterval*9/10, true); !isWritten {
 		return err
 	}
 	h := snapshotHead{Generation: rand.Text(), Position: c.readPosition()}
@@ -183,7 +186,7 @@ func (c *Cluster) writeSnapshot(ctx context.Context) error {
 		return fmt.Errorf("snapshot has %d bytes, more than %d: lower index.max_bytes", h.Bytes, maxPieces*pieceBytes)
 	}
 	set := func(key string, value []byte) error {
-		_, err := c.client.do(ctx, newCommand("SET", key, value, "PX", snapshotLifetime.Milliseconds()))
+		_, err := c.redis.WriteValue(ctx, key, value, snapshotLifetime, false)
 		return err
 	}
 	for i := 0; data.Len() > 0; i++ {

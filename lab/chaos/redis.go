@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gomodule/redigo/redis"
-
 	"warmroute/lab/testbed"
 )
 
@@ -36,14 +34,8 @@ func (s *redisServer) start(ctx context.Context) (err error) {
 }
 
 // do sends a command over a new connection.
-func (s *redisServer) do(ctx context.Context, command string, args ...any) error {
-	conn, err := redis.DialContext(ctx, "unix", s.socket)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = redis.DoContext(conn, ctx, command, args...)
-	return err
+func (s *redisServer) do(ctx context.Context, command ...string) error {
+	return exec.CommandContext(ctx, "redis-cli", append([]string{"-e", "-s", s.socket}, command...)...).Run()
 }
 
 func (s *redisServer) signal(signal syscall.Signal) error {
