@@ -134,8 +134,12 @@ func New(o Options) (*Cluster, error) {
 	o.Keys.SetProxies(1, false)
 	c := &Cluster{
 		Options: o, redis: client, id: mathrand.Uint64(), fingerprint: snapshot.HashingFingerprint(o.BlockBytes),
-		stream: o.Settings.Prefix + "stream", auth: authenticator{secret: o.Settings.Secret, prefix: o.Settings.Prefix}, removed: removed, peers: map[uint64]*peer{},
-		status: Status{RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet", meanBytes: batchBytes},
+		stream: o.Settings.Prefix + "stream", auth: authenticator{secret: o.Settings.Secret, prefix: o.Settings.Prefix},
+		removed: removed, peers: map[uint64]*peer{},
+		status: Status{
+			RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet",
+			meanBytes: batchBytes,
+		},
 	}
 	for _, l := range []*rate.Sometimes{&c.logs.connected, &c.logs.unusable, &c.logs.ignored, &c.logs.unread, &c.logs.snapshot} {
 		l.Interval = logInterval

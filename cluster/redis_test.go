@@ -223,7 +223,8 @@ func TestProxyThatVanishedBeforeTheStart(t *testing.T) {
 	vanished.send(1, 50)
 	for e := vanished.Outbox.removeOldest(); e != nil; e = vanished.Outbox.removeOldest() {
 		vanished.number++
-		s.Do("XADD", vanished.stream, fmt.Sprintf("%d-%d", time.Now().Add(-30*time.Second).UnixMilli(), vanished.number), messageField, vanished.newMessage(e))
+		id := fmt.Sprintf("%d-%d", time.Now().Add(-30*time.Second).UnixMilli(), vanished.number)
+		s.Do("XADD", vanished.stream, id, messageField, vanished.newMessage(e))
 	}
 	b := startProxy(t, s)
 	eventually(t, "it has read its own messages", func() bool { return b.Status().ReadMessages >= int64(vanished.number)+2 })

@@ -67,7 +67,8 @@ func (c *Cluster) pieceKeys(h *snapshotHead) (keys []string) {
 }
 
 // LoadSnapshot reads the snapshot that another proxy has written, if there is one, for the first
-// polls of the backends. It takes up to headTimeout if Redis does not answer, else up to loadTimeout. Call it before Run and before the first poll.
+// polls of the backends. It takes up to headTimeout if Redis does not answer, else up to loadTimeout. Call it before Run and
+// before the first poll.
 func (c *Cluster) LoadSnapshot(ctx context.Context) {
 	if c.Snapshot == nil {
 		return

@@ -102,6 +102,9 @@ func (c *Client) begin() (*session, error) {
 	return c.current, nil
 }
 
+// command sends a command and waits for the reply.
+type command[T any] func(context.Context, goredis.UniversalClient) (T, error)
+
 // outcome is how a command ended.
 type outcome[T any] struct {
 	value    T
@@ -109,10 +112,10 @@ type outcome[T any] struct {
 	panicked string
 }
 
-// do calls f, which sends a command and waits for the reply. It returns at the latest when timeout has passed or ctx is done.
+// do calls f. It returns at the latest when timeout has passed or ctx is done.
 // The library has deadlines, but cancellation does not end its reads, nor does anything end some of its waits: f may run on
 // for the rest of timeout, and must not use what the caller changes.
-func do[T any](ctx context.Context, c *Client, timeout time.Duration, f func(context.Context, goredis.UniversalClient) (T, error)) (T, error) {
+func do[T any](ctx context.Context, c *Client, timeout time.Duration, f command[T]) (T, error) {
 	var none T
 	s, err := c.begin()
 	if err != nil {

@@ -28,7 +28,9 @@ func (c *Client) AppendToStream(ctx context.Context, key string, maxLength int64
 // ReadStream returns up to count entries after the one with an ID, and waits up to block for the first. areMore: there may be
 // more. An entry that is beyond the bounds of a reply is returned with its Err; if several are read with it, the first of
 // them is returned alone.
-func (c *Client) ReadStream(ctx context.Context, key, after, field string, count int, block time.Duration) (entries []Entry, areMore bool, err error) {
+func (c *Client) ReadStream(
+	ctx context.Context, key, after, field string, count int, block time.Duration,
+) (entries []Entry, areMore bool, err error) {
 	entries, err = c.readStream(ctx, key, after, field, count, block)
 	refused := (*ReplyError)(nil)
 	if !errors.As(err, &refused) {
@@ -77,8 +79,10 @@ func (c *Client) ReadValues(ctx context.Context, keys []string, maxBytes int64) 
 	return values, err
 }
 
-// WriteValue sets the value of a key for a time. With onlyNew it does not replace another one. It reports whether it has.
-func (c *Client) WriteValue(ctx context.Context, key string, value []byte, lifetime time.Duration, onlyNew bool) (isWritten bool, err error) {
+// WriteValue sets the value of a key for a time. With onlyNew it does not replace another one. It reports whether it has set it.
+func (c *Client) WriteValue(
+	ctx context.Context, key string, value []byte, lifetime time.Duration, onlyNew bool,
+) (isWritten bool, err error) {
 	args := goredis.SetArgs{TTL: lifetime}
 	if onlyNew {
 		args.Mode = "NX"

@@ -181,7 +181,8 @@ func (o *Options) completeSingle(p *options, l *goredis.Options) error {
 	return o.completeCommon(p, common{
 		&l.Password, &l.TLSConfig, &l.ContextTimeoutEnabled, &l.DialTimeout, &l.ReadTimeout, &l.WriteTimeout, &l.ConnMaxLifetime,
 		&l.Protocol, &l.MaxRetries, &l.DialerRetries, &l.PoolSize, &l.PipelinePoolSize,
-		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials}, []int{l.PipelineReadBufferSize, l.PipelineWriteBufferSize},
+		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials},
+		[]int{l.PipelineReadBufferSize, l.PipelineWriteBufferSize},
 	})
 }
 
@@ -198,7 +199,8 @@ func (o *Options) completeSentinel(p *options, l *goredis.FailoverOptions) error
 	err := o.completeCommon(p, common{
 		&l.Password, &l.TLSConfig, &l.ContextTimeoutEnabled, &l.DialTimeout, &l.ReadTimeout, &l.WriteTimeout, &l.ConnMaxLifetime,
 		&l.Protocol, &l.MaxRetries, &l.DialerRetries, &l.PoolSize, &l.PipelinePoolSize,
-		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials}, []int{l.PipelineReadBufferSize, l.PipelineWriteBufferSize},
+		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials},
+		[]int{l.PipelineReadBufferSize, l.PipelineWriteBufferSize},
 	})
 	l.DialTimeout += 3 * l.ReadTimeout // the sentinels are asked first
 	return err
@@ -217,7 +219,8 @@ func (o *Options) completeCluster(p *options, l *goredis.ClusterOptions) error {
 	return o.completeCommon(p, common{
 		&l.Password, &l.TLSConfig, &l.ContextTimeoutEnabled, &l.DialTimeout, &l.ReadTimeout, &l.WriteTimeout, &l.ConnMaxLifetime,
 		&l.Protocol, &l.MaxRetries, &l.DialerRetries, &l.PoolSize, &l.PipelinePoolSize,
-		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials}, []int{l.PipelineReadBufferSize, l.PipelineWriteBufferSize},
+		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials},
+		[]int{l.PipelineReadBufferSize, l.PipelineWriteBufferSize},
 	})
 }
 
@@ -226,15 +229,15 @@ func noNotifications() *maintnotifications.Config {
 	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
 
-var errReadsReplicas = errors.New("reads replicas (read_only, replica_only, use_disconnected_replicas, route_by_latency or route_randomly): " +
-	"remove the parameter, since they do not have the latest messages")
+var errReadsReplicas = errors.New("reads replicas (read_only, replica_only, use_disconnected_replicas, route_by_latency or " +
+	"route_randomly): remove the parameter, since they do not have the latest messages")
 
 // libraryError returns the error of the library for a URL as one of ours.
 func libraryError(err error) error {
 	text := strings.TrimPrefix(err.Error(), "redis: ")
 	if names, ok := strings.CutPrefix(text, "unexpected option: "); ok {
 		name, _, _ := strings.Cut(names, ", ")
-		return fmt.Errorf("unknown parameter %q: remove it; docs/deploy/proxies.md names the parameters", name)
+		return fmt.Errorf("unknown parameter %q: remove it; docs/deploy/proxies.md lists the parameters", name)
 	}
 	return errors.New(text)
 }

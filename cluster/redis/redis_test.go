@@ -112,8 +112,8 @@ func TestPartitionedSentinel(t *testing.T) {
 		}
 	}
 	// Where no sentinel has a majority, the master that one knows is the best guess.
-	awaitWrite(t, newClient(t, Options{Mode: ModeSentinel, URL: w.URL(partitioned.Address, redistest.DroppingAddress(t), redistest.FreeAddresses(t, 1)[0])}),
-		"guess", 3*time.Second)
+	url = w.URL(partitioned.Address, redistest.DroppingAddress(t), redistest.FreeAddresses(t, 1)[0])
+	awaitWrite(t, newClient(t, Options{Mode: ModeSentinel, URL: url}), "guess", 3*time.Second)
 	if !has(stale, "guess") {
 		t.Error("the only master that is named does not have the value")
 	}
@@ -395,8 +395,8 @@ type authority struct {
 func newAuthority(t testing.TB) *authority {
 	a := &authority{t: t}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	var der []byte
 	a.key, der = a.sign(template, template, nil)
@@ -425,7 +425,8 @@ func (a *authority) sign(template, parent *x509.Certificate, parentKey *ecdsa.Pr
 func (a *authority) serverArgs(ip string) []string {
 	a.t.Helper()
 	key, der := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.ParseIP(ip)},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), IPAddresses: []net.IP{net.ParseIP(ip)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}, a.certificate, a.key)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
@@ -441,7 +442,10 @@ func (a *authority) serverArgs(ip string) []string {
 			a.t.Fatal(err)
 		}
 	}
-	return []string{"--tls-cert-file", filepath.Join(dir, "cert"), "--tls-key-file", filepath.Join(dir, "key"), "--tls-ca-cert-file", filepath.Join(dir, "ca"), "--tls-auth-clients", "no"}
+	return []string{
+		"--tls-cert-file", filepath.Join(dir, "cert"), "--tls-key-file", filepath.Join(dir, "key"),
+		"--tls-ca-cert-file", filepath.Join(dir, "ca"), "--tls-auth-clients", "no",
+	}
 }
 
 // Each node of a cluster has a certificate for its own address; the URL names one of them.
@@ -466,7 +470,7 @@ func TestCertificatePerNode(t *testing.T) {
 func TestCertificates(t *testing.T) {
 	a := newAuthority(t)
 	port := redistest.FreePorts(t, 1)[0]
-	s := redistest.Start(t, append(a.serverArgs("127.0.0.1"), "--tls-port", port, "--bind", "127.0.0.1", "127.0.0.2", "--requirepass", "secret")...)
+	redistest.Start(t, append(a.serverArgs("127.0.0.1"), "--tls-port", port, "--bind", "127.0.0.1", "127.0.0.2", "--requirepass", "secret")...)
 	for _, c := range []struct{ url, ca, want string }{
 		{"rediss://127.0.0.1:" + port, a.pem, ""},
 		{"rediss://127.0.0.2:" + port, a.pem, "certificate is valid for 127.0.0.1, not 127.0.0.2"},
@@ -480,9 +484,9 @@ func TestCertificates(t *testing.T) {
 			t.Errorf("%s: %v, want an error with %q", c.url, err, c.want)
 		}
 	}
-	s.Password = "secret"
 	client := newClient(t, Options{URL: "rediss://127.0.0.1:" + port, CA: a.pem, CAFile: "ca", Password: "guess"})
-	if _, err := client.WriteValue(t.Context(), "k", nil, time.Minute, false); err == nil || !strings.Contains(err.Error(), "WRONGPASS") || strings.Contains(err.Error(), "guess") {
+	_, err := client.WriteValue(t.Context(), "k", nil, time.Minute, false)
+	if err == nil || !strings.Contains(err.Error(), "WRONGPASS") || strings.Contains(err.Error(), "guess") {
 		t.Errorf("wrong password: %v", err)
 	}
 }

@@ -97,8 +97,8 @@ func (s *Server) AwaitReply() {
 // TryDo sends a command over a connection of its own.
 func (s *Server) TryDo(args ...any) (any, error) {
 	client := redis.NewClient(&redis.Options{
-		Network: s.network, Addr: s.Address, Password: s.Password, TLSConfig: s.TLS, Protocol: 2, DisableIdentity: true, MaxRetries: -1, DialerRetries: 1,
-		PoolSize: 2, DialTimeout: 5 * time.Second, ReadTimeout: time.Minute,
+		Network: s.network, Addr: s.Address, Password: s.Password, TLSConfig: s.TLS, Protocol: 2, DisableIdentity: true,
+		MaxRetries: -1, DialerRetries: 1, PoolSize: 2, DialTimeout: 5 * time.Second, ReadTimeout: time.Minute,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	defer client.Close()
@@ -207,7 +207,8 @@ func StartSentinel(t testing.TB, address, master, password string) *Server {
 	t.Helper()
 	host, port, _ := net.SplitHostPort(address)
 	masterHost, masterPort, _ := net.SplitHostPort(master)
-	lines := fmt.Sprintf("bind %s\nport %s\nsentinel monitor %s %s %s 2\nsentinel down-after-milliseconds %[3]s 1000\n", host, port, MasterName, masterHost, masterPort)
+	lines := fmt.Sprintf("bind %s\nport %s\nsentinel monitor %s %s %s 2\nsentinel down-after-milliseconds %[3]s 1000\n",
+		host, port, MasterName, masterHost, masterPort)
 	if password != "" {
 		lines += fmt.Sprintf("sentinel auth-pass %s %s\n", MasterName, password)
 	}
