@@ -483,7 +483,7 @@ func TestDemotedServer(t *testing.T) {
 	settings := Settings{Mode: ModeSingle, URL: "redis://" + address.String(), Prefix: "test:", MaxBytes: 8 << 20}
 	a, b := startTwo(t, nil, func(o *Options) { o.Settings = settings })
 	address.Move(successor.Address)
-	host, port, _ := net.SplitHostPort(successor.Address)
+	host, port, _ := net.SplitHostPort(redistest.FreeAddresses(t, 1)[0])
 	old.Do("REPLICAOF", host, port)
 	began := time.Now()
 	d := a.send(1, 50)

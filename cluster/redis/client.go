@@ -2,7 +2,8 @@
 // go-redis with what proxies need beyond it: no command waits past its context; replies are checked before they take memory;
 // the client is made again when its server refuses commands or does not answer, which finds a server that has moved.
 //
-// go-redis adds 4 MB to the binary and, without a build cache, ten seconds of CPU time to a build.
+// go-redis adds 8 MB to the stripped binary of 24 MB: all of its commands are reachable through its interface. It takes most
+// of a minute of CPU time to compile, beside other packages, and is then in the build cache.
 package redis
 
 import (
