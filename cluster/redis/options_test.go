@@ -110,7 +110,7 @@ func TestParseURL(t *testing.T) {
 // The parameters of the library are those of the URL, in each mode.
 func TestLibraryParameters(t *testing.T) {
 	const parameters = "client_name=c&protocol=3&max_retries=2&min_retry_backoff=1ms&max_retry_backoff=2ms&dial_timeout=3&" +
-		"dialer_retries=2&read_timeout=6s&write_timeout=5s&pool_fifo=true&pool_size=8&pool_timeout=4s&min_idle_conns=1&" +
+		"read_timeout=6s&write_timeout=5s&pool_fifo=true&pool_size=8&pool_timeout=4s&min_idle_conns=1&" +
 		"max_idle_conns=2&max_active_conns=9&conn_max_lifetime=1m&conn_max_idle_time=2m&pipeline_pool_size=5"
 	for mode, url := range map[string]string{
 		ModeSingle:   "redis://host?",
@@ -133,7 +133,7 @@ func TestLibraryParameters(t *testing.T) {
 		}
 		for name, want := range map[string]any{
 			"ClientName": "c", "Protocol": 3, "MaxRetries": 2, "MinRetryBackoff": time.Millisecond,
-			"MaxRetryBackoff": 2 * time.Millisecond, "DialTimeout": dial, "DialerRetries": 2, "ReadTimeout": 6 * time.Second,
+			"MaxRetryBackoff": 2 * time.Millisecond, "DialTimeout": dial, "ReadTimeout": 6 * time.Second,
 			"WriteTimeout": 5 * time.Second, "PoolFIFO": true, "PoolSize": 8,
 			"PoolTimeout": 4 * time.Second, "MinIdleConns": 1, "MaxIdleConns": 2, "MaxActiveConns": 9, "ConnMaxLifetime": time.Minute,
 			"ConnMaxIdleTime": 2 * time.Minute, "PipelinePoolSize": 5, "ContextTimeoutEnabled": true,
