@@ -306,7 +306,7 @@ func TestStoppedServer(t *testing.T) {
 func TestStreams(t *testing.T) {
 	for _, protocol := range []string{"2", "3"} {
 		s := redistest.Start(t)
-		c := newClient(t, Options{URL: "unix://" + s.Address + "?protocol=" + protocol})
+		c := newClient(t, Options{URL: "unix://" + s.Address + "?read_timeout=1m&protocol=" + protocol})
 		if entries, areMore, err := c.ReadStream(t.Context(), "s", "0", "m", 2, 10*time.Millisecond); len(entries) > 0 || areMore || err != nil {
 			t.Errorf("no stream: %v, %v, %v", entries, areMore, err)
 		}
@@ -349,7 +349,7 @@ func TestStreams(t *testing.T) {
 func TestRefusedEntries(t *testing.T) {
 	for _, protocol := range []string{"2", "3"} {
 		s := redistest.Start(t)
-		c := newClient(t, Options{URL: "unix://" + s.Address + "?protocol=" + protocol})
+		c := newClient(t, Options{URL: "unix://" + s.Address + "?read_timeout=1m&protocol=" + protocol})
 		many := []any{"XADD", "s", "*"}
 		for range maxReplyElements {
 			many = append(many, "f", "v")
@@ -479,13 +479,16 @@ func TestCertificates(t *testing.T) {
 		{"rediss://127.0.0.1:" + port, newAuthority(t).pem, "unknown authority"},
 		{"rediss://127.0.0.1:" + port, "", "unknown authority"},
 	} {
-		client := newClient(t, Options{URL: c.url, CA: c.ca, CAFile: "ca", Password: "secret"})
+		url, query, _ := strings.Cut(c.url, "?")
+		client := newClient(t, Options{URL: url + "?read_timeout=1m&dial_timeout=1m&" + query, CA: c.ca, CAFile: "ca", Password: "secret"})
 		_, err := client.WriteValue(t.Context(), "k", nil, time.Minute, false)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v, want an error with %q", c.url, err, c.want)
 		}
 	}
-	client := newClient(t, Options{URL: "rediss://127.0.0.1:" + port, CA: a.pem, CAFile: "ca", Password: "guess"})
+	client := newClient(t, Options{
+		URL: "rediss://127.0.0.1:" + port + "?read_timeout=1m&dial_timeout=1m", CA: a.pem, CAFile: "ca", Password: "guess",
+	})
 	_, err := client.WriteValue(t.Context(), "k", nil, time.Minute, false)
 	if err == nil || !strings.Contains(err.Error(), "WRONGPASS") || strings.Contains(err.Error(), "guess") {
 		t.Errorf("wrong password: %v", err)

@@ -114,7 +114,7 @@ func TestRefusedReplies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for _, protocol := range []string{"2", "3"} {
-				client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, c.reply) + "?protocol=" + protocol})
+				client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, c.reply) + "?read_timeout=1m&dial_timeout=1m&protocol=" + protocol})
 				_, err := client.ReadHash(t.Context(), "k", 10)
 				var refused *ReplyError
 				if !errors.As(err, &refused) || !strings.Contains(err.Error(), c.want) {
@@ -127,7 +127,7 @@ func TestRefusedReplies(t *testing.T) {
 
 // What is refused is not allocated.
 func TestRefusedRepliesTakeNoMemory(t *testing.T) {
-	client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, "*2000000\r\n")})
+	client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, "*2000000\r\n") + "?read_timeout=1m&dial_timeout=1m"})
 	client.ReadHash(t.Context(), "k", 10)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -145,7 +145,7 @@ func TestRefusedRepliesTakeNoMemory(t *testing.T) {
 // The reply of a sentinel is checked as well.
 func TestRefusedReplyOfSentinel(t *testing.T) {
 	for _, reply := range []string{"*99999999999\r\n", strings.Repeat("*1\r\n", 1_000_000)} {
-		client := newClient(t, Options{Mode: ModeSentinel, URL: "redis://" + serveReplies(t, helloReply, reply) + "?master_name=m"})
+		client := newClient(t, Options{Mode: ModeSentinel, URL: "redis://" + serveReplies(t, helloReply, reply) + "?master_name=m&read_timeout=1m&dial_timeout=1m"})
 		_, err := client.ReadHash(t.Context(), "k", 10)
 		if err == nil || !strings.Contains(err.Error(), "reply refused") {
 			t.Errorf("%v", err)
@@ -294,7 +294,7 @@ func skipValue(b string, depth int, left *int) (rest string, isWhole, isRefused 
 
 // A command ends when its context is cancelled, also in a read.
 func TestCancelledCommand(t *testing.T) {
-	client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, "")}) // no reply
+	client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, "") + "?read_timeout=1m&dial_timeout=1m"}) // no reply
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	if _, _, err := client.ReadStream(ctx, "k", "0", "m", 1, time.Minute); !errors.Is(err, context.Canceled) {
