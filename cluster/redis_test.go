@@ -496,8 +496,10 @@ func TestDemotedServer(t *testing.T) {
 	if successor.Do("XLEN", a.stream).(int64) == 0 {
 		t.Error("the new server has no messages")
 	}
-	if a.log.count("READONLY")+b.log.count("READONLY") == 0 {
-		t.Errorf("the log does not name the reason:\n%s", a.log.String())
+	for _, p := range []*testProxy{a, b} {
+		if p.log.count("redis refuses commands, connecting again") != 1 || p.log.count("READONLY")+p.log.count("UNBLOCKED") == 0 {
+			t.Errorf("the log does not name the reason:\n%s", p.log.String())
+		}
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
@@ -170,8 +169,8 @@ func (c *Client) record(s *session, err error, isCancelled bool) error {
 	}
 	now, isRefusal := time.Now(), false
 	switch {
-	case goredis.IsReadOnlyError(err):
-		// The server is no master any more. The connections that only read would stay with it.
+	case goredis.IsReadOnlyError(err), goredis.HasErrorPrefix(err, "UNBLOCKED"):
+		// The server is no master any more. Other connections, which only read, would stay with it.
 		isRefusal = true
 	case goredis.IsLoadingError(err), goredis.IsMasterDownError(err), goredis.IsClusterDownError(err):
 		// Other commands may succeed at another server, which has taken the address meanwhile.
@@ -225,5 +224,5 @@ func (c *Client) replace(s *session, reason error) {
 func hasReply(err error) bool {
 	var refused *ReplyError
 	var reply goredis.Error
-	return err == nil || errors.As(err, &refused) || errors.As(err, &reply) && !strings.HasPrefix(reply.Error(), "UNBLOCKED ")
+	return err == nil || errors.As(err, &refused) || errors.As(err, &reply)
 }

@@ -38,7 +38,7 @@ const (
 	defaultPoolSize = 16
 	// defaultConnectionLifetime is how long a connection is used. Then the name of the server, or the sentinels, are asked
 	// again: a server that was replaced, and does not know it, is left.
-	defaultConnectionLifetime = 10 * time.Second
+	defaultConnectionLifetime = 5 * time.Second
 	// topologyInterval is how often the nodes of a Redis Cluster are read.
 	topologyInterval = 2 * time.Second
 
