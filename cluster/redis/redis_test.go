@@ -167,7 +167,7 @@ func startMoved(t *testing.T, args ...string) *movedServers {
 	addresses := redistest.FreeAddresses(t, 2)
 	m := &movedServers{old: redistest.StartAt(t, addresses[0], args...), successor: redistest.StartAt(t, addresses[1])}
 	m.address = redistest.NewAddress(t, m.old.Address)
-	m.client = newClient(t, Options{URL: "redis://" + m.address.String(), Log: slog.New(slog.NewTextHandler(&m.log, nil))})
+	m.client = newClient(t, Options{URL: "redis://" + m.address.String() + "?read_timeout=1m", Log: slog.New(slog.NewTextHandler(&m.log, nil))})
 	return m
 }
 
@@ -233,7 +233,7 @@ func TestAddressMovesFromLoadingServer(t *testing.T) {
 	redistest.StartProcess(t, addresses[0], "--bind", host, "--port", port, "--save", "", "--dir", dir, "--dbfilename", "dump.rdb",
 		"--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
 	m := &movedServers{successor: redistest.StartAt(t, addresses[1]), address: redistest.NewAddress(t, addresses[0])}
-	m.client = newClient(t, Options{URL: "redis://" + m.address.String(), Log: slog.New(slog.NewTextHandler(&m.log, nil))})
+	m.client = newClient(t, Options{URL: "redis://" + m.address.String() + "?read_timeout=1m", Log: slog.New(slog.NewTextHandler(&m.log, nil))})
 	m.awaitError(t, "LOADING")
 	m.address.Move(m.successor.Address)
 	awaitWrite(t, m.client, "after", 10*time.Second)
