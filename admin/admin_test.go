@@ -355,6 +355,33 @@ func TestEscapesInPaths(t *testing.T) {
 	}
 }
 
+// TestUncleanPaths has calls whose path lacks the name of a backend: none of them is the call for all backends.
+func TestUncleanPaths(t *testing.T) {
+	l := listen(t, false, Options{})
+	for _, path := range []string{"/api/backends//sleep", "/api/backends/./sleep", "/api/backends/x/../sleep", "//api/backends/sleep"} {
+		req, err := http.NewRequest(http.MethodPost, l.url+path, nil) // which leaves the path as it is
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := l.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(response), "write /api/backends/sleep if") {
+			t.Errorf("POST %s: got %d %s", path, resp.StatusCode, response)
+		}
+	}
+	if status, response := l.ask("DELETE", "/api/backends//"); status != 400 {
+		t.Errorf("DELETE: got %d %s", status, response)
+	}
+	if status, _ := l.ask("GET", "//api/backends"); status != 200 {
+		t.Errorf("GET: got %d", status)
+	}
+}
+
 // TestCallsAreDocumented has each call of the API on the page about it.
 func TestCallsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../docs/reference/http-api.md")

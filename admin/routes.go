@@ -37,7 +37,7 @@ func (h *Handler) newMux() *httpapi.Mux {
 	mux.With(limitConcurrency(maxScrapes)).Method(http.MethodGet, "/metrics", h.Metrics)
 	mux.Group(h.addPageRoutes)
 	mux.Route("/", func(r chi.Router) {
-		r.Use(h.requireOperator, requireJSON)
+		r.Use(h.requireOperator, requireCleanPath, requireJSON)
 		r.NotFound(h.writeRouteError)
 		r.MethodNotAllowed(h.writeRouteError)
 		r.Route("/api/", h.addAPIRoutes)
@@ -128,6 +128,20 @@ func limitConcurrency(n int) func(http.Handler) http.Handler {
 func routeByDecodedPath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		chi.RouteContext(r.Context()).RoutePath = normalizePath(r.URL.EscapedPath())
+		next.ServeHTTP(w, r)
+	})
+}
+
+// requireCleanPath refuses requests that may change something where their path has empty segments, or . or ..: in a script
+// whose variable is empty, /api/backends/$NAME/sleep would be the call for all backends.
+func requireCleanPath(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		escaped := r.URL.EscapedPath()
+		clean := path.Clean("/" + escaped)
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && escaped != clean && escaped != clean+"/" {
+			writeError(w, http.StatusBadRequest, "the path "+escaped+" has an empty segment, or one that is . or ..: write "+clean+" if you mean it")
+			return
+		}
 		next.ServeHTTP(w, r)
 	})
 }

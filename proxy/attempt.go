@@ -96,7 +96,7 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 		r.outcome.Overhead = time.Since(r.bodyReceivedAt) - r.history.waited.Total()
 	}
 	r.recordDecision(d)
-	r.proxy.activity.RecordDecision(&r.inFlight, d, r.history.sent, r.history.waited.Total())
+	r.proxy.activity.RecordDecision(&r.inFlight, d, r.outcome.Model, r.history.sent, r.history.waited.Total())
 	a.setRequestIDHeader()
 	if f := a.prepareDecode(); f != nil {
 		return f

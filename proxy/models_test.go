@@ -126,6 +126,11 @@ func TestRequestAwaitsModelThatCanBeWoken(t *testing.T) {
 	if f.router.AwaitsModel("big") {
 		t.Error("it is still awaited")
 	}
+	for _, d := range f.proxy.Activity().Decisions() {
+		if d.Model != "big" && d.Model != "sql-a" {
+			t.Errorf("a decision is for the model %q", d.Model)
+		}
+	}
 	var models []string
 	for _, s := range r.requests() {
 		_, after, _ := strings.Cut(s.body, `"model":"`)

@@ -177,13 +177,13 @@ func (a *Activity) BeginBackground(r *Request, cancel context.CancelCauseFunc) {
 	}
 }
 
-// RecordDecision records that a request is sent to a backend, for the nth time, after it has been queued for so long in all.
-func (a *Activity) RecordDecision(r *Request, d *router.Reservation, attempt int, queued time.Duration) {
+// RecordDecision records that a request for a model, whose name may have become known while it waited, is sent to a backend, for the
+// nth time, after it has been queued for so long in all.
+func (a *Activity) RecordDecision(r *Request, d *router.Reservation, model string, attempt int, queued time.Duration) {
 	s := a.shard(r.number)
 	s.mu.Lock()
-	r.backend, r.matched, r.prompt, r.attempts = d.Backend, d.MatchedTokens, d.PromptTokens, attempt
+	r.model, r.backend, r.matched, r.prompt, r.attempts = model, d.Backend, d.MatchedTokens, d.PromptTokens, attempt
 	r.phase.Store(int32(FirstToken))
-	model := r.model
 	s.mu.Unlock()
 	at, ahead := d.Sent()
 	a.decisions.add(DecisionRecord{

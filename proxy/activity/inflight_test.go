@@ -25,7 +25,7 @@ func BenchmarkActivity(b *testing.B) {
 		a.BeginUpload(r)
 		a.EndUpload(r)
 		a.BeginQueued(r, o.Model, "", cancel)
-		a.RecordDecision(r, d, 1, 0)
+		a.RecordDecision(r, d, o.Model, 1, 0)
 		r.BeginResponding()
 		a.Remove(r)
 		a.CountEnded(r, &o, false)
