@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 
@@ -28,7 +29,7 @@ func (t *Transport) initCalls() {
 	h.Transport = callTransport{t}
 	h.NoDefaultUserAgentHeader = true
 	h.DisablePathNormalizing = true
-	h.SecureErrorLogMessage = true // errors do not quote the response
+	h.SecureErrorLogMessage = true // with withoutResponse, errors do not quote the response
 	h.MaxIdemponentCallAttempts = 2
 	h.RetryIfErr = func(req *fasthttp.Request, _ int, _ error) (resetTimeout, retry bool) {
 		req.SetConnectionClose() // use a new connection
@@ -72,13 +73,15 @@ func (r callTransport) RoundTrip(host *fasthttp.HostClient, req *fasthttp.Reques
 	br := host.AcquireReader(c)
 	defer host.ReleaseReader(br)
 	complete := false
+	defer func() { // also where call.read panics
+		if stop() && complete && br.Buffered() == 0 && !req.ConnectionClose() && !resp.ConnectionClose() {
+			c.release()
+		} else {
+			c.discard()
+		}
+	}()
 	if err = r.sendAndAwait(host, c, br, req); err == nil {
 		complete, err = r.readResponse(br, c, resp, call.read)
-	}
-	if stop() && complete && br.Buffered() == 0 && !req.ConnectionClose() && !resp.ConnectionClose() {
-		c.release()
-	} else {
-		c.discard()
 	}
 	_, stale := errors.AsType[*StaleError](err)
 	return stale, err
@@ -118,8 +121,11 @@ func (r callTransport) readResponse(br *bufio.Reader, c *conn, resp *fasthttp.Re
 	if _, small := errors.AsType[*fasthttp.ErrSmallBuffer](err); small {
 		err = errHeaderTooLong
 	}
+	if err == nil && resp.StatusCode() == http.StatusSwitchingProtocols {
+		err = errSwitching
+	}
 	if err != nil {
-		return false, fmt.Errorf("response header of %s: %w", r.t.addr, err)
+		return false, fmt.Errorf("response header of %s: %w", r.t.addr, withoutResponse(err))
 	}
 	defer resp.CloseBodyStream()
 	body := &callBody{from: resp.BodyStream()}
@@ -130,6 +136,17 @@ func (r callTransport) readResponse(br *bufio.Reader, c *conn, resp *fasthttp.Re
 		err = read(body)
 	}
 	return body.ended && err == nil, err
+}
+
+// withoutResponse returns an error of the library's parser, or the one for an invalid header in its place: those of the parser may
+// quote the response.
+func withoutResponse(err error) error {
+	_, own := errors.AsType[invalidResponse](err)
+	_, network := errors.AsType[net.Error](err)
+	if own || network || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	return errHeaderLine
 }
 
 // callBody is the body of a response to Do.

@@ -148,6 +148,11 @@ func TestDoResponses(t *testing.T) {
 		"endless":             {"HTTP/1.1 401 x\r\n\r\n123456789", "-", "too large", 401, 0},
 		"truncated":           {"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n1234", "-", "unexpected EOF", 0, 0},
 		"not HTTP":            {"SSH-2.0-secret\r\n\r\n", "", "response header of ", 0, 0},
+		"not a header line":   {"HTTP/1.1 200 OK\r\nsecret\r\n\r\n", "", "malformed line", 0, 0},
+		"not a header value":  {"HTTP/1.1 200 OK\r\nA: secret\x01\r\n\r\n", "", "malformed line", 0, 0},
+		"HTTP/secret":         {"HTTP/secret 200 OK\r\n\r\n", "", "malformed line", 0, 0},
+		"truncated header":    {"HTTP/1.1 200 OK\r\nA: b", "", "EOF", 0, 0},
+		"unrequested 101":     {"HTTP/1.1 101 Switching Protocols\r\n\r\n", "", "unrequested 101", 0, 0},
 		"nothing":             {"", "", "no response: EOF", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -173,6 +178,28 @@ func TestDoResponses(t *testing.T) {
 				t.Errorf("%d connections are open, want %d", open, c.kept)
 			}
 		})
+	}
+}
+
+// TestDoPanic has the reader of a body panic: its connection is closed, and no longer counted.
+func TestDoPanic(t *testing.T) {
+	transport := replica(t, Options{}, func(s *session) {
+		s.request()
+		s.say(ok)
+		s.closed()
+	})
+	req, resp := fasthttp.AcquireRequest(), fasthttp.AcquireResponse()
+	req.SetRequestURI("/")
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the panic is lost")
+			}
+		}()
+		_ = transport.Do(failsafe(t), req, resp, func(io.Reader) error { panic("in a reader") })
+	}()
+	if open := transport.OpenConns(); open != 0 {
+		t.Errorf("%d connections are open", open)
 	}
 }
 

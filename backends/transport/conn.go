@@ -49,11 +49,15 @@ func (p *connections) newConn() (*conn, error) {
 	if p.t.closed.Err() != nil {
 		return nil, errClosed
 	}
-	if n := p.open.Add(1); p.maxOpen > 0 && n > p.maxOpen {
-		p.open.Add(-1)
-		return nil, errMaxConns
+	for {
+		n := p.open.Load()
+		if p.maxOpen > 0 && n >= p.maxOpen {
+			return nil, errMaxConns
+		}
+		if p.open.CompareAndSwap(n, n+1) {
+			return &conn{of: p}, nil
+		}
 	}
-	return &conn{of: p}, nil
 }
 
 // acquire returns a connected connection: a new one that does not become idle if dedicated, else an idle one, else a
