@@ -23,6 +23,8 @@ const (
 	// maxFailing is how long commands may fail before the client of the library is made again.
 	maxFailing  = 2 * time.Second
 	logInterval = time.Minute // between two lines about the same
+	// maxIgnoredQuorum is for how long sentinels without a majority are believed, where no other answers, until all are asked again.
+	maxIgnoredQuorum = time.Minute
 )
 
 // Client sends commands. It connects when it is used, and it is safe for concurrent use.
@@ -34,15 +36,14 @@ type Client struct {
 	mu       sync.Mutex // guards what follows
 	current  *session   // nil: the next command begins one
 	isClosed bool
-	// checksQuorum is that of the next session; see newLibraryClient.
-	checksQuorum bool
+	// ignoresQuorumUntil is that of the next session; see newLibraryClient.
+	ignoresQuorumUntil time.Time
 }
 
 // session is a client of the library, from when it is made until it is replaced.
 type session struct {
-	library      goredis.UniversalClient
-	dialer       *dialer
-	checksQuorum bool
+	library goredis.UniversalClient
+	dialer  *dialer
 
 	// What follows is guarded by Client.mu.
 	failingSince              time.Time // no command has had a reply since then; zero: the last one had
@@ -61,7 +62,7 @@ func New(o Options) (*Client, error) {
 	log := func(reason error, address string) {
 		once.Do(func() { o.Log.Warn("redis refuses commands, connecting again", "address", address, "err", reason) })
 	}
-	return &Client{options: parsed, log: log, checksQuorum: true}, nil
+	return &Client{options: parsed, log: log}, nil
 }
 
 // noLog discards what the library logs, in one log of the process: commands return the same errors.
@@ -96,7 +97,7 @@ func (c *Client) begin() (*session, error) {
 	}
 	if c.current == nil {
 		d := newDialer(c.options)
-		c.current = &session{library: c.options.newLibraryClient(d, c.checksQuorum), dialer: d, checksQuorum: c.checksQuorum}
+		c.current = &session{library: c.options.newLibraryClient(d, c.ignoresQuorumUntil), dialer: d}
 	}
 	c.running.Add(1)
 	return c.current, nil
@@ -112,10 +113,20 @@ type outcome[T any] struct {
 	panicked string
 }
 
-// do calls f. It returns at the latest when timeout has passed or ctx is done.
+// do calls f, and once more in the next session if no sentinel has a majority, since that one believes one of them. It returns at
+// the latest when timeout has passed after each call, or ctx is done.
+func do[T any](ctx context.Context, c *Client, timeout time.Duration, f command[T]) (T, error) {
+	value, err := doInSession(ctx, c, timeout, f)
+	if errors.Is(err, errNoQuorum) && ctx.Err() == nil {
+		value, err = doInSession(ctx, c, timeout, f)
+	}
+	return value, err
+}
+
+// doInSession calls f in the current session. It returns at the latest when timeout has passed or ctx is done.
 // The library has deadlines, but cancellation does not end its reads, nor does anything end some of its waits: f may run on
 // for the rest of timeout, and must not use what the caller changes.
-func do[T any](ctx context.Context, c *Client, timeout time.Duration, f command[T]) (T, error) {
+func doInSession[T any](ctx context.Context, c *Client, timeout time.Duration, f command[T]) (T, error) {
 	var none T
 	s, err := c.begin()
 	if err != nil {
@@ -144,6 +155,9 @@ func do[T any](ctx context.Context, c *Client, timeout time.Duration, f command[
 	}
 	if o.panicked != "" {
 		panic(o.panicked)
+	}
+	if o.err != goredis.Nil && errors.Is(o.err, goredis.Nil) { // not of the command, but of what sentinels were asked before
+		o.err = errNoMaster
 	}
 	end, _ := ctx.Deadline()
 	if timeout := (net.Error)(nil); errors.As(o.err, &timeout) && timeout.Timeout() && !time.Now().Before(end) {
@@ -181,15 +195,15 @@ func (c *Client) record(s *session, err error, isCancelled bool) error {
 		if isRefusal = now.Sub(s.refusingSince) >= maxFailing; !isRefusal {
 			return err
 		}
+	case errors.Is(err, errNoQuorum):
+		// Of the sentinels that know the master none has a majority: one of them is better than none.
+		c.ignoresQuorumUntil = now.Add(maxIgnoredQuorum)
+		c.replace(s, err)
+		return err
 	case hasReply(err):
 		s.failingSince = time.Time{}
 		return err
 	case isCancelled:
-		return err
-	case errors.Is(err, errNoQuorum):
-		// All sentinels that answer are without a majority: one of them is better than none.
-		c.checksQuorum = false
-		c.replace(s, err)
 		return err
 	default:
 		if s.failingSince.IsZero() {
@@ -202,7 +216,7 @@ func (c *Client) record(s *session, err error, isCancelled bool) error {
 	if isRefusal {
 		c.log(err, s.dialer.lastAddress())
 	}
-	c.checksQuorum = true
+	c.ignoresQuorumUntil = time.Time{}
 	c.replace(s, err)
 	return err
 }

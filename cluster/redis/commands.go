@@ -45,13 +45,20 @@ func (c *Client) ReadStream(
 	return entries, true, err
 }
 
+// errEarlyNull is the error for a reply of null that a server has sent at once.
+var errEarlyNull = errors.New("a read that waits for messages ended at once without any: the server is not Redis, or, " +
+	"in mode cluster, its nodes are announced without addresses (cluster-preferred-endpoint-type)")
+
 func (c *Client) readStream(ctx context.Context, key, after, field string, count int, block time.Duration) ([]Entry, error) {
-	args := &goredis.XReadArgs{Streams: []string{key, after}, Count: int64(count), Block: block}
+	args, began := &goredis.XReadArgs{Streams: []string{key, after}, Count: int64(count), Block: block}, time.Now()
 	streams, err := do(ctx, c, block+c.options.readTimeout, func(ctx context.Context, l goredis.UniversalClient) ([]goredis.XStream, error) {
 		return l.XRead(ctx, args).Result()
 	})
-	if errors.Is(err, goredis.Nil) { // none came in time
-		return nil, nil
+	if err == goredis.Nil {
+		if time.Since(began) < block/2 { // callers repeat this at once
+			return nil, errEarlyNull
+		}
+		return nil, nil // none came in time
 	}
 	var entries []Entry
 	for _, stream := range streams {
@@ -90,7 +97,7 @@ func (c *Client) WriteValue(
 	_, err = do(ctx, c, c.options.readTimeout, func(ctx context.Context, l goredis.UniversalClient) (string, error) {
 		return l.SetArgs(ctx, key, value, args).Result()
 	})
-	if errors.Is(err, goredis.Nil) {
+	if err == goredis.Nil {
 		return false, nil
 	}
 	return err == nil, err

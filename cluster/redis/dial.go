@@ -33,6 +33,10 @@ func newDialer(o *options) *dialer {
 
 // dial connects, with TLS if the URL says so.
 func (d *dialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if host, port, err := net.SplitHostPort(address); err == nil && host == "" && network != "unix" {
+		// Of a node that does not know its own address: it is where the URL leads to.
+		address = net.JoinHostPort(d.hosts[0], port)
+	}
 	d.setLastAddress(address)
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()

@@ -308,15 +308,15 @@ func (o *Options) setCA(c *tls.Config) error {
 	return nil
 }
 
-// newLibraryClient returns a client of the library, which connects with d when it is used. With checksQuorum, sentinels that do
-// not see the majority of the sentinels are not believed.
-func (p *options) newLibraryClient(d *dialer, checksQuorum bool) goredis.UniversalClient {
+// newLibraryClient returns a client of the library, which connects with d when it is used. After ignoresQuorumUntil, sentinels
+// that do not see the majority of the sentinels are not believed.
+func (p *options) newLibraryClient(d *dialer, ignoresQuorumUntil time.Time) goredis.UniversalClient {
 	switch {
 	case p.sentinel != nil:
 		o := *p.sentinel
 		o.Dialer = d.dial
-		if checksQuorum {
-			o.OnConnect = func(ctx context.Context, conn *goredis.Conn) error { return checkQuorum(ctx, conn, &o) }
+		o.OnConnect = func(ctx context.Context, conn *goredis.Conn) error {
+			return checkSentinel(ctx, conn, &o, time.Now().Before(ignoresQuorumUntil))
 		}
 		return goredis.NewFailoverClient(&o).WithTimeout(p.readTimeout)
 	case p.cluster != nil:
@@ -329,21 +329,38 @@ func (p *options) newLibraryClient(d *dialer, checksQuorum bool) goredis.Univers
 	return goredis.NewClient(&o)
 }
 
-var errNoQuorum = errors.New("sentinel does not see the majority of the sentinels: the master that it names may have been replaced")
+var (
+	errNoQuorum  = errors.New("sentinel does not see the majority of the sentinels: the master that it names may have been replaced")
+	errNoMaster  = errors.New("no sentinel knows the master: check master_name in redis.url")
+	errNoAddress = errors.New("sentinel names a master without an address")
+)
 
-// checkQuorum fails at a connection to a sentinel that does not see the majority of the sentinels. Such a one is on one side of
-// a partition, perhaps with a server that takes itself for the master while another one was elected on the other side.
-func checkQuorum(ctx context.Context, conn *goredis.Conn, o *goredis.FailoverOptions) error {
+// checkSentinel fails at a connection to a sentinel that does not know the master, whose address the library takes as it is, or,
+// unless ignoresQuorum is set, that does not see the majority of the sentinels. Such a one is on one side of a partition, perhaps
+// with a server that takes itself for the master while another one was elected on the other side.
+func checkSentinel(ctx context.Context, conn *goredis.Conn, o *goredis.FailoverOptions, ignoresQuorum bool) error {
 	role, err := conn.Do(ctx, "ROLE").Slice()
 	if err != nil || len(role) == 0 || role[0] != "sentinel" {
-		return nil // of the master; a user may lack the permission to ask
+		return unlessReply(err) // of the master; a user may lack the permission to ask
+	}
+	address, err := conn.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", o.MasterName).StringSlice()
+	switch {
+	case err == goredis.Nil:
+		return errNoMaster
+	case err != nil:
+		return err
+	case len(address) != 2:
+		return errNoAddress
+	}
+	if ignoresQuorum {
+		return nil
 	}
 	reply, err := conn.Do(ctx, "SENTINEL", "CKQUORUM", o.MasterName).Text()
 	if err != nil {
 		if goredis.HasErrorPrefix(err, "NOQUORUM") {
 			return errNoQuorum
 		}
-		return nil
+		return unlessReply(err)
 	}
 	usable, isNumber := 0, false
 	if fields := strings.Fields(reply); len(fields) > 1 { // OK 3 usable Sentinels. Quorum and ...
@@ -354,4 +371,12 @@ func checkQuorum(ctx context.Context, conn *goredis.Conn, o *goredis.FailoverOpt
 		return errNoQuorum
 	}
 	return nil
+}
+
+// unlessReply returns err, or nil if it is a reply: after another error the connection is of no use.
+func unlessReply(err error) error {
+	if reply := (goredis.Error)(nil); errors.As(err, &reply) {
+		return nil
+	}
+	return err
 }

@@ -163,6 +163,6 @@ func FuzzURL(f *testing.F) {
 		}
 		d := newDialer(p)
 		d.closeAll()
-		p.newLibraryClient(d, true).Close()
+		p.newLibraryClient(d, time.Time{}).Close()
 	})
 }

@@ -117,6 +117,12 @@ func TestPartitionedSentinel(t *testing.T) {
 	if !has(stale, "guess") {
 		t.Error("the only master that is named does not have the value")
 	}
+	// A proxy that starts does not try to load a snapshot twice.
+	free := redistest.FreeAddresses(t, 2)
+	first := newClient(t, Options{Mode: ModeSentinel, URL: w.URL(partitioned.Address, free[0], free[1])})
+	if _, err := first.ReadValues(t.Context(), []string{"guess"}, 100); err != nil {
+		t.Error(err)
+	}
 }
 
 // The sentinel that the library remembers hangs together with the master.

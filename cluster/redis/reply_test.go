@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 )
 
 // serveReplies starts a server that replies to HELLO with hello, and to any other command with reply. It returns the address.
@@ -151,6 +153,62 @@ func TestRefusedReplyOfSentinel(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
+}
+
+// A sentinel that does not know the master has replied, and yet nothing was read or written.
+func TestSentinelWithoutMaster(t *testing.T) {
+	for name, reply := range map[string]string{
+		"null": "*-1\r\n", "one word": "*1\r\n$8\r\nsentinel\r\n", // in place of an address and a port
+	} {
+		client := newClient(t, Options{Mode: ModeSentinel, URL: "redis://" + serveReplies(t, helloReply, reply) + "?master_name=m"})
+		entries, areMore, err := client.ReadStream(t.Context(), "k", "0", "f", 1, time.Millisecond)
+		if err == nil {
+			t.Errorf("%s: read %v, %v", name, entries, areMore)
+		}
+		if isWritten, err := client.WriteValue(t.Context(), "k", nil, time.Minute, true); err == nil {
+			t.Errorf("%s: written: %v", name, isWritten)
+		} else if name == "null" && !errors.Is(err, errNoMaster) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A reader repeats at once what ended without messages, which must have taken its time.
+func TestReadEndsEarly(t *testing.T) {
+	client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, "*-1\r\n")})
+	if entries, _, err := client.ReadStream(t.Context(), "k", "0", "f", 1, time.Minute); err != errEarlyNull {
+		t.Errorf("read %v, error %v", entries, err)
+	}
+}
+
+// A node of a Redis Cluster may not know its own address, and names itself by a port.
+func TestAddressWithoutHost(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := newDialer(&options{dialTimeout: time.Minute, hosts: []string{"127.0.0.2"}})
+	defer d.closeAll()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	conn, err := d.dial(t.Context(), "tcp", ":"+port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}
+
+// Of sentinels without a majority and others that reply with an error, one of the former is believed.
+func TestNoQuorumBesideErrors(t *testing.T) {
+	c, s := &Client{log: func(error, string) {}}, &session{dialer: newDialer(&options{}), library: goredis.NewClient(&goredis.Options{})}
+	c.current = s
+	if err := c.record(s, errors.Join(errNoQuorum, goredis.Nil), false); !errors.Is(err, errNoQuorum) {
+		t.Error(err)
+	}
+	if c.current != nil || !time.Now().Before(c.ignoresQuorumUntil) {
+		t.Errorf("the session goes on, and the quorum is ignored until %v", c.ignoresQuorumUntil)
+	}
+	c.running.Wait()
 }
 
 func TestReplyChecker(t *testing.T) {
