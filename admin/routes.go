@@ -83,8 +83,8 @@ func (h *Handler) addBackendRoutes(r chi.Router) {
 	})
 }
 
-// setTimeouts bounds the time for a request to arrive, and for its response to be read. Deadlines fail where the connection
-// has none; then there is no timeout.
+// setTimeouts bounds the time for a request to arrive, and for its response to be read. A connection
+// without deadlines gets no timeout.
 func (h *Handler) setTimeouts(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.timeout))
@@ -166,7 +166,7 @@ func pathValue(r *http.Request, name string) string {
 	return value
 }
 
-// writeRouteError refuses a request for which there is no handler: with a 405 if its path has other methods, else with a 404.
+// writeRouteError responds to a request without a handler: 405 if its path has other methods, else 404.
 func (h *Handler) writeRouteError(w http.ResponseWriter, r *http.Request) {
 	allowed := h.mux.AllowedMethods(normalizePath(r.URL.EscapedPath()))
 	if allowed == "" {

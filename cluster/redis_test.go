@@ -453,7 +453,7 @@ func expectShared(t *testing.T, a, b *testProxy, key int) {
 	}
 }
 
-// TestSentinel shares over the server that sentinels name, and over the one that replaces it.
+// TestSentinel runs proxies that share state over the master that sentinels name, and over its replacement after a failover.
 func TestSentinel(t *testing.T) {
 	w := redistest.StartWatched(t, "secret")
 	settings := Settings{Mode: ModeSentinel, URL: w.URL(), Password: "secret", Prefix: "test:", MaxBytes: 8 << 20}
@@ -668,7 +668,7 @@ func TestTimesBeforeStart(t *testing.T) {
 	d.RecordFirstEvent()
 	written := a.Status().WrittenMessages
 	eventually(t, "a message is written", func() bool { return a.Status().WrittenMessages > written })
-	d.Release(router.Outcome{End: router.Completed, OutputTokens: 1000}) // which comes in another message
+	d.Release(router.Outcome{End: router.Completed, OutputTokens: 1000}) // sent in a message of its own
 	a.stop()
 	b := startProxy(t, s)
 	eventually(t, "the request before the start is known", func() bool {

@@ -50,8 +50,8 @@ func (e *errorList) add(path, format string, args ...any) {
 	e.lines = append(e.lines, line+": "+quoteIfUnprintable(fmt.Sprintf(format, args...)))
 }
 
-// addUnknown records that there is no setting at path, and that near was probably meant; "": not known which. The setting
-// near counts as one with an error: what is wrong with its default follows from the name.
+// addUnknown records that there is no setting at path, and that near was probably meant; near is empty if no setting is similar.
+// The setting near counts as one with an error: what is wrong with its default follows from the name.
 func (e *errorList) addUnknown(path, near, format string, args ...any) {
 	e.add(path, format, args...)
 	if near != "" {

@@ -122,7 +122,7 @@ func wireFramings() wireSubject {
 	add("two lengths", say(head(ok, length+"content-length: 5\r\n"), chatWhole), awaitClosed)
 	add("a list of lengths", say(head(ok, "content-length: 5, 5\r\n"), chatWhole), awaitClosed)
 	add("length with a sign", say(head(ok, "content-length: +5\r\n"), chatWhole), awaitClosed)
-	add("length that is no number", say(head(ok, "content-length: five\r\n"), chatWhole), awaitClosed)
+	add("length is not a number", say(head(ok, "content-length: five\r\n"), chatWhole), awaitClosed)
 	add("Transfer-Encoding: gzip, chunked", say(head(ok, "transfer-encoding: gzip, chunked\r\n"), chunks, "0\r\n\r\n"), awaitClosed)
 	add("Transfer-Encoding: Chunked", say(head(ok, "Transfer-Encoding: Chunked\r\n"), chunks, "0\r\n\r\n"))
 	add("Transfer-Encoding: identity", say(head(ok, "transfer-encoding: identity\r\n"), chatWhole), awaitClosed)

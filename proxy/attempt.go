@@ -324,11 +324,11 @@ func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.result.End = router.Truncated
 	a.outcome.Code = loggedStatus
 	if isRemoval(err) {
-		a.proxy.log.Warn("response aborted, backend removed", "backend", a.decision.Backend.Name, "request_id", a.id)
+		a.proxy.log.Warn("response aborted, backend removed", "backend", a.decision.Backend.Name, "request_id", a.inFlight.ID)
 		return
 	}
 	a.result.Failed = true
-	a.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.id)
+	a.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.inFlight.ID)
 	a.proxy.recheckHealth(a.decision.Backend)
 }
 

@@ -77,7 +77,7 @@ func (t attemptTokens) findOthers(id, token string) (others []string) {
 // setRequestIDHeader names the attempt in the header for the replica, by a token after the end of the request's id.
 func (a *attempt) setRequestIDHeader() {
 	a.token = a.proxy.tokens.newToken()
-	kept := a.id[max(0, len(a.id)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
+	kept := a.inFlight.ID[max(0, len(a.inFlight.ID)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
 	a.httpReq.Header[requestIDHeader] = []string{kept + attemptTokenMark + a.token}
 }
 

@@ -200,7 +200,7 @@ func (b *backgroundAttempt) hasRestarted() bool {
 // recordLost records that the replica has lost the response, which costs its key nothing.
 func (b *backgroundAttempt) recordLost() (ended bool) {
 	b.result.End = router.NotProcessed
-	b.proxy.log.Warn("background response lost", "backend", b.decision.Backend.Name, "request_id", b.request.id)
+	b.proxy.log.Warn("background response lost", "backend", b.decision.Backend.Name, "request_id", b.request.inFlight.ID)
 	return true
 }
 
@@ -231,7 +231,7 @@ func (b *backgroundAttempt) endUnfinished() {
 	defer cancel()
 	resp, err := b.decision.Backend.Post(ctx, vllm.Call{Path: "/v1/responses/" + b.id + "/cancel"}, 0)
 	if err != nil {
-		b.proxy.log.Warn("background response not cancelled at its replica", "backend", b.decision.Backend.Name, "err", err, "request_id", b.request.id)
+		b.proxy.log.Warn("background response not cancelled at its replica", "backend", b.decision.Backend.Name, "err", err, "request_id", b.request.inFlight.ID)
 		return
 	}
 	fasthttp.ReleaseResponse(resp)

@@ -154,7 +154,7 @@ func (r *request) logFailureAndRecheck(f *failure) {
 		}
 	}
 	r.proxy.log.Log(r.httpReq.Context(), level, "attempt failed", append([]any{
-		"backend", f.decision.Backend.Name, "reason", string(f.reason), "err", f.err, "request_id", r.id}, more...)...)
+		"backend", f.decision.Backend.Name, "reason", string(f.reason), "err", f.err, "request_id", r.inFlight.ID}, more...)...)
 }
 
 // awaitAndRecord waits until the condition of a holds, its deadline or the end of the request, and records the
@@ -348,7 +348,7 @@ func (r *request) respondWithError(a *action) {
 	best := r.history.best
 	if a.poison {
 		r.proxy.log.Warn("request was on two replicas that crashed; not retrying",
-			"last", r.history.latestAttempt().backend.Name, "request_id", r.id)
+			"last", r.history.latestAttempt().backend.Name, "request_id", r.inFlight.ID)
 	}
 	switch a.response {
 	case respondProxyEnd:

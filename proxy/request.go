@@ -33,9 +33,7 @@ type request struct {
 	client         clientWriter
 	httpReq        *http.Request
 	clientAddress  netip.Addr // as trusted proxies state it
-	id             string
-	arrivedAt      time.Time // before the body was read
-	bodyReceivedAt time.Time // zero: not yet
+	bodyReceivedAt time.Time  // zero: not yet
 
 	input          input // released as soon as no further attempt can need it
 	history        history
@@ -117,13 +115,14 @@ func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request
 	s := p.settings.Load()
 	x := &request{
 		proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle),
-		httpReq: r, arrivedAt: time.Now(), id: firstHeaderValue(r.Header, requestIDHeader),
+		httpReq: r,
 	}
-	x.inFlight.ID, x.inFlight.Endpoint, x.inFlight.Arrived, x.inFlight.Conn = x.id, e.path, x.arrivedAt, &x.client.conn
+	x.inFlight.ID, x.inFlight.Arrived = firstHeaderValue(r.Header, requestIDHeader), time.Now()
+	x.inFlight.Endpoint, x.inFlight.Conn = e.path, &x.client.conn
 	x.client.cancellable = &x.inFlight
 	x.outcome.Endpoint = e.path
 	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
-	x.spans = p.tracer.StartRequest(r, e.path, x.clientAddress, x.arrivedAt)
+	x.spans = p.tracer.StartRequest(r, e.path, x.clientAddress, x.inFlight.Arrived)
 	p.inFlight.Add(1)
 	p.activity.Add(&x.inFlight)
 	return x
@@ -159,8 +158,8 @@ func (r *request) finish() {
 	r.releaseInput()
 	r.endInFlight()
 	now := time.Now()
-	r.outcome.Duration = now.Sub(r.arrivedAt)
-	r.proxy.metrics.RecordRequest(&r.outcome, r.id, now)
+	r.outcome.Duration = now.Sub(r.inFlight.Arrived)
+	r.proxy.metrics.RecordRequest(&r.outcome, r.inFlight.ID, now)
 	r.proxy.metrics.CountSplit(r.splitResult)
 	r.proxy.activity.CountEnded(&r.inFlight, &r.outcome, r.cachedKnown)
 	r.recordKeyUsage(now)

@@ -320,7 +320,7 @@ func (s *streamRelay) releaseUploadedInput() {
 // recordFirstToken notes the time of the first content, once.
 func (s *streamRelay) recordFirstToken() {
 	if s.events.content && s.outcome.TTFT == 0 {
-		s.outcome.TTFT = time.Since(s.arrivedAt)
+		s.outcome.TTFT = time.Since(s.inFlight.Arrived)
 		s.spans.AddFirstTokenSpan()
 		if s.handover != nil {
 			s.proxy.metrics.ObserveHandover(time.Since(s.handover.endedAt))

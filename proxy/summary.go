@@ -87,7 +87,7 @@ func (a *attempt) endAttemptSpan() {
 func (r *request) endTraceAndRecord() {
 	o, s := &r.outcome, &r.summary
 	f := &activity.FinishedRequest{Entry: accesslog.Entry{
-		At: r.arrivedAt.Add(o.Duration), ID: r.id, Client: r.clientName(), Key: r.keyName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
+		At: r.inFlight.Arrived.Add(o.Duration), ID: r.inFlight.ID, Client: r.clientName(), Key: r.keyName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		PrefillBackend: s.prefillBackend, Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.bytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
@@ -120,7 +120,7 @@ func (r *request) beginRecording() {
 		return
 	}
 	q, req := r.proxy.recorder.NewRequest(), &r.input.request
-	q.Arrived, q.Model, q.Session = r.arrivedAt, req.Model, req.Session
+	q.Arrived, q.Model, q.Session = r.inFlight.Arrived, req.Model, req.Session
 	q.Streams, q.Bytes, q.ExtraBytes, q.Plain = req.Streams, req.Bytes-r.input.extraBytes, r.input.extraBytes, r.input.isPlain
 	q.Blocks = append(q.Blocks, req.Blocks...)
 	r.recording = q

@@ -184,7 +184,7 @@ func (c *Client) record(s *session, err error, isCancelled bool) error {
 	now, isRefusal := time.Now(), false
 	switch {
 	case goredis.IsReadOnlyError(err), goredis.HasErrorPrefix(err, "UNBLOCKED"):
-		// The server is no master any more. Other connections, which only read, would stay with it.
+		// The server was demoted. Connections that only read would not notice, and would get no new messages.
 		isRefusal = true
 	case goredis.IsLoadingError(err), goredis.IsMasterDownError(err), goredis.IsClusterDownError(err):
 		// Other commands may succeed at another server, which has taken the address meanwhile.

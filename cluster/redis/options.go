@@ -30,8 +30,8 @@ const (
 	defaultDialTimeout = 800 * time.Millisecond
 	// defaultReadTimeout bounds a command; ReadStream takes the time for which it blocks longer.
 	defaultReadTimeout = time.Second
-	// defaultSentinelTimeout bounds what a sentinel is asked. The library asks the one that it remembers twice and then all
-	// at once, in the time of one connection: one that hangs must be left within the 3 s in which proxies are connected.
+	// defaultSentinelTimeout bounds a command to a sentinel. The library sends two to the sentinel that answered last, and then
+	// one to all sentinels, before it connects: a sentinel that hangs must not delay that by more than 3 s.
 	defaultSentinelTimeout = 400 * time.Millisecond
 	// defaultPoolSize is more than the connections that are used at once. The library asks no server any more, for a second,
 	// when as many connections in turn have failed.

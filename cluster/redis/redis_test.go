@@ -69,7 +69,7 @@ func awaitWrite(t *testing.T, c *Client, key string, most time.Duration) {
 // has reports whether a server has a key.
 func has(s *redistest.Server, key string) bool { return s.Do("EXISTS", key).(int64) == 1 }
 
-// A sentinel that is stopped is left, whether it is new or the one that the library remembers.
+// The client uses another sentinel when one is stopped, also the one that answered it last.
 func TestStoppedSentinel(t *testing.T) {
 	w := redistest.StartWatched(t, "secret")
 	for i, stopped := range w.Sentinels {
@@ -129,10 +129,10 @@ func TestPartitionedSentinel(t *testing.T) {
 func TestRememberedSentinelHangsWithMaster(t *testing.T) {
 	w := redistest.StartWatched(t, "")
 	var c *Client
-	for remembers := false; !remembers; { // it is the one that tells the client of a new master
+	for subscribed := false; !subscribed; { // to the sentinel that announces a new master
 		c = newClient(t, Options{Mode: ModeSentinel, URL: w.URL()})
 		awaitWrite(t, c, "before", 3*time.Second)
-		remembers = strings.Contains(w.Sentinels[0].Do("CLIENT", "LIST").(string), " sub=2 ")
+		subscribed = strings.Contains(w.Sentinels[0].Do("CLIENT", "LIST").(string), " sub=2 ")
 	}
 	w.Master.Signal(syscall.SIGSTOP) // it and a sentinel hang while another master is elected
 	w.Sentinels[0].Signal(syscall.SIGSTOP)

@@ -206,7 +206,7 @@ func TestNoQuorumBesideErrors(t *testing.T) {
 		t.Error(err)
 	}
 	if c.current != nil || !time.Now().Before(c.ignoresQuorumUntil) {
-		t.Errorf("the session goes on, and the quorum is ignored until %v", c.ignoresQuorumUntil)
+		t.Errorf("the session was not replaced, or the quorum is not ignored: until %v", c.ignoresQuorumUntil)
 	}
 	c.running.Wait()
 }

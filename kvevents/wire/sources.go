@@ -35,7 +35,7 @@ type Source struct {
 }
 
 // dial connects to an endpoint of the source, as zmtp.Dial does.
-func (s *Source) dial(ctx context.Context, endpoint string, own zmtp.SocketType) (*zmtp.Conn, func(), error) {
+func (s *Source) dial(ctx context.Context, endpoint string, own zmtp.SocketType) (conn *zmtp.Conn, release func(), err error) {
 	if s.RefuseLocal {
 		return zmtp.Dial(ctx, endpoint, own, transport.RefuseLocal)
 	}
