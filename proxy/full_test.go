@@ -31,8 +31,7 @@ func newLimited(places int64) *limited {
 			if _, ok := s.request(); !ok {
 				return
 			}
-			if l.places.Add(-1) < 0 {
-				l.places.Add(1)
+			if !l.takePlace() {
 				s.say(answered("503 Service Unavailable", fullBody))
 				continue
 			}
@@ -47,6 +46,19 @@ func newLimited(places int64) *limited {
 		}
 	}
 	return l
+}
+
+// takePlace never counts a place that it does not take, since another request may be about to take the last one.
+func (l *limited) takePlace() bool {
+	for {
+		n := l.places.Load()
+		if n <= 0 {
+			return false
+		}
+		if l.places.CompareAndSwap(n, n-1) {
+			return true
+		}
+	}
 }
 
 func TestRetryWhenSlotFrees(t *testing.T) {

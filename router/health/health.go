@@ -122,6 +122,9 @@ func (r *Record) RecordEnd(a *Attempt, end End, s *BreakerSettings, now time.Tim
 	case end.Processed:
 		r.limit.recordAccepted(a, now)
 	}
+	if !end.QueueFull {
+		r.limit.recordEnd(a)
+	}
 	if end.Stopping {
 		r.stoppingAt = now
 	}

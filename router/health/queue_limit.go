@@ -23,6 +23,7 @@ type queueLimit struct {
 	refused  time.Time // when it last refused one
 	retryAt  time.Time // when it is sent one more
 	probe    *Attempt  // that is the one more; nil: none is, or it was accepted
+	ended    bool      // another one has ended since the probe was sent
 }
 
 // isFull reports whether the replica would refuse one more than inFlight. Once in a while it is tried: the limit may
@@ -42,6 +43,7 @@ func (l *queueLimit) isFull(inFlight int64, now time.Time) bool {
 func (l *queueLimit) recordSent(a *Attempt, inFlight int64, now time.Time) {
 	if l.known && inFlight > l.requests {
 		l.requests, l.probe, l.retryAt = inFlight, a, now.Add(minFullDelay) // it would be refused before that
+		l.ended = false
 	}
 }
 
@@ -60,11 +62,23 @@ func (l *queueLimit) recordRefusal(a *Attempt, inFlight int64, external float64,
 }
 
 // recordAccepted records that the replica works on a. If that was one more than the limit, this is twice as high from
-// now on, and the next one beyond it is tried at once.
+// now on, and the next one beyond it is tried at once; but only one higher if another request has ended in the
+// meantime, whose place it may have taken.
 func (l *queueLimit) recordAccepted(a *Attempt, now time.Time) {
-	if l.known && a == l.probe {
-		l.requests, l.probe = 2*l.requests, nil
+	switch {
+	case !l.known || a != l.probe:
+		return
+	case !l.ended:
+		l.requests *= 2
 		l.delay, l.retryAt = minFullDelay, now
+	}
+	l.probe = nil
+}
+
+// recordEnd records that a, which the replica did not refuse, is no longer in flight.
+func (l *queueLimit) recordEnd(a *Attempt) {
+	if a != l.probe {
+		l.ended = true
 	}
 }
 

@@ -51,6 +51,15 @@ func TestQueueLimit(t *testing.T) {
 			{1.3, "send", "d", 6, [6]bool{}},
 			{1.3, "refuse", "d", 3, [6]bool{no, no, no, yes, yes, yes}},
 		},
+		"one more is tried, and accepted after another one has ended": {
+			{1, "send", "a", 2, [6]bool{}},
+			{1, "refuse", "a", 2, [6]bool{no, no, yes, yes, yes, yes}},
+			{1.25, "send", "b", 2, [6]bool{no, no, no, yes, yes, yes}},
+			{1.3, "end", "c", 2, [6]bool{no, no, no, yes, yes, yes}},
+			{1.4, "output", "b", 1, [6]bool{no, no, no, yes, yes, yes}},
+			{1.5, "send", "d", 3, [6]bool{no, no, no, no, yes, yes}},
+			{1.6, "output", "d", 3, [6]bool{}},
+		},
 		"one more is tried, and its response is not streamed": {
 			{1, "send", "a", 2, [6]bool{}},
 			{1, "refuse", "a", 2, [6]bool{no, no, yes, yes, yes, yes}},
