@@ -70,7 +70,7 @@ var (
 
 // attempt is one try at one backend, or the prefill leg of one.
 type attempt struct {
-	*request
+	req             *request
 	decision        *router.Reservation
 	handover        *handover        // of which it is the decode leg; nil: it is none
 	isPrefillLeg    bool             // of a split request
@@ -85,10 +85,10 @@ type attempt struct {
 // tryBackend sends the request to the picked backend and relays its response. It returns nil when
 // the client has the response, or as much as there was. It releases the decision on every path.
 func (r *request) tryBackend(d *router.Reservation) *failure {
-	a := &attempt{request: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
+	a := &attempt{req: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
 	defer func() {
-		if a.background == nil { // else it is released when the response is complete
+		if a.req.background == nil { // else it is released when the response is complete
 			a.recordAndReleaseDecision()
 		}
 	}()
@@ -145,7 +145,7 @@ func (a *attempt) setRouterOutcome(f *failure) {
 	case f.isUnsuited(), f.isOfConnection(), f.sameBackend, f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
 	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
-		isFirst := a.history.countAttempts((*attemptRecord).isFailure) == a.history.countConnectionFailures()
+		isFirst := a.req.history.countAttempts((*attemptRecord).isFailure) == a.req.history.countConnectionFailures()
 		a.result.Failed = a.result.Stalled || isFirst && !errors.Is(f.err, transport.ErrInvalidRequest)
 	}
 }
@@ -156,22 +156,22 @@ func (a *attempt) recordAndReleaseDecision() {
 	a.setTokenUsage()
 	a.endAttemptSpan()
 	if a.result.End == router.Completed {
-		a.decision.Backend.RecordServedEndpoint(a.endpoint.number)
+		a.decision.Backend.RecordServedEndpoint(a.req.endpoint.number)
 	}
 	if a.reply != nil && a.result.End == router.Completed {
 		a.result.Reply, a.result.ReplyTailBytes = a.reply.Finish(), a.reply.TailBytes()
 	}
 	a.decision.Release(a.result)
 	if a.reply != nil {
-		a.proxy.pools.replies.Put(a.reply)
+		a.req.proxy.pools.replies.Put(a.reply)
 	}
 }
 
 // startReplyHashing makes the relay hash the blocks of the reply as they pass: the next turn will repeat them.
 func (a *attempt) startReplyHashing() {
-	reply := a.proxy.pools.replies.Get().(*prompt.Response)
-	if !reply.Reset(&a.input.scratch.responseStart) {
-		a.proxy.pools.replies.Put(reply)
+	reply := a.req.proxy.pools.replies.Get().(*prompt.Response)
+	if !reply.Reset(&a.req.input.scratch.responseStart) {
+		a.req.proxy.pools.replies.Put(reply)
 		return
 	}
 	a.reply = reply
@@ -182,13 +182,13 @@ func (a *attempt) startReplyHashing() {
 func (a *attempt) send(edits []prompt.Edit, notAfter time.Time) (*http.Response, error) {
 	b := a.decision.Backend
 	o := b.Options()
-	req := a.newBackendRequest(a.context, b, o)
-	if scope := a.input.stored.scopeEdits(); scope != nil {
+	req := a.req.newBackendRequest(a.req.context, b, o)
+	if scope := a.req.input.stored.scopeEdits(); scope != nil {
 		edits = append(scope, edits...)
 		slices.SortStableFunc(edits, func(x, y prompt.Edit) int { return cmp.Compare(x.Start, y.Start) })
 	}
 	if len(edits) > 0 {
-		edited := newEditedBody(a.input.body, edits)
+		edited := newEditedBody(a.req.input.body, edits)
 		edited.notAfter = notAfter
 		req.Body, req.ContentLength = edited, edited.length
 	}
@@ -263,22 +263,22 @@ func (*memoryBody) Close() error { return nil }
 // classifyOrEndRequest returns the failure of an attempt without a complete response. If the client or the proxy has
 // ended the request, it records that, sends the error, and returns a failure that is done.
 func (a *attempt) classifyOrEndRequest(err error) *failure {
-	if a.isEndedByProxy() {
+	if a.req.isEndedByProxy() {
 		a.result.End = router.ClientDisconnected
-		a.sendError(a.recordProxyEnd())
+		a.req.sendError(a.req.recordProxyEnd())
 		return &failure{err: err, done: true}
 	}
-	if a.isDisconnected() {
-		a.recordDisconnect(a.client.abortPhase(metrics.AbortBeforeResponse))
+	if a.req.isDisconnected() {
+		a.recordDisconnect(a.req.client.abortPhase(metrics.AbortBeforeResponse))
 		return &failure{err: err, done: true}
 	}
 	var connect *transport.ConnectError
 	var stale *transport.StaleError
 	switch {
 	case errors.Is(err, errFirstByte):
-		return &failure{reason: metrics.RetryFirstByte, err: err, noRetry: !a.settings.Retry.Timeouts}
+		return &failure{reason: metrics.RetryFirstByte, err: err, noRetry: !a.req.settings.Retry.Timeouts}
 	case errors.Is(err, errResponse):
-		return &failure{reason: metrics.RetryResponse, err: err, noRetry: !a.settings.Retry.Timeouts}
+		return &failure{reason: metrics.RetryResponse, err: err, noRetry: !a.req.settings.Retry.Timeouts}
 	case errors.Is(err, errStalled):
 		return &failure{reason: metrics.RetryStalled, err: err}
 	case errors.As(err, &stale):
@@ -287,7 +287,7 @@ func (a *attempt) classifyOrEndRequest(err error) *failure {
 		return &failure{reason: metrics.RetryDescriptors, err: err, isFree: true}
 	case errors.As(err, &connect):
 		// After a stale connection the replica may have crashed by the request at once.
-		suspectsCrash := !connect.MaxConnsReached() && a.history.anyAttempt(func(r *attemptRecord) bool {
+		suspectsCrash := !connect.MaxConnsReached() && a.req.history.anyAttempt(func(r *attemptRecord) bool {
 			return r.failure.reason == metrics.RetryStale && r.backend == a.decision.Backend
 		})
 		return &failure{reason: metrics.RetryConnect, err: err, isFree: true, suspectsCrash: suspectsCrash}
@@ -303,7 +303,7 @@ func (a *attempt) classifyOrEndRequest(err error) *failure {
 // attempt returns, the connection to the replica is closed, which makes its engine abort the request.
 func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 	a.result.End = router.ClientDisconnected
-	a.recordDisconnectOrCancel(phase)
+	a.req.recordDisconnectOrCancel(phase)
 }
 
 // recordDisconnectOrCancel records that the client did not get all of its response: it has disconnected in that phase, or
@@ -322,14 +322,14 @@ func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 // health checked. The status is for metrics and logs.
 func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.result.End = router.Truncated
-	a.outcome.Code = loggedStatus
+	a.req.outcome.Code = loggedStatus
 	if isRemoval(err) {
-		a.proxy.log.Warn("response aborted, backend removed", "backend", a.decision.Backend.Name, "request_id", a.inFlight.ID)
+		a.req.proxy.log.Warn("response aborted, backend removed", "backend", a.decision.Backend.Name, "request_id", a.req.inFlight.ID)
 		return
 	}
 	a.result.Failed = true
-	a.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.inFlight.ID)
-	a.proxy.recheckHealth(a.decision.Backend)
+	a.req.proxy.log.Warn("upstream closed the response early", "backend", a.decision.Backend.Name, "err", err, "request_id", a.req.inFlight.ID)
+	a.req.proxy.recheckHealth(a.decision.Backend)
 }
 
 // isRemoval reports whether a response ended with err because its backend was removed: then its transport is closed.
@@ -349,14 +349,14 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 	if f := validateResponse(resp); f != nil {
 		return f
 	}
-	if scope := a.input.stored.scope; scope != "" && !isEncoded(resp.Header) {
+	if scope := a.req.input.stored.scope; scope != "" && !isEncoded(resp.Header) {
 		body = removeScope(resp, body, scope)
 	}
 	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
 		return a.relayStream(resp, body)
 	}
 	// A replica computes such a response before it writes any of it, so silence within it is not work.
-	body.SetIdleTimeout(a.settings.Idle)
+	body.SetIdleTimeout(a.req.settings.Idle)
 	switch resp.StatusCode {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		body.AllowReuse() // an error has no id
@@ -367,7 +367,7 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 
 // relayWhole relays a response that is not a stream, in the form that the client can still read.
 func (a *attempt) relayWhole(resp *http.Response, body replicaBody) *failure {
-	if a.headersSent {
+	if a.req.headersSent {
 		return a.relayErrorAsEvent(resp, body)
 	}
 	return a.relayBuffered(resp, body)
@@ -388,15 +388,15 @@ func isFramed(resp *http.Response) bool {
 
 // recordCommittedResponse records that the client gets this response: earlier failures do not matter any more.
 func (a *attempt) recordCommittedResponse(resp *http.Response) {
-	a.replaceBestFailure(nil)
-	a.inFlight.BeginResponding()
-	a.outcome.Code = resp.StatusCode
-	a.outcome.PredictedTokens = a.matchedTokens
+	a.req.replaceBestFailure(nil)
+	a.req.inFlight.BeginResponding()
+	a.req.outcome.Code = resp.StatusCode
+	a.req.outcome.PredictedTokens = a.req.matchedTokens
 	if a.handover != nil {
-		a.splitResult = metrics.SplitDone
-		a.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, false)
+		a.req.splitResult = metrics.SplitDone
+		a.req.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, false)
 	}
-	a.outcome.Spilled = a.decision.Reason == router.ReasonSpill
+	a.req.outcome.Spilled = a.decision.Reason == router.ReasonSpill
 }
 
 // attemptContext is the context with which an attempt is sent. Until the response is committed it ends with the client, a
@@ -514,7 +514,7 @@ func (c *attemptContext) end() {
 // commitAttempt ends the time in which another backend may be asked, and returns a failure if the attempt was ended before.
 func (a *attempt) commitAttempt() *failure {
 	a.decision.Commit()
-	if err := a.context.commit(); err != nil {
+	if err := a.req.context.commit(); err != nil {
 		return a.classifyOrEndRequest(err)
 	}
 	return nil

@@ -76,16 +76,16 @@ func (t attemptTokens) findOthers(id, token string) (others []string) {
 
 // setRequestIDHeader names the attempt in the header for the replica, by a token after the end of the request's id.
 func (a *attempt) setRequestIDHeader() {
-	a.token = a.proxy.tokens.newToken()
-	kept := a.inFlight.ID[max(0, len(a.inFlight.ID)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
-	a.httpReq.Header[requestIDHeader] = []string{kept + attemptTokenMark + a.token}
+	a.token = a.req.proxy.tokens.newToken()
+	kept := a.req.inFlight.ID[max(0, len(a.req.inFlight.ID)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
+	a.req.httpReq.Header[requestIDHeader] = []string{kept + attemptTokenMark + a.token}
 }
 
 // checkResponseHeaderID returns the failure of a response whose header names another attempt, else nil. vLLM repeats the
 // header of the request with --enable-request-id-headers.
 func (a *attempt) checkResponseHeaderID(h http.Header) *failure {
 	for _, id := range h[requestIDHeader] {
-		if a.proxy.tokens.findOthers(id, a.token) != nil {
+		if a.req.proxy.tokens.findOthers(id, a.token) != nil {
 			return a.recordWrongResponse()
 		}
 	}
@@ -100,11 +100,11 @@ func (a *attempt) checkBodyID(body []byte) *failure {
 // checkResponseID is checkResponseHeaderID for the id of a response. Tokens that the client has sent as part of the response's
 // id do not count: it has them from an earlier response. The request's input must not be released yet.
 func (a *attempt) checkResponseID(id string) *failure {
-	others := a.proxy.tokens.findOthers(id, a.token)
+	others := a.req.proxy.tokens.findOthers(id, a.token)
 	if others == nil {
 		return nil
 	}
-	requested := a.requestedResponseID()
+	requested := a.req.requestedResponseID()
 	for _, token := range others {
 		if !strings.Contains(requested, attemptTokenMark+token) {
 			return a.recordWrongResponse()

@@ -130,29 +130,29 @@ func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
 	}
-	a.promptTokens, a.completionTokens = min(max(a.result.PromptTokens, 0), apikey.MaxTokens), min(max(a.result.OutputTokens, 0), apikey.MaxTokens)
-	a.estimated = estimatedUsage{}
-	if a.promptTokens == 0 {
-		a.promptTokens = a.decision.PromptTokens
-		a.estimated.tokens = a.promptTokens
+	a.req.promptTokens, a.req.completionTokens = min(max(a.result.PromptTokens, 0), apikey.MaxTokens), min(max(a.result.OutputTokens, 0), apikey.MaxTokens)
+	a.req.estimated = estimatedUsage{}
+	if a.req.promptTokens == 0 {
+		a.req.promptTokens = a.decision.PromptTokens
+		a.req.estimated.tokens = a.req.promptTokens
 	}
-	if a.completionTokens == 0 {
-		a.completionTokens = a.estimatedTokens
+	if a.req.completionTokens == 0 {
+		a.req.completionTokens = a.estimatedTokens
 	}
-	if a.result.End == router.ClientDisconnected && (a.completionTokens == 0 || !a.itl.last.IsZero()) {
-		a.completionTokens = a.decision.EstimateOutputTokens(a.completionTokens, a.itl.last)
+	if a.result.End == router.ClientDisconnected && (a.req.completionTokens == 0 || !a.itl.last.IsZero()) {
+		a.req.completionTokens = a.decision.EstimateOutputTokens(a.req.completionTokens, a.itl.last)
 	}
-	a.estimated.tokens += max(a.completionTokens-max(a.result.OutputTokens, 0), 0)
-	a.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.promptTokens)
+	a.req.estimated.tokens += max(a.req.completionTokens-max(a.result.OutputTokens, 0), 0)
+	a.req.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.req.promptTokens)
 	prefilled := a.decision
 	if a.handover != nil {
 		prefilled = a.handover.prefill
 	}
 	if !a.result.CachedKnown {
-		a.outcome.CachedTokens = min(prefilled.MatchedTokens, a.promptTokens)
-		a.estimated.cached = a.outcome.CachedTokens
+		a.req.outcome.CachedTokens = min(prefilled.MatchedTokens, a.req.promptTokens)
+		a.req.estimated.cached = a.req.outcome.CachedTokens
 	}
-	a.outcome.SavedPrefillSeconds = prefilled.SavedPrefillSeconds(a.promptTokens, a.outcome.CachedTokens)
+	a.req.outcome.SavedPrefillSeconds = prefilled.SavedPrefillSeconds(a.req.promptTokens, a.req.outcome.CachedTokens)
 }
 
 // recordKeyUsage adds what the request has used to the account of its key. Requests without a valid one use nothing.

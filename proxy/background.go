@@ -100,7 +100,7 @@ func (b *backgroundResponses) release(address string) {
 
 // backgroundAttempt is an attempt whose response is generated in the background.
 type backgroundAttempt struct {
-	*attempt
+	attempt   *attempt
 	id        string          // by which the replica knows the response
 	context   *attemptContext // done when an operator cancels the request, or the proxy is closed
 	startedAt float64         // when the replica's process started, in Unix time; 0: unknown
@@ -113,11 +113,11 @@ func isUnfinished(status string) bool { return status == "queued" || status == "
 // beginBackground has the request followed if body is a response that its replica has yet to generate. The request's input must
 // not be released yet.
 func (a *attempt) beginBackground(body []byte) {
-	if a.endpoint.format != responsesFormat {
+	if a.req.endpoint.format != responsesFormat {
 		return
 	}
 	if found := gjson.GetManyBytes(body, "status", "id"); isUnfinished(found[0].Str) {
-		a.beginFollowing(a.replicaResponseID(&a.input.stored, found[1].Str), a.input.request.MaxOutputTokens)
+		a.beginFollowing(a.replicaResponseID(&a.req.input.stored, found[1].Str), a.req.input.request.MaxOutputTokens)
 	}
 }
 
@@ -128,26 +128,26 @@ func (a *attempt) beginFollowing(id string, maxTokens int) {
 		return
 	}
 	b := &backgroundAttempt{attempt: a, id: id, context: &attemptContext{}, maxTokens: maxTokens}
-	b.context.Context, b.context.cancel = context.WithCancelCause(a.proxy.background.ctx)
+	b.context.Context, b.context.cancel = context.WithCancelCause(a.req.proxy.background.ctx)
 	if load := a.decision.Backend.Load(); load != nil {
 		b.startedAt = load.StartTime
 	}
-	a.lease.ChargeOutput(maxTokens)
+	a.req.lease.ChargeOutput(maxTokens)
 	if a.reply != nil { // of a response without all of its output
-		a.proxy.pools.replies.Put(a.reply)
+		a.req.proxy.pools.replies.Put(a.reply)
 		a.reply = nil
 	}
-	a.background = b
+	a.req.background = b
 }
 
 // follow blocks until the response has ended, and ends the request. It uses neither its input nor its client.
 func (b *backgroundAttempt) follow() {
-	defer b.finish()
-	defer b.recordAndReleaseDecision()
+	defer b.attempt.req.finish()
+	defer b.attempt.recordAndReleaseDecision()
 	defer b.context.cancel(context.Canceled)
-	address := b.decision.Backend.Address()
-	limiter := b.proxy.background.acquire(address)
-	defer b.proxy.background.release(address)
+	address := b.attempt.decision.Backend.Address()
+	limiter := b.attempt.req.proxy.background.acquire(address)
+	defer b.attempt.req.proxy.background.release(address)
 	for limiter.Wait(b.context) == nil {
 		if b.poll() {
 			return
@@ -158,13 +158,13 @@ func (b *backgroundAttempt) follow() {
 
 // poll asks the replica for the response, and reports whether it has ended. It blocks for backgroundPollTimeout at most.
 func (b *backgroundAttempt) poll() (ended bool) {
-	backend := b.decision.Backend
+	backend := b.attempt.decision.Backend
 	if b.hasRestarted() {
 		return b.recordLost()
 	}
 	ctx, cancel := context.WithTimeout(b.context, backgroundPollTimeout)
 	defer cancel()
-	resp, err := backend.Get(ctx, "/v1/responses/"+b.id, "application/json", b.proxy.instance, maxBackgroundBytes)
+	resp, err := backend.Get(ctx, "/v1/responses/"+b.id, "application/json", b.attempt.req.proxy.instance, maxBackgroundBytes)
 	if resp == nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			return b.recordLost()
@@ -179,59 +179,59 @@ func (b *backgroundAttempt) poll() (ended bool) {
 	case resp.StatusCode() != http.StatusOK, isUnfinished(gjson.GetBytes(body, "status").Str):
 		return b.isOverdue()
 	}
-	b.result.End = router.Completed
+	b.attempt.result.End = router.Completed
 	var u tokenUsage
 	u.parse(gjson.GetBytes(body, "usage"), responsesFormat)
-	b.recordUsage(&u)
+	b.attempt.recordUsage(&u)
 	if !u.known { // it was cancelled, or failed
-		b.result.End = router.ClientDisconnected
+		b.attempt.result.End = router.ClientDisconnected
 	}
 	return true
 }
 
 // hasRestarted reports whether the replica's process is another one than that which has the response, or the backend was removed.
 func (b *backgroundAttempt) hasRestarted() bool {
-	backend := b.decision.Backend
+	backend := b.attempt.decision.Backend
 	load := backend.Load()
 	return load != nil && b.startedAt > 0 && load.StartTime > 0 && load.StartTime != b.startedAt ||
-		b.proxy.registry.FindAtServer(backend.Address()) == nil
+		b.attempt.req.proxy.registry.FindAtServer(backend.Address()) == nil
 }
 
 // recordLost records that the replica has lost the response, which costs its key nothing.
 func (b *backgroundAttempt) recordLost() (ended bool) {
-	b.result.End = router.NotProcessed
-	b.proxy.log.Warn("background response lost", "backend", b.decision.Backend.Name, "request_id", b.request.inFlight.ID)
+	b.attempt.result.End = router.NotProcessed
+	b.attempt.req.proxy.log.Warn("background response lost", "backend", b.attempt.decision.Backend.Name, "request_id", b.attempt.req.inFlight.ID)
 	return true
 }
 
 // isOverdue reports whether the replica has made no progress for timeouts.response, so that the response is given up. It is
 // charged by its time.
 func (b *backgroundAttempt) isOverdue() bool {
-	limit := b.settings.Response
-	if limit == 0 || b.decision.SinceProgress() < limit {
+	limit := b.attempt.req.settings.Response
+	if limit == 0 || b.attempt.decision.SinceProgress() < limit {
 		return false
 	}
-	b.result.End = router.ClientDisconnected
+	b.attempt.result.End = router.ClientDisconnected
 	return true
 }
 
 // endUnfinished ends a response that an operator has cancelled, also at the replica. If the proxy is closed, the replica goes on,
 // and what may be generated stays charged.
 func (b *backgroundAttempt) endUnfinished() {
-	if !b.isCancelled() {
-		b.result.End, b.estimatedTokens = router.Truncated, b.maxTokens
+	if !b.attempt.req.isCancelled() {
+		b.attempt.result.End, b.attempt.estimatedTokens = router.Truncated, b.maxTokens
 		return
 	}
-	b.result.End = router.ClientDisconnected
-	if b.phase != metrics.AbortCancelled {
-		b.phase = metrics.AbortCancelled
-		b.proxy.metrics.CountAbort(metrics.AbortCancelled)
+	b.attempt.result.End = router.ClientDisconnected
+	if b.attempt.req.phase != metrics.AbortCancelled {
+		b.attempt.req.phase = metrics.AbortCancelled
+		b.attempt.req.proxy.metrics.CountAbort(metrics.AbortCancelled)
 	}
-	ctx, cancel := context.WithTimeout(b.proxy.background.ctx, backgroundPollTimeout)
+	ctx, cancel := context.WithTimeout(b.attempt.req.proxy.background.ctx, backgroundPollTimeout)
 	defer cancel()
-	resp, err := b.decision.Backend.Post(ctx, vllm.Call{Path: "/v1/responses/" + b.id + "/cancel"}, 0)
+	resp, err := b.attempt.decision.Backend.Post(ctx, vllm.Call{Path: "/v1/responses/" + b.id + "/cancel"}, 0)
 	if err != nil {
-		b.proxy.log.Warn("background response not cancelled at its replica", "backend", b.decision.Backend.Name, "err", err, "request_id", b.request.inFlight.ID)
+		b.attempt.req.proxy.log.Warn("background response not cancelled at its replica", "backend", b.attempt.decision.Backend.Name, "err", err, "request_id", b.attempt.req.inFlight.ID)
 		return
 	}
 	fasthttp.ReleaseResponse(resp)

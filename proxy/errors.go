@@ -182,14 +182,14 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 
 // sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
 func (s *streamRelay) sendErrorEvent(e *apiError) {
-	s.client.Write(append([]byte(s.out.missingLineEnds()), s.endpoint.format.formatErrorEvent(e, s.events.nextSequence)...))
+	s.attempt.req.client.Write(append([]byte(s.out.missingLineEnds()), s.attempt.req.endpoint.format.formatErrorEvent(e, s.events.nextSequence)...))
 }
 
 // relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
 // header of a stream. It returns a failure if another backend may be asked.
 func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *failure {
 	body, err := a.readErrorBody(resp)
-	defer a.proxy.buffers.release(int64(len(body)))
+	defer a.req.proxy.buffers.release(int64(len(body)))
 	if f := a.checkBodyID(body); f != nil {
 		return f
 	}
@@ -216,7 +216,7 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fail
 	if f := a.checkQueueFull(resp, body); f != nil {
 		return f
 	}
-	a.sendError(replicaError(resp.StatusCode, body))
+	a.req.sendError(replicaError(resp.StatusCode, body))
 	return nil
 }
 

@@ -92,17 +92,17 @@ func (r *request) sendAndScheduleKeepalive() {
 // retry succeeds the stream ends with an error event.
 func (a *attempt) sendKeepAlive(resp *http.Response) error {
 	a.ensureStreamHeader(resp)
-	return a.client.writeAndFlush([]byte(a.endpoint.format.keepAliveEvent()))
+	return a.req.client.writeAndFlush([]byte(a.req.endpoint.format.keepAliveEvent()))
 }
 
 // ensureStreamHeader sends the header of a stream, unless the client has one.
 func (a *attempt) ensureStreamHeader(resp *http.Response) {
-	if a.headersSent {
+	if a.req.headersSent {
 		return
 	}
-	a.headersSent = true
-	a.fillResponseHeader(a.decision, resp.Header)
-	a.client.WriteHeader(resp.StatusCode)
+	a.req.headersSent = true
+	a.req.fillResponseHeader(a.decision, resp.Header)
+	a.req.client.WriteHeader(resp.StatusCode)
 }
 
 // writeKeepAlive writes a keep-alive event, unless it would split another one.

@@ -118,13 +118,13 @@ func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader, firstPiece boo
 // audio. What has a Content-Length was complete before.
 func (a *attempt) comesInPieces(resp *http.Response) bool {
 	isOther := resp.Header["Content-Type"] != nil && !hasContentType(resp.Header, "application/json")
-	return resp.StatusCode < 300 && len(resp.TransferEncoding) > 0 && (a.endpoint.isExtra || isOther)
+	return resp.StatusCode < 300 && len(resp.TransferEncoding) > 0 && (a.req.endpoint.isExtra || isOther)
 }
 
 // relayBuffered relays a response that is not streamed. Nothing is sent to the client
 // before all of it has come, unless it is too long or comes in pieces.
 func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure {
-	buffers := &a.proxy.buffers
+	buffers := &a.req.proxy.buffers
 	buf := buffers.get()
 	reserved, complete, err := buffers.read(buf, resp.Body, a.comesInPieces(resp))
 	defer func() {
@@ -162,7 +162,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	}
 	encoded, ok := isEncoded(resp.Header), resp.StatusCode < 300
 	switch {
-	case ok && encoded && a.endpoint.format.isRead():
+	case ok && encoded && a.req.endpoint.format.isRead():
 		a.estimateTokensByLength(buf.Len())
 	case ok && !encoded:
 		if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
@@ -175,31 +175,31 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	if ok {
 		a.result.End = router.Completed
 	}
-	if !encoded && !a.allowsTransferParams() {
+	if !encoded && !a.req.allowsTransferParams() {
 		blankTransferParams(buf.Bytes())
 	}
 	length := contentLengthHeader(resp, buf.Len())
 	a.recordCommittedResponse(resp)
-	h := a.fillResponseHeader(a.decision, resp.Header)
+	h := a.req.fillResponseHeader(a.decision, resp.Header)
 	h["Content-Length"] = length
-	a.client.WriteHeader(resp.StatusCode)
-	if _, err := a.client.Write(buf.Bytes()); err != nil {
-		a.recordDisconnectOrCancel(a.client.abortPhase(metrics.AbortInBody))
+	a.req.client.WriteHeader(resp.StatusCode)
+	if _, err := a.req.client.Write(buf.Bytes()); err != nil {
+		a.req.recordDisconnectOrCancel(a.req.client.abortPhase(metrics.AbortInBody))
 	}
 	return nil
 }
 
 // checkBuffered returns the failure that a complete response is, or nil.
 func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
-	end := endOfResponse(a.endpoint.format, body)
+	end := endOfResponse(a.req.endpoint.format, body)
 	switch {
 	case end == vllm.EndAborted, end == vllm.EndUnexplained && a.awaitDown():
 		return a.recordReplicaAbort()
 	case !isFramed(resp) && hasContentType(resp.Header, "application/json") && !json.Valid(body):
 		return a.classifyOrEndRequest(errTruncated)
-	case a.endpoint.format.hasChoices() && vllm.IsEmptyCompletion(body):
+	case a.req.endpoint.format.hasChoices() && vllm.IsEmptyCompletion(body):
 		return a.newErrorFailure(newError(http.StatusBadGateway, codeReplicaFailed, "the replica's response has no choices"), nil)
-	case a.endpoint.format == responsesFormat && vllm.IsFailedResponse(body):
+	case a.req.endpoint.format == responsesFormat && vllm.IsFailedResponse(body):
 		return a.newErrorFailure(replicaError(vllm.ErrorEventStatus(body), body), body)
 	}
 	return nil
@@ -209,7 +209,7 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 // attempt succeeds. It means what the error in the replica's body does; nil: its engine has failed.
 func (a *attempt) newErrorFailure(e *apiError, replicaBody []byte) *failure {
 	f := &failure{
-		reason: metrics.RetryErrorEvent, err: errNoOutput, status: e.status, header: jsonHeader(), body: a.endpoint.dialect().errorBody(e),
+		reason: metrics.RetryErrorEvent, err: errNoOutput, status: e.status, header: jsonHeader(), body: a.req.endpoint.dialect().errorBody(e),
 		suspectsCrash: replicaBody == nil,
 	}
 	if replicaBody != nil {
@@ -233,7 +233,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 		return f
 	}
 	a.recordCommittedResponse(resp)
-	h := a.fillResponseHeader(a.decision, resp.Header)
+	h := a.req.fillResponseHeader(a.decision, resp.Header)
 	switch {
 	case resp.ContentLength >= 0:
 		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
@@ -245,9 +245,9 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 		a.decision.RecordFirstEvent()
 		a.rememberBody(head)
 	}
-	a.client.WriteHeader(resp.StatusCode)
+	a.req.client.WriteHeader(resp.StatusCode)
 	from := tailReader{Reader: resp.Body}
-	to := pieceWriter{client: &a.client, passThrough: isEncoded(resp.Header) || a.allowsTransferParams()}
+	to := pieceWriter{client: &a.req.client, passThrough: isEncoded(resp.Header) || a.req.allowsTransferParams()}
 	_, err := to.Write(head)
 	if err == nil {
 		_, err = io.Copy(&to, &from)
@@ -256,22 +256,22 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 		err = to.writeUndecided()
 	}
 	length := len(head) + from.bytesRead
-	if from.err == nil || a.isDone() { // the engine had generated the rest as well
+	if from.err == nil || a.req.isDone() { // the engine had generated the rest as well
 		length = max(length, int(resp.ContentLength))
 	}
 	a.recordTailUsage(&from, length)
 	switch {
 	case err == nil:
-		a.client.extendWriteDeadline()
+		a.req.client.extendWriteDeadline()
 		if resp.StatusCode < 300 {
 			a.result.End = router.Completed
 		}
 		return nil
-	case a.isEndedByProxy():
-		a.result.End, a.outcome.Code = router.ClientDisconnected, a.recordProxyEnd().status
+	case a.req.isEndedByProxy():
+		a.result.End, a.req.outcome.Code = router.ClientDisconnected, a.req.recordProxyEnd().status
 		panic(http.ErrAbortHandler) // as below
-	case from.err == nil || from.err == io.EOF || a.isDisconnected(): // it was the writing that failed
-		a.recordDisconnect(a.client.abortPhase(metrics.AbortInBody))
+	case from.err == nil || from.err == io.EOF || a.req.isDisconnected(): // it was the writing that failed
+		a.recordDisconnect(a.req.client.abortPhase(metrics.AbortInBody))
 		return nil
 	}
 	a.recordTruncated(http.StatusBadGateway, err)
@@ -306,7 +306,7 @@ func (a *attempt) readErrorResponse(resp *http.Response) *failure {
 	case err == nil:
 		f.body, f.charged = body, int64(len(body))
 	case errors.Is(err, errErrorBodyMemory):
-		f.setProxyErrorBody(a.endpoint)
+		f.setProxyErrorBody(a.req.endpoint)
 	default:
 		return a.classifyOrEndRequest(err)
 	}
@@ -345,20 +345,20 @@ func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *failure {
 	}
 	f := newStatusFailure(resp)
 	f.setMeaning(body)
-	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))
+	f.keepBody(&a.req.proxy.buffers, a.req.endpoint, bytes.Clone(body))
 	return f
 }
 
 // readErrorBody reads a short body whole, in bounded time. The length of what it returns
 // stays reserved, for the caller to release.
 func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err error) {
-	buffers := &a.proxy.buffers
+	buffers := &a.req.proxy.buffers
 	if !buffers.reserve(maxErrorBodyBytes) {
 		return nil, errErrorBodyMemory
 	}
 	reserved := int64(maxErrorBodyBytes)
 	defer func() { buffers.release(reserved) }()
-	c := a.context
+	c := a.req.context
 	timer := time.AfterFunc(errorBodyTimeout, func() { c.cancel(errErrorBodyTimeout) })
 	defer timer.Stop()
 	buf := buffers.get()
@@ -377,7 +377,7 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 // recordMissingEndpoint records that the replica does not serve the endpoint, or may not if the response is empty, and
 // returns the failure. It copies the body.
 func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
-	if e := a.proxy.routes.Load().byPattern[a.endpoint.path].endpoint; e != nil && e.number == a.endpoint.number { // no reload has removed it
+	if e := a.req.proxy.routes.Load().byPattern[a.req.endpoint.path].endpoint; e != nil && e.number == a.req.endpoint.number { // no reload has removed it
 		record := a.decision.Backend.RecordMissingEndpoint
 		if len(bytes.TrimSpace(body)) == 0 {
 			record = a.decision.Backend.RecordEmptyNotFound
@@ -388,44 +388,44 @@ func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failu
 		reason: metrics.RetryEndpoint, isFree: true, status: resp.StatusCode, header: resp.Header,
 		err: fmt.Errorf("replica does not serve the endpoint: it responded with status %d", resp.StatusCode),
 	}
-	f.keepBody(&a.proxy.buffers, a.endpoint, bytes.Clone(body))
+	f.keepBody(&a.req.proxy.buffers, a.req.endpoint, bytes.Clone(body))
 	return f
 }
 
 // isRefusedAsTooLong reports whether an error says that the context of the replica is too short for the request, and that of
 // another one, ready or not, is longer.
 func (a *attempt) isRefusedAsTooLong(status int, body []byte) bool {
-	req, b := &a.input.request, a.decision.Backend
+	req, b := &a.req.input.request, a.decision.Backend
 	if status != http.StatusBadRequest || req.Truncates || req.Stored || !vllm.IsContextLengthError(body) {
 		return false
 	}
 	if req.CatalogID != "" {
-		req.ContextLengths = a.proxy.registry.Catalog().ContextLengths(req.CatalogID)
+		req.ContextLengths = a.req.proxy.registry.Catalog().ContextLengths(req.CatalogID)
 	}
 	length := req.ContextLengths.Of(b.Slot)
 	return length > 0 && slices.ContainsFunc(req.Backends, func(other *backends.Backend) bool {
 		longer := req.ContextLengths.Of(other.Slot) // 0: not known
-		return other != b && (longer == 0 || longer > length) && !a.isForPrefillOnly(other) && !other.LacksEndpoint(req.Endpoint, time.Now())
+		return other != b && (longer == 0 || longer > length) && !a.req.isForPrefillOnly(other) && !other.LacksEndpoint(req.Endpoint, time.Now())
 	})
 }
 
 // newTooLongFailure returns the failure that such an error is. From now on the request is sent to replicas with a longer
 // context only.
 func (a *attempt) newTooLongFailure(header http.Header, body []byte) *failure {
-	req := &a.input.request
+	req := &a.req.input.request
 	req.RefusedLength = req.ContextLengths.Of(a.decision.Backend.Slot)
 	f := &failure{
 		reason: metrics.RetryContextLength, isFree: true, status: http.StatusBadRequest, header: header,
 		err: fmt.Errorf("replica accepts %d tokens, and the request has more: it is sent to one that accepts more", req.RefusedLength),
 	}
-	f.keepBody(&a.proxy.buffers, a.endpoint, body)
+	f.keepBody(&a.req.proxy.buffers, a.req.endpoint, body)
 	return f
 }
 
 // isRankRefused reports whether a response says that the server does not have the data-parallel rank that it was
 // sent: it has other ranks than before.
 func (a *attempt) isRankRefused(resp *http.Response, body []byte) bool {
-	rank := firstHeaderValue(a.httpReq.Header, vllm.RankHeader)
+	rank := firstHeaderValue(a.req.httpReq.Header, vllm.RankHeader)
 	if rank == "" || isEncoded(resp.Header) {
 		return false
 	}
@@ -447,7 +447,7 @@ func (a *attempt) recordReplicaAbort() *failure {
 	e := unavailableError(codeReplicaAborted, "the replica aborted the request: it may be shutting down")
 	return &failure{
 		reason: metrics.RetryAborted, err: errAborted, shuttingDown: true,
-		status: e.status, body: a.endpoint.dialect().errorBody(e), header: jsonHeader(),
+		status: e.status, body: a.req.endpoint.dialect().errorBody(e), header: jsonHeader(),
 	}
 }
 
@@ -473,11 +473,11 @@ const unexplainedEndTimeout = 50 * time.Millisecond
 // when it blocks: a response without a reason for its end was aborted then, else it is complete.
 func (a *attempt) awaitDown() bool {
 	b := a.decision.Backend
-	a.proxy.recheckHealth(b)
+	a.req.proxy.recheckHealth(b)
 	timer := time.NewTimer(unexplainedEndTimeout)
 	defer timer.Stop()
 	for {
-		changed := a.proxy.registry.StateChanged() // before looking
+		changed := a.req.proxy.registry.StateChanged() // before looking
 		if b.State() == backends.Down {
 			return true
 		}
@@ -485,7 +485,7 @@ func (a *attempt) awaitDown() bool {
 		case <-changed:
 		case <-timer.C:
 			return false
-		case <-a.context.Done():
+		case <-a.req.context.Done():
 			return false
 		}
 	}
@@ -541,7 +541,7 @@ func (r *request) relayFailure(f *failure) {
 
 // recordBodyUsage records the usage that a complete response reports, and its text.
 func (a *attempt) recordBodyUsage(body []byte) {
-	if !a.endpoint.format.isRead() {
+	if !a.req.endpoint.format.isRead() {
 		return
 	}
 	var found []byte
@@ -553,9 +553,9 @@ func (a *attempt) recordBodyUsage(body []byte) {
 		object = gjson.GetBytes(body, "usage")
 	}
 	var u tokenUsage
-	u.parse(object, a.endpoint.format)
+	u.parse(object, a.req.endpoint.format)
 	a.recordUsage(&u)
-	if !u.known && a.endpoint.format != responsesFormat { // those of a background response are not there yet
+	if !u.known && a.req.endpoint.format != responsesFormat { // those of a background response are not there yet
 		a.estimateTokensByLength(len(body))
 	}
 }
@@ -563,12 +563,12 @@ func (a *attempt) recordBodyUsage(body []byte) {
 // recordTailUsage records usage from the end of a response that was not buffered whole: quotes in a text are
 // escaped, so none is mistaken for it. Where there is none, its length in bytes counts.
 func (a *attempt) recordTailUsage(tail *tailReader, length int) {
-	if !a.endpoint.format.isRead() || a.outcome.Code >= http.StatusMultipleChoices {
+	if !a.req.endpoint.format.isRead() || a.req.outcome.Code >= http.StatusMultipleChoices {
 		return
 	}
 	var u tokenUsage
 	if _, object, found := bytes.Cut(tail.tail, []byte(`"usage":`)); found {
-		u.parse(gjson.ParseBytes(object), a.endpoint.format)
+		u.parse(gjson.ParseBytes(object), a.req.endpoint.format)
 	}
 	a.recordUsage(&u)
 	if u.completionTokens == 0 {
@@ -580,7 +580,7 @@ func (a *attempt) recordTailUsage(tail *tailReader, length int) {
 // would cost its key nothing.
 func (a *attempt) estimateTokensByLength(length int) {
 	a.estimatedTokens = length / bytesPerToken
-	if limit := a.input.request.MaxOutputTokens * max(a.input.request.Sequences, 1); limit > 0 {
+	if limit := a.req.input.request.MaxOutputTokens * max(a.req.input.request.Sequences, 1); limit > 0 {
 		a.estimatedTokens = min(a.estimatedTokens, limit)
 	}
 }
@@ -589,13 +589,13 @@ func (a *attempt) estimateTokensByLength(length int) {
 func (a *attempt) setResultUsage(u *tokenUsage) {
 	b := a.decision.Backend
 	if u.hasCached {
-		b.RecordReportsCached(a.endpoint.number)
+		b.RecordReportsCached(a.req.endpoint.number)
 	}
 	a.result.OutputTokens = u.completionTokens
 	a.result.PromptTokens = u.promptTokens
 	a.result.CachedTokens = u.cachedTokens
 	// Some versions leave the figure out when it is 0.
-	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached(a.endpoint.number))
+	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached(a.req.endpoint.number))
 }
 
 // recordUsage records what the response said of its tokens.
@@ -604,9 +604,9 @@ func (a *attempt) recordUsage(u *tokenUsage) {
 	if a.handover != nil { // most replicas repeat this figure; others would count all that was transferred
 		a.result.CachedTokens, a.result.CachedKnown = a.handover.result.CachedTokens, a.handover.result.CachedKnown
 	}
-	a.outcome.ObservedTokens = a.result.CachedTokens
-	a.outcome.PromptTokens = a.decision.PromptTokens
+	a.req.outcome.ObservedTokens = a.result.CachedTokens
+	a.req.outcome.PromptTokens = a.decision.PromptTokens
 	if u.promptTokens > 0 {
-		a.outcome.PromptTokens = u.promptTokens
+		a.req.outcome.PromptTokens = u.promptTokens
 	}
 }

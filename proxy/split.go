@@ -52,7 +52,7 @@ type handover struct {
 // prepareDecode makes the attempt the decode leg of a split request, unless it is for the whole request. It sends the
 // prefill leg, if no earlier attempt has, and blocks until its response. It returns the failure of the attempt, or nil.
 func (a *attempt) prepareDecode() *failure {
-	h := &a.history
+	h := &a.req.history
 	if p := a.decision.Prefill; p != nil {
 		o, f := a.sendPrefillLeg(p)
 		if f != nil {
@@ -67,8 +67,8 @@ func (a *attempt) prepareDecode() *failure {
 		return f
 	}
 	a.handover = h.handover
-	a.prefillBackend, a.prefillTime = a.handover.prefill.Backend.Name, a.handover.took
-	a.matchedTokens = a.handover.prefill.MatchedTokens // what the backends had before this request
+	a.req.prefillBackend, a.req.prefillTime = a.handover.prefill.Backend.Name, a.handover.took
+	a.req.matchedTokens = a.handover.prefill.MatchedTokens // what the backends had before this request
 	a.decision.StartDecode()
 	return nil
 }
@@ -103,45 +103,45 @@ func (a *attempt) handoverEdits() []prompt.Edit {
 	if a.handover == nil {
 		return nil
 	}
-	at := a.input.membersAt
+	at := a.req.input.membersAt
 	return []prompt.Edit{{Start: at, End: at, Text: a.handover.member}}
 }
 
 // sendPrefillLeg has the backend of p do the prefill of the request, and releases p. It returns what the decode leg
 // needs, or the failure of the attempt.
 func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
-	leg := &attempt{request: a.request, decision: p, isPrefillLeg: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
+	leg := &attempt{req: a.req, decision: p, isPrefillLeg: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
 	defer leg.releasePrefill()
 	begun := time.Now()
-	a.context.beginPrefill(p, a.settings.Response)
+	a.req.context.beginPrefill(p, a.req.settings.Response)
 	leg.startSpan("prefill")
-	a.setSessionHeader(p.KVSession)
-	resp, err := leg.send(a.input.scratch.prefillEdits, time.Time{})
+	a.req.setSessionHeader(p.KVSession)
+	resp, err := leg.send(a.req.input.scratch.prefillEdits, time.Time{})
 	o := &handover{prefill: p, endedAt: time.Now()}
 	var f *failure
 	if err != nil {
-		a.stopQueueKeepalive()
+		a.req.stopQueueKeepalive()
 		f = leg.classifyOrEndRequest(err)
 	} else {
 		defer resp.Body.Close()
-		a.spans.SetStatus(resp.StatusCode)
+		a.req.spans.SetStatus(resp.StatusCode)
 		o.member, f = leg.readPrefillResponse(resp)
 	}
-	if cause := a.context.endPrefill(); f == nil && cause != nil {
+	if cause := a.req.context.endPrefill(); f == nil && cause != nil {
 		f = leg.classifyOrEndRequest(cause)
 	}
-	if f == nil && !a.proxy.buffers.reserve(int64(len(o.member))) {
+	if f == nil && !a.req.proxy.buffers.reserve(int64(len(o.member))) {
 		f = &failure{reason: metrics.RetryNoTransferParams, err: errTransferParamsMemory}
 	}
 	if f != nil {
 		leg.setRouterOutcome(f)
 		return nil, leg.withoutResponse(f)
 	}
-	a.startQueueKeepalive()
+	a.req.startQueueKeepalive()
 	o.took, o.result, o.charged = time.Since(begun), leg.result, int64(len(o.member))
-	o.notAfter = o.endedAt.Add(a.settings.HandoverLease / 2)
+	o.notAfter = o.endedAt.Add(a.req.settings.HandoverLease / 2)
 	o.address = transferAddress(o.member)
-	a.proxy.metrics.ObservePrefillLeg(o.took)
+	a.req.proxy.metrics.ObservePrefillLeg(o.took)
 	return o, nil
 }
 
@@ -150,11 +150,11 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
 // It may stop the keep-alives of the queue.
 func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *failure) {
 	if resp.StatusCode != http.StatusOK {
-		a.stopQueueKeepalive()
+		a.req.stopQueueKeepalive()
 	}
 	body, ok := resp.Body.(replicaBody)
 	if !ok {
-		a.stopQueueKeepalive()
+		a.req.stopQueueKeepalive()
 		return "", a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
 	}
 	body.ForbidReuse()
@@ -164,7 +164,7 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 	if f := validateResponse(resp); f != nil {
 		return "", f
 	}
-	body.SetIdleTimeout(a.settings.Idle)
+	body.SetIdleTimeout(a.req.settings.Idle)
 	switch status := resp.StatusCode; {
 	case status == http.StatusOK && isEncoded(resp.Header):
 		return "", &failure{reason: metrics.RetryEncoded, err: errors.New("the response to the prefill leg is encoded: disable compression in front of the replica")}
@@ -172,7 +172,7 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 		return a.readTransferParams(resp, body)
 	case a.isPrefillRefusal(status):
 		if f = a.relayWhole(resp, body); f == nil {
-			a.outcome.Backend = a.decision.Backend.Name
+			a.req.outcome.Backend = a.decision.Backend.Name
 			f = &failure{done: true}
 		}
 		return "", f
@@ -182,7 +182,7 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 	body.AllowReuse() // an error has no id
 	f = a.readErrorResponse(resp)
 	if !f.done && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(f.status, f.body) {
-		a.proxy.buffers.release(f.charged)
+		a.req.proxy.buffers.release(f.charged)
 		f = a.recordMissingEndpoint(resp, f.body)
 	}
 	return "", f
@@ -195,21 +195,21 @@ func (a *attempt) isPrefillRefusal(status int) bool {
 	case http.StatusUnauthorized, http.StatusNotFound, http.StatusTooManyRequests:
 		return false
 	case http.StatusBadRequest:
-		return !a.input.hasThinkingBudget
+		return !a.req.input.hasThinkingBudget
 	}
 	return status >= 400 && status < 500
 }
 
 // readTransferParams is readPrefillResponse for a response with status 200.
 func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (member string, f *failure) {
-	buffers := &a.proxy.buffers
+	buffers := &a.req.proxy.buffers
 	buf := buffers.get()
 	reserved, complete, err := buffers.read(buf, resp.Body, false)
 	defer func() {
 		buffers.release(reserved)
 		buffers.put(buf)
 	}()
-	a.stopQueueKeepalive()
+	a.req.stopQueueKeepalive()
 	if err != nil {
 		return "", a.classifyOrEndRequest(err)
 	}
@@ -221,7 +221,7 @@ func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (mem
 		return "", f
 	}
 	var u tokenUsage
-	u.parse(gjson.GetBytes(buf.Bytes(), "usage"), a.endpoint.format)
+	u.parse(gjson.GetBytes(buf.Bytes(), "usage"), a.req.endpoint.format)
 	a.setResultUsage(&u)
 	a.result.End = router.Completed
 	member, ok := transferMember(buf.Bytes(), a.decision.Backend.Host())
@@ -276,9 +276,9 @@ func (a *attempt) withoutResponse(f *failure) *failure {
 	if f.done {
 		return f
 	}
-	a.proxy.buffers.release(f.charged)
+	a.req.proxy.buffers.release(f.charged)
 	split := metrics.SplitPrefillFailed
-	if f.queueFull && a.settings.QueueForRoles { // it waits until a replica can do its prefill
+	if f.queueFull && a.req.settings.QueueForRoles { // it waits until a replica can do its prefill
 		split = ""
 	}
 	return &failure{
@@ -304,7 +304,7 @@ func (a *attempt) adjustDecodeFailure(f *failure) {
 		return
 	}
 	if f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isUnsuited() {
-		a.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, true)
+		a.req.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, true)
 	}
 	f.noRetry, f.split = false, metrics.SplitDecodeFailed
 	isLate := errors.Is(f.err, errLateHandover)
@@ -312,14 +312,14 @@ func (a *attempt) adjustDecodeFailure(f *failure) {
 		f.reason, f.split = metrics.RetryHandover, metrics.SplitLate
 	}
 	if a.quotesHandover(f.status, f.body, true) {
-		a.proxy.buffers.release(f.charged)
+		a.req.proxy.buffers.release(f.charged)
 		f.charged = 0
-		f.setProxyErrorBody(a.endpoint)
+		f.setProxyErrorBody(a.req.endpoint)
 	}
 	if isLate || f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isUnsuited() {
 		f.isFree, f.sameBackend, f.suspectsCrash = true, true, false
 	}
-	a.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed
+	a.req.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed
 }
 
 // quotesHandover reports whether an error response to a leg of a split request may have parameters of the handover in it, as one
@@ -357,7 +357,7 @@ func containsWord(text []byte, word string) bool {
 // without the parameters, and gets its error then.
 func (a *attempt) newQuoteFailure(status int) *failure {
 	f := &failure{reason: metrics.RetryStatus(status), err: errQuotesHandover, status: status}
-	f.setProxyErrorBody(a.endpoint)
+	f.setProxyErrorBody(a.req.endpoint)
 	return f
 }
 

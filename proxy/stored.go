@@ -131,14 +131,14 @@ func (r *request) forgetStoredResponse() {
 
 // isResponseLost reports whether a replica says that it does not have the response to which the request refers.
 func (a *attempt) isResponseLost(status int, body []byte) bool {
-	return status == http.StatusNotFound && a.input.stored.backend != nil && vllm.IsResponseNotFound(body)
+	return status == http.StatusNotFound && a.req.input.stored.backend != nil && vllm.IsResponseNotFound(body)
 }
 
 // sendLostResponse sends the error for a request of which isResponseLost is true.
 func (a *attempt) sendLostResponse() {
-	a.forgetStoredResponse()
-	a.replaceBestFailure(nil)
-	a.sendError(a.lostResponseError("the replica that held it was restarted, or has dropped it"))
+	a.req.forgetStoredResponse()
+	a.req.replaceBestFailure(nil)
+	a.req.sendError(a.req.lostResponseError("the replica that held it was restarted, or has dropped it"))
 }
 
 // lostResponseError returns the API's error for a response that does not exist, for a reason.
@@ -244,8 +244,8 @@ func hasResponse(ctx context.Context, b *backends.Backend, id, proxyInstances st
 
 // rememberBody remembers the response that a body is, or begins with, unless it is not stored.
 func (a *attempt) rememberBody(body []byte) {
-	if a.endpoint.format == responsesFormat && !a.input.stored.unstored {
-		a.remember(&a.input.stored, gjson.GetBytes(body, "id").Str)
+	if a.req.endpoint.format == responsesFormat && !a.req.input.stored.unstored {
+		a.remember(&a.req.input.stored, gjson.GetBytes(body, "id").Str)
 	}
 }
 
@@ -255,15 +255,15 @@ func (s *streamRelay) rememberResponse() {
 	if s.unsaved == nil || s.events.responseID == "" || s.unsaved.chosenID != "" && !s.events.finished {
 		return
 	}
-	s.remember(s.unsaved, s.events.responseID)
+	s.attempt.remember(s.unsaved, s.events.responseID)
 	s.unsaved = nil
 }
 
 // remember remembers that the attempt's backend holds the response to a request, whose id is the client's.
 func (a *attempt) remember(in *storedInput, responseID string) {
 	e := responseindex.Entry{Backend: a.decision.Backend.Address()}
-	if a.account != nil {
-		e.Owner = a.account.Name
+	if a.req.account != nil {
+		e.Owner = a.req.account.Name
 	}
-	a.proxy.responses.Add(a.replicaResponseID(in, responseID), e)
+	a.req.proxy.responses.Add(a.replicaResponseID(in, responseID), e)
 }

@@ -49,7 +49,7 @@ type replicaBody interface {
 // before the engine has output something: vLLM sends its 200 before it has begun, and of a decode leg also the first
 // event, which has only the role, before an error.
 type streamRelay struct {
-	*attempt
+	attempt  *attempt
 	resp     *http.Response
 	body     replicaBody
 	events   eventScanner
@@ -65,29 +65,29 @@ type streamRelay struct {
 // relayStream returns nil when the stream was committed to the client, whatever its end.
 func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	a.startReplyHashing()
-	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.endpoint.format, reply: a.reply}}
-	stored, maxTokens := a.input.stored, a.input.request.MaxOutputTokens // input may be released before the end of the stream
-	if a.endpoint.format == responsesFormat && !a.input.stored.unstored {
+	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.req.endpoint.format, reply: a.reply}}
+	stored, maxTokens := a.req.input.stored, a.req.input.request.MaxOutputTokens // input may be released before the end of the stream
+	if a.req.endpoint.format == responsesFormat && !a.req.input.stored.unstored {
 		s.unsaved = &stored
 	}
-	s.pieces = pieceWriter{client: &a.client, passThrough: a.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
-	s.out = lineWriter{to: &s.pieces, chunks: &a.proxy.pools.chunks}
+	s.pieces = pieceWriter{client: &a.req.client, passThrough: a.req.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
+	s.out = lineWriter{to: &s.pieces, chunks: &a.req.proxy.pools.chunks}
 	defer s.out.releaseChunk()
-	buffered := a.proxy.buffers.get()
+	buffered := a.req.proxy.buffers.get()
 	reserved, f := s.readAndCommit(buffered)
 	if f == nil {
 		s.rememberResponse()
 		s.sendBeginning(buffered.Bytes())
 	} else if f.done {
-		s.result.OutputTokens = s.events.completionTokens()
+		s.attempt.result.OutputTokens = s.events.completionTokens()
 	}
-	a.proxy.buffers.put(buffered)
-	a.proxy.buffers.release(reserved)
+	a.req.proxy.buffers.put(buffered)
+	a.req.proxy.buffers.release(reserved)
 	if f == nil {
 		s.relayChunks()
 		s.finish()
 	}
-	if s.result.End == router.ClientDisconnected && s.events.background {
+	if s.attempt.result.End == router.ClientDisconnected && s.events.background {
 		a.beginFollowing(a.replicaResponseID(&stored, s.events.responseID), maxTokens)
 	}
 	return f
@@ -96,32 +96,32 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 // readAndCommit reads the beginning of the stream into buffered, and commits the attempt unless it is a failure.
 // It returns what it has reserved for buffered, for the caller to release.
 func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *failure) {
-	s.body.SetQuietTimeout(s.settings.Keepalive)
-	chunk := s.proxy.pools.chunks.Get().(*[]byte)
+	s.body.SetQuietTimeout(s.attempt.req.settings.Keepalive)
+	chunk := s.attempt.req.proxy.pools.chunks.Get().(*[]byte)
 	reserved, s.readErr = s.readUntilFirstEvent(buffered, *chunk)
-	s.proxy.pools.chunks.Put(chunk)
+	s.attempt.req.proxy.pools.chunks.Put(chunk)
 	s.scanLastLine()
 	if f := s.checkBeginning(); f != nil {
 		return reserved, f
 	}
 	e := &s.events
 	if s.flooded = s.readErr == nil && e.events == 0 && !e.done && e.errorEvent == nil; s.flooded {
-		s.decision.Commit() // the time limit for the first event goes on
+		s.attempt.decision.Commit() // the time limit for the first event goes on
 		return reserved, nil
 	}
 	s.body.AllowReuse()
-	return reserved, s.commitAttempt()
+	return reserved, s.attempt.commitAttempt()
 }
 
 // readUntilFirstEvent reads into buffered until the engine has output something, the stream has ended, or no more
 // may be buffered. It returns what it has reserved for buffered.
 func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) (reserved int64, err error) {
 	e, commentedAt, withheldEvents := &s.events, time.Now(), 0
-	if s.handover != nil {
+	if s.attempt.handover != nil {
 		withheldEvents = 1
 	}
 	var relayAt time.Time
-	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && s.proxy.buffers.makeRoom(buffered, len(chunk), &reserved) {
+	for !e.content && !e.finished && !e.aborted && !e.done && e.errorEvent == nil && s.attempt.req.proxy.buffers.makeRoom(buffered, len(chunk), &reserved) {
 		if e.events > withheldEvents {
 			if relayAt.IsZero() {
 				relayAt = time.Now().Add(roleEventDelay)
@@ -136,8 +136,8 @@ func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) 
 		if err != nil && err != transport.ErrQuietTimeout {
 			return reserved, err
 		}
-		if interval := s.settings.Keepalive; interval > 0 && time.Since(commentedAt) >= interval {
-			if err := s.sendKeepAlive(s.resp); err != nil {
+		if interval := s.attempt.req.settings.Keepalive; interval > 0 && time.Since(commentedAt) >= interval {
+			if err := s.attempt.sendKeepAlive(s.resp); err != nil {
 				return reserved, err
 			}
 			commentedAt = time.Now()
@@ -150,15 +150,15 @@ func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) 
 // none: it would come from any backend.
 func (s *streamRelay) checkBeginning() *failure {
 	e := &s.events
-	if f := s.checkResponseID(e.responseID); f != nil {
+	if f := s.attempt.checkResponseID(e.responseID); f != nil {
 		return f
 	}
 	s.explainEnd()
 	switch {
-	case e.errorEvent != nil && s.quotesHandover(e.errorEventStatus(), e.errorEvent, true):
-		return s.newQuoteFailure(e.errorEventStatus())
+	case e.errorEvent != nil && s.attempt.quotesHandover(e.errorEventStatus(), e.errorEvent, true):
+		return s.attempt.newQuoteFailure(e.errorEventStatus())
 	case e.aborted:
-		return s.recordReplicaAbort()
+		return s.attempt.recordReplicaAbort()
 	case e.content || e.finished:
 		return nil
 	case e.errorEvent != nil:
@@ -166,9 +166,9 @@ func (s *streamRelay) checkBeginning() *failure {
 	case e.done || s.readErr == nil || s.readErr == io.EOF && e.events > 0 && !s.isTruncated():
 		return nil
 	case s.readErr == io.EOF:
-		return s.classifyOrEndRequest(errTruncated)
+		return s.attempt.classifyOrEndRequest(errTruncated)
 	}
-	return s.classifyOrEndRequest(s.readErr)
+	return s.attempt.classifyOrEndRequest(s.readErr)
 }
 
 // explainEnd decides whether a response that has ended without a reason was aborted. It may block.
@@ -177,7 +177,7 @@ func (s *streamRelay) explainEnd() {
 	if !e.unexplained {
 		return
 	}
-	e.unexplained, e.aborted = false, s.awaitDown()
+	e.unexplained, e.aborted = false, s.attempt.awaitDown()
 	e.finished = !e.aborted
 }
 
@@ -185,8 +185,8 @@ func (s *streamRelay) explainEnd() {
 func (s *streamRelay) checkErrorEvent() *failure {
 	status, body := s.events.errorEventStatus(), s.events.errorEvent
 	switch {
-	case s.isRefusedAsTooLong(http.StatusBadRequest, body): // events of /v1/messages have no status
-		return s.newTooLongFailure(jsonHeader(), body)
+	case s.attempt.isRefusedAsTooLong(http.StatusBadRequest, body): // events of /v1/messages have no status
+		return s.attempt.newTooLongFailure(jsonHeader(), body)
 	case s.isOfRequest(status, body):
 		return nil
 	}
@@ -194,39 +194,39 @@ func (s *streamRelay) checkErrorEvent() *failure {
 		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, header: jsonHeader(),
 	}
 	f.setMeaning(body)
-	if s.endpoint.format == responsesFormat { // its events have another form than its errors
-		body = s.endpoint.dialect().errorBody(replicaError(status, body))
+	if s.attempt.req.endpoint.format == responsesFormat { // its events have another form than its errors
+		body = s.attempt.req.endpoint.dialect().errorBody(replicaError(status, body))
 	}
-	f.keepBody(&s.proxy.buffers, s.endpoint, body)
+	f.keepBody(&s.attempt.req.proxy.buffers, s.attempt.req.endpoint, body)
 	return f
 }
 
 // isOfRequest reports whether an error event says nothing about the replica: any would send it, or it is a part of the stored
 // response that the client requests.
 func (s *streamRelay) isOfRequest(status int, event []byte) bool {
-	return s.endpoint.format == storedFormat || vllm.ClassifyError(status, event) == vllm.ErrorOfRequest
+	return s.attempt.req.endpoint.format == storedFormat || vllm.ClassifyError(status, event) == vllm.ErrorOfRequest
 }
 
 // sendBeginning sends the header and what came before the commit.
 func (s *streamRelay) sendBeginning(buffered []byte) {
 	if s.events.events > 0 {
-		s.decision.RecordFirstEvent()
+		s.attempt.decision.RecordFirstEvent()
 		s.releaseUploadedInput()
 	}
-	s.recordCommittedResponse(s.resp)
-	s.ensureStreamHeader(s.resp)
+	s.attempt.recordCommittedResponse(s.resp)
+	s.attempt.ensureStreamHeader(s.resp)
 	s.writeErr = s.out.writeBeginning(buffered)
 	s.recordFirstToken()
-	s.itl.observer = s.proxy.metrics.ITLHistogram(s.outcome.Model, s.outcome.Backend)
+	s.attempt.itl.observer = s.attempt.req.proxy.metrics.ITLHistogram(s.attempt.req.outcome.Model, s.attempt.req.outcome.Backend)
 	if s.events.events > 0 {
-		s.itl.observe(s.client.writeStartedAt)
+		s.attempt.itl.observe(s.attempt.req.client.writeStartedAt)
 	}
-	s.body.SetIdleTimeout(s.settings.Idle)
+	s.body.SetIdleTimeout(s.attempt.req.settings.Idle)
 }
 
 // relayChunks relays the stream until it ends, is aborted by the engine, or cannot be written any more.
 func (s *streamRelay) relayChunks() {
-	e, quiet := &s.events, s.settings.Keepalive
+	e, quiet := &s.events, s.attempt.req.settings.Keepalive
 	if quiet == 0 {
 		quiet = noKeepalive
 	}
@@ -237,7 +237,7 @@ func (s *streamRelay) relayChunks() {
 		if more, s.readErr = s.body.WaitReadable(wait); !more {
 			wait = quiet
 			if s.readErr == nil {
-				s.writeErr = s.out.writeKeepAlive(s.endpoint.format.keepAliveEvent())
+				s.writeErr = s.out.writeKeepAlive(s.attempt.req.endpoint.format.keepAliveEvent())
 			}
 			continue
 		}
@@ -247,23 +247,23 @@ func (s *streamRelay) relayChunks() {
 		n = len(e.scan(s.out.freeSpace()[:n]))
 		if n == 0 && s.readErr == nil { // comments alone: the client's silence goes on
 			s.out.releaseChunkIfEmpty()
-			wait = max(quiet-time.Since(s.client.writeStartedAt), time.Millisecond)
+			wait = max(quiet-time.Since(s.attempt.req.client.writeStartedAt), time.Millisecond)
 			continue
 		}
 		wait = quiet
-		if s.flooded && before == 0 && s.checkResponseID(e.responseID) != nil {
+		if s.flooded && before == 0 && s.attempt.checkResponseID(e.responseID) != nil {
 			s.readErr = errWrongResponse
 			return
 		}
 		s.rememberResponse()
 		switch {
 		case e.events > 0 && before == 0 && s.flooded:
-			_ = s.context.commit()
+			_ = s.attempt.req.context.commit()
 			s.body.AllowReuse()
-			s.decision.RecordFirstEvent()
+			s.attempt.decision.RecordFirstEvent()
 			s.releaseUploadedInput()
 		case e.events > before: // a comment is the server's and no sign of its engine
-			s.decision.RecordOutput()
+			s.attempt.decision.RecordOutput()
 		}
 		s.explainEnd()
 		if e.aborted {
@@ -279,7 +279,7 @@ func (s *streamRelay) relayChunks() {
 		}
 		s.writeErr = s.out.writeCompleteLines(n)
 		if e.events > before {
-			s.itl.observe(s.client.writeStartedAt)
+			s.attempt.itl.observe(s.attempt.req.client.writeStartedAt)
 		}
 		s.recordFirstToken()
 	}
@@ -289,10 +289,10 @@ func (s *streamRelay) relayChunks() {
 func (s *streamRelay) findQuotedHandover() (offset int64, found bool) {
 	e := &s.events
 	switch {
-	case s.handover == nil:
+	case s.attempt.handover == nil:
 		return 0, false
 	case e.errorEvent != nil:
-		return e.errorOffset, s.quotesHandover(e.errorEventStatus(), e.errorEvent, true)
+		return e.errorOffset, s.attempt.quotesHandover(e.errorEventStatus(), e.errorEvent, true)
 	}
 	return e.eventOffset, e.beginsLongError()
 }
@@ -312,18 +312,18 @@ func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 // releaseUploadedInput frees the request's body if the replica has all of it: a stream may last for minutes.
 func (s *streamRelay) releaseUploadedInput() {
 	if s.body.Uploaded() {
-		s.releaseInput()
-		s.history.handover.release(&s.proxy.buffers)
+		s.attempt.req.releaseInput()
+		s.attempt.req.history.handover.release(&s.attempt.req.proxy.buffers)
 	}
 }
 
 // recordFirstToken notes the time of the first content, once.
 func (s *streamRelay) recordFirstToken() {
-	if s.events.content && s.outcome.TTFT == 0 {
-		s.outcome.TTFT = time.Since(s.inFlight.Arrived)
-		s.spans.AddFirstTokenSpan()
-		if s.handover != nil {
-			s.proxy.metrics.ObserveHandover(time.Since(s.handover.endedAt))
+	if s.events.content && s.attempt.req.outcome.TTFT == 0 {
+		s.attempt.req.outcome.TTFT = time.Since(s.attempt.req.inFlight.Arrived)
+		s.attempt.req.spans.AddFirstTokenSpan()
+		if s.attempt.handover != nil {
+			s.attempt.req.proxy.metrics.ObserveHandover(time.Since(s.attempt.handover.endedAt))
 		}
 	}
 }
@@ -333,31 +333,31 @@ func (s *streamRelay) finish() {
 	e := &s.events
 	s.scanLastLine()
 	s.explainEnd()
-	s.recordUsage(&e.usage)
-	s.result.OutputTokens = e.completionTokens()
+	s.attempt.recordUsage(&e.usage)
+	s.attempt.result.OutputTokens = e.completionTokens()
 	switch {
 	case s.writeErr == nil && !e.aborted && !s.withheld && (e.done || s.readErr == io.EOF && !s.isTruncated()):
 		s.out.flushPending()
 		_ = s.pieces.writeUndecided()
-		s.client.extendWriteDeadline()
+		s.attempt.req.client.extendWriteDeadline()
 		// Many clients close at [DONE], without waiting for the body's end.
 		if e.errorEvent == nil {
-			s.result.End = router.Completed
+			s.attempt.result.End = router.Completed
 		} else if status := e.errorEventStatus(); !s.isOfRequest(status, e.errorEvent) {
-			s.recordTruncated(status, errors.New("error event after content"))
+			s.attempt.recordTruncated(status, errors.New("error event after content"))
 		}
-	case s.writeErr != nil || s.isDisconnected():
-		s.recordDisconnect(s.client.abortPhase(metrics.AbortInStream))
-	case s.isEndedByProxy():
-		err := s.recordProxyEnd()
-		s.result.End, s.outcome.Code = router.ClientDisconnected, err.status
+	case s.writeErr != nil || s.attempt.req.isDisconnected():
+		s.attempt.recordDisconnect(s.attempt.req.client.abortPhase(metrics.AbortInStream))
+	case s.attempt.req.isEndedByProxy():
+		err := s.attempt.req.recordProxyEnd()
+		s.attempt.result.End, s.attempt.req.outcome.Code = router.ClientDisconnected, err.status
 		s.sendErrorEvent(err)
 	default:
 		if e.aborted {
-			s.decision.Backend.Aborted.Add(1)
+			s.attempt.decision.Backend.Aborted.Add(1)
 		}
 		err, cause := s.truncatedError()
-		s.recordTruncated(err.status, cause)
+		s.attempt.recordTruncated(err.status, cause)
 		s.sendErrorEvent(err)
 	}
 }
@@ -374,7 +374,7 @@ func (s *streamRelay) scanLastLine() {
 // Extra paths may end their streams without any.
 func (s *streamRelay) isTruncated() bool {
 	e := &s.events
-	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil || s.endpoint.isExtra))
+	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil || s.attempt.req.endpoint.isExtra))
 }
 
 // lineWriter writes a stream of server-sent events in whole lines, as soon as they are complete: half a line of

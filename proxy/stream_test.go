@@ -1052,7 +1052,7 @@ func bufferBeginning(t *testing.T, path string, events ...string) string {
 	synctest.Test(t, func(t *testing.T) {
 		found, _ := newRouteTable(nil).find(http.MethodPost, path)
 		e := found.endpoint
-		s := &streamRelay{attempt: &attempt{request: &request{proxy: new(Proxy), settings: new(Settings)}}, events: eventScanner{format: e.format}}
+		s := &streamRelay{attempt: &attempt{req: &request{proxy: new(Proxy), settings: new(Settings)}}, events: eventScanner{format: e.format}}
 		s.body = &slowBody{events: events}
 		if _, err := s.readUntilFirstEvent(&buffered, make([]byte, chunkBytes)); err != nil {
 			t.Error(err)

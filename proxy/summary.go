@@ -44,25 +44,25 @@ func (r *request) recordDecision(d *router.Reservation) {
 
 // startSpan starts the span of an attempt, or of that leg of a split one.
 func (a *attempt) startSpan(leg string) {
-	if a.spans == nil {
+	if a.req.spans == nil {
 		return
 	}
 	d := a.decision
 	span := tracing.Attempt{
-		Number: a.history.sent, Model: a.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason, Leg: leg,
+		Number: a.req.history.sent, Model: a.req.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason, Leg: leg,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
 		MatchedTokens: d.MatchedTokens, PromptTokens: d.PromptTokens,
-		MaxTokens: a.input.request.MaxOutputTokens, Streams: a.input.request.Streams,
+		MaxTokens: a.req.input.request.MaxOutputTokens, Streams: a.req.input.request.Streams,
 	}
 	if leg == "prefill" {
 		span.MaxTokens, span.Streams = 1, false
 	}
-	a.spans.StartAttempt(&span, a.httpReq.Header)
+	a.req.spans.StartAttempt(&span, a.req.httpReq.Header)
 }
 
 func (a *attempt) endAttemptSpan() {
-	a.cachedKnown = a.result.CachedKnown
-	if a.spans == nil {
+	a.req.cachedKnown = a.result.CachedKnown
+	if a.req.spans == nil {
 		return
 	}
 	reason, cached := a.failureReason, -1
@@ -70,9 +70,9 @@ func (a *attempt) endAttemptSpan() {
 	case reason != "":
 	case a.result.End == router.Truncated:
 		reason = "truncated"
-	case a.phase == metrics.AbortCancelled:
+	case a.req.phase == metrics.AbortCancelled:
 		reason = tracing.ErrorCancelled
-	case a.phase != "":
+	case a.req.phase != "":
 		reason = tracing.ErrorDisconnected
 	case a.result.End == router.ClientDisconnected:
 		reason = "shutting_down"
@@ -80,7 +80,7 @@ func (a *attempt) endAttemptSpan() {
 	if a.result.CachedKnown {
 		cached = a.result.CachedTokens
 	}
-	a.spans.EndAttempt(reason, a.result.PromptTokens, a.result.OutputTokens, cached)
+	a.req.spans.EndAttempt(reason, a.result.PromptTokens, a.result.OutputTokens, cached)
 }
 
 // endTraceAndRecord ends the request's trace, keeps the request for operators, and writes its line of the access log.
@@ -128,7 +128,7 @@ func (r *request) beginRecording() {
 
 // addTokensToRecording records the tokens of an attempt. The last attempt's count.
 func (a *attempt) addTokensToRecording() {
-	if q := a.recording; q != nil {
+	if q := a.req.recording; q != nil {
 		q.PromptTokens, q.OutputTokens = a.result.PromptTokens, a.result.OutputTokens
 		q.CachedTokens, q.CachedKnown = a.result.CachedTokens, a.result.CachedKnown
 	}
