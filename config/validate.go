@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"warmroute/cluster"
-	"warmroute/proxy"
+	"warmroute/proxy/api"
 	"warmroute/router/policy"
 )
 
@@ -137,13 +137,13 @@ func (c *Config) validateCORS(errs *errorList) {
 }
 
 func (c *Config) validateExtraPaths(errs *errorList) {
-	if len(c.ExtraPaths) > proxy.MaxExtraPaths {
-		errs.add("extra_paths", "%d paths are too many; the maximum is %d", len(c.ExtraPaths), proxy.MaxExtraPaths)
+	if len(c.ExtraPaths) > api.MaxExtraPaths {
+		errs.add("extra_paths", "%d paths are too many; the maximum is %d", len(c.ExtraPaths), api.MaxExtraPaths)
 		return
 	}
 	for i, path := range c.ExtraPaths {
 		at := fmt.Sprintf("extra_paths[%d]", i)
-		if err := proxy.CheckExtraPath(path); err != nil {
+		if err := api.CheckExtraPath(path); err != nil {
 			errs.add(at, "%v", err)
 		} else if first := slices.Index(c.ExtraPaths, path); first < i {
 			errs.add(at, "%s is already extra_paths[%d]; remove one of the two", path, first)

@@ -21,6 +21,7 @@ import (
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/prompt"
+	"warmroute/proxy/api"
 	"warmroute/router"
 )
 
@@ -156,7 +157,7 @@ func (a *attempt) recordAndReleaseDecision() {
 	a.setTokenUsage()
 	a.endAttemptSpan()
 	if a.result.End == router.Completed {
-		a.decision.Backend.RecordServedEndpoint(a.req.endpoint.number)
+		a.decision.Backend.RecordServedEndpoint(a.req.endpoint.Number)
 	}
 	if a.reply != nil && a.result.End == router.Completed {
 		a.result.Reply, a.result.ReplyTailBytes = a.reply.Finish(), a.reply.TailBytes()
@@ -217,7 +218,7 @@ func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o 
 		body: memoryBody{*bytes.NewReader(body)},
 	}
 	req := r.httpReq.WithContext(ctx) // the only way to a copy with another context
-	req.Method, req.URL, req.Header = r.endpoint.allowedMethod(), &sent.url, header
+	req.Method, req.URL, req.Header = r.endpoint.AllowedMethod(), &sent.url, header
 	req.Body, req.ContentLength = &sent.body, int64(len(body))
 	if len(body) == 0 {
 		req.Body = http.NoBody
@@ -243,10 +244,10 @@ func (r *request) setSessionHeader(session string) {
 
 // replicaPath returns the path of the request at a replica.
 func (r *request) replicaPath() string {
-	if !r.endpoint.isAboutResponse() {
-		return r.endpoint.path
+	if !r.endpoint.IsAboutResponse() {
+		return r.endpoint.Path
 	}
-	return strings.Replace(r.endpoint.path, responseIDPart, r.input.stored.replicaID, 1)
+	return strings.Replace(r.endpoint.Path, api.ResponseIDPart, r.input.stored.replicaID, 1)
 }
 
 // outgoingParts are the parts of a request to a replica, in one allocation.
@@ -371,19 +372,6 @@ func (a *attempt) relayWhole(resp *http.Response, body replicaBody) *failure {
 		return a.relayErrorAsEvent(resp, body)
 	}
 	return a.relayBuffered(resp, body)
-}
-
-// isEventStream goes by what the response says, never by what the request asked for.
-func isEventStream(h http.Header) bool { return hasContentType(h, "text/event-stream") }
-
-func hasContentType(h http.Header, mediaType string) bool {
-	kind, _, _ := strings.Cut(firstHeaderValue(h, "Content-Type"), ";")
-	return strings.EqualFold(strings.TrimSpace(kind), mediaType)
-}
-
-// isFramed reports whether the end of a response can be told from the end of its connection.
-func isFramed(resp *http.Response) bool {
-	return resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
 }
 
 // recordCommittedResponse records that the client gets this response: earlier failures do not matter any more.
@@ -543,21 +531,6 @@ func formatRedirectOrigin(location string) string {
 		return "another path"
 	}
 	return u.Scheme + "://" + u.Host
-}
-
-// isEncoded reports whether a body is compressed or otherwise encoded. Other values, such as utf-8 and none, are mistakes of
-// clients and intermediaries, whose bodies are plain.
-func isEncoded(h http.Header) bool {
-	for coding := range listMembers(h["Content-Encoding"]) {
-		name, _, _ := strings.Cut(coding, ";") // some add a parameter
-		switch strings.ToLower(strings.TrimSpace(name)) {
-		// Those registered with IANA but for identity, and others in use.
-		case "gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress", "dcb", "dcz", "pack200-gzip", "exi", "aes128gcm",
-			"bzip2", "x-bzip2", "lz4", "lzma", "snappy", "xz":
-			return true
-		}
-	}
-	return false
 }
 
 // minWarningInterval is the time between two warnings of failed attempts on one backend.

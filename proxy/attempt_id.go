@@ -117,9 +117,9 @@ func (a *attempt) checkResponseID(id string) *failure {
 // response which the request is about, or the request_id in the body. It is "" where replicas read neither.
 func (r *request) requestedResponseID() string {
 	switch {
-	case r.endpoint.isAboutResponse():
+	case r.endpoint.IsAboutResponse():
 		return r.input.stored.refersTo
-	case r.endpoint.readsRequestID():
+	case r.endpoint.ReadsRequestID():
 		return gjson.GetBytes(r.input.body, "request_id").Str
 	}
 	return ""

@@ -147,7 +147,7 @@ func TestResponseToAnotherRequestNamedByClient(t *testing.T) {
 				return answered("200 OK", `{"id":"chatcmpl-`+r.Header.Get("X-Request-Id")+`","choices":[{}],"type":"message","stop_reason":"end_turn"}`,
 					"x-for: "+r.Header.Get("X-Client"))
 			})})
-			f.proxy.responses.Add("resp_1", responseindex.Entry{Backend: f.backends[0].Address()})
+			f.proxy.responses.Index.Add("resp_1", responseindex.Entry{Backend: f.backends[0].Address()})
 			_, first := f.post("/v1/chat/completions", askWhole, "X-Client", "first")
 			f.awaitIdle()
 			body, id := ask, gjson.Get(first, "id").Str

@@ -10,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/metrics"
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 	"warmroute/usage"
@@ -43,7 +44,7 @@ type estimatedUsage struct {
 
 // findAccount returns the holder of the key that a request came with, and counts requests without a valid one. It is nil
 // without an error when no keys are configured.
-func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiError) {
+func (p *Proxy) findAccount(r *http.Request, d api.Dialect) (*apikey.Account, *apiError) {
 	if p.keys.Empty() {
 		return nil, nil
 	}
@@ -67,9 +68,9 @@ func (p *Proxy) findAccount(r *http.Request, d dialect) (*apikey.Account, *apiEr
 
 // presentedSecrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
 // Anthropic's clients send a key in X-Api-Key, some of them beside a token of their own.
-func presentedSecrets(h http.Header, d dialect) (secrets [2]string) {
+func presentedSecrets(h http.Header, d api.Dialect) (secrets [2]string) {
 	secrets[0] = apikey.Bearer(h)
-	if d == anthropic {
+	if d == api.Anthropic {
 		secrets[1] = apikey.XAPIKey(h)
 	}
 	return secrets
@@ -78,9 +79,9 @@ func presentedSecrets(h http.Header, d dialect) (secrets [2]string) {
 // requireKey wraps a handler that needs an API key, where keys are configured.
 func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *apikey.Account)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		holder, apiErr := p.findAccount(r, anthropic)
+		holder, apiErr := p.findAccount(r, api.Anthropic)
 		if apiErr != nil {
-			openAI.writeError(w, apiErr)
+			writeError(w, api.OpenAI, apiErr)
 			return
 		}
 		handler(w, r, holder)
@@ -89,7 +90,7 @@ func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *api
 
 // authenticate finds who sends the request.
 func (r *request) authenticate() (apiErr *apiError) {
-	r.account, apiErr = r.proxy.findAccount(r.httpReq, r.endpoint.dialect())
+	r.account, apiErr = r.proxy.findAccount(r.httpReq, r.endpoint.Dialect())
 	r.tenant = r.tenantOf()
 	return apiErr
 }
@@ -111,7 +112,7 @@ func (r *request) acquireKeyLease() *apiError {
 // chargePrompt charges the prompt's tokens to the key's rate limit; where no engine works on it, its bytes to a limit of their own.
 func (r *request) chargePrompt() *apiError {
 	var refusal *apikey.LimitError
-	if r.endpoint.noEngine {
+	if r.endpoint.NoEngine {
 		refusal = r.lease.ChargeTokenize(len(r.input.body))
 	} else {
 		refusal = r.lease.ChargePrompt(r.input.request.Bytes / bytesPerToken)

@@ -14,6 +14,7 @@ import (
 
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/proxy/api"
 	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
@@ -113,7 +114,7 @@ func isUnfinished(status string) bool { return status == "queued" || status == "
 // beginBackground has the request followed if body is a response that its replica has yet to generate. The request's input must
 // not be released yet.
 func (a *attempt) beginBackground(body []byte) {
-	if a.req.endpoint.format != responsesFormat {
+	if a.req.endpoint.Format != api.ResponsesFormat {
 		return
 	}
 	if found := gjson.GetManyBytes(body, "status", "id"); isUnfinished(found[0].Str) {
@@ -181,7 +182,7 @@ func (b *backgroundAttempt) poll() (ended bool) {
 	}
 	b.attempt.result.End = router.Completed
 	var u tokenUsage
-	u.parse(gjson.GetBytes(body, "usage"), responsesFormat)
+	u.parse(gjson.GetBytes(body, "usage"), api.ResponsesFormat)
 	b.attempt.recordUsage(&u)
 	if !u.known { // it was cancelled, or failed
 		b.attempt.result.End = router.ClientDisconnected

@@ -9,6 +9,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/proxy/admit"
+	"warmroute/proxy/api"
 	"warmroute/router"
 )
 
@@ -52,7 +53,7 @@ func (p *Proxy) Explain(q DryRunRequest) (result *Explanation, err error) {
 			tried = append(tried, b)
 		}
 		req := &r.input.request
-		result = &Explanation{r.endpoint.path, req.Priority, r.input.sessionSource, p.router.Explain(*req, tried...)}
+		result = &Explanation{r.endpoint.Path, req.Priority, r.input.sessionSource, p.router.Explain(*req, tried...)}
 		return nil
 	})
 	return result, err
@@ -99,9 +100,9 @@ func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *apiError) error {
 }
 
 func (r *request) parseDryRun(q DryRunRequest) *apiError {
-	found, _ := r.proxy.routes.Load().find(http.MethodPost, cmp.Or(q.Endpoint, "/v1/chat/completions"))
-	e := found.endpoint
-	if e == nil || !e.takesJSON() {
+	found, _ := r.proxy.routes.Load().Find(http.MethodPost, cmp.Or(q.Endpoint, "/v1/chat/completions"))
+	e := found.Endpoint
+	if e == nil || !e.TakesJSON() {
 		return invalidRequestError("endpoint", "endpoint must be one with a JSON body: "+strings.Join(r.proxy.jsonEndpoints(), ", "))
 	}
 	r.endpoint = e
@@ -149,15 +150,12 @@ func (p *Proxy) findBackend(name string) (*backends.Backend, *apiError) {
 	return nil, newError(http.StatusNotFound, "", "unknown backend; available: "+strings.Join(names, ", "))
 }
 
-// takesJSON reports whether a request creates a response from a JSON body.
-func (e *endpoint) takesJSON() bool { return !e.multipart && !e.isAboutResponse() }
-
 // jsonEndpoints returns the paths of all endpoints that take JSON.
 func (p *Proxy) jsonEndpoints() (paths []string) {
-	for _, list := range [][]endpoint{endpoints, p.routes.Load().extra} {
+	for _, list := range [][]api.Endpoint{api.Endpoints, p.routes.Load().Extra} {
 		for i := range list {
-			if list[i].takesJSON() {
-				paths = append(paths, list[i].path)
+			if list[i].TakesJSON() {
+				paths = append(paths, list[i].Path)
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/proxy/api"
 )
 
 // apiError is an error response of the proxy's own. A dialect gives it the shape of the API
@@ -72,8 +73,8 @@ func (e *apiError) sourceUnlessReplica() string {
 }
 
 // errorBody returns an error as JSON. Strings always marshal.
-func (d dialect) errorBody(e *apiError) []byte {
-	if d == anthropic {
+func errorBody(d api.Dialect, e *apiError) []byte {
+	if d == api.Anthropic {
 		type inner struct {
 			Type    string `json:"type"`
 			Message string `json:"message"`
@@ -121,8 +122,8 @@ var anthropicErrorTypes = map[int]string{
 }
 
 // writeError sends an error as the whole response.
-func (d dialect) writeError(w http.ResponseWriter, e *apiError) {
-	body := d.errorBody(e)
+func writeError(w http.ResponseWriter, d api.Dialect, e *apiError) {
+	body := errorBody(d, e)
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
@@ -136,13 +137,13 @@ func (d dialect) writeError(w http.ResponseWriter, e *apiError) {
 	w.Write(body)
 }
 
-// formatErrorEvent returns an error as the last events of a stream: what clients of that format
+// errorEvent returns an error as the last events of a stream: what clients of that format
 // raise as an error. The events of responses are numbered.
-func (f format) formatErrorEvent(e *apiError, sequenceNumber int64) []byte {
+func errorEvent(f api.Format, e *apiError, sequenceNumber int64) []byte {
 	switch f {
-	case messagesFormat:
-		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", anthropic.errorBody(e))
-	case responsesFormat, storedFormat:
+	case api.MessagesFormat:
+		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", errorBody(api.Anthropic, e))
+	case api.ResponsesFormat, api.StoredFormat:
 		// The SDKs raise an error only if there is an "error"; the rest is the event that OpenAI documents.
 		event := map[string]any{
 			"type": "error", "code": e.code, "message": e.message, "param": nil, "sequence_number": sequenceNumber, "error": e.openAIError(),
@@ -153,7 +154,7 @@ func (f format) formatErrorEvent(e *apiError, sequenceNumber int64) []byte {
 		data, _ := json.Marshal(event)
 		return fmt.Appendf(nil, "event: error\ndata: %s\n\n", data)
 	}
-	return fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", openAI.errorBody(e))
+	return fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", errorBody(api.OpenAI, e))
 }
 
 // truncatedError returns the error for a stream that the replica did not complete, and its
@@ -182,7 +183,7 @@ func (s *streamRelay) truncatedError() (apiErr *apiError, cause error) {
 
 // sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
 func (s *streamRelay) sendErrorEvent(e *apiError) {
-	s.attempt.req.client.Write(append([]byte(s.out.missingLineEnds()), s.attempt.req.endpoint.format.formatErrorEvent(e, s.events.nextSequence)...))
+	s.attempt.req.client.Write(append([]byte(s.out.missingLineEnds()), errorEvent(s.attempt.req.endpoint.Format, e, s.events.nextSequence)...))
 }
 
 // relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the

@@ -177,7 +177,7 @@ func TestMethodNotAllowed(t *testing.T) {
 	allowed := map[string]string{"/v1/models": "GET, HEAD", "/v1/models/m": "GET, HEAD", "/v1/models/a%2Fb": "GET, HEAD",
 		"/version": "GET, HEAD", "/livez": "GET, HEAD", "/readyz": "GET, HEAD", "/health": "GET, HEAD"}
 	for _, e := range endpointsOfNewResponses() {
-		allowed[e.path] = http.MethodPost
+		allowed[e.Path] = http.MethodPost
 	}
 	for path, want := range allowed {
 		for _, method := range strings.Fields("GET HEAD POST PUT PATCH DELETE OPTIONS TRACE PURGE post") {

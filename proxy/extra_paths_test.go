@@ -11,13 +11,14 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"warmroute/backends"
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 )
 
 func TestCheckExtraPath(t *testing.T) {
 	for _, path := range strings.Fields(`/skyrl/v1/generate /v1/chat/completions/render /v1/chat/completions/batch /v1/completions/derender /v1/responses/render
 		/v1.1/x /a-b_c~d /paused /loads/x`) {
-		if err := CheckExtraPath(path); err != nil {
+		if err := api.CheckExtraPath(path); err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -29,7 +30,7 @@ func TestCheckExtraPath(t *testing.T) {
 		"the maximum is 200":               "/" + strings.Repeat("a", 200),
 	} {
 		for _, path := range strings.Fields(paths) {
-			if err := CheckExtraPath(path); err == nil || !strings.Contains(err.Error(), want) {
+			if err := api.CheckExtraPath(path); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q", path, err, want)
 			}
 		}
@@ -39,12 +40,12 @@ func TestCheckExtraPath(t *testing.T) {
 // TestServedPathsAreReserved has no path of this proxy be an extra path.
 func TestServedPathsAreReserved(t *testing.T) {
 	routes := serve(t, nil, &replica{}).proxy.routes.Load()
-	err := chi.Walk(routes, func(method, pattern string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
-		path := strings.NewReplacer("*", "x", responseIDPart, "x").Replace(pattern)
+	err := chi.Walk(routes.Mux, func(method, pattern string, _ http.Handler, _ ...func(http.Handler) http.Handler) error {
+		path := strings.NewReplacer("*", "x", api.ResponseIDPart, "x").Replace(pattern)
 		if path == "/v1/responses/x" { // only GET
 			return nil
 		}
-		if err := CheckExtraPath(path); err == nil || !strings.HasSuffix(err.Error(), "is served already; remove it") {
+		if err := api.CheckExtraPath(path); err == nil || !strings.HasSuffix(err.Error(), "is served already; remove it") {
 			t.Errorf("%s %s: %v", method, pattern, err)
 		}
 		return nil
@@ -55,19 +56,19 @@ func TestServedPathsAreReserved(t *testing.T) {
 }
 
 func TestExtraEndpointNumbers(t *testing.T) {
-	var before []endpoint
-	lists := [][]string{{"/a", "/b"}, {"/b", "/c"}, {"/d"}, nil, make([]string, MaxExtraPaths), make([]string, MaxExtraPaths)}
-	for i := range MaxExtraPaths {
+	var before []api.Endpoint
+	lists := [][]string{{"/a", "/b"}, {"/b", "/c"}, {"/d"}, nil, make([]string, api.MaxExtraPaths), make([]string, api.MaxExtraPaths)}
+	for i := range api.MaxExtraPaths {
 		lists[4][i], lists[5][i] = "/x"+string(rune('a'+i)), "/y"+string(rune('a'+i))
 	}
 	for _, paths := range lists {
-		after := newExtraEndpoints(paths, before)
+		after := api.NewExtra(paths, before)
 		for i, e := range after {
-			at := slices.IndexFunc(before, func(b endpoint) bool { return b.path == e.path })
-			taken := slices.ContainsFunc(before, func(b endpoint) bool { return b.number == e.number }) ||
-				slices.ContainsFunc(after[:i], func(b endpoint) bool { return b.number == e.number })
-			if e.path != paths[i] || at >= 0 && before[at].number != e.number || at < 0 && taken || int(e.number) < len(endpoints) || e.number >= backends.MaxEndpoints {
-				t.Errorf("%v after %v: %s has number %d", paths, before, e.path, e.number)
+			at := slices.IndexFunc(before, func(b api.Endpoint) bool { return b.Path == e.Path })
+			taken := slices.ContainsFunc(before, func(b api.Endpoint) bool { return b.Number == e.Number }) ||
+				slices.ContainsFunc(after[:i], func(b api.Endpoint) bool { return b.Number == e.Number })
+			if e.Path != paths[i] || at >= 0 && before[at].Number != e.Number || at < 0 && taken || int(e.Number) < len(api.Endpoints) || e.Number >= backends.MaxEndpoints {
+				t.Errorf("%v after %v: %s has number %d", paths, before, e.Path, e.Number)
 			}
 		}
 		before = after

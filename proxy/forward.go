@@ -139,7 +139,7 @@ func (r *request) logFailureAndRecheck(f *failure) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
 	case f.reason == metrics.RetryStale:
-	case f.isMissingEndpoint() && f.decision.Backend.LacksEndpoint(r.endpoint.number, time.Now()):
+	case f.isMissingEndpoint() && f.decision.Backend.LacksEndpoint(r.endpoint.Number, time.Now()):
 		level = slog.LevelInfo // it is remembered, so there are few
 	case f.isUnsuited():
 	case f.reason == metrics.RetryDescriptors:
@@ -412,7 +412,7 @@ func (r *request) notPickedError(err error) *apiError {
 			"the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log")
 	case errors.Is(err, router.ErrEndpointMissing):
 		return newError(http.StatusNotFound, codeEndpointNotServed,
-			"no replica of the model serves "+r.endpoint.path+"; use another endpoint, or enable it in vLLM")
+			"no replica of the model serves "+r.endpoint.Path+"; use another endpoint, or enable it in vLLM")
 	case errors.Is(err, router.ErrMaxInFlight):
 		e = overloadedError(codeReplicasFull, "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):

@@ -3,35 +3,14 @@ package proxy
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"iter"
 	"math/rand/v2"
 	"net/http"
-	"net/textproto"
 	"strconv"
 	"strings"
 
 	"warmroute/backends/vllm"
 	"warmroute/router"
 )
-
-// firstHeaderValue is h.Get of a canonical name.
-func firstHeaderValue(h http.Header, canonicalName string) string {
-	if values := h[canonicalName]; len(values) > 0 {
-		return values[0]
-	}
-	return ""
-}
-
-// isHopByHop reports whether a header belongs to one connection and is never forwarded. A switch costs less than looking up all
-// of these in a header of few lines.
-func isHopByHop(name string) bool {
-	switch name {
-	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-		"Te", "Trailer", "Transfer-Encoding", "Upgrade":
-		return true
-	}
-	return false
-}
 
 // enginePriorityHeader is the priority in vLLM's own queue, lower first. It takes precedence over that in the body.
 const enginePriorityHeader = "X-Vllm-Priority"
@@ -53,26 +32,6 @@ func isStrippedRequestHeader(name string) bool {
 		return true
 	}
 	return false
-}
-
-// listMembers returns the members of a header that is a list, in all of its lines.
-func listMembers(lines []string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, line := range lines {
-			for member := range strings.SplitSeq(line, ",") {
-				if member = textproto.TrimString(member); member != "" && !yield(member) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// deleteNamedByConnection deletes the headers that Connection names.
-func deleteNamedByConnection(h http.Header) {
-	for name := range listMembers(h["Connection"]) {
-		delete(h, textproto.CanonicalMIMEHeaderKey(name))
-	}
 }
 
 // identityEncoding is the encoding to accept, since the relay reads responses. Never modified.

@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"warmroute/proxy/api"
 )
 
 const (
@@ -14,8 +16,8 @@ const (
 
 // keepAliveEvent returns what clients of that format ignore, and what is traffic to
 // intermediaries.
-func (f format) keepAliveEvent() string {
-	if f == messagesFormat {
+func keepAliveEvent(f api.Format) string {
+	if f == api.MessagesFormat {
 		return messagesPing
 	}
 	return keepAliveComment
@@ -33,7 +35,7 @@ type queueKeepalive struct {
 // for Settings.QueueKeepalive, until stopQueueKeepalive. The first one sends the header: from then
 // on a failure is an event of the stream. It commits to no backend.
 func (r *request) startQueueKeepalive() {
-	if r.settings.QueueKeepalive == 0 || !r.input.request.Streams || r.endpoint.format == plainFormat {
+	if r.settings.QueueKeepalive == 0 || !r.input.request.Streams || r.endpoint.Format == api.PlainFormat {
 		return
 	}
 	k := &r.queueKeepalive
@@ -82,7 +84,7 @@ func (r *request) sendAndScheduleKeepalive() {
 		}
 		r.client.WriteHeader(http.StatusOK)
 	}
-	if err := r.client.writeAndFlush([]byte(r.endpoint.format.keepAliveEvent())); err == nil {
+	if err := r.client.writeAndFlush([]byte(keepAliveEvent(r.endpoint.Format))); err == nil {
 		k.timer.Reset(r.settings.QueueKeepalive)
 	}
 }
@@ -92,7 +94,7 @@ func (r *request) sendAndScheduleKeepalive() {
 // retry succeeds the stream ends with an error event.
 func (a *attempt) sendKeepAlive(resp *http.Response) error {
 	a.ensureStreamHeader(resp)
-	return a.req.client.writeAndFlush([]byte(a.req.endpoint.format.keepAliveEvent()))
+	return a.req.client.writeAndFlush([]byte(keepAliveEvent(a.req.endpoint.Format)))
 }
 
 // ensureStreamHeader sends the header of a stream, unless the client has one.

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"warmroute/backends"
+	"warmroute/proxy/api"
 	"warmroute/router"
 )
 
@@ -55,8 +56,8 @@ func (r *request) modelQueueTimeouts() (t router.QueueTimeouts, outageSetting st
 // returns the engine's name of it, which seeds the hashes of its prompts.
 func (r *request) setModelBackends(model string) (engineModel string, apiErr *apiError) {
 	catalog, req, s := r.proxy.registry.Catalog(), &r.input.request, r.settings
-	req.Endpoint = r.endpoint.number
-	req.NonGenerative = r.endpoint.format == plainFormat
+	req.Endpoint = r.endpoint.Number
+	req.NonGenerative = r.endpoint.Format == api.PlainFormat
 	if model == "" {
 		if r.canGoToAnyBackend(catalog) {
 			req.Backends = r.proxy.registry.All()
@@ -99,5 +100,5 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *ap
 // there is no default one.
 func (r *request) canGoToAnyBackend(c *backends.Catalog) bool {
 	_, hasDefault := c.OnlyBaseModel()
-	return r.endpoint.isExtra && !hasDefault && len(c.Models) > 0 && (r.account == nil || r.account.Models == nil)
+	return r.endpoint.IsExtra && !hasDefault && len(c.Models) > 0 && (r.account == nil || r.account.Models == nil)
 }

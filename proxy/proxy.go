@@ -21,6 +21,7 @@ import (
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/activity"
 	"warmroute/proxy/admit"
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/clientconn"
 	"warmroute/proxy/recorder"
@@ -72,7 +73,7 @@ type Proxy struct {
 	keys     *apikey.Set
 	settings atomic.Pointer[Settings]
 	cors     atomic.Pointer[cors.Cors] // nil: pages of other origins are not served
-	routes   atomic.Pointer[routeTable]
+	routes   atomic.Pointer[api.Table]
 
 	version    string
 	instance   string // random, for other proxies; empty: loops are not looked for
@@ -229,22 +230,22 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if clientconn.HasTooManyLines(r.Header) {
 		w.Header()["Connection"] = []string{"close"} // its body is not read
-		dialectOf(r.URL.Path).writeError(w, newError(http.StatusRequestHeaderFieldsTooLarge, codeTooManyHeaders, clientconn.TooManyHeaderLines))
+		writeError(w, api.DialectOf(r.URL.Path), newError(http.StatusRequestHeaderFieldsTooLarge, codeTooManyHeaders, clientconn.TooManyHeaderLines))
 		return
 	}
-	trimTrailingSlashes(r.URL)
+	api.TrimTrailingSlashes(r.URL)
 	routes := p.routes.Load()
-	found, responseID := routes.findRoute(r)
-	if found.endpoint != nil && !isWebSocketHandshake(r) {
-		p.serveEndpoint(found.endpoint, responseID, w, r)
+	found, responseID := routes.FindRoute(r)
+	if found.Endpoint != nil && !isWebSocketHandshake(r) {
+		p.serveEndpoint(found.Endpoint, responseID, w, r)
 		return
 	}
-	p.serveLocal(w, r, routes, found.local)
+	p.serveLocal(w, r, routes, found.Local)
 }
 
 // serveLocal serves a request without a replica, to a client that may read none of the response. handler is nil where the request
 // has no route.
-func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *routeTable, handler http.HandlerFunc) {
+func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *api.Table, handler http.HandlerFunc) {
 	c := newClientWriter(w, r, p.settings.Load().WriteIdle)
 	if r.ContentLength != 0 {
 		c.setLingerReadDeadline() // none of them reads a body
@@ -252,7 +253,7 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *route
 	c.extendWriteDeadline()
 	p.setInstanceHeader(&c, r.Header)
 	if apiErr := p.checkHealthCheckLoop(r.Header); apiErr != nil {
-		openAI.writeError(&c, apiErr)
+		writeError(&c, api.OpenAI, apiErr)
 		return
 	}
 	if crossOrigin := p.cors.Load(); crossOrigin != nil && isPreflight(r) {
@@ -264,7 +265,7 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *route
 		return
 	}
 	if handler == nil {
-		routes.writeError(&c, r)
+		writeNoRoute(&c, r, routes)
 		return
 	}
 	handler(&c, r)

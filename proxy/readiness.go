@@ -9,6 +9,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/httpapi"
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
@@ -17,7 +18,7 @@ import (
 // is 200 only if a replica that lists the model is ready. A model that the key may not use is a 404.
 func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
-		openAI.writeError(w, shuttingDownError())
+		writeError(w, api.OpenAI, shuttingDownError())
 		return
 	}
 	if names, given := r.URL.Query()["model"]; given {
@@ -37,21 +38,21 @@ func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "0 replicas\n")
 		return
 	}
-	openAI.writeError(w, p.notReadyError("no replica is ready", all))
+	writeError(w, api.OpenAI, p.notReadyError("no replica is ready", all))
 }
 
 // serveModelReadyz serves GET /readyz?model=NAME for the holder of a key.
 func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *apikey.Account) {
 	if len(names) != 1 || names[0] == "" {
-		openAI.writeError(w, invalidRequestError("model", "name one model: /readyz?model=NAME"))
+		writeError(w, api.OpenAI, invalidRequestError("model", "name one model: /readyz?model=NAME"))
 		return
 	}
 	entry, ok := findModel(p.registry.Catalog(), names[0], holder)
 	switch {
 	case !ok:
-		openAI.writeError(w, p.unknownModelError(names[0], holder))
+		writeError(w, api.OpenAI, p.unknownModelError(names[0], holder))
 	case p.router.CountReady(entry.Backends) == 0:
-		openAI.writeError(w, p.notReadyError("no replica that serves this model is ready", entry.Backends))
+		writeError(w, api.OpenAI, p.notReadyError("no replica that serves this model is ready", entry.Backends))
 	default:
 		httpapi.WriteJSON(w, http.StatusOK, map[string]any{"model": entry.ID, "ready": true})
 	}

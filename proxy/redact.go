@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 )
 
@@ -21,7 +22,7 @@ func (r *request) removeClientKey() (query string) {
 	if r.account == nil {
 		return query
 	}
-	for _, secret := range presentedSecrets(r.httpReq.Header, r.endpoint.dialect()) {
+	for _, secret := range presentedSecrets(r.httpReq.Header, r.endpoint.Dialect()) {
 		if len(secret) < apikey.MinKeyLength {
 			continue
 		}
@@ -60,6 +61,6 @@ func redactQuery(query, secret string) string {
 
 // requestIDContainsKey reports whether a request's id, which is logged, contains a key of it.
 func requestIDContainsKey(h http.Header, id string) bool {
-	secrets := presentedSecrets(h, anthropic)
+	secrets := presentedSecrets(h, api.Anthropic)
 	return slices.ContainsFunc(secrets[:], func(secret string) bool { return secret != "" && strings.Contains(id, secret) })
 }

@@ -21,6 +21,7 @@ import (
 	"warmroute/prompt"
 	"warmroute/proxy/activity"
 	"warmroute/proxy/admit"
+	"warmroute/proxy/api"
 	"warmroute/proxy/clientconn"
 	"warmroute/router"
 )
@@ -29,7 +30,7 @@ import (
 type request struct {
 	proxy          *Proxy
 	settings       *Settings // as of its arrival
-	endpoint       *endpoint
+	endpoint       *api.Endpoint
 	client         clientWriter
 	httpReq        *http.Request
 	clientAddress  netip.Addr // as trusted proxies state it
@@ -84,7 +85,7 @@ const maxPooledBlocks = 8 << 10
 
 // serveEndpoint serves one request. Its stack while a stream is open, here and down to the relay, is kept small:
 // a few hundred bytes more would double it to 16 KB.
-func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) serveEndpoint(e *api.Endpoint, responseID string, w http.ResponseWriter, r *http.Request) {
 	x := p.beginRequest(e, w, r)
 	x.input.stored.refersTo = responseID
 	defer func() {
@@ -111,18 +112,18 @@ func (p *Proxy) serveEndpoint(e *endpoint, responseID string, w http.ResponseWri
 }
 
 // beginRequest returns a new request, which is counted and listed in flight until its finish.
-func (p *Proxy) beginRequest(e *endpoint, w http.ResponseWriter, r *http.Request) *request {
+func (p *Proxy) beginRequest(e *api.Endpoint, w http.ResponseWriter, r *http.Request) *request {
 	s := p.settings.Load()
 	x := &request{
 		proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle),
 		httpReq: r,
 	}
 	x.inFlight.ID, x.inFlight.Arrived = firstHeaderValue(r.Header, requestIDHeader), time.Now()
-	x.inFlight.Endpoint, x.inFlight.Conn = e.path, &x.client.conn
+	x.inFlight.Endpoint, x.inFlight.Conn = e.Path, &x.client.conn
 	x.client.cancellable = &x.inFlight
-	x.outcome.Endpoint = e.path
+	x.outcome.Endpoint = e.Path
 	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
-	x.spans = p.tracer.StartRequest(r, e.path, x.clientAddress, x.inFlight.Arrived)
+	x.spans = p.tracer.StartRequest(r, e.Path, x.clientAddress, x.inFlight.Arrived)
 	p.inFlight.Add(1)
 	p.activity.Add(&x.inFlight)
 	return x
@@ -202,14 +203,14 @@ func (r *request) releaseInput() {
 func (r *request) sendError(e *apiError) {
 	r.outcome.Code = e.status
 	if r.headersSent {
-		r.client.writeAndFlush(r.endpoint.format.formatErrorEvent(e, 0))
+		r.client.writeAndFlush(errorEvent(r.endpoint.Format, e, 0))
 		return
 	}
 	r.addErrorRouteHeaders()
 	if r.bodyReceivedAt.IsZero() {
 		r.sendErrorAndDiscardBody(e)
 	} else {
-		r.endpoint.dialect().writeError(&r.client, e)
+		writeError(&r.client, r.endpoint.Dialect(), e)
 	}
 }
 
@@ -267,12 +268,12 @@ func (r *request) parseInput() *apiError {
 		pr.Reset() // frees the memory of a huge prompt
 		r.proxy.pools.prompts.Put(pr)
 	}()
-	if r.endpoint.multipart {
+	if r.endpoint.Multipart {
 		return r.parseForm(pr)
 	}
-	if r.endpoint.isAboutResponse() {
+	if r.endpoint.IsAboutResponse() {
 		req := &r.input.request
-		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.number
+		req.NoEngine, req.Backends, req.Endpoint = true, r.proxy.registry.All(), r.endpoint.Number
 		if len(r.input.body) > 0 {
 			if apiErr := r.parseBody(pr, prompt.Other); apiErr != nil {
 				return apiErr
@@ -354,7 +355,7 @@ func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
 			apiErr = &prompt.Error{Message: err.Error()}
 		}
 		if kind, _, err := mime.ParseMediaType(firstHeaderValue(r.httpReq.Header, "Content-Type")); err == nil && apiErr.Param == "" && isNoJSONType(kind) {
-			return invalidRequestError("", fmt.Sprintf("the request body is not JSON, but %s: %s takes JSON only", kind, r.endpoint.path))
+			return invalidRequestError("", fmt.Sprintf("the request body is not JSON, but %s: %s takes JSON only", kind, r.endpoint.Path))
 		}
 		return invalidRequestError(apiErr.Param, apiErr.Message)
 	}
@@ -370,7 +371,7 @@ func isNoJSONType(mediaType string) bool {
 // parseJSON parses a JSON body into pr. Of the canonical prompt it keeps the blocks and the end.
 func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	in := &r.input
-	if apiErr := r.parseBody(pr, r.endpoint.promptKind); apiErr != nil {
+	if apiErr := r.parseBody(pr, r.endpoint.PromptKind); apiErr != nil {
 		return apiErr
 	}
 	engine, apiErr := r.setModelBackends(pr.Model)
@@ -380,14 +381,14 @@ func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
 	pr.ApplyLayout(r.proxy.router.PromptLayout(in.request.Model))
 	in.request.Forks = pr.Forks()
 	engine = r.blockSeed(engine, r.settings.IsolateTenants, r.httpReq.Header)
-	if pr.Cacheable && r.endpoint.promptKind != prompt.Other {
+	if pr.Cacheable && r.endpoint.PromptKind != prompt.Other {
 		in.scratch.blocks = pr.AppendBlocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
 	in.stored = storedInput{
 		refersTo: pr.PreviousResponse, refersToAt: pr.PreviousResponseAt, chosenID: pr.ResponseID, chosenIDAt: pr.ResponseIDAt, unstored: pr.NoStore,
 	}
-	if in.request.NoEngine = r.endpoint.noEngine; !in.request.NoEngine {
+	if in.request.NoEngine = r.endpoint.NoEngine; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream
 		in.request.Turn = pr.Turn()
@@ -437,7 +438,7 @@ func (r *request) sendErrorAndDiscardBody(e *apiError) {
 	} else {
 		r.client.setLingerReadDeadline()
 	}
-	r.endpoint.dialect().writeError(&r.client, e)
+	writeError(&r.client, r.endpoint.Dialect(), e)
 	if r.httpReq.ProtoMajor > 1 {
 		return
 	}

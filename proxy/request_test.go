@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
@@ -732,7 +733,7 @@ func TestCompressedBodyRefused(t *testing.T) {
 	w.Close()
 	paths := []string{"/v1/responses/resp_1/cancel"}
 	for _, e := range endpointsOfNewResponses() {
-		paths = append(paths, e.path)
+		paths = append(paths, e.Path)
 	}
 	for _, path := range paths {
 		for _, coding := range []string{"gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "gzip, identity", "identity,gzip", "utf-8, br", "gzip;q=1.0"} {
@@ -740,7 +741,7 @@ func TestCompressedBodyRefused(t *testing.T) {
 			if err != nil || resp.StatusCode != http.StatusUnsupportedMediaType || !strings.Contains(answer, "Content-Encoding") || resp.Header.Get("Accept-Encoding") != "identity" {
 				t.Errorf("%s in %s: got %v %s, %v", path, coding, resp, answer, err)
 			}
-			if dialectOf(path) == anthropic {
+			if api.DialectOf(path) == api.Anthropic {
 				isAnthropicError(t, answer, "invalid_request_error")
 			} else {
 				refused(t, answer)

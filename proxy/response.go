@@ -19,6 +19,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/proxy/api"
 	"warmroute/router"
 )
 
@@ -118,7 +119,7 @@ func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader, firstPiece boo
 // audio. What has a Content-Length was complete before.
 func (a *attempt) comesInPieces(resp *http.Response) bool {
 	isOther := resp.Header["Content-Type"] != nil && !hasContentType(resp.Header, "application/json")
-	return resp.StatusCode < 300 && len(resp.TransferEncoding) > 0 && (a.req.endpoint.isExtra || isOther)
+	return resp.StatusCode < 300 && len(resp.TransferEncoding) > 0 && (a.req.endpoint.IsExtra || isOther)
 }
 
 // relayBuffered relays a response that is not streamed. Nothing is sent to the client
@@ -162,7 +163,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	}
 	encoded, ok := isEncoded(resp.Header), resp.StatusCode < 300
 	switch {
-	case ok && encoded && a.req.endpoint.format.isRead():
+	case ok && encoded && a.req.endpoint.Format.IsRead():
 		a.estimateTokensByLength(buf.Len())
 	case ok && !encoded:
 		if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
@@ -191,15 +192,15 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 
 // checkBuffered returns the failure that a complete response is, or nil.
 func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
-	end := endOfResponse(a.req.endpoint.format, body)
+	end := endOfResponse(a.req.endpoint.Format, body)
 	switch {
 	case end == vllm.EndAborted, end == vllm.EndUnexplained && a.awaitDown():
 		return a.recordReplicaAbort()
 	case !isFramed(resp) && hasContentType(resp.Header, "application/json") && !json.Valid(body):
 		return a.classifyOrEndRequest(errTruncated)
-	case a.req.endpoint.format.hasChoices() && vllm.IsEmptyCompletion(body):
+	case a.req.endpoint.Format.HasChoices() && vllm.IsEmptyCompletion(body):
 		return a.newErrorFailure(newError(http.StatusBadGateway, codeReplicaFailed, "the replica's response has no choices"), nil)
-	case a.req.endpoint.format == responsesFormat && vllm.IsFailedResponse(body):
+	case a.req.endpoint.Format == api.ResponsesFormat && vllm.IsFailedResponse(body):
 		return a.newErrorFailure(replicaError(vllm.ErrorEventStatus(body), body), body)
 	}
 	return nil
@@ -209,7 +210,7 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
 // attempt succeeds. It means what the error in the replica's body does; nil: its engine has failed.
 func (a *attempt) newErrorFailure(e *apiError, replicaBody []byte) *failure {
 	f := &failure{
-		reason: metrics.RetryErrorEvent, err: errNoOutput, status: e.status, header: jsonHeader(), body: a.req.endpoint.dialect().errorBody(e),
+		reason: metrics.RetryErrorEvent, err: errNoOutput, status: e.status, header: jsonHeader(), body: errorBody(a.req.endpoint.Dialect(), e),
 		suspectsCrash: replicaBody == nil,
 	}
 	if replicaBody != nil {
@@ -377,12 +378,12 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 // recordMissingEndpoint records that the replica does not serve the endpoint, or may not if the response is empty, and
 // returns the failure. It copies the body.
 func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
-	if e := a.req.proxy.routes.Load().byPattern[a.req.endpoint.path].endpoint; e != nil && e.number == a.req.endpoint.number { // no reload has removed it
+	if e := a.req.proxy.routes.Load().ByPattern[a.req.endpoint.Path].Endpoint; e != nil && e.Number == a.req.endpoint.Number { // no reload has removed it
 		record := a.decision.Backend.RecordMissingEndpoint
 		if len(bytes.TrimSpace(body)) == 0 {
 			record = a.decision.Backend.RecordEmptyNotFound
 		}
-		record(e.number, time.Now())
+		record(e.Number, time.Now())
 	}
 	f := &failure{
 		reason: metrics.RetryEndpoint, isFree: true, status: resp.StatusCode, header: resp.Header,
@@ -447,20 +448,20 @@ func (a *attempt) recordReplicaAbort() *failure {
 	e := unavailableError(codeReplicaAborted, "the replica aborted the request: it may be shutting down")
 	return &failure{
 		reason: metrics.RetryAborted, err: errAborted, shuttingDown: true,
-		status: e.status, body: a.req.endpoint.dialect().errorBody(e), header: jsonHeader(),
+		status: e.status, body: errorBody(a.req.endpoint.Dialect(), e), header: jsonHeader(),
 	}
 }
 
 // endOfResponse returns how a complete response ended.
-func endOfResponse(f format, body []byte) vllm.ResponseEnd {
+func endOfResponse(f api.Format, body []byte) vllm.ResponseEnd {
 	switch f {
-	case chatFormat, completionFormat, tokensFormat:
+	case api.ChatFormat, api.CompletionFormat, api.TokensFormat:
 		if vllm.HasAbortedChoice(body) {
 			return vllm.EndAborted
 		}
-	case responsesFormat:
+	case api.ResponsesFormat:
 		return vllm.EndOfResponse(gjson.ParseBytes(body))
-	case messagesFormat:
+	case api.MessagesFormat:
 		return vllm.EndOfMessage(body)
 	}
 	return vllm.EndExplained
@@ -492,7 +493,7 @@ func (a *attempt) awaitDown() bool {
 }
 
 // keepBody makes body that of the response, if there is memory for it.
-func (f *failure) keepBody(buffers *responseBuffers, e *endpoint, body []byte) {
+func (f *failure) keepBody(buffers *responseBuffers, e *api.Endpoint, body []byte) {
 	if n := int64(len(body)); buffers.reserve(n) {
 		f.body, f.charged = body, n
 	} else {
@@ -501,8 +502,8 @@ func (f *failure) keepBody(buffers *responseBuffers, e *endpoint, body []byte) {
 }
 
 // setProxyErrorBody replaces a response that cannot be kept by an error of the proxy's own with its status.
-func (f *failure) setProxyErrorBody(e *endpoint) {
-	f.body, f.header = e.dialect().errorBody(replicaError(f.status, nil)), jsonHeader()
+func (f *failure) setProxyErrorBody(e *api.Endpoint) {
+	f.body, f.header = errorBody(e.Dialect(), replicaError(f.status, nil)), jsonHeader()
 }
 
 func jsonHeader() http.Header { return http.Header{"Content-Type": {"application/json"}} }
@@ -541,7 +542,7 @@ func (r *request) relayFailure(f *failure) {
 
 // recordBodyUsage records the usage that a complete response reports, and its text.
 func (a *attempt) recordBodyUsage(body []byte) {
-	if !a.req.endpoint.format.isRead() {
+	if !a.req.endpoint.Format.IsRead() {
 		return
 	}
 	var found []byte
@@ -553,9 +554,9 @@ func (a *attempt) recordBodyUsage(body []byte) {
 		object = gjson.GetBytes(body, "usage")
 	}
 	var u tokenUsage
-	u.parse(object, a.req.endpoint.format)
+	u.parse(object, a.req.endpoint.Format)
 	a.recordUsage(&u)
-	if !u.known && a.req.endpoint.format != responsesFormat { // those of a background response are not there yet
+	if !u.known && a.req.endpoint.Format != api.ResponsesFormat { // those of a background response are not there yet
 		a.estimateTokensByLength(len(body))
 	}
 }
@@ -563,12 +564,12 @@ func (a *attempt) recordBodyUsage(body []byte) {
 // recordTailUsage records usage from the end of a response that was not buffered whole: quotes in a text are
 // escaped, so none is mistaken for it. Where there is none, its length in bytes counts.
 func (a *attempt) recordTailUsage(tail *tailReader, length int) {
-	if !a.req.endpoint.format.isRead() || a.req.outcome.Code >= http.StatusMultipleChoices {
+	if !a.req.endpoint.Format.IsRead() || a.req.outcome.Code >= http.StatusMultipleChoices {
 		return
 	}
 	var u tokenUsage
 	if _, object, found := bytes.Cut(tail.tail, []byte(`"usage":`)); found {
-		u.parse(gjson.ParseBytes(object), a.req.endpoint.format)
+		u.parse(gjson.ParseBytes(object), a.req.endpoint.Format)
 	}
 	a.recordUsage(&u)
 	if u.completionTokens == 0 {
@@ -589,13 +590,13 @@ func (a *attempt) estimateTokensByLength(length int) {
 func (a *attempt) setResultUsage(u *tokenUsage) {
 	b := a.decision.Backend
 	if u.hasCached {
-		b.RecordReportsCached(a.req.endpoint.number)
+		b.RecordReportsCached(a.req.endpoint.Number)
 	}
 	a.result.OutputTokens = u.completionTokens
 	a.result.PromptTokens = u.promptTokens
 	a.result.CachedTokens = u.cachedTokens
 	// Some versions leave the figure out when it is 0.
-	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached(a.req.endpoint.number))
+	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached(a.req.endpoint.Number))
 }
 
 // recordUsage records what the response said of its tokens.

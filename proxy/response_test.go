@@ -25,6 +25,7 @@ import (
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 	"warmroute/prompt"
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
@@ -569,15 +570,15 @@ func TestUnknownModelErrorLength(t *testing.T) {
 // Whatever a replica answers, reading it for an abort, its usage and its text ends
 // well, and counts are counts.
 func FuzzBufferedResponse(f *testing.F) {
-	f.Add(whole, byte(chatFormat))
-	f.Add(wholeAbort, byte(chatFormat))
-	f.Add(`{"choices":[{"text":"x","finish_reason":"abort"}]}`, byte(completionFormat))
-	f.Add(`{"choices":[{"token_ids":[1,2],"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}`, byte(tokensFormat))
-	f.Add(`{"choices":{"finish_reason":"abort"},"usage":[]}`, byte(chatFormat))
-	f.Add(`{"usage":{"input_tokens":-1e400,"output_tokens":9223372036854775808,"input_tokens_details":{"cached_tokens":"7"}}}`, byte(responsesFormat))
-	f.Add(`{"usage":{"cache_read_input_tokens":1.5e300,"input_tokens":true}}`, byte(messagesFormat))
-	f.Add(strings.Repeat("[", 10_000), byte(chatFormat))
-	f.Add(`{"choices":`+strings.Repeat(`[{"message":`, 1000), byte(chatFormat))
+	f.Add(whole, byte(api.ChatFormat))
+	f.Add(wholeAbort, byte(api.ChatFormat))
+	f.Add(`{"choices":[{"text":"x","finish_reason":"abort"}]}`, byte(api.CompletionFormat))
+	f.Add(`{"choices":[{"token_ids":[1,2],"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}`, byte(api.TokensFormat))
+	f.Add(`{"choices":{"finish_reason":"abort"},"usage":[]}`, byte(api.ChatFormat))
+	f.Add(`{"usage":{"input_tokens":-1e400,"output_tokens":9223372036854775808,"input_tokens_details":{"cached_tokens":"7"}}}`, byte(api.ResponsesFormat))
+	f.Add(`{"usage":{"cache_read_input_tokens":1.5e300,"input_tokens":true}}`, byte(api.MessagesFormat))
+	f.Add(strings.Repeat("[", 10_000), byte(api.ChatFormat))
+	f.Add(`{"choices":`+strings.Repeat(`[{"message":`, 1000), byte(api.ChatFormat))
 	var asked prompt.Prompt
 	if err := asked.Parse(prompt.Chat, []byte(askWhole)); err != nil {
 		f.Fatal(err)
@@ -585,10 +586,10 @@ func FuzzBufferedResponse(f *testing.F) {
 	asked.ApplyLayout(prompt.DefaultLayout)
 	asked.AppendBlocks(nil, "m", 256) // what a reply's blocks follow
 	f.Fuzz(func(t *testing.T, body string, kind byte) {
-		shape := format(kind) % 7
+		shape := api.Format(kind) % 7
 		vllm.IsEmptyCompletion([]byte(body))
 		vllm.IsFailedResponse([]byte(body))
-		if endOfResponse(shape, []byte(body)) == vllm.EndAborted && shape.hasChoices() && !strings.Contains(body, "abort") {
+		if endOfResponse(shape, []byte(body)) == vllm.EndAborted && shape.HasChoices() && !strings.Contains(body, "abort") {
 			t.Error("an abort that is not there")
 		}
 		var u tokenUsage

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/proxy/api"
 )
 
 // bodyFor is a request that the endpoint takes.
@@ -26,8 +27,8 @@ func bodyFor(path string) string {
 }
 
 // endpointsOfNewResponses are those that are not about a stored response.
-func endpointsOfNewResponses() []endpoint {
-	return slices.DeleteFunc(slices.Clone(endpoints), func(e endpoint) bool { return e.isAboutResponse() })
+func endpointsOfNewResponses() []api.Endpoint {
+	return slices.DeleteFunc(slices.Clone(api.Endpoints), func(e api.Endpoint) bool { return e.IsAboutResponse() })
 }
 
 func TestEndpointPaths(t *testing.T) {
@@ -36,7 +37,7 @@ func TestEndpointPaths(t *testing.T) {
 	if n := len(endpointsOfNewResponses()); len(paths) != n {
 		t.Errorf("%d endpoints are listed, want %d", n, len(paths))
 	}
-	if n := len(endpoints); n > backends.MaxEndpoints {
+	if n := len(api.Endpoints); n > backends.MaxEndpoints {
 		t.Errorf("%d endpoints; raise backends.MaxEndpoints", n)
 	}
 	r := &replica{script: always(answered("200 OK", "{}"))}
@@ -74,7 +75,7 @@ func TestUnknownPathsRejected(t *testing.T) {
 	}
 	for _, e := range endpointsOfNewResponses() {
 		for _, method := range strings.Fields("GET HEAD PUT PATCH DELETE OPTIONS TRACE PURGE post CONNECT") {
-			lines = append(lines, method+" "+e.path)
+			lines = append(lines, method+" "+e.Path)
 		}
 	}
 	lines = append(lines, "OPTIONS *", "CONNECT example.com:443", "CONNECT 127.0.0.1:80", "GET /v1/responses/resp_1", "GET /metrics", "GET /docs",
@@ -84,7 +85,7 @@ func TestUnknownPathsRejected(t *testing.T) {
 		resp, body := f.raw(line + " HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
 		want := http.StatusNotFound
 		if known := path == "/health" || strings.HasPrefix(path, "/v1/models"); known && method != "GET" ||
-			slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.path == path }) {
+			slices.ContainsFunc(api.Endpoints, func(e api.Endpoint) bool { return e.Path == path }) {
 			want = http.StatusMethodNotAllowed
 		}
 		if resp.StatusCode != want {
@@ -209,8 +210,8 @@ func TestTrailingSlash(t *testing.T) {
 	r := &replica{script: always(answered("200 OK", "{}"))}
 	f := serve(t, nil, r)
 	for _, e := range endpointsOfNewResponses() {
-		path := e.path
-		if e.multipart {
+		path := e.Path
+		if e.Multipart {
 			continue // as the others
 		}
 		resp, answer := f.post(path+"/", bodyFor(path))

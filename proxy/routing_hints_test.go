@@ -11,6 +11,7 @@ import (
 
 	"warmroute/prompt"
 	"warmroute/proxy/admit"
+	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/router"
 )
@@ -24,9 +25,9 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 	x := &request{proxy: f.proxy, settings: f.proxy.settings.Load(), client: newClientWriter(httptest.NewRecorder(), r, 0), httpReq: r}
 	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], x.settings.TrustedProxies)
 	defer x.releaseInput()
-	for i := range endpoints {
-		if endpoints[i].path == path {
-			x.endpoint = &endpoints[i]
+	for i := range api.Endpoints {
+		if api.Endpoints[i].Path == path {
+			x.endpoint = &api.Endpoints[i]
 		}
 	}
 	if fault := x.authenticate(); fault != nil {

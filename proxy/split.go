@@ -221,7 +221,7 @@ func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (mem
 		return "", f
 	}
 	var u tokenUsage
-	u.parse(gjson.GetBytes(buf.Bytes(), "usage"), a.req.endpoint.format)
+	u.parse(gjson.GetBytes(buf.Bytes(), "usage"), a.req.endpoint.Format)
 	a.setResultUsage(&u)
 	a.result.End = router.Completed
 	member, ok := transferMember(buf.Bytes(), a.decision.Backend.Host())

@@ -9,6 +9,7 @@ import (
 
 	"warmroute/backends/vllm"
 	"warmroute/prompt"
+	"warmroute/proxy/api"
 )
 
 // maxLineBytes bounds what is buffered of a line. Of a longer event, which counts as content, the last maxTailBytes are read.
@@ -20,7 +21,7 @@ const maxWholeErrorBytes = chunkBytes / 4
 // eventScanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only the line that is split at
 // the end of a chunk, up to maxLineBytes of it.
 type eventScanner struct {
-	format        format
+	format        api.Format
 	reply         *prompt.Response // takes the text of the response; may be nil
 	line          lineKind         // of the incomplete line
 	inEvent       bool             // the current event has a line
@@ -201,7 +202,7 @@ func (s *eventScanner) bufferPartialLine(b []byte) {
 }
 
 func (s *eventScanner) scanLine(line []byte) {
-	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && (s.format == responsesFormat || s.format == storedFormat) {
+	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && (s.format == api.ResponsesFormat || s.format == api.StoredFormat) {
 		kind := string(bytes.TrimSpace(name))
 		s.isFinalEvent, s.isEarlyEvent = endsResponse(kind), precedesOutput(kind)
 		return
@@ -216,7 +217,7 @@ func (s *eventScanner) scanLine(line []byte) {
 	case string(data) == "[DONE]":
 		s.done = true
 		// vLLM ends the stream like this if it aborts the request before the first token.
-		if s.format.hasChoices() && !s.content && !s.finished && s.errorEvent == nil {
+		if s.format.HasChoices() && !s.content && !s.finished && s.errorEvent == nil {
 			s.markAborted()
 		}
 	case isErrorEvent(data):
@@ -228,7 +229,7 @@ func (s *eventScanner) scanLine(line []byte) {
 	default:
 		s.scanEvent(data)
 	}
-	if (s.format == responsesFormat || s.format == storedFormat) && !s.aborted && !s.unexplained {
+	if (s.format == api.ResponsesFormat || s.format == api.StoredFormat) && !s.aborted && !s.unexplained {
 		s.countSequence(data)
 	}
 }
@@ -250,13 +251,13 @@ func (s *eventScanner) scanTruncatedEvent(tail []byte) {
 	if s.reply != nil {
 		s.reply.Invalidate()
 	}
-	if s.format.hasChoices() && hasFinishReason(tail) {
+	if s.format.HasChoices() && hasFinishReason(tail) {
 		s.finished = true
 	}
 	if !s.isFinalEvent {
 		return
 	}
-	if s.format == storedFormat {
+	if s.format == api.StoredFormat {
 		s.done = true
 		return
 	}
@@ -275,7 +276,7 @@ func (s *eventScanner) recordErrorEvent(data []byte) {
 	if s.errorEvent == nil {
 		s.errorEvent, s.errorOffset = bytes.Clone(data), s.eventOffset
 	}
-	s.done = s.done || s.format == responsesFormat || s.format == storedFormat || s.format == messagesFormat
+	s.done = s.done || s.format == api.ResponsesFormat || s.format == api.StoredFormat || s.format == api.MessagesFormat
 }
 
 // beginsLongError reports whether the incomplete line is an error that may be relayed in parts.
@@ -318,12 +319,12 @@ func (s *eventScanner) scanEvent(data []byte) {
 
 // usagePaths are the paths of usage in the events of each format.
 var usagePaths = [...][]string{
-	chatFormat:       {"usage"},
-	completionFormat: {"usage"},
-	tokensFormat:     {"usage"},
-	responsesFormat:  {"response.usage"},
-	messagesFormat:   {"message.usage", "usage"},
-	storedFormat:     nil,
+	api.ChatFormat:       {"usage"},
+	api.CompletionFormat: {"usage"},
+	api.TokensFormat:     {"usage"},
+	api.ResponsesFormat:  {"response.usage"},
+	api.MessagesFormat:   {"message.usage", "usage"},
+	api.StoredFormat:     nil,
 }
 
 // isErrorEvent recognizes an error by its beginning: events of all formats begin with other keys, or with an error that is null.
@@ -340,15 +341,15 @@ func isErrorEvent(data []byte) bool {
 func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 	s.readResponseID(data)
 	switch s.format {
-	case chatFormat:
+	case api.ChatFormat:
 		s.inspectChoices(data, "delta", deltaHasContent)
-	case completionFormat:
+	case api.CompletionFormat:
 		s.inspectChoices(data, "text", func(text gjson.Result) bool { return text.Raw != "" && text.Raw != `""` })
-	case tokensFormat:
+	case api.TokensFormat:
 		s.inspectChoices(data, "token_ids", func(ids gjson.Result) bool { return ids.IsArray() && ids.Raw != "[]" })
-	case responsesFormat, messagesFormat:
+	case api.ResponsesFormat, api.MessagesFormat:
 		return s.inspectTypedEvent(data)
-	case storedFormat:
+	case api.StoredFormat:
 		s.content = true
 		s.inspectStoredEvent(data)
 	default:
@@ -379,21 +380,21 @@ func (s *eventScanner) inspectStoredEvent(data []byte) {
 // inspectAfterContent is inspectEvent once content has come: events that cannot be the end of the response are not parsed.
 func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
 	switch s.format {
-	case chatFormat, completionFormat, tokensFormat:
+	case api.ChatFormat, api.CompletionFormat, api.TokensFormat:
 		if hasFinishReason(data) {
 			s.inspectChoices(data, "", func(gjson.Result) bool { return false })
 		}
-	case responsesFormat:
+	case api.ResponsesFormat:
 		if bytes.Contains(data, []byte(`"response":`)) || bytes.Contains(data, []byte(`"error"`)) {
 			return s.inspectTypedEvent(data)
 		}
-	case messagesFormat:
+	case api.MessagesFormat:
 		if !bytes.HasPrefix(data, []byte(`{"type":"content_block_delta"`)) {
 			return s.inspectTypedEvent(data)
 		}
-	case storedFormat:
+	case api.StoredFormat:
 		s.inspectStoredEvent(data)
-	case plainFormat:
+	case api.PlainFormat:
 		s.inspectPlainEvent(data)
 	}
 	return true
@@ -467,7 +468,7 @@ func precedesOutput(eventType string) bool {
 func (s *eventScanner) readResponseID(data []byte) {
 	if s.responseID == "" {
 		s.responseID = readEventID(data)
-		s.background = s.format == responsesFormat && gjson.GetBytes(data, "response.background").Bool()
+		s.background = s.format == api.ResponsesFormat && gjson.GetBytes(data, "response.background").Bool()
 	}
 }
 
@@ -508,15 +509,15 @@ const maxTokenCount = 1 << 30
 // parse takes over what a usage object says. The prompt of a chat, a completion or a response includes the cached tokens. That of a
 // message is input_tokens and both cache_ figures together, where a replica sends these: vLLM does so only at the end of a stream,
 // whose first event has the whole prompt in input_tokens.
-func (u *tokenUsage) parse(object gjson.Result, f format) {
+func (u *tokenUsage) parse(object gjson.Result, f api.Format) {
 	if !object.IsObject() {
 		return
 	}
 	in, out, details, cached, created := "prompt_tokens", "completion_tokens", "prompt_tokens_details", "", ""
 	switch f {
-	case responsesFormat:
+	case api.ResponsesFormat:
 		in, out, details = "input_tokens", "output_tokens", "input_tokens_details"
-	case messagesFormat:
+	case api.MessagesFormat:
 		in, out, details, cached, created = "input_tokens", "output_tokens", "", "cache_read_input_tokens", "cache_creation_input_tokens"
 	}
 	u.known = true

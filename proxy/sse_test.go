@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"warmroute/proxy/api"
 )
 
 func TestEventScanner(t *testing.T) {
@@ -20,74 +22,74 @@ func TestEventScanner(t *testing.T) {
 	}
 	cases := []struct {
 		name   string
-		format format
+		format api.Format
 		stream string
 		want   found
 	}{
-		{"comments", chatFormat, ": keep-alive\n\n:\n\n", found{}},
-		{"empty data", chatFormat, "data:\n\ndata: \n\n", found{}},
-		{"role", chatFormat, role, found{events: 1}},
-		{"content", chatFormat, role + hello, found{events: 2, content: true}},
-		{"no space after the colon", chatFormat, strings.ReplaceAll(role+hello+doneLine, "data: ", "data:"), found{events: 2, content: true, end: true}},
-		{"CRLF", chatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r\n"), found{events: 1, content: true, end: true}},
-		{"CR", chatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r"), found{events: 1, content: true, end: true}},
-		{"reasoning", chatFormat, chat(`{"delta":{"reasoning":"hm"}}`), found{events: 1, content: true}},
-		{"reasoning_content", chatFormat, chat(`{"delta":{"role":"assistant","reasoning_content":"hm","content":null}}`), found{events: 1, content: true}},
-		{"tool call", chatFormat, chat(`{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}}`), found{events: 1, content: true}},
-		{"no tool call", chatFormat, chat(`{"delta":{"role":"assistant","content":"","tool_calls":[],"refusal":null}}`), found{events: 1}},
-		{"second choice", chatFormat, chat(`{"index":0,"delta":{"content":""}},{"index":1,"delta":{"content":"x"}}`), found{events: 1, content: true}},
-		{"stop", chatFormat, role + stop, found{events: 2, finished: true}},
-		{"abort", chatFormat, role + abort + doneLine, found{events: 2, aborted: true, end: true}},
-		{"abort after content", chatFormat, hello + abort, found{events: 2, content: true, aborted: true}},
-		{"end without a word of why", chatFormat, role + counted + doneLine, found{events: 2, aborted: true, end: true, usage: tokenUsage{true, true, 12, 8, 3}}},
-		{"nothing but the end", completionFormat, doneLine, found{aborted: true, end: true}},
-		{"usage", chatFormat, role + counted, found{events: 2, usage: tokenUsage{true, true, 12, 8, 3}}},
-		{"usage: null", chatFormat, `data: {"choices":[],"usage":null}` + "\n\n", found{events: 1}},
-		{"usage that grows", chatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted, found{events: 3, content: true, usage: tokenUsage{true, true, 12, 8, 3}}},
-		{"usage in what was said", chatFormat, chat(`{"delta":{"content":"\"usage\":{\"prompt_tokens\":9}"}}`), found{events: 1, content: true}},
-		{"error", chatFormat, dead + doneLine, found{end: true, failed: 500}},
-		{"client's error", chatFormat, tooLong + doneLine, found{end: true, failed: 400}},
-		{"compact error", chatFormat, `data: {"error":{"message":"x","code":503}}` + "\n\n", found{failed: 503}},
-		{"error without a code", chatFormat, `data: {"error":{"message":"x"}}` + "\n\n", found{failed: 500}},
-		{"error with an odd code", chatFormat, `data: {"error":{"message":"x","code":"7"}}` + "\n\n", found{failed: 500}},
-		{"no JSON", chatFormat, "data: hello\n\n", found{events: 1}},
-		{"text", completionFormat, chat(`{"text":"Hi"}`), found{events: 1, content: true}},
-		{"empty text", completionFormat, chat(`{"text":"","finish_reason":"length"}`), found{events: 1, finished: true}},
-		{"aborted text", completionFormat, chat(`{"text":"","finish_reason":"abort"}`), found{events: 1, aborted: true}},
-		{"token ids", tokensFormat, chat(`{"index":0,"finish_reason":null,"token_ids":[1,2]}`), found{events: 1, content: true}},
-		{"no token ids", tokensFormat, chat(`{"index":0,"finish_reason":"stop","token_ids":[]}`), found{events: 1, finished: true}},
-		{"token ids, aborted", tokensFormat, chat(`{"token_ids":[1]}`) + chat(`{"token_ids":[],"finish_reason":"abort"}`) + doneLine, found{events: 2, content: true, aborted: true, end: true}},
-		{"usage of token ids", tokensFormat, chat(`{"token_ids":[1]}`) + counted, found{events: 2, content: true, usage: tokenUsage{true, true, 12, 8, 3}}},
-		{"response begins", responsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" + `data: {"type":"response.in_progress"}` + "\n\n", found{}},
-		{"response", responsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" + `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
-		{"response ends", responsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: tokenUsage{true, true, 7, 4, 2}}},
-		{"response is incomplete", responsesFormat, `data: {"type":"response.incomplete","response":{"status":"incomplete","usage":{"input_tokens":7,"output_tokens":2}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: tokenUsage{true, false, 7, 0, 2}}},
-		{"response is cancelled", responsesFormat, `data: {"type":"response.completed","response":{"status":"cancelled"}}` + "\n\n", found{events: 1, aborted: true, end: true}},
-		{"response of no token", responsesFormat, `data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, aborted: true, end: true, usage: tokenUsage{true, false, 7, 0, 0}}},
-		{"long response", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true, usage: tokenUsage{true, false, 7, 0, 2}}},
-		{"long response, cancelled", responsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, unexplained: true, end: true}},
-		{"long event of a response", responsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*maxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
-		{"response fails", responsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{end: true, failed: 500}},
-		{"response fails before output", responsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}` + "\n\n", found{end: true, failed: 500}},
-		{"response fails by its prompt", responsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"invalid_prompt"}}}` + "\n\n", found{end: true, failed: 400}},
-		{"response fails after content", responsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" + `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
-		{"message begins", messagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: tokenUsage{true, false, 7, 0, 0}}},
-		{"message", messagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: tokenUsage{true, true, 0, 4, 2}}},
-		{"message fails", messagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 503}},
-		{"message ends", messagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
-		{"message is aborted", messagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, unexplained: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
-		{"message of no token", messagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: tokenUsage{known: true}}},
-		{"message whose reason comes late", messagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
-		{"error: null", chatFormat, strings.Replace(hello, "{", `{"error":null,`, 1) + strings.Replace(hello, "{", `{"error": null,`, 1), found{events: 2, content: true}},
-		{"error: empty", chatFormat, strings.Replace(hello, "{", `{"error":"",`, 1), found{events: 1, content: true}},
-		{"error: a text", chatFormat, `data: {"error":"x"}` + "\n\n", found{failed: 500}},
-		{"transcript", plainFormat, `data: {"type":"transcript.text.delta","delta":"transcript.text.done"}` + "\n\n", found{events: 1, content: true}},
-		{"transcript ends", plainFormat, `data: {"type":"transcript.text.done","text":"x"}` + "\n\n", found{events: 1, content: true, end: true}},
-		{"transcript stops", plainFormat, "data: x\n\n" + chat(`{"delta":{"content":""},"finish_reason":"stop"}`), found{events: 2, content: true, finished: true}},
-		{"anything", plainFormat, "data: x\n\n", found{events: 1, content: true}},
-		{"line too long", chatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", maxLineBytes) + `"}}`), found{events: 1, content: true}},
-		{"comment too long", chatFormat, ":" + strings.Repeat("x", maxLineBytes) + "\n\n" + role, found{events: 1}},
-		{"line without an end", chatFormat, strings.TrimSuffix(hello, "\n\n"), found{}},
+		{"comments", api.ChatFormat, ": keep-alive\n\n:\n\n", found{}},
+		{"empty data", api.ChatFormat, "data:\n\ndata: \n\n", found{}},
+		{"role", api.ChatFormat, role, found{events: 1}},
+		{"content", api.ChatFormat, role + hello, found{events: 2, content: true}},
+		{"no space after the colon", api.ChatFormat, strings.ReplaceAll(role+hello+doneLine, "data: ", "data:"), found{events: 2, content: true, end: true}},
+		{"CRLF", api.ChatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r\n"), found{events: 1, content: true, end: true}},
+		{"CR", api.ChatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r"), found{events: 1, content: true, end: true}},
+		{"reasoning", api.ChatFormat, chat(`{"delta":{"reasoning":"hm"}}`), found{events: 1, content: true}},
+		{"reasoning_content", api.ChatFormat, chat(`{"delta":{"role":"assistant","reasoning_content":"hm","content":null}}`), found{events: 1, content: true}},
+		{"tool call", api.ChatFormat, chat(`{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}}`), found{events: 1, content: true}},
+		{"no tool call", api.ChatFormat, chat(`{"delta":{"role":"assistant","content":"","tool_calls":[],"refusal":null}}`), found{events: 1}},
+		{"second choice", api.ChatFormat, chat(`{"index":0,"delta":{"content":""}},{"index":1,"delta":{"content":"x"}}`), found{events: 1, content: true}},
+		{"stop", api.ChatFormat, role + stop, found{events: 2, finished: true}},
+		{"abort", api.ChatFormat, role + abort + doneLine, found{events: 2, aborted: true, end: true}},
+		{"abort after content", api.ChatFormat, hello + abort, found{events: 2, content: true, aborted: true}},
+		{"end without a word of why", api.ChatFormat, role + counted + doneLine, found{events: 2, aborted: true, end: true, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"nothing but the end", api.CompletionFormat, doneLine, found{aborted: true, end: true}},
+		{"usage", api.ChatFormat, role + counted, found{events: 2, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"usage: null", api.ChatFormat, `data: {"choices":[],"usage":null}` + "\n\n", found{events: 1}},
+		{"usage that grows", api.ChatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted, found{events: 3, content: true, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"usage in what was said", api.ChatFormat, chat(`{"delta":{"content":"\"usage\":{\"prompt_tokens\":9}"}}`), found{events: 1, content: true}},
+		{"error", api.ChatFormat, dead + doneLine, found{end: true, failed: 500}},
+		{"client's error", api.ChatFormat, tooLong + doneLine, found{end: true, failed: 400}},
+		{"compact error", api.ChatFormat, `data: {"error":{"message":"x","code":503}}` + "\n\n", found{failed: 503}},
+		{"error without a code", api.ChatFormat, `data: {"error":{"message":"x"}}` + "\n\n", found{failed: 500}},
+		{"error with an odd code", api.ChatFormat, `data: {"error":{"message":"x","code":"7"}}` + "\n\n", found{failed: 500}},
+		{"no JSON", api.ChatFormat, "data: hello\n\n", found{events: 1}},
+		{"text", api.CompletionFormat, chat(`{"text":"Hi"}`), found{events: 1, content: true}},
+		{"empty text", api.CompletionFormat, chat(`{"text":"","finish_reason":"length"}`), found{events: 1, finished: true}},
+		{"aborted text", api.CompletionFormat, chat(`{"text":"","finish_reason":"abort"}`), found{events: 1, aborted: true}},
+		{"token ids", api.TokensFormat, chat(`{"index":0,"finish_reason":null,"token_ids":[1,2]}`), found{events: 1, content: true}},
+		{"no token ids", api.TokensFormat, chat(`{"index":0,"finish_reason":"stop","token_ids":[]}`), found{events: 1, finished: true}},
+		{"token ids, aborted", api.TokensFormat, chat(`{"token_ids":[1]}`) + chat(`{"token_ids":[],"finish_reason":"abort"}`) + doneLine, found{events: 2, content: true, aborted: true, end: true}},
+		{"usage of token ids", api.TokensFormat, chat(`{"token_ids":[1]}`) + counted, found{events: 2, content: true, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"response begins", api.ResponsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" + `data: {"type":"response.in_progress"}` + "\n\n", found{}},
+		{"response", api.ResponsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" + `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
+		{"response ends", api.ResponsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: tokenUsage{true, true, 7, 4, 2}}},
+		{"response is incomplete", api.ResponsesFormat, `data: {"type":"response.incomplete","response":{"status":"incomplete","usage":{"input_tokens":7,"output_tokens":2}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: tokenUsage{true, false, 7, 0, 2}}},
+		{"response is cancelled", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"cancelled"}}` + "\n\n", found{events: 1, aborted: true, end: true}},
+		{"response of no token", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, aborted: true, end: true, usage: tokenUsage{true, false, 7, 0, 0}}},
+		{"long response", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true, usage: tokenUsage{true, false, 7, 0, 2}}},
+		{"long response, cancelled", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, unexplained: true, end: true}},
+		{"long event of a response", api.ResponsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*maxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
+		{"response fails", api.ResponsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{end: true, failed: 500}},
+		{"response fails before output", api.ResponsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}` + "\n\n", found{end: true, failed: 500}},
+		{"response fails by its prompt", api.ResponsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"invalid_prompt"}}}` + "\n\n", found{end: true, failed: 400}},
+		{"response fails after content", api.ResponsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" + `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
+		{"message begins", api.MessagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: tokenUsage{true, false, 7, 0, 0}}},
+		{"message", api.MessagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: tokenUsage{true, true, 0, 4, 2}}},
+		{"message fails", api.MessagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 503}},
+		{"message ends", api.MessagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
+		{"message is aborted", api.MessagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, unexplained: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
+		{"message of no token", api.MessagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: tokenUsage{known: true}}},
+		{"message whose reason comes late", api.MessagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
+		{"error: null", api.ChatFormat, strings.Replace(hello, "{", `{"error":null,`, 1) + strings.Replace(hello, "{", `{"error": null,`, 1), found{events: 2, content: true}},
+		{"error: empty", api.ChatFormat, strings.Replace(hello, "{", `{"error":"",`, 1), found{events: 1, content: true}},
+		{"error: a text", api.ChatFormat, `data: {"error":"x"}` + "\n\n", found{failed: 500}},
+		{"transcript", api.PlainFormat, `data: {"type":"transcript.text.delta","delta":"transcript.text.done"}` + "\n\n", found{events: 1, content: true}},
+		{"transcript ends", api.PlainFormat, `data: {"type":"transcript.text.done","text":"x"}` + "\n\n", found{events: 1, content: true, end: true}},
+		{"transcript stops", api.PlainFormat, "data: x\n\n" + chat(`{"delta":{"content":""},"finish_reason":"stop"}`), found{events: 2, content: true, finished: true}},
+		{"anything", api.PlainFormat, "data: x\n\n", found{events: 1, content: true}},
+		{"line too long", api.ChatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", maxLineBytes) + `"}}`), found{events: 1, content: true}},
+		{"comment too long", api.ChatFormat, ":" + strings.Repeat("x", maxLineBytes) + "\n\n" + role, found{events: 1}},
+		{"line without an end", api.ChatFormat, strings.TrimSuffix(hello, "\n\n"), found{}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -105,16 +107,16 @@ func TestEventScanner(t *testing.T) {
 }
 
 func FuzzEventScanner(f *testing.F) {
-	f.Add(goodStream, byte(chatFormat), uint16(3))
-	f.Add(role+abort+doneLine, byte(chatFormat), uint16(1))
-	f.Add(dead+doneLine, byte(completionFormat), uint16(100))
-	f.Add("data: {\"choices\":[{\"token_ids\":[1]}]}\n\n"+doneLine, byte(tokensFormat), uint16(5))
-	f.Add("data: {\"type\":\"response.output_text.delta\"}\r\n\r\n:\n", byte(responsesFormat), uint16(7))
-	f.Add("data: {\"sequence_number\":3}\r\rdata: {\"sequence_number\":4}\r\n\r\n", byte(storedFormat), uint16(0))
-	f.Add("data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7}}}\n\n", byte(messagesFormat), uint16(11))
-	f.Add(strings.Repeat("data: x", maxLineBytes/4)+"\n"+role, byte(plainFormat), uint16(4096))
+	f.Add(goodStream, byte(api.ChatFormat), uint16(3))
+	f.Add(role+abort+doneLine, byte(api.ChatFormat), uint16(1))
+	f.Add(dead+doneLine, byte(api.CompletionFormat), uint16(100))
+	f.Add("data: {\"choices\":[{\"token_ids\":[1]}]}\n\n"+doneLine, byte(api.TokensFormat), uint16(5))
+	f.Add("data: {\"type\":\"response.output_text.delta\"}\r\n\r\n:\n", byte(api.ResponsesFormat), uint16(7))
+	f.Add("data: {\"sequence_number\":3}\r\rdata: {\"sequence_number\":4}\r\n\r\n", byte(api.StoredFormat), uint16(0))
+	f.Add("data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7}}}\n\n", byte(api.MessagesFormat), uint16(11))
+	f.Add(strings.Repeat("data: x", maxLineBytes/4)+"\n"+role, byte(api.PlainFormat), uint16(4096))
 	f.Fuzz(func(t *testing.T, stream string, kind byte, size uint16) {
-		whole := eventScanner{format: format(kind) % 7}
+		whole := eventScanner{format: api.Format(kind) % 7}
 		whole.scan([]byte(stream))
 		cut := eventScanner{format: whole.format}
 		for rest := []byte(stream); len(rest) > 0; {

@@ -16,6 +16,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/proxy/api"
 	"warmroute/recovery"
 	"warmroute/router/responseindex"
 )
@@ -32,7 +33,7 @@ const (
 
 // storedResponses finds the backends that hold stored responses.
 type storedResponses struct {
-	*responseindex.Index
+	Index    *responseindex.Index
 	searches chan struct{} // capacity maxSearches: those that run
 }
 
@@ -71,10 +72,10 @@ func (r *request) routeToStoredResponse() *apiError {
 func (r *request) findStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
 	p, s := r.proxy, &r.input.stored
 	s.replicaID = s.scope + s.refersTo
-	e, known := p.responses.Find(s.replicaID)
+	e, known := p.responses.Index.Find(s.replicaID)
 	if !known && s.scope != "" { // then the replica has chosen the id
 		s.replicaID = s.refersTo
-		e, known = p.responses.Find(s.replicaID)
+		e, known = p.responses.Index.Find(s.replicaID)
 	}
 	switch {
 	case !known:
@@ -82,7 +83,7 @@ func (r *request) findStoredResponse() (b *backends.Backend, result metrics.Resp
 	case r.account != nil && e.Owner != r.account.Name:
 		return nil, metrics.ResponseOfOtherKey
 	}
-	p.responses.RecordUse(s.replicaID)
+	p.responses.Index.RecordUse(s.replicaID)
 	if b = p.registry.FindAtServer(e.Backend); b == nil {
 		return nil, metrics.ResponseLost
 	}
@@ -125,7 +126,7 @@ func (r *request) checkStoredResponse() *apiError {
 
 // forgetStoredResponse forgets where the response was, since its replica has lost it.
 func (r *request) forgetStoredResponse() {
-	r.proxy.responses.Remove(r.input.stored.replicaID)
+	r.proxy.responses.Index.Remove(r.input.stored.replicaID)
 	r.proxy.metrics.CountResponseLookup(metrics.ResponseLost)
 }
 
@@ -150,7 +151,7 @@ func (r *request) lostResponseError(reason string) *apiError {
 		id = "…"
 	}
 	e.message = "Response with id '" + id + "' not found: " + reason + "."
-	if !r.endpoint.isAboutResponse() {
+	if !r.endpoint.IsAboutResponse() {
 		e.param, e.code = "previous_response_id", codePreviousResponseNotFound
 		e.message += " Send the whole conversation as input, without previous_response_id."
 	}
@@ -161,7 +162,7 @@ func (r *request) lostResponseError(reason string) *apiError {
 // that made it or to none.
 func (r *request) maySearchResponse() bool {
 	id, known := r.input.stored.refersTo, &r.proxy.responses
-	return r.account == nil && responseindex.IsValidID(id) && known.Enabled() && !known.IsAbsent(id)
+	return r.account == nil && responseindex.IsValidID(id) && known.Index.Enabled() && !known.Index.IsAbsent(id)
 }
 
 // searchStoredResponse asks the backends that may hold the response, and remembers what they say. It blocks for searchTimeout at
@@ -179,10 +180,10 @@ func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.Re
 	b, allResponded := searchBackends(r.httpReq.Context(), p.panics, id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
 	switch {
 	case b != nil:
-		p.responses.Add(id, responseindex.Entry{Backend: b.Address()})
+		p.responses.Index.Add(id, responseindex.Entry{Backend: b.Address()})
 		return b, metrics.ResponseFound
 	case allResponded:
-		p.responses.AddAbsent(id)
+		p.responses.Index.AddAbsent(id)
 	}
 	return nil, metrics.ResponseUnknown
 }
@@ -244,7 +245,7 @@ func hasResponse(ctx context.Context, b *backends.Backend, id, proxyInstances st
 
 // rememberBody remembers the response that a body is, or begins with, unless it is not stored.
 func (a *attempt) rememberBody(body []byte) {
-	if a.req.endpoint.format == responsesFormat && !a.req.input.stored.unstored {
+	if a.req.endpoint.Format == api.ResponsesFormat && !a.req.input.stored.unstored {
 		a.remember(&a.req.input.stored, gjson.GetBytes(body, "id").Str)
 	}
 }
@@ -265,5 +266,5 @@ func (a *attempt) remember(in *storedInput, responseID string) {
 	if a.req.account != nil {
 		e.Owner = a.req.account.Name
 	}
-	a.req.proxy.responses.Add(a.replicaResponseID(in, responseID), e)
+	a.req.proxy.responses.Index.Add(a.replicaResponseID(in, responseID), e)
 }

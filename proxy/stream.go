@@ -14,6 +14,7 @@ import (
 	"warmroute/backends/transport"
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/proxy/api"
 	"warmroute/router"
 )
 
@@ -65,9 +66,9 @@ type streamRelay struct {
 // relayStream returns nil when the stream was committed to the client, whatever its end.
 func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	a.startReplyHashing()
-	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.req.endpoint.format, reply: a.reply}}
+	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.req.endpoint.Format, reply: a.reply}}
 	stored, maxTokens := a.req.input.stored, a.req.input.request.MaxOutputTokens // input may be released before the end of the stream
-	if a.req.endpoint.format == responsesFormat && !a.req.input.stored.unstored {
+	if a.req.endpoint.Format == api.ResponsesFormat && !a.req.input.stored.unstored {
 		s.unsaved = &stored
 	}
 	s.pieces = pieceWriter{client: &a.req.client, passThrough: a.req.allowsTransferParams(), blanker: transferParamsBlanker{events: true}}
@@ -194,8 +195,8 @@ func (s *streamRelay) checkErrorEvent() *failure {
 		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, header: jsonHeader(),
 	}
 	f.setMeaning(body)
-	if s.attempt.req.endpoint.format == responsesFormat { // its events have another form than its errors
-		body = s.attempt.req.endpoint.dialect().errorBody(replicaError(status, body))
+	if s.attempt.req.endpoint.Format == api.ResponsesFormat { // its events have another form than its errors
+		body = errorBody(s.attempt.req.endpoint.Dialect(), replicaError(status, body))
 	}
 	f.keepBody(&s.attempt.req.proxy.buffers, s.attempt.req.endpoint, body)
 	return f
@@ -204,7 +205,7 @@ func (s *streamRelay) checkErrorEvent() *failure {
 // isOfRequest reports whether an error event says nothing about the replica: any would send it, or it is a part of the stored
 // response that the client requests.
 func (s *streamRelay) isOfRequest(status int, event []byte) bool {
-	return s.attempt.req.endpoint.format == storedFormat || vllm.ClassifyError(status, event) == vllm.ErrorOfRequest
+	return s.attempt.req.endpoint.Format == api.StoredFormat || vllm.ClassifyError(status, event) == vllm.ErrorOfRequest
 }
 
 // sendBeginning sends the header and what came before the commit.
@@ -237,7 +238,7 @@ func (s *streamRelay) relayChunks() {
 		if more, s.readErr = s.body.WaitReadable(wait); !more {
 			wait = quiet
 			if s.readErr == nil {
-				s.writeErr = s.out.writeKeepAlive(s.attempt.req.endpoint.format.keepAliveEvent())
+				s.writeErr = s.out.writeKeepAlive(keepAliveEvent(s.attempt.req.endpoint.Format))
 			}
 			continue
 		}
@@ -374,7 +375,7 @@ func (s *streamRelay) scanLastLine() {
 // Extra paths may end their streams without any.
 func (s *streamRelay) isTruncated() bool {
 	e := &s.events
-	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil || s.attempt.req.endpoint.isExtra))
+	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil || s.attempt.req.endpoint.IsExtra))
 }
 
 // lineWriter writes a stream of server-sent events in whole lines, as soon as they are complete: half a line of

@@ -20,6 +20,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
+	"warmroute/proxy/api"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 )
@@ -762,7 +763,7 @@ func (f *fleet) askStreamAt(path string) string {
 		kind, body := upload(f.t, "model", "m", "stream", "true")
 		_, answer, _ = f.upload(path, kind, body)
 	case strings.Contains(path, "?"):
-		f.proxy.responses.Add("resp_1", responseindex.Entry{Backend: backends.NormalizeURL(f.backends[0].URL)})
+		f.proxy.responses.Index.Add("resp_1", responseindex.Entry{Backend: backends.NormalizeURL(f.backends[0].URL)})
 		_, answer = f.get(path)
 	default:
 		body := bodyFor(path)
@@ -1050,9 +1051,9 @@ func (b *slowBody) Read(p []byte) (n int, err error) {
 func bufferBeginning(t *testing.T, path string, events ...string) string {
 	var buffered bytes.Buffer
 	synctest.Test(t, func(t *testing.T) {
-		found, _ := newRouteTable(nil).find(http.MethodPost, path)
-		e := found.endpoint
-		s := &streamRelay{attempt: &attempt{req: &request{proxy: new(Proxy), settings: new(Settings)}}, events: eventScanner{format: e.format}}
+		found, _ := api.NewTable(nil).Find(http.MethodPost, path)
+		e := found.Endpoint
+		s := &streamRelay{attempt: &attempt{req: &request{proxy: new(Proxy), settings: new(Settings)}}, events: eventScanner{format: e.Format}}
 		s.body = &slowBody{events: events}
 		if _, err := s.readUntilFirstEvent(&buffered, make([]byte, chunkBytes)); err != nil {
 			t.Error(err)

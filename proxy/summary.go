@@ -116,7 +116,7 @@ func (r *request) clientName() string {
 
 // beginRecording copies what the recording needs of the input. Endpoints that generate nothing are not recorded.
 func (r *request) beginRecording() {
-	if r.proxy.recorder == nil || !r.endpoint.format.isRead() {
+	if r.proxy.recorder == nil || !r.endpoint.Format.IsRead() {
 		return
 	}
 	q, req := r.proxy.recorder.NewRequest(), &r.input.request

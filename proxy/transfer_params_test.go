@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"warmroute/prompt"
+	"warmroute/proxy/api"
 )
 
 // withMember returns a JSON object with one more member.
@@ -46,7 +47,7 @@ func TestTransferParamsRefused(t *testing.T) {
 			if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, field) || !strings.Contains(answer, "limits.kv_transfer_params") {
 				t.Errorf("%s with %s: got %d %s", path, member, resp.StatusCode, answer)
 			}
-			if dialectOf(path) == openAI {
+			if api.DialectOf(path) == api.OpenAI {
 				refused(t, answer)
 			}
 		}
