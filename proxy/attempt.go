@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,51 +20,9 @@ import (
 	"warmroute/metrics"
 	"warmroute/prompt"
 	"warmroute/proxy/api"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 	"warmroute/router"
-)
-
-// failure is an attempt that ended before anything was committed to the client, so that another
-// backend may be asked.
-type failure struct {
-	reason        metrics.RetryReason
-	err           error
-	isFree        bool // does not count towards the limit: nothing was sent, or no engine was asked
-	noRetry       bool // no other backend may be asked
-	queueFull     bool // the replica refused the request, perhaps as its queue is full
-	suspectsCrash bool // the replica may have crashed by the request
-	shuttingDown  bool // the replica shuts down or scales in good order, and has dropped the request
-	sameBackend   bool // it was about the handover of a split request: the same backend may be asked again
-	done          bool // the client has disconnected, or has an error: nothing is left to do
-
-	split metrics.SplitResult // what the request counts as by it; empty: it was not split
-
-	// The response, if there was one, and the decision.
-	status   int
-	header   http.Header
-	body     []byte
-	charged  int64 // bytes of body that responseBuffers has reserved
-	decision *router.Reservation
-}
-
-// isOfConnection reports whether a kept-alive connection failed, not the backend, which may be asked over a new one.
-func (f *failure) isOfConnection() bool {
-	return f.reason == metrics.RetryStale || f.reason == metrics.RetryWrongResponse
-}
-
-// isMissingEndpoint reports whether the replica does not serve the endpoint, as it seems. No rank of its server is asked
-// again, and its response is worth less than any other.
-func (f *failure) isMissingEndpoint() bool { return f.reason == metrics.RetryEndpoint }
-
-// isUnsuited reports whether the replica cannot serve the request, and says so, though others may: it lacks the endpoint, or
-// its context is too short.
-func (f *failure) isUnsuited() bool {
-	return f.isMissingEndpoint() || f.reason == metrics.RetryContextLength
-}
-
-var (
-	errFirstByte = errors.New("no first event in time (timeouts.first_byte)")
-	errResponse  = errors.New("no response and no progress in time (timeouts.response)")
-	errStalled   = errors.New("backend stalled")
 )
 
 // attempt is one try at one backend, or the prefill leg of one.
@@ -85,7 +41,7 @@ type attempt struct {
 
 // tryBackend sends the request to the picked backend and relays its response. It returns nil when
 // the client has the response, or as much as there was. It releases the decision on every path.
-func (r *request) tryBackend(d *router.Reservation) *failure {
+func (r *request) tryBackend(d *router.Reservation) *fault.Failure {
 	a := &attempt{req: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.end()
 	defer func() {
@@ -118,7 +74,7 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 	r.setSessionHeader(d.KVSession)
 	resp, err := a.send(a.handoverEdits(), notAfter)
 	r.stopQueueKeepalive()
-	var f *failure
+	var f *fault.Failure
 	if err != nil {
 		f = a.classifyOrEndRequest(err)
 	} else {
@@ -133,21 +89,21 @@ func (r *request) tryBackend(d *router.Reservation) *failure {
 
 // setRouterOutcome sets what the router learns of the backend from a failure; nil: nothing.
 // After another backend has failed, the cause may be the request itself.
-func (a *attempt) setRouterOutcome(f *failure) {
-	if f == nil || f.done {
+func (a *attempt) setRouterOutcome(f *fault.Failure) {
+	if f == nil || f.Done {
 		return
 	}
-	a.failureReason = string(f.reason)
+	a.failureReason = string(f.Reason)
 	var connect *transport.ConnectError
-	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.reason == metrics.RetryStalled, f.queueFull, f.shuttingDown && f.isFree
+	a.result.Stalled, a.result.QueueFull, a.result.Stopping = f.Reason == metrics.RetryStalled, f.QueueFull, f.ShuttingDown && f.IsFree
 	switch {
-	case errors.As(f.err, &connect):
-		a.result.Failed = !connect.MaxConnsReached() && f.reason != metrics.RetryDescriptors
-	case f.isUnsuited(), f.isOfConnection(), f.sameBackend, f.reason == metrics.RetryRank, f.reason == metrics.RetryScaling:
-	case f.reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
+	case errors.As(f.Err, &connect):
+		a.result.Failed = !connect.MaxConnsReached() && f.Reason != metrics.RetryDescriptors
+	case f.IsUnsuited(), f.IsOfConnection(), f.SameBackend, f.Reason == metrics.RetryRank, f.Reason == metrics.RetryScaling:
+	case f.Reason == metrics.RetryLoop: // a client can claim one; only the health checks find that a backend is one
 	default:
 		isFirst := a.req.history.countAttempts((*attemptRecord).isFailure) == a.req.history.countConnectionFailures()
-		a.result.Failed = a.result.Stalled || isFirst && !errors.Is(f.err, transport.ErrInvalidRequest)
+		a.result.Failed = a.result.Stalled || isFirst && !errors.Is(f.Err, transport.ErrInvalidRequest)
 	}
 }
 
@@ -263,41 +219,20 @@ func (*memoryBody) Close() error { return nil }
 
 // classifyOrEndRequest returns the failure of an attempt without a complete response. If the client or the proxy has
 // ended the request, it records that, sends the error, and returns a failure that is done.
-func (a *attempt) classifyOrEndRequest(err error) *failure {
+func (a *attempt) classifyOrEndRequest(err error) *fault.Failure {
 	if a.req.isEndedByProxy() {
 		a.result.End = router.ClientDisconnected
 		a.req.sendError(a.req.recordProxyEnd())
-		return &failure{err: err, done: true}
+		return &fault.Failure{Err: err, Done: true}
 	}
 	if a.req.isDisconnected() {
 		a.recordDisconnect(a.req.client.abortPhase(metrics.AbortBeforeResponse))
-		return &failure{err: err, done: true}
+		return &fault.Failure{Err: err, Done: true}
 	}
-	var connect *transport.ConnectError
-	var stale *transport.StaleError
-	switch {
-	case errors.Is(err, errFirstByte):
-		return &failure{reason: metrics.RetryFirstByte, err: err, noRetry: !a.req.settings.Retry.Timeouts}
-	case errors.Is(err, errResponse):
-		return &failure{reason: metrics.RetryResponse, err: err, noRetry: !a.req.settings.Retry.Timeouts}
-	case errors.Is(err, errStalled):
-		return &failure{reason: metrics.RetryStalled, err: err}
-	case errors.As(err, &stale):
-		return &failure{reason: metrics.RetryStale, err: err}
-	case errors.As(err, &connect) && connect.OutOfDescriptors():
-		return &failure{reason: metrics.RetryDescriptors, err: err, isFree: true}
-	case errors.As(err, &connect):
-		// After a stale connection the replica may have crashed by the request at once.
-		suspectsCrash := !connect.MaxConnsReached() && a.req.history.anyAttempt(func(r *attemptRecord) bool {
-			return r.failure.reason == metrics.RetryStale && r.backend == a.decision.Backend
-		})
-		return &failure{reason: metrics.RetryConnect, err: err, isFree: true, suspectsCrash: suspectsCrash}
-	}
-	if errors.Is(err, transport.ErrInvalidResponse) {
-		return &failure{reason: metrics.RetryInvalid, err: err}
-	}
-	late := errors.Is(err, os.ErrDeadlineExceeded)
-	return &failure{reason: metrics.RetryTruncated, err: err, suspectsCrash: !late && !errors.Is(err, transport.ErrInvalidRequest)}
+	suspectsCrash := a.req.history.anyAttempt(func(r *attemptRecord) bool {
+		return r.failure.Reason == metrics.RetryStale && r.backend == a.decision.Backend
+	})
+	return fault.OfTransport(err, a.req.settings.Retry.Timeouts, suspectsCrash)
 }
 
 // recordDisconnect records, also for the router, that the client has disconnected or the request was cancelled. When the
@@ -312,7 +247,7 @@ func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 	r.aborted = true
 	if r.isCancelled() {
-		r.outcome.Code = r.recordProxyEnd().status
+		r.outcome.Code = r.recordProxyEnd().Status
 		return
 	}
 	r.outcome.Code, r.phase = metrics.StatusClientClosed, phase
@@ -324,7 +259,7 @@ func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.result.End = router.Truncated
 	a.req.outcome.Code = loggedStatus
-	if isRemoval(err) {
+	if fault.IsRemoval(err) {
 		a.req.proxy.log.Warn("response aborted, backend removed", "backend", a.decision.Backend.Name, "request_id", a.req.inFlight.ID)
 		return
 	}
@@ -333,12 +268,9 @@ func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.req.proxy.recheckHealth(a.decision.Backend)
 }
 
-// isRemoval reports whether a response ended with err because its backend was removed: then its transport is closed.
-func isRemoval(err error) bool { return errors.Is(err, net.ErrClosed) }
-
 // relayResponse sends the response to the client, or returns the failure that it is. Until the response is known not to
 // be another request's, as far as its id can tell, the connection is not reused.
-func (a *attempt) relayResponse(resp *http.Response) *failure {
+func (a *attempt) relayResponse(resp *http.Response) *fault.Failure {
 	body, ok := resp.Body.(replicaBody)
 	if !ok {
 		return a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
@@ -347,13 +279,13 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 	if f := a.checkResponseHeaderID(resp.Header); f != nil {
 		return f
 	}
-	if f := validateResponse(resp); f != nil {
+	if f := fault.OfHeader(resp); f != nil {
 		return f
 	}
-	if scope := a.req.input.stored.scope; scope != "" && !isEncoded(resp.Header) {
+	if scope := a.req.input.stored.scope; scope != "" && !httpheader.IsEncoded(resp.Header) {
 		body = removeScope(resp, body, scope)
 	}
-	if resp.StatusCode == http.StatusOK && isEventStream(resp.Header) {
+	if resp.StatusCode == http.StatusOK && httpheader.IsEventStream(resp.Header) {
 		return a.relayStream(resp, body)
 	}
 	// A replica computes such a response before it writes any of it, so silence within it is not work.
@@ -367,7 +299,7 @@ func (a *attempt) relayResponse(resp *http.Response) *failure {
 }
 
 // relayWhole relays a response that is not a stream, in the form that the client can still read.
-func (a *attempt) relayWhole(resp *http.Response, body replicaBody) *failure {
+func (a *attempt) relayWhole(resp *http.Response, body replicaBody) *fault.Failure {
 	if a.req.headersSent {
 		return a.relayErrorAsEvent(resp, body)
 	}
@@ -419,7 +351,7 @@ func (r *request) beginAttemptContext() {
 	charged, _ := r.history.countCharged()
 	c.retryStalled = s.Retry.Stalled
 	c.retriesStall = c.retryStalled && charged+1 < s.Attempts
-	c.relocated = r.history.anyAttempt(func(r *attemptRecord) bool { return r.failure.reason == metrics.RetryStalled })
+	c.relocated = r.history.anyAttempt(func(r *attemptRecord) bool { return r.failure.Reason == metrics.RetryStalled })
 	r.context, r.input.request.Stalls = c, c
 	r.proxy.activity.BeginQueued(&r.inFlight, r.outcome.Model, r.keyName(), c.cancel)
 }
@@ -434,7 +366,7 @@ func (c *attemptContext) startFirstByteTimerLocked() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if !c.committed && c.timer == t {
-			c.cancel(errFirstByte)
+			c.cancel(fault.ErrFirstByte)
 		}
 	})
 	c.timer = t
@@ -455,7 +387,7 @@ func (c *attemptContext) startProgressTimer(d *router.Reservation, limit time.Du
 			t.Reset(left)
 			return
 		}
-		c.cancel(errResponse)
+		c.cancel(fault.ErrResponse)
 	})
 	c.idle = t
 }
@@ -478,7 +410,7 @@ func (c *attemptContext) BackendStalled(anotherAvailable, hung bool) {
 	switch {
 	case c.committed:
 	case c.prefilling && c.retryStalled, anotherAvailable && c.retriesStall && (hung || !c.relocated):
-		c.cancel(errStalled)
+		c.cancel(fault.ErrStalled)
 	case !c.streams || c.prefilling: // a stream has its timer from the beginning
 		c.startFirstByteTimerLocked()
 	}
@@ -500,37 +432,12 @@ func (c *attemptContext) end() {
 }
 
 // commitAttempt ends the time in which another backend may be asked, and returns a failure if the attempt was ended before.
-func (a *attempt) commitAttempt() *failure {
+func (a *attempt) commitAttempt() *fault.Failure {
 	a.decision.Commit()
 	if err := a.req.context.commit(); err != nil {
 		return a.classifyOrEndRequest(err)
 	}
 	return nil
-}
-
-// validateResponse returns the failure that a response is which no engine sends, else nil.
-func validateResponse(resp *http.Response) *failure {
-	switch {
-	case resp.StatusCode >= 300 && resp.StatusCode < 400:
-		// Followed or relayed, it would send the body and a key to wherever the response says.
-		return &failure{reason: metrics.RetryRedirect, err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself",
-			resp.StatusCode, formatRedirectOrigin(resp.Header.Get("Location")))}
-	case resp.StatusCode == http.StatusLoopDetected:
-		return &failure{reason: metrics.RetryLoop, err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends")}
-	case isEventStream(resp.Header) && isEncoded(resp.Header): // neither its first event nor an error in it can be read
-		return &failure{reason: metrics.RetryEncoded, err: errors.New("stream is encoded although only identity was accepted: " +
-			"disable compression in front of the replica")}
-	}
-	return nil
-}
-
-// formatRedirectOrigin returns the scheme and host that a redirect leads to, without what may hold the prompt.
-func formatRedirectOrigin(location string) string {
-	u, err := url.Parse(location)
-	if err != nil || u.Host == "" {
-		return "another path"
-	}
-	return u.Scheme + "://" + u.Host
 }
 
 // minWarningInterval is the time between two warnings of failed attempts on one backend.

@@ -13,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"warmroute/metrics"
+	"warmroute/proxy/fault"
 )
 
 // requestIDHeader names a request to vLLM, which makes the id of the response from it.
@@ -83,7 +84,7 @@ func (a *attempt) setRequestIDHeader() {
 
 // checkResponseHeaderID returns the failure of a response whose header names another attempt, else nil. vLLM repeats the
 // header of the request with --enable-request-id-headers.
-func (a *attempt) checkResponseHeaderID(h http.Header) *failure {
+func (a *attempt) checkResponseHeaderID(h http.Header) *fault.Failure {
 	for _, id := range h[requestIDHeader] {
 		if a.req.proxy.tokens.findOthers(id, a.token) != nil {
 			return a.recordWrongResponse()
@@ -93,13 +94,13 @@ func (a *attempt) checkResponseHeaderID(h http.Header) *failure {
 }
 
 // checkBodyID is checkResponseHeaderID for a body, or the beginning of one.
-func (a *attempt) checkBodyID(body []byte) *failure {
+func (a *attempt) checkBodyID(body []byte) *fault.Failure {
 	return a.checkResponseID(readBodyID(body[:min(len(body), maxIDSearchBytes)]))
 }
 
 // checkResponseID is checkResponseHeaderID for the id of a response. Tokens that the client has sent as part of the response's
 // id do not count: it has them from an earlier response. The request's input must not be released yet.
-func (a *attempt) checkResponseID(id string) *failure {
+func (a *attempt) checkResponseID(id string) *fault.Failure {
 	others := a.req.proxy.tokens.findOthers(id, a.token)
 	if others == nil {
 		return nil
@@ -126,9 +127,9 @@ func (r *request) requestedResponseID() string {
 }
 
 // recordWrongResponse counts and returns the failure of a response to another attempt.
-func (a *attempt) recordWrongResponse() *failure {
+func (a *attempt) recordWrongResponse() *fault.Failure {
 	a.decision.Backend.WrongResponses.Add(1)
-	return &failure{reason: metrics.RetryWrongResponse, err: errWrongResponse}
+	return &fault.Failure{Reason: metrics.RetryWrongResponse, Err: errWrongResponse}
 }
 
 // readBodyID returns the id of a response, "" if it has none.

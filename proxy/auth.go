@@ -12,6 +12,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/fault"
 	"warmroute/router"
 	"warmroute/usage"
 )
@@ -44,7 +45,7 @@ type estimatedUsage struct {
 
 // findAccount returns the holder of the key that a request came with, and counts requests without a valid one. It is nil
 // without an error when no keys are configured.
-func (p *Proxy) findAccount(r *http.Request, d api.Dialect) (*apikey.Account, *apiError) {
+func (p *Proxy) findAccount(r *http.Request, d api.Dialect) (*apikey.Account, *fault.Error) {
 	if p.keys.Empty() {
 		return nil, nil
 	}
@@ -63,7 +64,7 @@ func (p *Proxy) findAccount(r *http.Request, d api.Dialect) (*apikey.Account, *a
 		}
 	}
 	p.metrics.CountUnauthorized(problem)
-	return nil, newError(http.StatusUnauthorized, codeInvalidAPIKey, message)
+	return nil, fault.New(http.StatusUnauthorized, fault.CodeInvalidAPIKey, message)
 }
 
 // presentedSecrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
@@ -81,7 +82,7 @@ func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *api
 	return func(w http.ResponseWriter, r *http.Request) {
 		holder, apiErr := p.findAccount(r, api.Anthropic)
 		if apiErr != nil {
-			writeError(w, api.OpenAI, apiErr)
+			fault.Write(w, api.OpenAI, apiErr)
 			return
 		}
 		handler(w, r, holder)
@@ -89,14 +90,14 @@ func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *api
 }
 
 // authenticate finds who sends the request.
-func (r *request) authenticate() (apiErr *apiError) {
+func (r *request) authenticate() (apiErr *fault.Error) {
 	r.account, apiErr = r.proxy.findAccount(r.httpReq, r.endpoint.Dialect())
 	r.tenant = r.tenantOf()
 	return apiErr
 }
 
 // acquireKeyLease counts the request against the limits of its key, and writes their state to the client's header.
-func (r *request) acquireKeyLease() *apiError {
+func (r *request) acquireKeyLease() *fault.Error {
 	if r.account == nil {
 		return nil
 	}
@@ -110,7 +111,7 @@ func (r *request) acquireKeyLease() *apiError {
 }
 
 // chargePrompt charges the prompt's tokens to the key's rate limit; where no engine works on it, its bytes to a limit of their own.
-func (r *request) chargePrompt() *apiError {
+func (r *request) chargePrompt() *fault.Error {
 	var refusal *apikey.LimitError
 	if r.endpoint.NoEngine {
 		refusal = r.lease.ChargeTokenize(len(r.input.body))
@@ -174,16 +175,16 @@ func (r *request) recordKeyUsage(ended time.Time) {
 }
 
 // rateLimitError returns OpenAI's error for a request beyond a limit.
-func rateLimitError(r *apikey.LimitError) *apiError {
-	e := newError(http.StatusTooManyRequests, codeRateLimitExceeded, "")
-	e.kind, e.retryAfter = string(r.Limit), max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
+func rateLimitError(r *apikey.LimitError) *fault.Error {
+	e := fault.New(http.StatusTooManyRequests, fault.CodeRateLimitExceeded, "")
+	e.Kind, e.RetryAfter = string(r.Limit), max(int(math.Ceil(r.RetryAfter.Seconds())), 1)
 	switch r.Limit {
 	case apikey.LimitConcurrency:
-		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d concurrent requests. Try again when one has ended.", r.Max)
+		e.Message = fmt.Sprintf("Rate limit reached: this API key may have %d concurrent requests. Try again when one has ended.", r.Max)
 	case apikey.LimitTokenizeBytes:
-		e.message = fmt.Sprintf("Rate limit reached: this API key may have %d bytes per minute tokenized or counted. Try again in %ds.", r.Max, e.retryAfter)
+		e.Message = fmt.Sprintf("Rate limit reached: this API key may have %d bytes per minute tokenized or counted. Try again in %ds.", r.Max, e.RetryAfter)
 	default:
-		e.message = fmt.Sprintf("Rate limit reached: this API key may use %d %s per minute. Try again in %ds.", r.Max, r.Limit, e.retryAfter)
+		e.Message = fmt.Sprintf("Rate limit reached: this API key may use %d %s per minute. Try again in %ds.", r.Max, r.Limit, e.RetryAfter)
 	}
 	return e
 }

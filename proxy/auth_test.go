@@ -382,7 +382,7 @@ func TestKeyConcurrencyLimit(t *testing.T) {
 func (f *fleet) promptTokens(body string, headers ...string) int {
 	r, fault := f.understood("/v1/chat/completions", body, headers...)
 	if fault != nil {
-		f.t.Fatal(fault.message)
+		f.t.Fatal(fault.Message)
 	}
 	return r.Bytes / bytesPerToken
 }
@@ -404,7 +404,7 @@ func TestKeyPriorityIsMinimum(t *testing.T) {
 		f.proxy.keys.Replace([]apikey.Key{keyOf("a", func(k *apikey.Key) { k.Priority = class })})
 		r, fault := f.understood("/v1/chat/completions", askWhole, append(bearer("a"), header...)...)
 		if fault != nil {
-			t.Fatal(fault.message)
+			t.Fatal(fault.Message)
 		}
 		return r.Priority
 	}
@@ -427,7 +427,7 @@ func TestTenantFromKeyName(t *testing.T) {
 		t.Helper()
 		r, fault := f.understood("/v1/chat/completions", askWhole, bearer(name)...)
 		if fault != nil {
-			t.Fatal(fault.message)
+			t.Fatal(fault.Message)
 		}
 		return r.Tenant
 	}

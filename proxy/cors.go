@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/rs/cors"
+
+	"warmroute/proxy/httpheader"
 )
 
 // preflightMaxAge is how long a browser may keep the response to a preflight. Chrome keeps none longer.
@@ -33,13 +35,13 @@ func newCORS(origins []string) *cors.Cors {
 
 // isPreflight reports whether a browser asks whether a page may send a request.
 func isPreflight(r *http.Request) bool {
-	return r.Method == http.MethodOptions && firstHeaderValue(r.Header, "Access-Control-Request-Method") != ""
+	return r.Method == http.MethodOptions && httpheader.First(r.Header, "Access-Control-Request-Method") != ""
 }
 
 // addReplicaVary adds a replica's Vary to that of this proxy. It leaves out Origin, which replicas do not see.
 func addReplicaVary(h http.Header, from []string) {
 	names := h["Vary"]
-	for name := range listMembers(from) {
+	for name := range httpheader.Members(from) {
 		if !strings.EqualFold(name, "Origin") {
 			names = append(names[:len(names):len(names)], name)
 		}

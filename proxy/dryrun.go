@@ -10,6 +10,8 @@ import (
 	"warmroute/backends"
 	"warmroute/proxy/admit"
 	"warmroute/proxy/api"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 	"warmroute/router"
 )
 
@@ -43,7 +45,7 @@ type Explanation struct {
 // Explain returns where a request would go, by the code that parses and routes requests. Nothing
 // is sent, and no key is charged. An error is a *DryRunError.
 func (p *Proxy) Explain(q DryRunRequest) (result *Explanation, err error) {
-	err = p.dryRun(q, func(r *request) *apiError {
+	err = p.dryRun(q, func(r *request) *fault.Error {
 		tried := make([]*backends.Backend, 0, len(q.Tried))
 		for _, name := range q.Tried {
 			b, apiErr := p.findBackend(name)
@@ -70,14 +72,14 @@ type Placement struct {
 // RecordPlacement adds a request that another router has sent to a backend to the index. An error
 // is a *DryRunError.
 func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (result *Placement, err error) {
-	err = p.dryRun(q, func(r *request) *apiError {
+	err = p.dryRun(q, func(r *request) *fault.Error {
 		b, apiErr := p.findBackend(backend)
 		if apiErr != nil {
 			return apiErr
 		}
 		req := &r.input.request
 		if !slices.Contains(req.Backends, b) {
-			return invalidRequestError("backend", b.Name+" does not list the model "+req.CatalogID)
+			return fault.InvalidRequest("backend", b.Name+" does not list the model "+req.CatalogID)
 		}
 		result = &Placement{b.Name, req.CatalogID, len(req.Blocks), p.router.IndexPlacement(req, b)}
 		return nil
@@ -86,7 +88,7 @@ func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (result *Placem
 }
 
 // dryRun parses a request as if a client had sent it, and calls use with it.
-func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *apiError) error {
+func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *fault.Error) error {
 	r := &request{proxy: p, settings: p.settings.Load()}
 	defer r.releaseInput()
 	apiErr := r.parseDryRun(q)
@@ -94,24 +96,24 @@ func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *apiError) error {
 		apiErr = use(r)
 	}
 	if apiErr != nil {
-		return &DryRunError{apiErr.status, apiErr.message}
+		return &DryRunError{apiErr.Status, apiErr.Message}
 	}
 	return nil
 }
 
-func (r *request) parseDryRun(q DryRunRequest) *apiError {
+func (r *request) parseDryRun(q DryRunRequest) *fault.Error {
 	found, _ := r.proxy.routes.Load().Find(http.MethodPost, cmp.Or(q.Endpoint, "/v1/chat/completions"))
 	e := found.Endpoint
 	if e == nil || !e.TakesJSON() {
-		return invalidRequestError("endpoint", "endpoint must be one with a JSON body: "+strings.Join(r.proxy.jsonEndpoints(), ", "))
+		return fault.InvalidRequest("endpoint", "endpoint must be one with a JSON body: "+strings.Join(r.proxy.jsonEndpoints(), ", "))
 	}
 	r.endpoint = e
-	if isEncoded(q.Header) {
+	if httpheader.IsEncoded(q.Header) {
 		return contentEncodingError()
 	}
 	if q.Key != "" {
 		if r.account = r.proxy.keys.FindName(q.Key); r.account == nil {
-			return newError(http.StatusNotFound, "", "unknown API key name; use the name in the configuration, never the key itself")
+			return fault.New(http.StatusNotFound, "", "unknown API key name; use the name in the configuration, never the key itself")
 		}
 	}
 	r.httpReq = &http.Request{Header: http.Header{}}
@@ -128,7 +130,7 @@ func (r *request) parseDryRun(q DryRunRequest) *apiError {
 	limits := admit.BodyLimits{Each: r.settings.BodyBytes, Total: r.settings.BodyBytesTotal}
 	r.input.body, err = r.proxy.bodies.ReadBody(q.Body, q.Length, r.tenant, limits)
 	if err != nil {
-		return cmp.Or(r.bodyLimitError(err), invalidRequestError("", "the body is incomplete"))
+		return cmp.Or(r.bodyLimitError(err), fault.InvalidRequest("", "the body is incomplete"))
 	}
 	if apiErr := r.parseInput(); apiErr != nil {
 		return apiErr
@@ -139,7 +141,7 @@ func (r *request) parseDryRun(q DryRunRequest) *apiError {
 	return nil
 }
 
-func (p *Proxy) findBackend(name string) (*backends.Backend, *apiError) {
+func (p *Proxy) findBackend(name string) (*backends.Backend, *fault.Error) {
 	if b := p.registry.Find(name); b != nil {
 		return b, nil
 	}
@@ -147,7 +149,7 @@ func (p *Proxy) findBackend(name string) (*backends.Backend, *apiError) {
 	for _, b := range p.registry.All() {
 		names = append(names, b.Name)
 	}
-	return nil, newError(http.StatusNotFound, "", "unknown backend; available: "+strings.Join(names, ", "))
+	return nil, fault.New(http.StatusNotFound, "", "unknown backend; available: "+strings.Join(names, ", "))
 }
 
 // jsonEndpoints returns the paths of all endpoints that take JSON.

@@ -12,6 +12,7 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
+	"warmroute/proxy/fault"
 	"warmroute/router"
 )
 
@@ -60,16 +61,16 @@ func (r *request) forward() {
 				r.splitResult = metrics.SplitResult(d.Split)
 			}
 			if len(h.attempts) > 0 {
-				p.metrics.CountRetry(h.latestAttempt().failure.reason)
+				p.metrics.CountRetry(h.latestAttempt().failure.Reason)
 			}
 			f := r.tryBackend(d)
-			if f == nil || f.done {
+			if f == nil || f.Done {
 				return
 			}
 			r.startQueueKeepalive()
 			r.beginAttemptContext()
-			if f.decision == nil {
-				f.decision = d
+			if f.Decision == nil {
+				f.Decision = d
 			}
 			r.logFailureAndRecheck(f)
 			r.recordFailure(f)
@@ -121,32 +122,32 @@ func (r *request) fleetView() fleetView {
 }
 
 // recordFailure adds a failed attempt to the history.
-func (r *request) recordFailure(f *failure) {
+func (r *request) recordFailure(f *fault.Failure) {
 	if len(r.failures) < maxLoggedFailures {
-		r.failures = append(r.failures, accesslog.Failure{Backend: f.decision.Backend.Name, Reason: string(f.reason)})
+		r.failures = append(r.failures, accesslog.Failure{Backend: f.Decision.Backend.Name, Reason: string(f.Reason)})
 	}
-	r.history.addFailure(f.decision.Backend, f, time.Now())
+	r.history.addFailure(f.Decision.Backend, f, time.Now())
 	if r.history.isBetterFailure(f) {
 		r.replaceBestFailure(f)
 	} else {
-		r.proxy.buffers.release(f.charged)
-		f.body, f.charged = nil, 0
+		r.proxy.buffers.release(f.Reserved)
+		f.Body, f.Reserved = nil, 0
 	}
 }
 
 // logFailureAndRecheck logs a failed attempt, and has its backend's health checked.
-func (r *request) logFailureAndRecheck(f *failure) {
+func (r *request) logFailureAndRecheck(f *fault.Failure) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
-	case f.reason == metrics.RetryStale:
-	case f.isMissingEndpoint() && f.decision.Backend.LacksEndpoint(r.endpoint.Number, time.Now()):
+	case f.Reason == metrics.RetryStale:
+	case f.IsMissingEndpoint() && f.Decision.Backend.LacksEndpoint(r.endpoint.Number, time.Now()):
 		level = slog.LevelInfo // it is remembered, so there are few
-	case f.isUnsuited():
-	case f.reason == metrics.RetryDescriptors:
-		r.proxy.outOfDescriptors(f.err)
+	case f.IsUnsuited():
+	case f.Reason == metrics.RetryDescriptors:
+		r.proxy.outOfDescriptors(f.Err)
 	default:
-		r.proxy.recheckHealth(f.decision.Backend)
-		if due, left := r.proxy.failureLog.allowWarning(f.decision.Backend, time.Now()); due {
+		r.proxy.recheckHealth(f.Decision.Backend)
+		if due, left := r.proxy.failureLog.allowWarning(f.Decision.Backend, time.Now()); due {
 			level = slog.LevelWarn
 			if left > 0 {
 				more = []any{"suppressed", left}
@@ -154,7 +155,7 @@ func (r *request) logFailureAndRecheck(f *failure) {
 		}
 	}
 	r.proxy.log.Log(r.httpReq.Context(), level, "attempt failed", append([]any{
-		"backend", f.decision.Backend.Name, "reason", string(f.reason), "err", f.err, "request_id", r.inFlight.ID}, more...)...)
+		"backend", f.Decision.Backend.Name, "reason", string(f.Reason), "err", f.Err, "request_id", r.inFlight.ID}, more...)...)
 }
 
 // awaitAndRecord waits until the condition of a holds, its deadline or the end of the request, and records the
@@ -358,39 +359,16 @@ func (r *request) respondWithError(a *action) {
 	case respondReplicaError:
 		r.relayFailure(best)
 	case respondNoDescriptors:
-		r.sendError(unavailableError(codeOutOfDescriptors, "the proxy has no free file descriptor to connect to a replica; try again"))
+		r.sendError(fault.Unavailable(fault.CodeOutOfDescriptors, "the proxy has no free file descriptor to connect to a replica; try again"))
 	case respondNotPicked:
 		r.sendError(r.notPickedError(a.err))
 	default:
-		r.sendError(attemptsFailedError(best))
+		r.sendError(fault.OfAttempts(best))
 	}
-}
-
-// attemptsFailedError returns the error for attempts that failed without a response.
-func attemptsFailedError(best *failure) *apiError {
-	switch {
-	case best.reason == metrics.RetryStalled:
-		return newError(http.StatusGatewayTimeout, codeReplicaStalled, "the replica is stalled, and no other could serve the request")
-	case best.reason == metrics.RetryResponse:
-		return newError(http.StatusGatewayTimeout, codeResponseTimeout,
-			"the replica sent no response and made no progress in time (timeouts.response)")
-	case best.reason == metrics.RetryFirstByte:
-		return firstByteTimeoutError()
-	}
-	message := "no replica could serve the request: " + string(best.reason)
-	switch best.reason {
-	case metrics.RetryRedirect:
-		message += " (a backend's URL must be that of the replica itself; the proxy's log says where it redirects to)"
-	case metrics.RetryInvalid:
-		message += " (what a replica sent is not valid HTTP/1; the proxy's log says why)"
-	}
-	e := newError(http.StatusBadGateway, codeReplicaFailed, message)
-	e.retryAfter = 1
-	return e
 }
 
 // notPickedError returns the error for a request without a backend.
-func (r *request) notPickedError(err error) *apiError {
+func (r *request) notPickedError(err error) *fault.Error {
 	if r.input.stored.backend != nil && errors.Is(err, router.ErrNoneReady) {
 		return r.lostResponseError("the replica that holds it is not ready")
 	}
@@ -400,30 +378,26 @@ func (r *request) notPickedError(err error) *apiError {
 	} else {
 		wait = withJitter(int(r.proxy.router.RetryAfter(r.input.request.Priority) / time.Second))
 	}
-	e := unavailableError(codeNoReplica, fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
+	e := fault.Unavailable(fault.CodeNoReplica, fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	if h := &r.history; h.mayWait() && h.queueTimeouts.Left(h.waited, true) <= 0 {
-		e.message = fmt.Sprintf("no replica that serves this model was ready within %s; try again in %ds", h.queueLimit(true), wait)
+		e.Message = fmt.Sprintf("no replica that serves this model was ready within %s; try again in %ds", h.queueLimit(true), wait)
 	}
 	switch {
 	case errors.Is(err, router.ErrUnknownModel):
 		return r.proxy.unknownModelError(r.input.request.CatalogID, r.account)
 	case errors.Is(err, router.ErrPanicked):
-		return newError(http.StatusInternalServerError, codeInternalError,
+		return fault.New(http.StatusInternalServerError, fault.CodeInternalError,
 			"the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log")
 	case errors.Is(err, router.ErrEndpointMissing):
-		return newError(http.StatusNotFound, codeEndpointNotServed,
+		return fault.New(http.StatusNotFound, fault.CodeEndpointNotServed,
 			"no replica of the model serves "+r.endpoint.Path+"; use another endpoint, or enable it in vLLM")
 	case errors.Is(err, router.ErrMaxInFlight):
-		e = overloadedError(codeReplicasFull, "every replica is at its limit of requests (backends[].max_in_flight)", wait)
+		e = fault.Overloaded(fault.CodeReplicasFull, "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):
-		e = overloadedError(codeQueueFull, "the admission queue is full for this priority class and has no more room for this "+r.tenant.Kind()+" (routing.queue)", wait)
+		e = fault.Overloaded(fault.CodeQueueFull, "the admission queue is full for this priority class and has no more room for this "+r.tenant.Kind()+" (routing.queue)", wait)
 	case errors.Is(err, router.ErrQueueTimeout):
-		e = overloadedError(codeQueueTimeout, "no replica could start this request within "+r.history.queueLimit(false), wait)
+		e = fault.Overloaded(fault.CodeQueueTimeout, "no replica could start this request within "+r.history.queueLimit(false), wait)
 	}
-	e.retryAfter = wait
+	e.RetryAfter = wait
 	return e
-}
-
-func overloadedError(code, message string, wait int) *apiError {
-	return newError(http.StatusTooManyRequests, code, fmt.Sprintf("%s; try again in %ds", message, wait))
 }

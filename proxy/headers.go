@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"warmroute/backends/vllm"
+	"warmroute/proxy/httpheader"
 	"warmroute/router"
 )
 
@@ -39,9 +40,9 @@ var identityEncoding = []string{"identity"}
 
 // rewriteRequestHeader turns the client's header into that for replicas, except for what differs between attempts.
 func rewriteRequestHeader(h http.Header) {
-	deleteNamedByConnection(h)
+	httpheader.DeleteNamedByConnection(h)
 	for name := range h {
-		if isHopByHop(name) || isStrippedRequestHeader(name) {
+		if httpheader.IsHopByHop(name) || isStrippedRequestHeader(name) {
 			delete(h, name)
 		}
 	}
@@ -63,10 +64,10 @@ const queueTimeHeader = "X-Warmroute-Queue-Ms"
 func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (clientHeader http.Header) {
 	h := r.client.Header()
 	h["Content-Type"] = nil // net/http would guess one if the replica names none
-	deleteNamedByConnection(from)
+	httpheader.DeleteNamedByConnection(from)
 	for name, value := range from {
 		switch {
-		case name == "Content-Length", name == requestIDHeader, isHopByHop(name), r.isProxyHeader(name):
+		case name == "Content-Length", name == requestIDHeader, httpheader.IsHopByHop(name), r.isProxyHeader(name):
 		case name == "Endpoint-Load-Metrics": // not for clients
 		case strings.HasPrefix(name, "Access-Control-"): // this proxy decides which pages may read it
 		case name == "Vary":
@@ -134,7 +135,7 @@ func (r *request) isProxyHeader(name string) bool {
 
 // requestIDOrNew returns the client's own id if it is short and plain enough for headers and logs, else a new one.
 func requestIDOrNew(h http.Header) string {
-	id := firstHeaderValue(h, requestIDHeader)
+	id := httpheader.First(h, requestIDHeader)
 	if isPlainID(id) && !requestIDContainsKey(h, id) {
 		return id
 	}

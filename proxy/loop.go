@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"warmroute/backends"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 )
 
 // maxInstanceBytes bounds the value of X-Warmroute-Instance: about 18 proxies in a row.
@@ -18,11 +20,11 @@ func passedProxies(h http.Header) (ids []string, ok bool) {
 	if len(value) > maxInstanceBytes {
 		return nil, false
 	}
-	return slices.Collect(listMembers([]string{value})), true
+	return slices.Collect(httpheader.Members([]string{value})), true
 }
 
 // checkLoop returns an error for a request that has passed this proxy before, or too many proxies.
-func (p *Proxy) checkLoop(h http.Header) *apiError {
+func (p *Proxy) checkLoop(h http.Header) *fault.Error {
 	if h[backends.InstanceHeader] == nil || p.instance == "" {
 		return nil
 	}
@@ -45,7 +47,7 @@ func (p *Proxy) setInstanceHeader(w http.ResponseWriter, requestHeader http.Head
 
 // checkHealthCheckLoop is checkLoop for the health check of another proxy, which is also refused if that proxy is a backend of
 // this one.
-func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
+func (p *Proxy) checkHealthCheckLoop(h http.Header) *fault.Error {
 	if e := p.checkLoop(h); e != nil || p.instance == "" {
 		return e
 	}
@@ -58,8 +60,8 @@ func (p *Proxy) checkHealthCheckLoop(h http.Header) *apiError {
 	return nil
 }
 
-func loopError(message string) *apiError {
-	return newError(http.StatusLoopDetected, codeLoopDetected, message)
+func loopError(message string) *fault.Error {
+	return fault.New(http.StatusLoopDetected, fault.CodeLoopDetected, message)
 }
 
 // appendInstanceID adds the id of this proxy to those in h.

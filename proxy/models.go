@@ -5,6 +5,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/proxy/api"
+	"warmroute/proxy/fault"
 	"warmroute/router"
 )
 
@@ -54,7 +55,7 @@ func (r *request) modelQueueTimeouts() (t router.QueueTimeouts, outageSetting st
 
 // setModelBackends has the request routed to the backends that serve the model; empty: the default one. It
 // returns the engine's name of it, which seeds the hashes of its prompts.
-func (r *request) setModelBackends(model string) (engineModel string, apiErr *apiError) {
+func (r *request) setModelBackends(model string) (engineModel string, apiErr *fault.Error) {
 	catalog, req, s := r.proxy.registry.Catalog(), &r.input.request, r.settings
 	req.Endpoint = r.endpoint.Number
 	req.NonGenerative = r.endpoint.Format == api.PlainFormat

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"warmroute/prompt"
+	"warmroute/proxy/fault"
 )
 
 const (
@@ -39,17 +40,17 @@ type formFields struct {
 }
 
 // parseForm finds the model of a multipart upload. What is not a form at all is left to the replica to refuse.
-func (r *request) parseForm(pr *prompt.Prompt) *apiError {
+func (r *request) parseForm(pr *prompt.Prompt) *fault.Error {
 	if len(r.input.body) == 0 {
-		return invalidRequestError("", "the request body is empty: a multipart form was expected")
+		return fault.InvalidRequest("", "the request body is empty: a multipart form was expected")
 	}
 	fields, err := parseFormFields(r.httpReq.Header["Content-Type"], r.input.body)
 	limited := r.account != nil && r.account.Models != nil
 	switch {
 	case err != nil && err != errNotMultipart:
-		return invalidRequestError(ambiguousFields[err], err.Error())
+		return fault.InvalidRequest(ambiguousFields[err], err.Error())
 	case err != nil && limited: // the replica could find a model in it that this key may not use
-		return invalidRequestError("", "the request body must be a multipart form, since this API key is limited to some models")
+		return fault.InvalidRequest("", "the request body must be a multipart form, since this API key is limited to some models")
 	}
 	if apiErr := r.checkFormTransferParams(pr, fields.xargs); apiErr != nil {
 		return apiErr
@@ -63,12 +64,12 @@ func (r *request) parseForm(pr *prompt.Prompt) *apiError {
 
 // checkFormTransferParams is checkTransferParams for a form's vllm_xargs. JSON that is not understood here is
 // refused, since vLLM might understand it. It is parsed into pr.
-func (r *request) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *apiError {
+func (r *request) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *fault.Error {
 	if len(xargs) == 0 || r.allowsTransferParams() {
 		return nil
 	}
 	if err := pr.Parse(prompt.Other, xargs); err != nil {
-		return invalidRequestError("vllm_xargs", "vllm_xargs must be a JSON object: "+err.Error())
+		return fault.InvalidRequest("vllm_xargs", "vllm_xargs must be a JSON object: "+err.Error())
 	}
 	return r.checkTransferParams(pr)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"warmroute/backends"
+	"warmroute/proxy/fault"
 	"warmroute/router"
 )
 
@@ -31,26 +32,26 @@ func states(of string) (f fleetView) {
 
 // Failures of the tables below.
 var (
-	connectionRefused = failure{reason: "connect", err: errors.New("refused"), isFree: true}
-	crash             = failure{reason: "truncated", err: errTruncated, suspectsCrash: true}
-	fullFailure       = failure{reason: "status_503", status: 503, queueFull: true}
-	prefillFull       = failure{reason: "status_503", err: errors.New("status 503"), isFree: true, queueFull: true}
-	staleConnection   = failure{reason: "stale_connection"}
-	shutdownStatus    = failure{reason: "status_500", status: 500, isFree: true, shuttingDown: true}
-	abortFailure      = failure{reason: "aborted", status: 503, shuttingDown: true}
-	serverError       = failure{reason: "status_500", status: 500, suspectsCrash: true}
-	redirect          = failure{reason: "redirect"}
-	endpointMissing   = failure{reason: "endpoint_missing", status: 404, isFree: true}
-	lastTimeout       = failure{reason: "first_byte_timeout", noRetry: true}
-	prefillFailed     = failure{reason: "status_500", err: errors.New("status 500"), isFree: true, suspectsCrash: true}
-	transferFailed    = failure{reason: "status_500", status: 500, isFree: true, sameBackend: true}
+	connectionRefused = fault.Failure{Reason: "connect", Err: errors.New("refused"), IsFree: true}
+	crash             = fault.Failure{Reason: "truncated", Err: fault.ErrTruncated, SuspectsCrash: true}
+	fullFailure       = fault.Failure{Reason: "status_503", Status: 503, QueueFull: true}
+	prefillFull       = fault.Failure{Reason: "status_503", Err: errors.New("status 503"), IsFree: true, QueueFull: true}
+	staleConnection   = fault.Failure{Reason: "stale_connection"}
+	shutdownStatus    = fault.Failure{Reason: "status_500", Status: 500, IsFree: true, ShuttingDown: true}
+	abortFailure      = fault.Failure{Reason: "aborted", Status: 503, ShuttingDown: true}
+	serverError       = fault.Failure{Reason: "status_500", Status: 500, SuspectsCrash: true}
+	redirect          = fault.Failure{Reason: "redirect"}
+	endpointMissing   = fault.Failure{Reason: "endpoint_missing", Status: 404, IsFree: true}
+	lastTimeout       = fault.Failure{Reason: "first_byte_timeout", NoRetry: true}
+	prefillFailed     = fault.Failure{Reason: "status_500", Err: errors.New("status 500"), IsFree: true, SuspectsCrash: true}
+	transferFailed    = fault.Failure{Reason: "status_500", Status: 500, IsFree: true, SameBackend: true}
 )
 
 func TestNext(t *testing.T) {
 	start := time.Now()
 	type try struct {
 		b *backends.Backend
-		f failure
+		f fault.Failure
 	}
 	wait := func(kind waitKind, timeout time.Duration) action {
 		return action{kind: actWait, wait: kind, deadline: start.Add(timeout)}
@@ -95,7 +96,7 @@ func TestNext(t *testing.T) {
 		{"two crashes, both down", []try{{backendA, crash}, {backendB, crash}}, "ddr", waited(waitCrashes, waitExpired), action{kind: actRespond, poison: true}},
 		{"two crashes, the first is back", []try{{backendA, crash}, {backendB, crash}}, "rdr", waited(waitCrashes, waitExpired), wait(waitBudget, time.Minute)},
 		{"two crashes, nobody at risk", []try{{backendA, crash}, {backendB, crash}}, "ddd", waited(waitCrashes, waitExpired), wait(waitVerdict, healthRecheckTimeout)},
-		{"refused connection to a replica that may have crashed", []try{{backendA, crash}, {backendB, failure{isFree: true, suspectsCrash: true}}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
+		{"refused connection to a replica that may have crashed", []try{{backendA, crash}, {backendB, fault.Failure{IsFree: true, SuspectsCrash: true}}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
 
 		{"shutdown is not charged", []try{{backendA, shutdownStatus}}, "rr", nil, pick},
 		{"abort, another ready", []try{{backendA, abortFailure}}, "rr", nil, wait(waitBudget, time.Minute)},

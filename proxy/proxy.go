@@ -24,6 +24,7 @@ import (
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/clientconn"
+	"warmroute/proxy/fault"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/recovery"
@@ -230,7 +231,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if clientconn.HasTooManyLines(r.Header) {
 		w.Header()["Connection"] = []string{"close"} // its body is not read
-		writeError(w, api.DialectOf(r.URL.Path), newError(http.StatusRequestHeaderFieldsTooLarge, codeTooManyHeaders, clientconn.TooManyHeaderLines))
+		fault.Write(w, api.DialectOf(r.URL.Path), fault.New(http.StatusRequestHeaderFieldsTooLarge, fault.CodeTooManyHeaders, clientconn.TooManyHeaderLines))
 		return
 	}
 	api.TrimTrailingSlashes(r.URL)
@@ -253,7 +254,7 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *api.T
 	c.extendWriteDeadline()
 	p.setInstanceHeader(&c, r.Header)
 	if apiErr := p.checkHealthCheckLoop(r.Header); apiErr != nil {
-		writeError(&c, api.OpenAI, apiErr)
+		fault.Write(&c, api.OpenAI, apiErr)
 		return
 	}
 	if crossOrigin := p.cors.Load(); crossOrigin != nil && isPreflight(r) {

@@ -709,7 +709,7 @@ func TestPanicInRoutingAnswered(t *testing.T) {
 	f := serve(t, nil, &replica{})
 	r := &request{proxy: f.proxy}
 	r.input.request.Backends = f.backends
-	if e := r.notPickedError(router.ErrPanicked); e.status != http.StatusInternalServerError || e.code != "internal_error" || e.retryAfter != 0 {
+	if e := r.notPickedError(router.ErrPanicked); e.Status != http.StatusInternalServerError || e.Code != "internal_error" || e.RetryAfter != 0 {
 		t.Errorf("got %+v, want a 500 without Retry-After", e)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"warmroute/httpapi"
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/fault"
 	"warmroute/router"
 )
 
@@ -18,7 +19,7 @@ import (
 // is 200 only if a replica that lists the model is ready. A model that the key may not use is a 404.
 func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
-		writeError(w, api.OpenAI, shuttingDownError())
+		fault.Write(w, api.OpenAI, fault.ShuttingDown())
 		return
 	}
 	if names, given := r.URL.Query()["model"]; given {
@@ -38,30 +39,30 @@ func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "0 replicas\n")
 		return
 	}
-	writeError(w, api.OpenAI, p.notReadyError("no replica is ready", all))
+	fault.Write(w, api.OpenAI, p.notReadyError("no replica is ready", all))
 }
 
 // serveModelReadyz serves GET /readyz?model=NAME for the holder of a key.
 func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *apikey.Account) {
 	if len(names) != 1 || names[0] == "" {
-		writeError(w, api.OpenAI, invalidRequestError("model", "name one model: /readyz?model=NAME"))
+		fault.Write(w, api.OpenAI, fault.InvalidRequest("model", "name one model: /readyz?model=NAME"))
 		return
 	}
 	entry, ok := findModel(p.registry.Catalog(), names[0], holder)
 	switch {
 	case !ok:
-		writeError(w, api.OpenAI, p.unknownModelError(names[0], holder))
+		fault.Write(w, api.OpenAI, p.unknownModelError(names[0], holder))
 	case p.router.CountReady(entry.Backends) == 0:
-		writeError(w, api.OpenAI, p.notReadyError("no replica that serves this model is ready", entry.Backends))
+		fault.Write(w, api.OpenAI, p.notReadyError("no replica that serves this model is ready", entry.Backends))
 	default:
 		httpapi.WriteJSON(w, http.StatusOK, map[string]any{"model": entry.ID, "ready": true})
 	}
 }
 
 // notReadyError returns the error where none of the backends is ready.
-func (p *Proxy) notReadyError(message string, list []*backends.Backend) *apiError {
-	e := unavailableError(codeNoReplica, message)
-	e.retryAfter = p.unreadyRetryAfter(list)
+func (p *Proxy) notReadyError(message string, list []*backends.Backend) *fault.Error {
+	e := fault.Unavailable(fault.CodeNoReplica, message)
+	e.RetryAfter = p.unreadyRetryAfter(list)
 	return e
 }
 

@@ -23,6 +23,8 @@ import (
 	"warmroute/proxy/admit"
 	"warmroute/proxy/api"
 	"warmroute/proxy/clientconn"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 	"warmroute/router"
 )
 
@@ -118,7 +120,7 @@ func (p *Proxy) beginRequest(e *api.Endpoint, w http.ResponseWriter, r *http.Req
 		proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle),
 		httpReq: r,
 	}
-	x.inFlight.ID, x.inFlight.Arrived = firstHeaderValue(r.Header, requestIDHeader), time.Now()
+	x.inFlight.ID, x.inFlight.Arrived = httpheader.First(r.Header, requestIDHeader), time.Now()
 	x.inFlight.Endpoint, x.inFlight.Conn = e.Path, &x.client.conn
 	x.client.cancellable = &x.inFlight
 	x.outcome.Endpoint = e.Path
@@ -131,11 +133,11 @@ func (p *Proxy) beginRequest(e *api.Endpoint, w http.ResponseWriter, r *http.Req
 
 // admit authenticates the request, reads its body and parses it. It returns the error to send,
 // or nil.
-func (r *request) admit() *apiError {
+func (r *request) admit() *fault.Error {
 	if apiErr := r.proxy.checkLoop(r.httpReq.Header); apiErr != nil {
 		return apiErr
 	}
-	for _, step := range [...]func(*request) *apiError{
+	for _, step := range [...]func(*request) *fault.Error{
 		(*request).authenticate,
 		(*request).checkInFlightLimit,
 		(*request).checkQueryLength,
@@ -200,22 +202,22 @@ func (r *request) releaseInput() {
 }
 
 // sendError sends an error of the proxy's own: as an event to a client that has the header of a stream.
-func (r *request) sendError(e *apiError) {
-	r.outcome.Code = e.status
+func (r *request) sendError(e *fault.Error) {
+	r.outcome.Code = e.Status
 	if r.headersSent {
-		r.client.writeAndFlush(errorEvent(r.endpoint.Format, e, 0))
+		r.client.writeAndFlush(fault.Event(r.endpoint.Format, e, 0))
 		return
 	}
 	r.addErrorRouteHeaders()
 	if r.bodyReceivedAt.IsZero() {
 		r.sendErrorAndDiscardBody(e)
 	} else {
-		writeError(&r.client, r.endpoint.Dialect(), e)
+		fault.Write(&r.client, r.endpoint.Dialect(), e)
 	}
 }
 
 // readAndParseInput reads the body and parses it.
-func (r *request) readAndParseInput() *apiError {
+func (r *request) readAndParseInput() *fault.Error {
 	limit := r.limitForPriority(int64(r.settings.InFlight))
 	err := r.proxy.tenants.BeginUpload(r.tenant, r.proxy.inFlight.Load(), limit)
 	if err != nil {
@@ -254,7 +256,7 @@ const (
 )
 
 // parseInput extracts what routing needs from the body.
-func (r *request) parseInput() *apiError {
+func (r *request) parseInput() *fault.Error {
 	r.input.scratch = r.proxy.pools.scratch.Get().(*scratch)
 	if n := int64(len(r.input.body)); n > minCountedBody {
 		n = min(n, maxParsedBytes)
@@ -291,33 +293,33 @@ func (r *request) parseInput() *apiError {
 
 // recordUploadError returns the error for a body that could not be read, and counts a client disconnect. The
 // connection is closed after the response.
-func (r *request) recordUploadError(err error) *apiError {
+func (r *request) recordUploadError(err error) *fault.Error {
 	r.client.Header().Set("Connection", "close") // the rest of the body is not read
 	var socket *net.OpError
 	switch {
 	case r.isCancelled():
 		return r.recordProxyEnd()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return newError(http.StatusRequestTimeout, codeBodyTimeout,
+		return fault.New(http.StatusRequestTimeout, fault.CodeBodyTimeout,
 			"the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it")
 	// One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
 		return r.recordEndInUpload()
 	}
-	return cmp.Or(r.bodyLimitError(err), invalidRequestError("", "the request body is incomplete: "+err.Error()))
+	return cmp.Or(r.bodyLimitError(err), fault.InvalidRequest("", "the request body is incomplete: "+err.Error()))
 }
 
 // bodyLimitError returns the error for a body beyond a limit, or nil if err is another one.
-func (r *request) bodyLimitError(err error) *apiError {
-	e := unavailableError(codeBodiesTooLarge, "")
+func (r *request) bodyLimitError(err error) *fault.Error {
+	e := fault.Unavailable(fault.CodeBodiesTooLarge, "")
 	switch {
 	case err == admit.ErrBodyTooLarge:
-		return newError(http.StatusRequestEntityTooLarge, codeBodyTooLarge,
+		return fault.New(http.StatusRequestEntityTooLarge, fault.CodeBodyTooLarge,
 			"the request body exceeds the limit of "+formatBytes(r.settings.BodyBytes)+" (limits.body_bytes)")
 	case err == admit.ErrBodyMemory:
-		e.message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
+		e.Message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
 	case err == admit.ErrBodyShare:
-		e.message = "the request bodies of this " + r.tenant.Kind() + " in memory have reached its share while others send requests, " +
+		e.Message = "the request bodies of this " + r.tenant.Kind() + " in memory have reached its share while others send requests, " +
 			"a quarter of limits.body_bytes_total; try again when one of its requests has ended"
 	default:
 		return nil
@@ -339,25 +341,25 @@ func formatBytes(n int64) string {
 }
 
 // recordEndInUpload returns the error for a request that ended before it was parsed, and counts a disconnect.
-func (r *request) recordEndInUpload() *apiError {
+func (r *request) recordEndInUpload() *fault.Error {
 	if r.isEndedByProxy() {
 		return r.recordProxyEnd()
 	}
 	r.phase = metrics.AbortInUpload
 	r.proxy.metrics.CountAbort(metrics.AbortInUpload)
-	return newError(metrics.StatusClientClosed, "", "client disconnected")
+	return fault.New(metrics.StatusClientClosed, "", "client disconnected")
 }
 
-func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *apiError {
+func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *fault.Error {
 	if err := pr.Parse(kind, r.input.body); err != nil {
 		var apiErr *prompt.Error
 		if !errors.As(err, &apiErr) {
 			apiErr = &prompt.Error{Message: err.Error()}
 		}
-		if kind, _, err := mime.ParseMediaType(firstHeaderValue(r.httpReq.Header, "Content-Type")); err == nil && apiErr.Param == "" && isNoJSONType(kind) {
-			return invalidRequestError("", fmt.Sprintf("the request body is not JSON, but %s: %s takes JSON only", kind, r.endpoint.Path))
+		if kind, _, err := mime.ParseMediaType(httpheader.First(r.httpReq.Header, "Content-Type")); err == nil && apiErr.Param == "" && isNoJSONType(kind) {
+			return fault.InvalidRequest("", fmt.Sprintf("the request body is not JSON, but %s: %s takes JSON only", kind, r.endpoint.Path))
 		}
-		return invalidRequestError(apiErr.Param, apiErr.Message)
+		return fault.InvalidRequest(apiErr.Param, apiErr.Message)
 	}
 	return r.checkTransferParams(pr)
 }
@@ -369,7 +371,7 @@ func isNoJSONType(mediaType string) bool {
 }
 
 // parseJSON parses a JSON body into pr. Of the canonical prompt it keeps the blocks and the end.
-func (r *request) parseJSON(pr *prompt.Prompt) *apiError {
+func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 	in := &r.input
 	if apiErr := r.parseBody(pr, r.endpoint.PromptKind); apiErr != nil {
 		return apiErr
@@ -429,7 +431,7 @@ func (c *clientWriter) setLingerReadDeadline() {
 }
 
 // sendErrorAndDiscardBody sends an error, and reads the rest of the body for at most clientconn.LingerTimeout.
-func (r *request) sendErrorAndDiscardBody(e *apiError) {
+func (r *request) sendErrorAndDiscardBody(e *fault.Error) {
 	r.releaseInput()
 	r.endInFlight()
 	defer r.proxy.lingering.Add(-1)
@@ -438,7 +440,7 @@ func (r *request) sendErrorAndDiscardBody(e *apiError) {
 	} else {
 		r.client.setLingerReadDeadline()
 	}
-	writeError(&r.client, r.endpoint.Dialect(), e)
+	fault.Write(&r.client, r.endpoint.Dialect(), e)
 	if r.httpReq.ProtoMajor > 1 {
 		return
 	}
@@ -457,7 +459,7 @@ func (r *request) limitForPriority(limit int64) int64 {
 
 // checkInFlightLimit refuses a request beyond limits.in_flight, or the part of it that its priority may
 // use, before its body is read.
-func (r *request) checkInFlightLimit() *apiError {
+func (r *request) checkInFlightLimit() *fault.Error {
 	if r.proxy.inFlight.Load() <= r.limitForPriority(int64(r.settings.InFlight)) {
 		return nil
 	}
@@ -465,36 +467,36 @@ func (r *request) checkInFlightLimit() *apiError {
 	return tooManyRequestsError("too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
 }
 
-func tooManyRequestsError(message string) *apiError {
-	e := unavailableError(codeTooManyRequests, message)
-	e.kind = "overloaded"
+func tooManyRequestsError(message string) *fault.Error {
+	e := fault.Unavailable(fault.CodeTooManyRequests, message)
+	e.Kind = "overloaded"
 	return e
 }
 
 // uploadShareError returns the error for a request beyond its tenant's share of those whose bodies are incomplete.
-func (r *request) uploadShareError() *apiError {
+func (r *request) uploadShareError() *fault.Error {
 	return tooManyRequestsError("too many requests of this " + r.tenant.Kind() + " have an incomplete body: while others send requests, " +
 		"they may be a quarter of limits.in_flight; send each body at once, and try again")
 }
 
-func (r *request) checkQueryLength() *apiError {
+func (r *request) checkQueryLength() *fault.Error {
 	if int64(len(r.httpReq.URL.RawQuery)) > r.settings.QueryBytes {
-		return newError(http.StatusRequestURITooLong, codeQueryTooLong, "the query of the URL is too long (limits.query_bytes)")
+		return fault.New(http.StatusRequestURITooLong, fault.CodeQueryTooLong, "the query of the URL is too long (limits.query_bytes)")
 	}
 	return nil
 }
 
 // checkContentEncoding refuses a compressed body: routing needs its text, and replicas read none.
-func (r *request) checkContentEncoding() *apiError {
-	if !isEncoded(r.httpReq.Header) {
+func (r *request) checkContentEncoding() *fault.Error {
+	if !httpheader.IsEncoded(r.httpReq.Header) {
 		return nil
 	}
 	r.client.Header()["Accept-Encoding"] = identityEncoding
 	return contentEncodingError()
 }
 
-func contentEncodingError() *apiError {
-	return newError(http.StatusUnsupportedMediaType, codeUnsupportedEncoding,
+func contentEncodingError() *fault.Error {
+	return fault.New(http.StatusUnsupportedMediaType, fault.CodeUnsupportedEncoding,
 		"the request body is compressed (Content-Encoding), which is not supported: send it uncompressed and without that header")
 }
 
@@ -504,10 +506,6 @@ var ErrShutdown = errors.New("proxy ended before the response was complete (time
 
 // FailReadiness makes /readyz and /health fail from now on. Requests are served as before.
 func (p *Proxy) FailReadiness() { p.unready.Store(true) }
-
-func shuttingDownError() *apiError {
-	return unavailableError(codeShuttingDown, "this proxy is shutting down; try again")
-}
 
 // isCancelled reports whether an operator has cancelled the request.
 func (r *request) isCancelled() bool { return r.inFlight.IsCancelled() }
@@ -524,9 +522,9 @@ func (r *request) isDisconnected() bool { return r.isDone() && !r.isEndedByProxy
 
 // recordProxyEnd returns the error for a request that an operator or the shutdown has ended. A
 // cancelled one is counted, and its client has activity.CancelGrace to read the error.
-func (r *request) recordProxyEnd() *apiError {
+func (r *request) recordProxyEnd() *fault.Error {
 	if !r.isCancelled() {
-		return shuttingDownError()
+		return fault.ShuttingDown()
 	}
 	if r.phase != metrics.AbortCancelled {
 		r.phase = metrics.AbortCancelled
@@ -534,5 +532,5 @@ func (r *request) recordProxyEnd() *apiError {
 	}
 	r.client.cancellable, r.client.writeTimeout, r.client.deadline = nil, activity.CancelGrace, time.Time{}
 	// Not a 5xx, which clients would retry.
-	return newError(http.StatusForbidden, codeCancelled, "an operator has cancelled the request")
+	return fault.New(http.StatusForbidden, fault.CodeCancelled, "an operator has cancelled the request")
 }

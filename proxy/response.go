@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -20,6 +19,8 @@ import (
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/proxy/api"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 	"warmroute/router"
 )
 
@@ -37,17 +38,6 @@ const (
 	errorBodyTimeout = 5 * time.Second
 	// maxTailBytes is how much of the end of a long response is kept: vLLM writes usage behind the choices.
 	maxTailBytes = 2 << 10
-)
-
-var (
-	errTruncated        = errors.New("response ended early")
-	errNoOutput         = errors.New("response has no output")
-	errAborted          = errors.New("replica aborted the request")
-	errRankRefused      = errors.New("replica does not have the data-parallel rank: its ranks are read again")
-	errScaling          = errors.New("replica is changing the number of its engines")
-	errErrorBodyTooLong = errors.New("error body is too long")
-	errErrorBodyTimeout = fmt.Errorf("error body did not end in %v: %w", errorBodyTimeout, os.ErrDeadlineExceeded)
-	errErrorBodyMemory  = errors.New("no memory is left for the error body")
 )
 
 // responseBuffers holds what is buffered of responses, and bounds it. Safe for concurrent use.
@@ -118,13 +108,13 @@ func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader, firstPiece boo
 // comesInPieces reports whether a replica may send a response that is not a stream of events while it makes it, such as
 // audio. What has a Content-Length was complete before.
 func (a *attempt) comesInPieces(resp *http.Response) bool {
-	isOther := resp.Header["Content-Type"] != nil && !hasContentType(resp.Header, "application/json")
+	isOther := resp.Header["Content-Type"] != nil && !httpheader.HasContentType(resp.Header, "application/json")
 	return resp.StatusCode < 300 && len(resp.TransferEncoding) > 0 && (a.req.endpoint.IsExtra || isOther)
 }
 
 // relayBuffered relays a response that is not streamed. Nothing is sent to the client
 // before all of it has come, unless it is too long or comes in pieces.
-func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure {
+func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *fault.Failure {
 	buffers := &a.req.proxy.buffers
 	buf := buffers.get()
 	reserved, complete, err := buffers.read(buf, resp.Body, a.comesInPieces(resp))
@@ -139,13 +129,13 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 		return f
 	}
 	body.AllowReuse()
-	if a.quotesHandover(resp.StatusCode, buf.Bytes(), complete && !isEncoded(resp.Header)) {
+	if a.quotesHandover(resp.StatusCode, buf.Bytes(), complete && !httpheader.IsEncoded(resp.Header)) {
 		return a.newQuoteFailure(resp.StatusCode)
 	}
 	if !complete {
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}
-	if !isEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, buf.Bytes()) {
+	if !httpheader.IsEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, buf.Bytes()) {
 		return a.recordMissingEndpoint(resp, buf.Bytes())
 	}
 	if a.isRankRefused(resp, buf.Bytes()) {
@@ -154,14 +144,14 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 	if f := a.checkQueueFull(resp, buf.Bytes()); f != nil {
 		return f
 	}
-	if !isEncoded(resp.Header) && a.isRefusedAsTooLong(resp.StatusCode, buf.Bytes()) {
+	if !httpheader.IsEncoded(resp.Header) && a.isRefusedAsTooLong(resp.StatusCode, buf.Bytes()) {
 		return a.newTooLongFailure(resp.Header, bytes.Clone(buf.Bytes()))
 	}
 	if a.isResponseLost(resp.StatusCode, buf.Bytes()) {
 		a.sendLostResponse()
 		return nil
 	}
-	encoded, ok := isEncoded(resp.Header), resp.StatusCode < 300
+	encoded, ok := httpheader.IsEncoded(resp.Header), resp.StatusCode < 300
 	switch {
 	case ok && encoded && a.req.endpoint.Format.IsRead():
 		a.estimateTokensByLength(buf.Len())
@@ -191,30 +181,30 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *failure 
 }
 
 // checkBuffered returns the failure that a complete response is, or nil.
-func (a *attempt) checkBuffered(resp *http.Response, body []byte) *failure {
+func (a *attempt) checkBuffered(resp *http.Response, body []byte) *fault.Failure {
 	end := endOfResponse(a.req.endpoint.Format, body)
 	switch {
 	case end == vllm.EndAborted, end == vllm.EndUnexplained && a.awaitDown():
 		return a.recordReplicaAbort()
-	case !isFramed(resp) && hasContentType(resp.Header, "application/json") && !json.Valid(body):
-		return a.classifyOrEndRequest(errTruncated)
+	case !httpheader.IsFramed(resp) && httpheader.HasContentType(resp.Header, "application/json") && !json.Valid(body):
+		return a.classifyOrEndRequest(fault.ErrTruncated)
 	case a.req.endpoint.Format.HasChoices() && vllm.IsEmptyCompletion(body):
-		return a.newErrorFailure(newError(http.StatusBadGateway, codeReplicaFailed, "the replica's response has no choices"), nil)
+		return a.newErrorFailure(fault.New(http.StatusBadGateway, fault.CodeReplicaFailed, "the replica's response has no choices"), nil)
 	case a.req.endpoint.Format == api.ResponsesFormat && vllm.IsFailedResponse(body):
-		return a.newErrorFailure(replicaError(vllm.ErrorEventStatus(body), body), body)
+		return a.newErrorFailure(fault.OfReplica(vllm.ErrorEventStatus(body), body), body)
 	}
 	return nil
 }
 
 // newErrorFailure returns the failure of a response that is an error in spite of its status: e, which the client gets if no other
 // attempt succeeds. It means what the error in the replica's body does; nil: its engine has failed.
-func (a *attempt) newErrorFailure(e *apiError, replicaBody []byte) *failure {
-	f := &failure{
-		reason: metrics.RetryErrorEvent, err: errNoOutput, status: e.status, header: jsonHeader(), body: errorBody(a.req.endpoint.Dialect(), e),
-		suspectsCrash: replicaBody == nil,
+func (a *attempt) newErrorFailure(e *fault.Error, replicaBody []byte) *fault.Failure {
+	f := &fault.Failure{
+		Reason: metrics.RetryErrorEvent, Err: fault.ErrNoOutput, Status: e.Status, Header: fault.JSONHeader(), Body: fault.Body(a.req.endpoint.Dialect(), e),
+		SuspectsCrash: replicaBody == nil,
 	}
 	if replicaBody != nil {
-		f.setMeaning(replicaBody)
+		f.SetMeaning(replicaBody)
 	}
 	return f
 }
@@ -229,7 +219,7 @@ func contentLengthHeader(resp *http.Response, bodyBytes int) []string {
 }
 
 // relayUnbuffered relays a response as it comes, of which head was read.
-func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
+func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failure {
 	if f := a.commitAttempt(); f != nil {
 		return f
 	}
@@ -238,7 +228,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	switch {
 	case resp.ContentLength >= 0:
 		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
-	case !isFramed(resp):
+	case !httpheader.IsFramed(resp):
 		// Its end could be a failure. The client gets no more than the end of the connection.
 		h["Transfer-Encoding"] = []string{"identity"}
 	}
@@ -248,7 +238,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 	}
 	a.req.client.WriteHeader(resp.StatusCode)
 	from := tailReader{Reader: resp.Body}
-	to := pieceWriter{client: &a.req.client, passThrough: isEncoded(resp.Header) || a.req.allowsTransferParams()}
+	to := pieceWriter{client: &a.req.client, passThrough: httpheader.IsEncoded(resp.Header) || a.req.allowsTransferParams()}
 	_, err := to.Write(head)
 	if err == nil {
 		_, err = io.Copy(&to, &from)
@@ -269,7 +259,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *failure {
 		}
 		return nil
 	case a.req.isEndedByProxy():
-		a.result.End, a.req.outcome.Code = router.ClientDisconnected, a.req.recordProxyEnd().status
+		a.result.End, a.req.outcome.Code = router.ClientDisconnected, a.req.recordProxyEnd().Status
 		panic(http.ErrAbortHandler) // as below
 	case from.err == nil || from.err == io.EOF || a.req.isDisconnected(): // it was the writing that failed
 		a.recordDisconnect(a.req.client.abortPhase(metrics.AbortInBody))
@@ -301,52 +291,29 @@ func (r *tailReader) Read(p []byte) (n int, err error) {
 }
 
 // readErrorResponse reads a response with a status that another backend may better.
-func (a *attempt) readErrorResponse(resp *http.Response) *failure {
-	f := newStatusFailure(resp)
+func (a *attempt) readErrorResponse(resp *http.Response) *fault.Failure {
+	f := fault.OfStatus(resp)
 	switch body, err := a.readErrorBody(resp); {
 	case err == nil:
-		f.body, f.charged = body, int64(len(body))
-	case errors.Is(err, errErrorBodyMemory):
-		f.setProxyErrorBody(a.req.endpoint)
+		f.Body, f.Reserved = body, int64(len(body))
+	case errors.Is(err, fault.ErrBodyMemory):
+		f.SetProxyErrorBody(a.req.endpoint.Dialect())
 	default:
 		return a.classifyOrEndRequest(err)
 	}
-	f.setMeaning(f.body)
+	f.SetMeaning(f.Body)
 	return f
-}
-
-// newStatusFailure returns the failure that a response is by its status, without its body.
-func newStatusFailure(resp *http.Response) *failure {
-	return &failure{
-		reason: metrics.RetryStatus(resp.StatusCode), status: resp.StatusCode, header: resp.Header,
-		err: fmt.Errorf("replica responded with status %d", resp.StatusCode), // its message may quote the prompt
-	}
-}
-
-// setMeaning sets what a failure means, from the replica's error, whose status f has.
-func (f *failure) setMeaning(replicaError []byte) {
-	switch vllm.ClassifyError(f.status, replicaError) {
-	case vllm.ErrorQueueFull:
-		f.queueFull = true
-	case vllm.ErrorShutdown:
-		f.shuttingDown, f.isFree = true, true
-	case vllm.ErrorScaling:
-		f.reason, f.err = metrics.RetryScaling, errScaling
-		f.shuttingDown, f.isFree = true, true // like one that finishes what it has
-	case vllm.ErrorOfEngine:
-		f.suspectsCrash = true
-	}
 }
 
 // checkQueueFull returns the failure of a response with a 429 that says that the replica's queue is full, else nil: any other 429 is
 // the client's own. It copies the body.
-func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *failure {
+func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *fault.Failure {
 	if resp.StatusCode != http.StatusTooManyRequests || vllm.ClassifyError(resp.StatusCode, body) != vllm.ErrorQueueFull {
 		return nil
 	}
-	f := newStatusFailure(resp)
-	f.setMeaning(body)
-	f.keepBody(&a.req.proxy.buffers, a.req.endpoint, bytes.Clone(body))
+	f := fault.OfStatus(resp)
+	f.SetMeaning(body)
+	f.KeepBody(a.req.proxy.buffers.reserve, a.req.endpoint.Dialect(), bytes.Clone(body))
 	return f
 }
 
@@ -355,12 +322,12 @@ func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *failure {
 func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err error) {
 	buffers := &a.req.proxy.buffers
 	if !buffers.reserve(maxErrorBodyBytes) {
-		return nil, errErrorBodyMemory
+		return nil, fault.ErrBodyMemory
 	}
 	reserved := int64(maxErrorBodyBytes)
 	defer func() { buffers.release(reserved) }()
 	c := a.req.context
-	timer := time.AfterFunc(errorBodyTimeout, func() { c.cancel(errErrorBodyTimeout) })
+	timer := time.AfterFunc(errorBodyTimeout, func() { c.cancel(fault.ErrBodyTimeout) })
 	defer timer.Stop()
 	buf := buffers.get()
 	defer buffers.put(buf)
@@ -368,7 +335,7 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 	case err != nil:
 		return nil, err
 	case n > maxErrorBodyBytes: // no error that a client could use, and a part is not the whole
-		return nil, errErrorBodyTooLong
+		return nil, fault.ErrBodyTooLong
 	}
 	body := bytes.Clone(buf.Bytes())
 	reserved -= int64(len(body))
@@ -377,7 +344,7 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 
 // recordMissingEndpoint records that the replica does not serve the endpoint, or may not if the response is empty, and
 // returns the failure. It copies the body.
-func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failure {
+func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *fault.Failure {
 	if e := a.req.proxy.routes.Load().ByPattern[a.req.endpoint.Path].Endpoint; e != nil && e.Number == a.req.endpoint.Number { // no reload has removed it
 		record := a.decision.Backend.RecordMissingEndpoint
 		if len(bytes.TrimSpace(body)) == 0 {
@@ -385,11 +352,11 @@ func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *failu
 		}
 		record(e.Number, time.Now())
 	}
-	f := &failure{
-		reason: metrics.RetryEndpoint, isFree: true, status: resp.StatusCode, header: resp.Header,
-		err: fmt.Errorf("replica does not serve the endpoint: it responded with status %d", resp.StatusCode),
+	f := &fault.Failure{
+		Reason: metrics.RetryEndpoint, IsFree: true, Status: resp.StatusCode, Header: resp.Header,
+		Err: fmt.Errorf("replica does not serve the endpoint: it responded with status %d", resp.StatusCode),
 	}
-	f.keepBody(&a.req.proxy.buffers, a.req.endpoint, bytes.Clone(body))
+	f.KeepBody(a.req.proxy.buffers.reserve, a.req.endpoint.Dialect(), bytes.Clone(body))
 	return f
 }
 
@@ -412,22 +379,22 @@ func (a *attempt) isRefusedAsTooLong(status int, body []byte) bool {
 
 // newTooLongFailure returns the failure that such an error is. From now on the request is sent to replicas with a longer
 // context only.
-func (a *attempt) newTooLongFailure(header http.Header, body []byte) *failure {
+func (a *attempt) newTooLongFailure(header http.Header, body []byte) *fault.Failure {
 	req := &a.req.input.request
 	req.RefusedLength = req.ContextLengths.Of(a.decision.Backend.Slot)
-	f := &failure{
-		reason: metrics.RetryContextLength, isFree: true, status: http.StatusBadRequest, header: header,
-		err: fmt.Errorf("replica accepts %d tokens, and the request has more: it is sent to one that accepts more", req.RefusedLength),
+	f := &fault.Failure{
+		Reason: metrics.RetryContextLength, IsFree: true, Status: http.StatusBadRequest, Header: header,
+		Err: fmt.Errorf("replica accepts %d tokens, and the request has more: it is sent to one that accepts more", req.RefusedLength),
 	}
-	f.keepBody(&a.req.proxy.buffers, a.req.endpoint, body)
+	f.KeepBody(a.req.proxy.buffers.reserve, a.req.endpoint.Dialect(), body)
 	return f
 }
 
 // isRankRefused reports whether a response says that the server does not have the data-parallel rank that it was
 // sent: it has other ranks than before.
 func (a *attempt) isRankRefused(resp *http.Response, body []byte) bool {
-	rank := firstHeaderValue(a.req.httpReq.Header, vllm.RankHeader)
-	if rank == "" || isEncoded(resp.Header) {
+	rank := httpheader.First(a.req.httpReq.Header, vllm.RankHeader)
+	if rank == "" || httpheader.IsEncoded(resp.Header) {
 		return false
 	}
 	e, refused := vllm.ParseRankError(resp.StatusCode, body)
@@ -436,19 +403,19 @@ func (a *attempt) isRankRefused(resp *http.Response, body []byte) bool {
 
 // recordRefusedRank records that the server has other ranks than before, and returns the failure: the request is sent
 // again, to the same backend or another one.
-func (a *attempt) recordRefusedRank() *failure {
+func (a *attempt) recordRefusedRank() *fault.Failure {
 	a.decision.Backend.RecordRankRefusal(time.Now())
-	return &failure{reason: metrics.RetryRank, isFree: true, err: errRankRefused}
+	return &fault.Failure{Reason: metrics.RetryRank, IsFree: true, Err: fault.ErrRankRefused}
 }
 
 // recordReplicaAbort counts and returns the failure of a response that the replica aborted: vLLM aborts all its
 // requests when it shuts down.
-func (a *attempt) recordReplicaAbort() *failure {
+func (a *attempt) recordReplicaAbort() *fault.Failure {
 	a.decision.Backend.Aborted.Add(1)
-	e := unavailableError(codeReplicaAborted, "the replica aborted the request: it may be shutting down")
-	return &failure{
-		reason: metrics.RetryAborted, err: errAborted, shuttingDown: true,
-		status: e.status, body: errorBody(a.req.endpoint.Dialect(), e), header: jsonHeader(),
+	e := fault.Unavailable(fault.CodeReplicaAborted, "the replica aborted the request: it may be shutting down")
+	return &fault.Failure{
+		Reason: metrics.RetryAborted, Err: fault.ErrAborted, ShuttingDown: true,
+		Status: e.Status, Body: fault.Body(a.req.endpoint.Dialect(), e), Header: fault.JSONHeader(),
 	}
 }
 
@@ -492,50 +459,34 @@ func (a *attempt) awaitDown() bool {
 	}
 }
 
-// keepBody makes body that of the response, if there is memory for it.
-func (f *failure) keepBody(buffers *responseBuffers, e *api.Endpoint, body []byte) {
-	if n := int64(len(body)); buffers.reserve(n) {
-		f.body, f.charged = body, n
-	} else {
-		f.setProxyErrorBody(e)
-	}
-}
-
-// setProxyErrorBody replaces a response that cannot be kept by an error of the proxy's own with its status.
-func (f *failure) setProxyErrorBody(e *api.Endpoint) {
-	f.body, f.header = errorBody(e.Dialect(), replicaError(f.status, nil)), jsonHeader()
-}
-
-func jsonHeader() http.Header { return http.Header{"Content-Type": {"application/json"}} }
-
 // replaceBestFailure makes f the failure that the client gets should no attempt succeed, and
 // frees the body of the one before. A nil f only frees.
-func (r *request) replaceBestFailure(f *failure) {
+func (r *request) replaceBestFailure(f *fault.Failure) {
 	if best := r.history.best; best != nil {
-		r.proxy.buffers.release(best.charged)
-		best.body, best.charged = nil, 0
+		r.proxy.buffers.release(best.Reserved)
+		best.Body, best.Reserved = nil, 0
 	}
 	r.history.best = f
 }
 
 // relayFailure sends the kept response of a failed attempt.
-func (r *request) relayFailure(f *failure) {
-	r.outcome.Backend = f.decision.Backend.Name
+func (r *request) relayFailure(f *fault.Failure) {
+	r.outcome.Backend = f.Decision.Backend.Name
 	if r.headersSent {
-		r.sendError(replicaError(f.status, f.body))
+		r.sendError(fault.OfReplica(f.Status, f.Body))
 		return
 	}
-	if !r.allowsTransferParams() && !isEncoded(f.header) {
-		blankTransferParams(f.body)
+	if !r.allowsTransferParams() && !httpheader.IsEncoded(f.Header) {
+		blankTransferParams(f.Body)
 	}
-	h := r.fillResponseHeader(f.decision, f.header)
-	h["Content-Length"] = []string{strconv.Itoa(len(f.body))}
-	if f.status == http.StatusServiceUnavailable && h.Get("Retry-After") == "" {
+	h := r.fillResponseHeader(f.Decision, f.Header)
+	h["Content-Length"] = []string{strconv.Itoa(len(f.Body))}
+	if f.Status == http.StatusServiceUnavailable && h.Get("Retry-After") == "" {
 		h["Retry-After"] = []string{"1"}
 	}
-	r.outcome.Code = f.status
-	r.client.WriteHeader(f.status)
-	if _, err := r.client.Write(f.body); err != nil {
+	r.outcome.Code = f.Status
+	r.client.WriteHeader(f.Status)
+	if _, err := r.client.Write(f.Body); err != nil {
 		r.recordDisconnectOrCancel(r.client.abortPhase(metrics.AbortInBody))
 	}
 }
@@ -610,4 +561,39 @@ func (a *attempt) recordUsage(u *tokenUsage) {
 	if u.promptTokens > 0 {
 		a.req.outcome.PromptTokens = u.promptTokens
 	}
+}
+
+// relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
+// header of a stream. It returns a failure if another backend may be asked.
+func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fault.Failure {
+	body, err := a.readErrorBody(resp)
+	defer a.req.proxy.buffers.release(int64(len(body)))
+	if f := a.checkBodyID(body); f != nil {
+		return f
+	}
+	from.AllowReuse()
+	if a.isResponseLost(resp.StatusCode, body) {
+		a.sendLostResponse()
+		return nil
+	}
+	if err != nil && !errors.Is(err, fault.ErrBodyTooLong) && !errors.Is(err, fault.ErrBodyMemory) {
+		return a.classifyOrEndRequest(err)
+	}
+	if a.quotesHandover(resp.StatusCode, body, true) {
+		return a.newQuoteFailure(resp.StatusCode)
+	}
+	if err == nil && a.isRankRefused(resp, body) {
+		return a.recordRefusedRank()
+	}
+	if err == nil && !httpheader.IsEncoded(resp.Header) && a.isRefusedAsTooLong(resp.StatusCode, body) {
+		return a.newTooLongFailure(resp.Header, body)
+	}
+	if err == nil && !httpheader.IsEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, body) {
+		return a.recordMissingEndpoint(resp, body)
+	}
+	if f := a.checkQueueFull(resp, body); f != nil {
+		return f
+	}
+	a.req.sendError(fault.OfReplica(resp.StatusCode, body))
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/proxy/fault"
 	"warmroute/router"
 )
 
@@ -37,7 +38,7 @@ const (
 type attemptRecord struct {
 	backend         *backends.Backend
 	endedAt         time.Time
-	failure         *failure
+	failure         *fault.Failure
 	excluded        bool // the backend is not to be picked
 	awaitsReconnect bool // nothing was sent to it, and no reconnect was awaited since
 	upstreamError   bool // the replica sent an error that the client may get
@@ -45,11 +46,11 @@ type attemptRecord struct {
 }
 
 // isFailure reports whether the replica was sent the request and failed it, other than by its shutdown.
-func (a *attemptRecord) isFailure() bool { return !a.failure.isFree && !a.failure.shuttingDown }
+func (a *attemptRecord) isFailure() bool { return !a.failure.IsFree && !a.failure.ShuttingDown }
 
 // suspectsReplicaDown reports whether the replica failed as one does that crashes or shuts down.
 func (a *attemptRecord) suspectsReplicaDown() bool {
-	return a.failure.suspectsCrash || a.failure.shuttingDown
+	return a.failure.SuspectsCrash || a.failure.ShuttingDown
 }
 
 // history is what a request has tried and waited for so far.
@@ -59,8 +60,8 @@ type history struct {
 	outageSetting string               // that sets the Outage of these
 	queuesIfFull  bool                 // it is queued again if a replica refuses it because of its full queue
 	attempts      []attemptRecord
-	sent          int      // attempts begun
-	best          *failure // the latest with a response of a replica, else the latest
+	sent          int            // attempts begun
+	best          *fault.Failure // the latest with a response of a replica, else the latest
 
 	last    step
 	wait    waitKind    // of the last step, if it was a wait
@@ -224,7 +225,7 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 			a := respond(h, f)
 			a.poison = true
 			return a
-		case !h.latestAttempt().failure.isFree:
+		case !h.latestAttempt().failure.IsFree:
 			return awaitVerdictOrBudget(h, f, now)
 		}
 	case waitVerdict:
@@ -251,13 +252,13 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) action {
 	latest := h.latestAttempt().failure
 	switch charged, shutdowns := h.countCharged(); {
-	case latest.noRetry:
+	case latest.NoRetry:
 		return respond(h, f)
 	case h.latestAttempt().refusals > 0:
 		return awaitRoom(h, now)
-	case latest.isFree && !h.isSecondCrash():
+	case latest.IsFree && !h.isSecondCrash():
 		return pickOrAwaitReconnect(h, f, now)
-	case latest.isFree:
+	case latest.IsFree:
 	case s.Retry.Share == 0 && s.Retry.PerSecond == 0:
 		return respond(h, f)
 	case shutdowns >= s.Attempts:
@@ -298,7 +299,7 @@ func awaitVerdictOrBudget(h *history, f fleetView, now time.Time) action {
 		return waitForRetryBudget(h, f, now)
 	}
 	timeout := healthRecheckTimeout
-	if latest.failure.status != 0 {
+	if latest.failure.Status != 0 {
 		timeout = shutdownVerdictTimeout
 	}
 	return awaitHealthChecks(waitVerdict, []*backends.Backend{latest.backend}, now.Add(timeout), verdictProbeInterval)
@@ -355,13 +356,13 @@ func respondWith(h *history, f fleetView, pickErr error) action {
 		a.response = respondProxyEnd
 	case h.end == disconnected:
 		a.response = respondDisconnected
-	case best != nil && best.isUnsuited() && !errors.Is(pickErr, router.ErrEndpointMissing) && h.hasUntriedBackend(f):
+	case best != nil && best.IsUnsuited() && !errors.Is(pickErr, router.ErrEndpointMissing) && h.hasUntriedBackend(f):
 		a.response = respondNotPicked // it may be suited, and is not ready
-	case best != nil && best.status != 0:
+	case best != nil && best.Status != 0:
 		a.response = respondReplicaError
-	case best != nil && best.reason == metrics.RetryDescriptors && !h.ownQueueFull:
+	case best != nil && best.Reason == metrics.RetryDescriptors && !h.ownQueueFull:
 		a.response = respondNoDescriptors
-	case best == nil, h.ownQueueFull, pickErr != nil && (h.waited.Total() > 0 || best.isFree && h.mayWait()):
+	case best == nil, h.ownQueueFull, pickErr != nil && (h.waited.Total() > 0 || best.IsFree && h.mayWait()):
 		a.response = respondNotPicked
 	}
 	return a
@@ -383,17 +384,17 @@ func (a *action) isMet(f fleetView, waitBegun, now time.Time) bool {
 func (h *history) latestAttempt() *attemptRecord { return &h.attempts[len(h.attempts)-1] }
 
 // addFailure records a failed attempt.
-func (h *history) addFailure(b *backends.Backend, f *failure, now time.Time) {
+func (h *history) addFailure(b *backends.Backend, f *fault.Failure, now time.Time) {
 	h.last = stepAttempt
-	if f.queueFull && h.queuesIfFull { // the router knows that it is full
+	if f.QueueFull && h.queuesIfFull { // the router knows that it is full
 		h.attempts = append(h.attempts, attemptRecord{backend: b, endedAt: now, failure: f, refusals: h.removeRefusals(b) + 1})
 		return
 	}
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
-		excluded:        !f.isOfConnection() && !f.sameBackend && f.reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
-		awaitsReconnect: f.isFree && !f.sameBackend && !f.isUnsuited() && f.reason != metrics.RetryRank,
-		upstreamError:   f.status != 0 && !f.sameBackend && !f.shuttingDown && !f.isUnsuited(),
+		excluded:        !f.IsOfConnection() && !f.SameBackend && f.Reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
+		awaitsReconnect: f.IsFree && !f.SameBackend && !f.IsUnsuited() && f.Reason != metrics.RetryRank,
+		upstreamError:   f.Status != 0 && !f.SameBackend && !f.ShuttingDown && !f.IsUnsuited(),
 	})
 }
 
@@ -410,9 +411,9 @@ func (h *history) removeRefusals(b *backends.Backend) (n int) {
 }
 
 // isBetterFailure reports whether f replaces the best failure.
-func (h *history) isBetterFailure(f *failure) bool {
+func (h *history) isBetterFailure(f *fault.Failure) bool {
 	best := h.best
-	return best == nil || best.isUnsuited() || !f.isUnsuited() && (f.status != 0 || f.noRetry || best.status == 0)
+	return best == nil || best.IsUnsuited() || !f.IsUnsuited() && (f.Status != 0 || f.NoRetry || best.Status == 0)
 }
 
 // recordWaitAndReadmit records how a wait ended, and lets backends be picked again.
@@ -431,7 +432,7 @@ func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, f fleetVi
 			h.readmitBackends(func(r *attemptRecord) bool {
 				return r.backend == latest.backend || h.suspectsReplicaDown(r.backend) && !h.suspectsCrashOf(r.backend)
 			})
-		} else if latest.failure.status != 0 {
+		} else if latest.failure.Status != 0 {
 			latest.upstreamError = true
 		}
 	case waitReconnect:
@@ -460,7 +461,7 @@ func (h *history) readmitBackends(matches func(*attemptRecord) bool) {
 func (h *history) excludedBackends() (list []*backends.Backend) {
 	for i := range h.attempts {
 		switch r := &h.attempts[i]; {
-		case r.excluded && r.failure.isMissingEndpoint():
+		case r.excluded && r.failure.IsMissingEndpoint():
 			list = append(list, r.backend.Server().Parts()...)
 		case r.excluded:
 			list = append(list, r.backend)
@@ -481,7 +482,7 @@ func (h *history) backendsToReconnect() (list []*backends.Backend) {
 // isExcluded reports whether b is one of the excludedBackends.
 func (h *history) isExcluded(b *backends.Backend) bool {
 	return h.anyAttempt(func(r *attemptRecord) bool {
-		return r.excluded && (r.backend == b || r.failure.isMissingEndpoint() && r.backend.Server() == b.Server())
+		return r.excluded && (r.backend == b || r.failure.IsMissingEndpoint() && r.backend.Server() == b.Server())
 	})
 }
 
@@ -502,12 +503,12 @@ func (h *history) countAttempts(matches func(*attemptRecord) bool) (n int) {
 // down, which have a limit of their own.
 func (h *history) countCharged() (charged, shutdowns int) {
 	charged = h.countAttempts(func(r *attemptRecord) bool { return r.isFailure() && r.refusals == 0 })
-	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.shuttingDown && !r.failure.isFree })
+	return charged, h.countAttempts(func(r *attemptRecord) bool { return r.failure.ShuttingDown && !r.failure.IsFree })
 }
 
 // countConnectionFailures returns how many attempts failed by their kept-alive connection.
 func (h *history) countConnectionFailures() int {
-	return h.countAttempts(func(r *attemptRecord) bool { return r.failure.isOfConnection() })
+	return h.countAttempts(func(r *attemptRecord) bool { return r.failure.IsOfConnection() })
 }
 
 func (h *history) suspectsReplicaDown(b *backends.Backend) bool {
@@ -516,7 +517,7 @@ func (h *history) suspectsReplicaDown(b *backends.Backend) bool {
 
 // suspectsCrashOf reports whether the request may be what b crashed by.
 func (h *history) suspectsCrashOf(b *backends.Backend) bool {
-	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.failure.suspectsCrash })
+	return h.anyAttempt(func(r *attemptRecord) bool { return r.backend == b && r.failure.SuspectsCrash })
 }
 
 // hasUntriedBackend reports whether a backend that serves the request is not excluded, ready or not.
@@ -597,7 +598,7 @@ func (h *history) errorTimeLeft(f fleetView, now time.Time) (left time.Duration,
 
 // isSecondCrash reports whether the last attempt failed as if its replica had crashed, and one before it too.
 func (h *history) isSecondCrash() bool {
-	return h.latestAttempt().failure.suspectsCrash && h.countAttempts(func(r *attemptRecord) bool { return r.failure.suspectsCrash }) > 1
+	return h.latestAttempt().failure.SuspectsCrash && h.countAttempts(func(r *attemptRecord) bool { return r.failure.SuspectsCrash }) > 1
 }
 
 // suspectsPoisonRequest reports whether the request is likely to be what two replicas crashed by, so that no third
@@ -605,7 +606,7 @@ func (h *history) isSecondCrash() bool {
 func (h *history) suspectsPoisonRequest(f fleetView) bool {
 	before := h.attempts[:len(h.attempts)-1]
 	crashed := slices.ContainsFunc(before, func(r attemptRecord) bool {
-		return r.failure.suspectsCrash && f.state(r.backend) == backends.Down
+		return r.failure.SuspectsCrash && f.state(r.backend) == backends.Down
 	})
 	return crashed && slices.ContainsFunc(f, func(v backendView) bool {
 		return v.candidate && v.state == backends.Ready && !h.suspectsCrashOf(v.backend)
@@ -616,7 +617,7 @@ func (h *history) suspectsPoisonRequest(f fleetView) bool {
 // every backend be down: replicas that are killed together may take all attempts within milliseconds.
 func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
 	latest := h.latestAttempt().failure
-	lostConnection := latest.suspectsCrash || latest.reason == metrics.RetryStale
+	lostConnection := latest.SuspectsCrash || latest.Reason == metrics.RetryStale
 	if !lostConnection || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
 		return false
 	}

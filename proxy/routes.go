@@ -16,6 +16,7 @@ import (
 	"warmroute/httpapi"
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/fault"
 )
 
 // MissingEndpoints returns the paths of the endpoints that b is known to lack at a time.
@@ -55,7 +56,7 @@ func writeUpgradeError(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Upgrade", "HTTP/1.1") // RFC 9110 requires both
 	h.Set("Connection", "Upgrade")
-	writeError(w, api.DialectOf(r.URL.Path), newError(http.StatusUpgradeRequired, codeUpgradeRequired,
+	fault.Write(w, api.DialectOf(r.URL.Path), fault.New(http.StatusUpgradeRequired, fault.CodeUpgradeRequired,
 		"WebSocket is not served: send the request over HTTP, for instance POST /v1/responses"))
 }
 
@@ -64,16 +65,16 @@ func writeNoRoute(w http.ResponseWriter, r *http.Request, t *api.Table) {
 	e := unknownPathError(t, r.URL)
 	if allowed := t.Mux.AllowedMethods(api.WrittenPath(r.URL)); allowed != "" {
 		w.Header().Set("Allow", allowed)
-		e.status, e.code, e.message = http.StatusMethodNotAllowed, codeMethodNotAllowed, "method not allowed on this path; allowed: "+allowed
+		e.Status, e.Code, e.Message = http.StatusMethodNotAllowed, fault.CodeMethodNotAllowed, "method not allowed on this path; allowed: "+allowed
 	}
-	writeError(w, api.DialectOf(r.URL.Path), e)
+	fault.Write(w, api.DialectOf(r.URL.Path), e)
 }
 
 // maxNamedPathBytes is how much of an unknown path an error names.
 const maxNamedPathBytes = 200
 
 // unknownPathError returns the error for a path that is not served. It does not repeat segments that may be an API key.
-func unknownPathError(t *api.Table, u *url.URL) *apiError {
+func unknownPathError(t *api.Table, u *url.URL) *fault.Error {
 	segments := strings.Split(u.EscapedPath(), "/")
 	for i, segment := range segments {
 		if len(segment) >= apikey.MinKeyLength {
@@ -90,14 +91,14 @@ func unknownPathError(t *api.Table, u *url.URL) *apiError {
 	} else {
 		message += "; the API is at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/models and other paths of vLLM"
 	}
-	return newError(http.StatusNotFound, codeNotFound, message)
+	return fault.New(http.StatusNotFound, fault.CodeNotFound, message)
 }
 
 // serveModels serves GET /v1/models: the latest card of every model that a replica lists and the key may use. It is a 503
 // while none has listed any.
 func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apikey.Account) {
 	if len(p.registry.Catalog().Models) == 0 {
-		writeError(w, api.OpenAI, p.noModelsError()) // an empty list would tell clients that their model does not exist
+		fault.Write(w, api.OpenAI, p.noModelsError()) // an empty list would tell clients that their model does not exist
 		return
 	}
 	var out bytes.Buffer
@@ -117,7 +118,7 @@ func (p *Proxy) serveModel(w http.ResponseWriter, r *http.Request, holder *apike
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
 	entry, ok := findModel(p.registry.Catalog(), id, holder)
 	if !ok {
-		writeError(w, api.OpenAI, p.unknownModelError(id, holder))
+		fault.Write(w, api.OpenAI, p.unknownModelError(id, holder))
 		return
 	}
 	httpapi.WriteJSON(w, http.StatusOK, json.RawMessage(entry.Card))
@@ -137,7 +138,7 @@ func findModel(c *backends.Catalog, id string, holder *apikey.Account) (entry ba
 }
 
 // defaultModel returns the model of a request that names none: the only base model that its key may use.
-func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *apiError) {
+func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *fault.Error) {
 	known := visibleModels(c, r.account)
 	only, ok := c.OnlyBaseModel()
 	if r.account != nil && r.account.Models != nil {
@@ -149,13 +150,13 @@ func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *apiError
 	case len(known) == 0:
 		return "", r.proxy.unknownModelError("", r.account)
 	}
-	return "", invalidRequestError("model", "model is missing: set it to one of those that GET /v1/models lists")
+	return "", fault.InvalidRequest("model", "model is missing: set it to one of those that GET /v1/models lists")
 }
 
 // maxNamedModels is how many models an error lists: there may be thousands of adapters.
 const maxNamedModels = 50
 
-func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
+func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *fault.Error {
 	catalog := p.registry.Catalog()
 	known := visibleModels(catalog, holder)
 	if len(catalog.Models) == 0 {
@@ -177,20 +178,20 @@ func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *apiError {
 	} else {
 		message += "This API key may use none of the models served here."
 	}
-	e := newError(http.StatusNotFound, codeModelNotFound, message)
-	e.param = "model"
+	e := fault.New(http.StatusNotFound, fault.CodeModelNotFound, message)
+	e.Param = "model"
 	return e
 }
 
 // noModelsError returns the error where no replica has listed a model.
-func (p *Proxy) noModelsError() *apiError {
+func (p *Proxy) noModelsError() *fault.Error {
 	all := p.registry.All()
 	message := "no replica has listed its models yet; see the proxy's log for why"
 	if len(all) == 0 {
 		message = "there are no replicas yet: none has an address, or is registered"
 	}
-	e := unavailableError(codeNoReplica, message)
-	e.retryAfter = p.unreadyRetryAfter(all)
+	e := fault.Unavailable(fault.CodeNoReplica, message)
+	e.RetryAfter = p.unreadyRetryAfter(all)
 	return e
 }
 
@@ -203,7 +204,7 @@ func (p *Proxy) serveVersion(w http.ResponseWriter, _ *http.Request, _ *apikey.A
 func serveFinishSession(w http.ResponseWriter, r *http.Request, _ *apikey.Account) {
 	id := r.URL.Query().Get("session_id")
 	if id == "" {
-		writeError(w, api.OpenAI, invalidRequestError("session_id", "session_id is missing: send POST /finish_session?session_id=ID"))
+		fault.Write(w, api.OpenAI, fault.InvalidRequest("session_id", "session_id is missing: send POST /finish_session?session_id=ID"))
 		return
 	}
 	httpapi.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok", "session_id": id})

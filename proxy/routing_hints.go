@@ -8,6 +8,8 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/prompt"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 )
 
 const (
@@ -17,7 +19,7 @@ const (
 )
 
 // applyRoutingHints takes the tenant, the session and the priority from the client's headers.
-func (r *request) applyRoutingHints() *apiError {
+func (r *request) applyRoutingHints() *fault.Error {
 	h, req := r.httpReq.Header, &r.input.request
 	req.Tenant = r.fairnessID()
 	if r.account != nil {
@@ -30,7 +32,7 @@ func (r *request) applyRoutingHints() *apiError {
 	}
 	n, err := strconv.Atoi(given[0])
 	if err != nil || n < 0 || n > maxPriority || len(given) > 1 {
-		return invalidRequestError(priorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
+		return fault.InvalidRequest(priorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
 			priorityHeader, maxPriority))
 	}
 	req.Priority = max(req.Priority, n)
@@ -40,7 +42,7 @@ func (r *request) applyRoutingHints() *apiError {
 // setSessionFromHeader sets the session from the first of the session headers that the request has.
 func (r *request) setSessionFromHeader() {
 	for _, name := range r.settings.SessionHeaders {
-		if id := firstHeaderValue(r.httpReq.Header, name); id != "" {
+		if id := httpheader.First(r.httpReq.Header, name); id != "" {
 			r.input.request.Session = nonzero(xxh3.HashString(id[:min(len(id), prompt.MaxSessionBytes)]))
 			r.input.sessionSource = name
 			return
@@ -51,7 +53,7 @@ func (r *request) setSessionFromHeader() {
 // keyFingerprint returns a hash of the API key of a request, where keys are not configured; 0: none.
 func keyFingerprint(h http.Header) uint64 {
 	for _, name := range []string{"Authorization", "X-Api-Key"} {
-		if key := firstHeaderValue(h, name); key != "" {
+		if key := httpheader.First(h, name); key != "" {
 			return nonzero(xxh3.HashString(key))
 		}
 	}

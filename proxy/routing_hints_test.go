@@ -13,11 +13,12 @@ import (
 	"warmroute/proxy/admit"
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/fault"
 	"warmroute/router"
 )
 
 // understood is what the router would be asked for a request.
-func (f *fleet) understood(path, body string, headers ...string) (router.Request, *apiError) {
+func (f *fleet) understood(path, body string, headers ...string) (router.Request, *fault.Error) {
 	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Add(headers[i], headers[i+1])
@@ -57,7 +58,7 @@ func TestMediaBodySize(t *testing.T) {
 		}
 		r, fault := f.understood(path, `{"stream":true,"`+key+`":[{"role":"user","content":[{"type":"image","image_url":`+image+`}]}]}`)
 		if fault != nil {
-			t.Fatal(path, fault.message)
+			t.Fatal(path, fault.Message)
 		}
 		if r.Bytes < want || r.Bytes > want+100 || r.NoEngine != (want == 0) || r.Streams == r.NoEngine {
 			t.Errorf("%s: %d bytes, want about %d; instant %v, streams %v", path, r.Bytes, want, r.NoEngine, r.Streams)
@@ -71,7 +72,7 @@ func TestRouterRequest(t *testing.T) {
 		t.Helper()
 		r, fault := f.understood("/v1/chat/completions", body, headers...)
 		if fault != nil {
-			t.Fatal(fault.message)
+			t.Fatal(fault.Message)
 		}
 		return r
 	}

@@ -15,10 +15,11 @@ import (
 	"github.com/tidwall/gjson"
 
 	"warmroute/backends"
-	"warmroute/backends/transport"
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/prompt"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 	"warmroute/router"
 )
 
@@ -51,7 +52,7 @@ type handover struct {
 
 // prepareDecode makes the attempt the decode leg of a split request, unless it is for the whole request. It sends the
 // prefill leg, if no earlier attempt has, and blocks until its response. It returns the failure of the attempt, or nil.
-func (a *attempt) prepareDecode() *failure {
+func (a *attempt) prepareDecode() *fault.Failure {
 	h := &a.req.history
 	if p := a.decision.Prefill; p != nil {
 		o, f := a.sendPrefillLeg(p)
@@ -74,13 +75,13 @@ func (a *attempt) prepareDecode() *failure {
 }
 
 // check returns the failure of a decode leg that may not be sent any more, else nil.
-func (o *handover) check(now time.Time) *failure {
-	f := &failure{reason: metrics.RetryHandover, isFree: true, sameBackend: true}
+func (o *handover) check(now time.Time) *fault.Failure {
+	f := &fault.Failure{Reason: metrics.RetryHandover, IsFree: true, SameBackend: true}
 	switch {
 	case o.prefill.Backend.State() != backends.Ready:
-		f.err, f.split = errPrefillNotReady, metrics.SplitPrefillFailed
+		f.Err, f.Split = errPrefillNotReady, metrics.SplitPrefillFailed
 	case now.After(o.notAfter):
-		f.err, f.split = errLateHandover, metrics.SplitLate
+		f.Err, f.Split = errLateHandover, metrics.SplitLate
 	default:
 		return nil
 	}
@@ -109,7 +110,7 @@ func (a *attempt) handoverEdits() []prompt.Edit {
 
 // sendPrefillLeg has the backend of p do the prefill of the request, and releases p. It returns what the decode leg
 // needs, or the failure of the attempt.
-func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
+func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *fault.Failure) {
 	leg := &attempt{req: a.req, decision: p, isPrefillLeg: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
 	defer leg.releasePrefill()
 	begun := time.Now()
@@ -118,7 +119,7 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
 	a.req.setSessionHeader(p.KVSession)
 	resp, err := leg.send(a.req.input.scratch.prefillEdits, time.Time{})
 	o := &handover{prefill: p, endedAt: time.Now()}
-	var f *failure
+	var f *fault.Failure
 	if err != nil {
 		a.req.stopQueueKeepalive()
 		f = leg.classifyOrEndRequest(err)
@@ -131,7 +132,7 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
 		f = leg.classifyOrEndRequest(cause)
 	}
 	if f == nil && !a.req.proxy.buffers.reserve(int64(len(o.member))) {
-		f = &failure{reason: metrics.RetryNoTransferParams, err: errTransferParamsMemory}
+		f = &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: errTransferParamsMemory}
 	}
 	if f != nil {
 		leg.setRouterOutcome(f)
@@ -148,7 +149,7 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *failure) {
 // readPrefillResponse returns the member for the decode leg's body that the response to the prefill leg has. Without
 // one it returns a failure, which is done if the client has the response: an error that it would get from any replica.
 // It may stop the keep-alives of the queue.
-func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *failure) {
+func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fault.Failure) {
 	if resp.StatusCode != http.StatusOK {
 		a.req.stopQueueKeepalive()
 	}
@@ -161,29 +162,29 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 	if f := a.checkResponseHeaderID(resp.Header); f != nil {
 		return "", f
 	}
-	if f := validateResponse(resp); f != nil {
+	if f := fault.OfHeader(resp); f != nil {
 		return "", f
 	}
 	body.SetIdleTimeout(a.req.settings.Idle)
 	switch status := resp.StatusCode; {
-	case status == http.StatusOK && isEncoded(resp.Header):
-		return "", &failure{reason: metrics.RetryEncoded, err: errors.New("the response to the prefill leg is encoded: disable compression in front of the replica")}
+	case status == http.StatusOK && httpheader.IsEncoded(resp.Header):
+		return "", &fault.Failure{Reason: metrics.RetryEncoded, Err: errors.New("the response to the prefill leg is encoded: disable compression in front of the replica")}
 	case status == http.StatusOK:
 		return a.readTransferParams(resp, body)
 	case a.isPrefillRefusal(status):
 		if f = a.relayWhole(resp, body); f == nil {
 			a.req.outcome.Backend = a.decision.Backend.Name
-			f = &failure{done: true}
+			f = &fault.Failure{Done: true}
 		}
 		return "", f
 	case status == http.StatusBadRequest: // by an older replica, of the leg and not of the request
-		return "", &failure{reason: metrics.RetryStatus(status), err: errThinkingBudget, sameBackend: true}
+		return "", &fault.Failure{Reason: metrics.RetryStatus(status), Err: errThinkingBudget, SameBackend: true}
 	}
 	body.AllowReuse() // an error has no id
 	f = a.readErrorResponse(resp)
-	if !f.done && !isEncoded(resp.Header) && vllm.IsMissingEndpoint(f.status, f.body) {
-		a.req.proxy.buffers.release(f.charged)
-		f = a.recordMissingEndpoint(resp, f.body)
+	if !f.Done && !httpheader.IsEncoded(resp.Header) && vllm.IsMissingEndpoint(f.Status, f.Body) {
+		a.req.proxy.buffers.release(f.Reserved)
+		f = a.recordMissingEndpoint(resp, f.Body)
 	}
 	return "", f
 }
@@ -201,7 +202,7 @@ func (a *attempt) isPrefillRefusal(status int) bool {
 }
 
 // readTransferParams is readPrefillResponse for a response with status 200.
-func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (member string, f *failure) {
+func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (member string, f *fault.Failure) {
 	buffers := &a.req.proxy.buffers
 	buf := buffers.get()
 	reserved, complete, err := buffers.read(buf, resp.Body, false)
@@ -226,7 +227,7 @@ func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (mem
 	a.result.End = router.Completed
 	member, ok := transferMember(buf.Bytes(), a.decision.Backend.Host())
 	if !ok || !complete {
-		return "", &failure{reason: metrics.RetryNoTransferParams, err: errNoTransferParams}
+		return "", &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: errNoTransferParams}
 	}
 	return member, nil
 }
@@ -272,18 +273,18 @@ func isLocalHost(host string) bool {
 }
 
 // withoutResponse returns the failure of a prefill leg as one that is not charged, and whose response no client gets.
-func (a *attempt) withoutResponse(f *failure) *failure {
-	if f.done {
+func (a *attempt) withoutResponse(f *fault.Failure) *fault.Failure {
+	if f.Done {
 		return f
 	}
-	a.req.proxy.buffers.release(f.charged)
+	a.req.proxy.buffers.release(f.Reserved)
 	split := metrics.SplitPrefillFailed
-	if f.queueFull && a.req.settings.QueueForRoles { // it waits until a replica can do its prefill
+	if f.QueueFull && a.req.settings.QueueForRoles { // it waits until a replica can do its prefill
 		split = ""
 	}
-	return &failure{
-		reason: f.reason, err: f.err, isFree: true, suspectsCrash: f.suspectsCrash, shuttingDown: f.shuttingDown, queueFull: f.queueFull,
-		decision: a.decision, split: split,
+	return &fault.Failure{
+		Reason: f.Reason, Err: f.Err, IsFree: true, SuspectsCrash: f.SuspectsCrash, ShuttingDown: f.ShuttingDown, QueueFull: f.QueueFull,
+		Decision: a.decision, Split: split,
 	}
 }
 
@@ -299,25 +300,25 @@ func (a *attempt) releasePrefill() {
 
 // adjustDecodeFailure makes f, if there is one, the failure of a decode leg: where only the handover may have failed,
 // the request is sent as a whole, to whichever backend, as if this attempt had not been made.
-func (a *attempt) adjustDecodeFailure(f *failure) {
-	if f == nil || f.done || a.handover == nil {
+func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
+	if f == nil || f.Done || a.handover == nil {
 		return
 	}
-	if f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isUnsuited() {
+	if f.Status != 0 && !f.QueueFull && !f.ShuttingDown && !f.IsUnsuited() {
 		a.req.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, true)
 	}
-	f.noRetry, f.split = false, metrics.SplitDecodeFailed
-	isLate := errors.Is(f.err, errLateHandover)
+	f.NoRetry, f.Split = false, metrics.SplitDecodeFailed
+	isLate := errors.Is(f.Err, errLateHandover)
 	if isLate {
-		f.reason, f.split = metrics.RetryHandover, metrics.SplitLate
+		f.Reason, f.Split = metrics.RetryHandover, metrics.SplitLate
 	}
-	if a.quotesHandover(f.status, f.body, true) {
-		a.req.proxy.buffers.release(f.charged)
-		f.charged = 0
-		f.setProxyErrorBody(a.req.endpoint)
+	if a.quotesHandover(f.Status, f.Body, true) {
+		a.req.proxy.buffers.release(f.Reserved)
+		f.Reserved = 0
+		f.SetProxyErrorBody(a.req.endpoint.Dialect())
 	}
-	if isLate || f.status != 0 && !f.queueFull && !f.shuttingDown && !f.isUnsuited() {
-		f.isFree, f.sameBackend, f.suspectsCrash = true, true, false
+	if isLate || f.Status != 0 && !f.QueueFull && !f.ShuttingDown && !f.IsUnsuited() {
+		f.IsFree, f.SameBackend, f.SuspectsCrash = true, true, false
 	}
 	a.req.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed
 }
@@ -355,26 +356,20 @@ func containsWord(text []byte, word string) bool {
 
 // newQuoteFailure returns the failure of a decode leg whose error response no client may get. The request is sent again
 // without the parameters, and gets its error then.
-func (a *attempt) newQuoteFailure(status int) *failure {
-	f := &failure{reason: metrics.RetryStatus(status), err: errQuotesHandover, status: status}
-	f.setProxyErrorBody(a.req.endpoint)
+func (a *attempt) newQuoteFailure(status int) *fault.Failure {
+	f := &fault.Failure{Reason: metrics.RetryStatus(status), Err: errQuotesHandover, Status: status}
+	f.SetProxyErrorBody(a.req.endpoint.Dialect())
 	return f
-}
-
-// nothingSent reports whether no connection could be made.
-func (f *failure) nothingSent() bool {
-	_, ok := errors.AsType[*transport.ConnectError](f.err)
-	return ok
 }
 
 // recordSplitFailure records what a failure means for a split request: it is not split again, and its parameters are
 // used by another attempt only if nothing was sent by this one.
-func (r *request) recordSplitFailure(f *failure) {
-	if f.split == "" {
+func (r *request) recordSplitFailure(f *fault.Failure) {
+	if f.Split == "" {
 		return
 	}
-	r.splitResult = f.split
-	if r.history.handover == nil || !f.nothingSent() {
+	r.splitResult = f.Split
+	if r.history.handover == nil || !f.NothingSent() {
 		r.endSplit()
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/proxy/api"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 	"warmroute/recovery"
 	"warmroute/router/responseindex"
 )
@@ -56,7 +58,7 @@ func (s *storedInput) refers() bool {
 
 // routeToStoredResponse has a request that refers to a stored response routed to the backend that holds it. It may wait for the
 // backends to say which one does.
-func (r *request) routeToStoredResponse() *apiError {
+func (r *request) routeToStoredResponse() *fault.Error {
 	if !r.input.stored.refers() {
 		return nil
 	}
@@ -91,7 +93,7 @@ func (r *request) findStoredResponse() (b *backends.Backend, result metrics.Resp
 }
 
 // pinTo has the request routed to b alone, or returns the error that result is.
-func (r *request) pinTo(b *backends.Backend, result metrics.ResponseLookup) *apiError {
+func (r *request) pinTo(b *backends.Backend, result metrics.ResponseLookup) *fault.Error {
 	switch {
 	case result == metrics.ResponseLost:
 		return r.lostResponseError("the replica that held it was removed")
@@ -108,12 +110,12 @@ func (r *request) pinTo(b *backends.Backend, result metrics.ResponseLookup) *api
 }
 
 // checkStoredResponse returns the error for a request whose response cannot be reached any more, else nil.
-func (r *request) checkStoredResponse() *apiError {
+func (r *request) checkStoredResponse() *fault.Error {
 	b, h := r.input.stored.backend, &r.history
 	if b == nil || h.end != notEnded {
 		return nil
 	}
-	refused := len(h.attempts) > 0 && errors.Is(h.latestAttempt().failure.err, syscall.ECONNREFUSED)
+	refused := len(h.attempts) > 0 && errors.Is(h.latestAttempt().failure.Err, syscall.ECONNREFUSED)
 	switch {
 	case refused, b.State() == backends.Down && b.RefusesConnections():
 		r.forgetStoredResponse()
@@ -143,17 +145,17 @@ func (a *attempt) sendLostResponse() {
 }
 
 // lostResponseError returns the API's error for a response that does not exist, for a reason.
-func (r *request) lostResponseError(reason string) *apiError {
-	e := newError(http.StatusNotFound, codeResponseNotFound, "")
-	e.param = "response_id"
+func (r *request) lostResponseError(reason string) *fault.Error {
+	e := fault.New(http.StatusNotFound, fault.CodeResponseNotFound, "")
+	e.Param = "response_id"
 	id := r.input.stored.refersTo
 	if !responseindex.IsValidID(id) {
 		id = "…"
 	}
-	e.message = "Response with id '" + id + "' not found: " + reason + "."
+	e.Message = "Response with id '" + id + "' not found: " + reason + "."
 	if !r.endpoint.IsAboutResponse() {
-		e.param, e.code = "previous_response_id", codePreviousResponseNotFound
-		e.message += " Send the whole conversation as input, without previous_response_id."
+		e.Param, e.Code = "previous_response_id", fault.CodePreviousResponseNotFound
+		e.Message += " Send the whole conversation as input, without previous_response_id."
 	}
 	return e
 }
@@ -177,7 +179,7 @@ func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.Re
 	}
 	passed := http.Header{backends.InstanceHeader: r.httpReq.Header[backends.InstanceHeader]}
 	p.appendInstanceID(passed) // so that no search goes round in circles
-	b, allResponded := searchBackends(r.httpReq.Context(), p.panics, id, r.input.request.Backends, firstHeaderValue(passed, backends.InstanceHeader))
+	b, allResponded := searchBackends(r.httpReq.Context(), p.panics, id, r.input.request.Backends, httpheader.First(passed, backends.InstanceHeader))
 	switch {
 	case b != nil:
 		p.responses.Index.Add(id, responseindex.Entry{Backend: b.Address()})

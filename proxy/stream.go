@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/proxy/api"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
 	"warmroute/router"
 )
 
@@ -64,7 +67,7 @@ type streamRelay struct {
 }
 
 // relayStream returns nil when the stream was committed to the client, whatever its end.
-func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
+func (a *attempt) relayStream(resp *http.Response, body replicaBody) *fault.Failure {
 	a.startReplyHashing()
 	s := &streamRelay{attempt: a, resp: resp, body: body, events: eventScanner{format: a.req.endpoint.Format, reply: a.reply}}
 	stored, maxTokens := a.req.input.stored, a.req.input.request.MaxOutputTokens // input may be released before the end of the stream
@@ -79,7 +82,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 	if f == nil {
 		s.rememberResponse()
 		s.sendBeginning(buffered.Bytes())
-	} else if f.done {
+	} else if f.Done {
 		s.attempt.result.OutputTokens = s.events.completionTokens()
 	}
 	a.req.proxy.buffers.put(buffered)
@@ -96,7 +99,7 @@ func (a *attempt) relayStream(resp *http.Response, body replicaBody) *failure {
 
 // readAndCommit reads the beginning of the stream into buffered, and commits the attempt unless it is a failure.
 // It returns what it has reserved for buffered, for the caller to release.
-func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *failure) {
+func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *fault.Failure) {
 	s.body.SetQuietTimeout(s.attempt.req.settings.Keepalive)
 	chunk := s.attempt.req.proxy.pools.chunks.Get().(*[]byte)
 	reserved, s.readErr = s.readUntilFirstEvent(buffered, *chunk)
@@ -149,7 +152,7 @@ func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) 
 
 // checkBeginning returns the failure that a stream is, as far as it was read, or nil. A client's own error is
 // none: it would come from any backend.
-func (s *streamRelay) checkBeginning() *failure {
+func (s *streamRelay) checkBeginning() *fault.Failure {
 	e := &s.events
 	if f := s.attempt.checkResponseID(e.responseID); f != nil {
 		return f
@@ -167,7 +170,7 @@ func (s *streamRelay) checkBeginning() *failure {
 	case e.done || s.readErr == nil || s.readErr == io.EOF && e.events > 0 && !s.isTruncated():
 		return nil
 	case s.readErr == io.EOF:
-		return s.attempt.classifyOrEndRequest(errTruncated)
+		return s.attempt.classifyOrEndRequest(fault.ErrTruncated)
 	}
 	return s.attempt.classifyOrEndRequest(s.readErr)
 }
@@ -183,22 +186,22 @@ func (s *streamRelay) explainEnd() {
 }
 
 // checkErrorEvent is checkBeginning for a stream that began with an error event. It means what a response with its status does.
-func (s *streamRelay) checkErrorEvent() *failure {
+func (s *streamRelay) checkErrorEvent() *fault.Failure {
 	status, body := s.events.errorEventStatus(), s.events.errorEvent
 	switch {
 	case s.attempt.isRefusedAsTooLong(http.StatusBadRequest, body): // events of /v1/messages have no status
-		return s.attempt.newTooLongFailure(jsonHeader(), body)
+		return s.attempt.newTooLongFailure(fault.JSONHeader(), body)
 	case s.isOfRequest(status, body):
 		return nil
 	}
-	f := &failure{
-		reason: metrics.RetryErrorEvent, err: errors.New("error event before any content"), status: status, header: jsonHeader(),
+	f := &fault.Failure{
+		Reason: metrics.RetryErrorEvent, Err: errors.New("error event before any content"), Status: status, Header: fault.JSONHeader(),
 	}
-	f.setMeaning(body)
+	f.SetMeaning(body)
 	if s.attempt.req.endpoint.Format == api.ResponsesFormat { // its events have another form than its errors
-		body = errorBody(s.attempt.req.endpoint.Dialect(), replicaError(status, body))
+		body = fault.Body(s.attempt.req.endpoint.Dialect(), fault.OfReplica(status, body))
 	}
-	f.keepBody(&s.attempt.req.proxy.buffers, s.attempt.req.endpoint, body)
+	f.KeepBody(s.attempt.req.proxy.buffers.reserve, s.attempt.req.endpoint.Dialect(), body)
 	return f
 }
 
@@ -351,21 +354,21 @@ func (s *streamRelay) finish() {
 		s.attempt.recordDisconnect(s.attempt.req.client.abortPhase(metrics.AbortInStream))
 	case s.attempt.req.isEndedByProxy():
 		err := s.attempt.req.recordProxyEnd()
-		s.attempt.result.End, s.attempt.req.outcome.Code = router.ClientDisconnected, err.status
+		s.attempt.result.End, s.attempt.req.outcome.Code = router.ClientDisconnected, err.Status
 		s.sendErrorEvent(err)
 	default:
 		if e.aborted {
 			s.attempt.decision.Backend.Aborted.Add(1)
 		}
 		err, cause := s.truncatedError()
-		s.attempt.recordTruncated(err.status, cause)
+		s.attempt.recordTruncated(err.Status, cause)
 		s.sendErrorEvent(err)
 	}
 }
 
 // scanLastLine reads a last line without a line end, unless it may be half a line.
 func (s *streamRelay) scanLastLine() {
-	if s.readErr == io.EOF && (isFramed(s.resp) || s.events.hasWholeLastLine()) {
+	if s.readErr == io.EOF && (httpheader.IsFramed(s.resp) || s.events.hasWholeLastLine()) {
 		s.events.scanLastLine()
 	}
 }
@@ -375,7 +378,7 @@ func (s *streamRelay) scanLastLine() {
 // Extra paths may end their streams without any.
 func (s *streamRelay) isTruncated() bool {
 	e := &s.events
-	return !e.done && !(isFramed(s.resp) && (e.finished || e.errorEvent != nil || s.attempt.req.endpoint.IsExtra))
+	return !e.done && !(httpheader.IsFramed(s.resp) && (e.finished || e.errorEvent != nil || s.attempt.req.endpoint.IsExtra))
 }
 
 // lineWriter writes a stream of server-sent events in whole lines, as soon as they are complete: half a line of
@@ -512,4 +515,33 @@ func (g *chunkIntervals) observe(at time.Time) {
 		g.observer.Observe(at.Sub(g.last).Seconds())
 	}
 	g.last = at
+}
+
+// truncatedError returns the error for a stream that the replica did not complete, and its
+// cause.
+func (s *streamRelay) truncatedError() (apiErr *fault.Error, cause error) {
+	e := fault.New(http.StatusBadGateway, fault.CodeReplicaFailed, "the replica closed the response early")
+	switch {
+	case s.withheld:
+		e.Message = "the replica failed; its error is withheld, as it names the address of a KV transfer"
+		return e, errQuotesHandover
+	case s.events.aborted:
+		e.Code, e.Message = fault.CodeReplicaAborted, "the replica aborted the request, so the response is incomplete"
+		return e, fault.ErrAborted
+	case errors.Is(s.readErr, fault.ErrFirstByte):
+		return fault.FirstByteTimeout(), s.readErr
+	case errors.Is(s.readErr, os.ErrDeadlineExceeded):
+		return fault.New(http.StatusGatewayTimeout, fault.CodeIdleTimeout, "the replica stopped sending (timeouts.idle)"), s.readErr
+	case fault.IsRemoval(s.readErr):
+		e.Message = "the replica was removed before the response was complete (timeouts.shutdown)"
+	}
+	if s.readErr == io.EOF {
+		return e, fault.ErrTruncated
+	}
+	return e, s.readErr
+}
+
+// sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
+func (s *streamRelay) sendErrorEvent(e *fault.Error) {
+	s.attempt.req.client.Write(append([]byte(s.out.missingLineEnds()), fault.Event(s.attempt.req.endpoint.Format, e, s.events.nextSequence)...))
 }

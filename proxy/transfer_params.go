@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"warmroute/prompt"
+	"warmroute/proxy/fault"
 )
 
 // AllowTransferParams is the value of limits.kv_transfer_params by which they are accepted.
@@ -16,11 +17,11 @@ func (r *request) allowsTransferParams() bool {
 
 // checkTransferParams refuses a body in which pr found parameters of KV transfers. With them a client can have a replica connect to any
 // host, read the KV cache of another tenant's prompts, and end the replica's process.
-func (r *request) checkTransferParams(pr *prompt.Prompt) *apiError {
+func (r *request) checkTransferParams(pr *prompt.Prompt) *fault.Error {
 	if pr.TransferParams == "" || r.allowsTransferParams() {
 		return nil
 	}
-	return invalidRequestError(pr.TransferParams,
+	return fault.InvalidRequest(pr.TransferParams,
 		pr.TransferParams+" is not accepted from clients: remove it from the request (limits.kv_transfer_params)")
 }
 

@@ -1,4 +1,5 @@
-package proxy
+// Package httpheader reads headers of HTTP messages.
+package httpheader
 
 import (
 	"iter"
@@ -7,17 +8,17 @@ import (
 	"strings"
 )
 
-// firstHeaderValue is h.Get of a canonical name.
-func firstHeaderValue(h http.Header, canonicalName string) string {
+// First is h.Get of a canonical name.
+func First(h http.Header, canonicalName string) string {
 	if values := h[canonicalName]; len(values) > 0 {
 		return values[0]
 	}
 	return ""
 }
 
-// isHopByHop reports whether a header belongs to one connection and is never forwarded. A switch costs less than looking up all
+// IsHopByHop reports whether a header belongs to one connection and is never forwarded. A switch costs less than looking up all
 // of these in a header of few lines.
-func isHopByHop(name string) bool {
+func IsHopByHop(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
 		"Te", "Trailer", "Transfer-Encoding", "Upgrade":
@@ -26,8 +27,8 @@ func isHopByHop(name string) bool {
 	return false
 }
 
-// listMembers returns the members of a header that is a list, in all of its lines.
-func listMembers(lines []string) iter.Seq[string] {
+// Members returns the members of a header that is a list, in all of its lines.
+func Members(lines []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, line := range lines {
 			for member := range strings.SplitSeq(line, ",") {
@@ -39,30 +40,30 @@ func listMembers(lines []string) iter.Seq[string] {
 	}
 }
 
-// deleteNamedByConnection deletes the headers that Connection names.
-func deleteNamedByConnection(h http.Header) {
-	for name := range listMembers(h["Connection"]) {
+// DeleteNamedByConnection deletes the headers that Connection names.
+func DeleteNamedByConnection(h http.Header) {
+	for name := range Members(h["Connection"]) {
 		delete(h, textproto.CanonicalMIMEHeaderKey(name))
 	}
 }
 
-// isEventStream goes by what the response says, never by what the request asked for.
-func isEventStream(h http.Header) bool { return hasContentType(h, "text/event-stream") }
+// IsEventStream goes by what the response says, never by what the request asked for.
+func IsEventStream(h http.Header) bool { return HasContentType(h, "text/event-stream") }
 
-func hasContentType(h http.Header, mediaType string) bool {
-	kind, _, _ := strings.Cut(firstHeaderValue(h, "Content-Type"), ";")
+func HasContentType(h http.Header, mediaType string) bool {
+	kind, _, _ := strings.Cut(First(h, "Content-Type"), ";")
 	return strings.EqualFold(strings.TrimSpace(kind), mediaType)
 }
 
-// isFramed reports whether the end of a response can be told from the end of its connection.
-func isFramed(resp *http.Response) bool {
+// IsFramed reports whether the end of a response can be told from the end of its connection.
+func IsFramed(resp *http.Response) bool {
 	return resp.ContentLength >= 0 || len(resp.TransferEncoding) > 0
 }
 
-// isEncoded reports whether a body is compressed or otherwise encoded. Other values, such as utf-8 and none, are mistakes of
+// IsEncoded reports whether a body is compressed or otherwise encoded. Other values, such as utf-8 and none, are mistakes of
 // clients and intermediaries, whose bodies are plain.
-func isEncoded(h http.Header) bool {
-	for coding := range listMembers(h["Content-Encoding"]) {
+func IsEncoded(h http.Header) bool {
+	for coding := range Members(h["Content-Encoding"]) {
 		name, _, _ := strings.Cut(coding, ";") // some add a parameter
 		switch strings.ToLower(strings.TrimSpace(name)) {
 		// Those registered with IANA but for identity, and others in use.

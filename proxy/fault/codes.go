@@ -1,4 +1,4 @@
-package proxy
+package fault
 
 //go:generate go test -run TestErrorReferenceIsCurrent -update .
 
@@ -7,85 +7,85 @@ package proxy
 const (
 	// 401. The API key is missing, unknown or expired.
 	// Fix: send one of `keys`; compare `printf %s "$KEY" | sha256sum` with the configuration.
-	codeInvalidAPIKey = "invalid_api_key"
+	CodeInvalidAPIKey = "invalid_api_key"
 	// 403. An operator cancelled the request.
 	// Fix: ask the operator.
-	codeCancelled = "cancelled"
+	CodeCancelled = "cancelled"
 	// 404. No replica lists the model, or the key may not use it. A replica that is down keeps its models.
 	// Fix: use a name in the message; try `curl URL/v1/models` for each replica.
-	codeModelNotFound = "model_not_found"
+	CodeModelNotFound = "model_not_found"
 	// 404. Every replica of the model has responded within the last minute that it does not serve the endpoint.
 	// Fix: start a replica that serves it; `missing_endpoints` in `/api/state` lists what each one lacks.
-	codeEndpointNotServed = "endpoint_not_served"
+	CodeEndpointNotServed = "endpoint_not_served"
 	// 404. Unknown path. The message has the path that was probably meant, for instance where `/v1` is there twice.
 	// Fix: end the client's base URL with `/v1`. Operators' paths of vLLM are not forwarded.
-	codeNotFound = "not_found"
+	CodeNotFound = "not_found"
 	// 404. No replica has the stored response in the path: it is unknown, belongs to another key, or was lost when its
 	// replica was restarted or removed.
 	// Fix: none; make the response again.
-	codeResponseNotFound = "response_not_found"
+	CodeResponseNotFound = "response_not_found"
 	// 404. The same for `previous_response_id`.
 	// Fix: send the whole conversation as input.
-	codePreviousResponseNotFound = "previous_response_not_found"
+	CodePreviousResponseNotFound = "previous_response_not_found"
 	// 405. The path requires another method, which `Allow` names.
 	// Fix: correct the client.
-	codeMethodNotAllowed = "method_not_allowed"
+	CodeMethodNotAllowed = "method_not_allowed"
 	// 408. No byte of the body arrived for `timeouts.body_idle`, or less than 1 KiB a second over that time.
 	// Fix: check the client's network.
-	codeBodyTimeout = "body_timeout"
+	CodeBodyTimeout = "body_timeout"
 	// 413. The body exceeds `limits.body_bytes`; the message has the limit.
 	// Fix: send less, or raise it and `limits.body_bytes_total`.
-	codeBodyTooLarge = "body_too_large"
+	CodeBodyTooLarge = "body_too_large"
 	// 414. The query exceeds `limits.query_bytes`.
 	// Fix: correct the client.
-	codeQueryTooLong = "query_too_long"
+	CodeQueryTooLong = "query_too_long"
 	// 415. The body is compressed (`Content-Encoding`), which replicas do not read.
 	// Fix: turn off request compression in the client.
-	codeUnsupportedEncoding = "unsupported_content_encoding"
+	CodeUnsupportedEncoding = "unsupported_content_encoding"
 	// 426. WebSocket is not served.
 	// Fix: none; Codex tries it first and then uses HTTP.
-	codeUpgradeRequired = "upgrade_required"
+	CodeUpgradeRequired = "upgrade_required"
 	// 429. The key exceeds one of its limits.
 	// Fix: wait for `Retry-After`, or raise the limits of the key.
-	codeRateLimitExceeded = "rate_limit_exceeded"
+	CodeRateLimitExceeded = "rate_limit_exceeded"
 	// 429. The part of the admission queue for this priority class is full, and this key or client address has an equal share of it.
 	// Fix: add replicas; or raise `routing.queue.requests` and `.bytes`, for batch requests `.batch_requests` and
 	// `.batch_bytes`, if clients can wait.
-	codeQueueFull = "queue_full"
+	CodeQueueFull = "queue_full"
 	// 429. Replicas worked, but none had room within `routing.queue.busy_time`, or the key's `queue_time`.
 	// Fix: add replicas, raise the time, or shorten prompts that need more KV cache than is ever free.
-	codeQueueTimeout = "queue_timeout"
+	CodeQueueTimeout = "queue_timeout"
 	// 429. Every replica has `max_in_flight` requests, and the admission queue is off.
 	// Fix: raise it, or set `routing.queue.requests`.
-	codeReplicasFull = "replicas_full"
+	CodeReplicasFull = "replicas_full"
 	// 431. The header has more than 256 lines.
 	// Fix: send fewer headers.
-	codeTooManyHeaders = "too_many_headers"
+	CodeTooManyHeaders = "too_many_headers"
 	// 500. A bug of warmroute: the decision where to send the queued request panicked.
 	// Fix: report it with the stack in the proxy's log.
-	codeInternalError = "internal_error"
+	CodeInternalError = "internal_error"
 	// 502. The replica crashed, closed the response early, ended a stream without a mark of its end or sent an invalid
 	// response, and no other could be tried; or it was removed, and the response took longer than `timeouts.shutdown`.
 	// Fix: see the replica's log and `warmroute_retries_total`.
-	codeReplicaFailed = "replica_failed"
+	CodeReplicaFailed = "replica_failed"
 	// 503 before the response has begun, 502 after it. The replica's engine aborted the request, and no other could
 	// serve it.
 	// Fix: retry; start replicas with `--shutdown-timeout`.
-	codeReplicaAborted = "replica_aborted"
+	CodeReplicaAborted = "replica_aborted"
 	// 503. No ready replica serves the model, or none has listed its models since the start.
 	// Fix: `warmroute backends list` has the reason for each replica.
-	codeNoReplica = "no_replica"
+	CodeNoReplica = "no_replica"
 	// 503. The proxy had no file descriptor for a connection to a replica for `routing.queue.time`.
 	// Fix: raise the limit (`ulimit -n`, `LimitNOFILE=`).
-	codeOutOfDescriptors = "out_of_descriptors"
+	CodeOutOfDescriptors = "out_of_descriptors"
 	// 503. `limits.in_flight` requests are in flight, or nine tenths of it for a batch request.
 	// The message says if it is this key or client address that has too many requests whose bodies are incomplete.
 	// Fix: add proxies, or raise the limit and that of file descriptors; name load balancers in `trusted_proxies`.
-	codeTooManyRequests = "too_many_requests"
+	CodeTooManyRequests = "too_many_requests"
 	// 503. Request bodies use all of `limits.body_bytes_total`, or this key or client address uses its share of it; the
-	// message says which.
+	// Message says which.
 	// Fix: raise the limit if there is memory, or lower `limits.in_flight`; name load balancers in `trusted_proxies`.
-	codeBodiesTooLarge = "bodies_too_large"
+	CodeBodiesTooLarge = "bodies_too_large"
 	// 503. The proxy is stopping and aborted the request after `timeouts.shutdown`; or it is `/readyz` during the drain.
 	// Fix: retry; raise `timeouts.shutdown`.
 	codeShuttingDown = "shutting_down"
@@ -97,11 +97,11 @@ const (
 	codeResponseTimeout = "response_timeout"
 	// 504. The response stopped for `timeouts.idle`.
 	// Fix: the replica hangs: restart it.
-	codeIdleTimeout = "idle_timeout"
+	CodeIdleTimeout = "idle_timeout"
 	// 504. The replica is stalled, and no other could take the request.
 	// Fix: restart it.
 	codeReplicaStalled = "replica_stalled"
 	// 508. The request has passed this proxy before, or more than about 18 proxies.
 	// Fix: remove the backend that leads back to a proxy in front of it.
-	codeLoopDetected = "loop_detected"
+	CodeLoopDetected = "loop_detected"
 )
