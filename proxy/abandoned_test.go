@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"warmroute/proxy/activity"
+	"warmroute/proxy/relay"
 )
 
 // A key pays for what the engine generates, whether or not the response is read to its end.
@@ -17,7 +18,7 @@ func TestAbandonedRequestCharged(t *testing.T) {
 	t.Parallel()
 	body := func(fields string) string { return strings.Replace(askWhole, "{", "{"+fields+",", 1) }
 	const prompts = `{"model":"m","prompt":["a","b","c"],"max_tokens":3}`
-	long := `{"choices":[{"message":{"content":"` + strings.Repeat("x", 3*maxBufferedResponseBytes) + `"}}]}`
+	long := `{"choices":[{"message":{"content":"` + strings.Repeat("x", 3*relay.MaxBufferedBytes) + `"}}]}`
 	for _, c := range []struct {
 		name, path, body string
 		script           func(*session)
@@ -31,7 +32,7 @@ func TestAbandonedRequestCharged(t *testing.T) {
 		{"responses", "/v1/responses", `{"model":"m","input":"a","max_output_tokens":3}`, hang(), false, 3},
 		{"half of a response", "/v1/chat/completions", body(`"n":20,"max_tokens":3`), hang(answered("200 OK", whole)[:200]), false, 60},
 		{"cancelled", "/v1/chat/completions", body(`"n":20,"max_tokens":3`), hang(), true, 60},
-		{"most of a long response", "/v1/chat/completions", askWhole, hang(answered("200 OK", long)[:2*maxBufferedResponseBytes]), false, len(long) / bytesPerToken},
+		{"most of a long response", "/v1/chat/completions", askWhole, hang(answered("200 OK", long)[:2*relay.MaxBufferedBytes]), false, len(long) / bytesPerToken},
 		{"a stream", "/v1/chat/completions", strings.Replace(askStream, "{", `{"max_tokens":3,`, 1), hang(sseHead, chunk(role), chunk(hello), chunk(world)), false, 3},
 		{"a stream of hidden reasoning", "/v1/chat/completions", strings.Replace(askStream, "{", `{"include_reasoning":false,"n":20,"max_tokens":3,`, 1), hang(sseHead, chunk(role)), false, 60},
 		{"a stream without events", "/v1/chat/completions", askStream, hang(sseHead), false, 0},

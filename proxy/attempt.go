@@ -22,6 +22,7 @@ import (
 	"warmroute/proxy/api"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -29,14 +30,14 @@ import (
 type attempt struct {
 	req             *request
 	decision        *router.Reservation
-	handover        *handover        // of which it is the decode leg; nil: it is none
-	isPrefillLeg    bool             // of a split request
-	token           string           // names the attempt in its X-Request-Id
-	failureReason   string           // empty: it has not failed
-	estimatedTokens int              // of a response without usage, by its length
-	reply           *prompt.Response // what the next turn will repeat of the response; nil: unknown
-	itl             chunkIntervals   // between the chunks of a stream
-	result          router.Outcome   // for the release of the decision
+	handover        *handover            // of which it is the decode leg; nil: it is none
+	isPrefillLeg    bool                 // of a split request
+	token           string               // names the attempt in its X-Request-Id
+	failureReason   string               // empty: it has not failed
+	estimatedTokens int                  // of a response without usage, by its length
+	reply           *prompt.Response     // what the next turn will repeat of the response; nil: unknown
+	itl             relay.ChunkIntervals // between the chunks of a stream
+	result          router.Outcome       // for the release of the decision
 }
 
 // tryBackend sends the request to the picked backend and relays its response. It returns nil when
@@ -226,7 +227,7 @@ func (a *attempt) classifyOrEndRequest(err error) *fault.Failure {
 		return &fault.Failure{Err: err, Done: true}
 	}
 	if a.req.isDisconnected() {
-		a.recordDisconnect(a.req.client.abortPhase(metrics.AbortBeforeResponse))
+		a.recordDisconnect(a.req.client.AbortPhase(metrics.AbortBeforeResponse))
 		return &fault.Failure{Err: err, Done: true}
 	}
 	suspectsCrash := a.req.history.anyAttempt(func(r *attemptRecord) bool {
@@ -271,7 +272,7 @@ func (a *attempt) recordTruncated(loggedStatus int, err error) {
 // relayResponse sends the response to the client, or returns the failure that it is. Until the response is known not to
 // be another request's, as far as its id can tell, the connection is not reused.
 func (a *attempt) relayResponse(resp *http.Response) *fault.Failure {
-	body, ok := resp.Body.(replicaBody)
+	body, ok := resp.Body.(relay.Body)
 	if !ok {
 		return a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
 	}
@@ -283,7 +284,7 @@ func (a *attempt) relayResponse(resp *http.Response) *fault.Failure {
 		return f
 	}
 	if scope := a.req.input.stored.scope; scope != "" && !httpheader.IsEncoded(resp.Header) {
-		body = removeScope(resp, body, scope)
+		body = relay.RemoveScope(resp, body, scope)
 	}
 	if resp.StatusCode == http.StatusOK && httpheader.IsEventStream(resp.Header) {
 		return a.relayStream(resp, body)
@@ -299,7 +300,7 @@ func (a *attempt) relayResponse(resp *http.Response) *fault.Failure {
 }
 
 // relayWhole relays a response that is not a stream, in the form that the client can still read.
-func (a *attempt) relayWhole(resp *http.Response, body replicaBody) *fault.Failure {
+func (a *attempt) relayWhole(resp *http.Response, body relay.Body) *fault.Failure {
 	if a.req.headersSent {
 		return a.relayErrorAsEvent(resp, body)
 	}

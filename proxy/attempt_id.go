@@ -14,6 +14,7 @@ import (
 
 	"warmroute/metrics"
 	"warmroute/proxy/fault"
+	"warmroute/proxy/relay"
 )
 
 // requestIDHeader names a request to vLLM, which makes the id of the response from it.
@@ -95,7 +96,7 @@ func (a *attempt) checkResponseHeaderID(h http.Header) *fault.Failure {
 
 // checkBodyID is checkResponseHeaderID for a body, or the beginning of one.
 func (a *attempt) checkBodyID(body []byte) *fault.Failure {
-	return a.checkResponseID(readBodyID(body[:min(len(body), maxIDSearchBytes)]))
+	return a.checkResponseID(relay.ReadBodyID(body[:min(len(body), maxIDSearchBytes)]))
 }
 
 // checkResponseID is checkResponseHeaderID for the id of a response. Tokens that the client has sent as part of the response's
@@ -130,24 +131,4 @@ func (r *request) requestedResponseID() string {
 func (a *attempt) recordWrongResponse() *fault.Failure {
 	a.decision.Backend.WrongResponses.Add(1)
 	return &fault.Failure{Reason: metrics.RetryWrongResponse, Err: errWrongResponse}
-}
-
-// readBodyID returns the id of a response, "" if it has none.
-func readBodyID(body []byte) string {
-	for _, key := range [...]string{"id", "request_id"} {
-		if id := gjson.GetBytes(body, key); id.Type == gjson.String {
-			return id.Str
-		}
-	}
-	return ""
-}
-
-// readEventID returns the id of the response that an event of a stream names, "" if it has none.
-func readEventID(event []byte) string {
-	for _, path := range [...]string{"response.id", "message.id"} {
-		if id := gjson.GetBytes(event, path); id.Type == gjson.String {
-			return id.Str
-		}
-	}
-	return readBodyID(event)
 }

@@ -141,8 +141,8 @@ func (a *attempt) setTokenUsage() {
 	if a.req.completionTokens == 0 {
 		a.req.completionTokens = a.estimatedTokens
 	}
-	if a.result.End == router.ClientDisconnected && (a.req.completionTokens == 0 || !a.itl.last.IsZero()) {
-		a.req.completionTokens = a.decision.EstimateOutputTokens(a.req.completionTokens, a.itl.last)
+	if a.result.End == router.ClientDisconnected && (a.req.completionTokens == 0 || !a.itl.Last.IsZero()) {
+		a.req.completionTokens = a.decision.EstimateOutputTokens(a.req.completionTokens, a.itl.Last)
 	}
 	a.req.estimated.tokens += max(a.req.completionTokens-max(a.result.OutputTokens, 0), 0)
 	a.req.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.req.promptTokens)

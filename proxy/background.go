@@ -15,6 +15,7 @@ import (
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/proxy/api"
+	"warmroute/proxy/relay"
 	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
@@ -181,10 +182,10 @@ func (b *backgroundAttempt) poll() (ended bool) {
 		return b.isOverdue()
 	}
 	b.attempt.result.End = router.Completed
-	var u tokenUsage
-	u.parse(gjson.GetBytes(body, "usage"), api.ResponsesFormat)
+	var u relay.Usage
+	u.Parse(gjson.GetBytes(body, "usage"), api.ResponsesFormat)
 	b.attempt.recordUsage(&u)
-	if !u.known { // it was cancelled, or failed
+	if !u.Known { // it was cancelled, or failed
 		b.attempt.result.End = router.ClientDisconnected
 	}
 	return true

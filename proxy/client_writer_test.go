@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"warmroute/proxy/relay"
 )
 
 // askFrom sends a request on a connection of its own, and reads nothing.
@@ -198,7 +200,7 @@ func TestHTTP2ClientKeptDuringReplicaSilence(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	got, err := io.ReadAll(resp.Body)
-	if err != nil || strings.ReplaceAll(string(got), keepAliveComment, "") != role+hello+stop+doneLine {
+	if err != nil || strings.ReplaceAll(string(got), relay.KeepAliveComment, "") != role+hello+stop+doneLine {
 		t.Errorf("got %q, %v", got, err)
 	}
 }

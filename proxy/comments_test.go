@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"warmroute/proxy/relay"
 )
 
 func TestCommentsRemoved(t *testing.T) {
@@ -24,8 +26,8 @@ func TestCommentsRemoved(t *testing.T) {
 		": a\r\rdata: 1\r\r\r: b\r":       "data: 1\r\r",
 		"data: 1\r: a\rdata: 2\r\r\n\n":   "data: 1\rdata: 2\r\r\n",
 	} {
-		var s eventScanner
-		if got := s.scan([]byte(in)); string(got) != want {
+		var s relay.Scanner
+		if got := s.Scan([]byte(in)); string(got) != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}
@@ -38,12 +40,12 @@ func FuzzCommentsRemoved(f *testing.F) {
 		f.Add(seed, uint8(1))
 	}
 	f.Fuzz(func(t *testing.T, stream string, size uint8) {
-		var all, parts eventScanner
-		whole := all.scan([]byte(stream))
+		var all, parts relay.Scanner
+		whole := all.Scan([]byte(stream))
 		var got []byte
 		for rest := []byte(stream); len(rest) > 0; {
 			n := min(len(rest), 1+int(size))
-			got = append(got, parts.scan(bytes.Clone(rest[:n]))...)
+			got = append(got, parts.Scan(bytes.Clone(rest[:n]))...)
 			rest = rest[n:]
 		}
 		if !bytes.Equal(got, whole) {
@@ -137,8 +139,8 @@ func TestStreamBeginningIsReserved(t *testing.T) {
 		answered <- answer
 	}()
 	<-said
-	const want = 512<<10 - freeBufferBytes
-	eventually(t, "the beginning is reserved", func() bool { return f.proxy.buffers.reserved.Load() == want })
+	const want = 512<<10 - relay.FreeBufferBytes
+	eventually(t, "the beginning is reserved", func() bool { return f.proxy.buffers.Reserved.Load() == want })
 	close(over)
 	if answer := <-answered; answer != long+goodStream {
 		t.Errorf("got %d bytes", len(answer))
@@ -147,10 +149,10 @@ func TestStreamBeginningIsReserved(t *testing.T) {
 
 func TestStreamBeginningWithoutMemory(t *testing.T) {
 	f := serve(t, nil, &replica{script: once(sseHead, chunk(strings.Repeat("retry: 10\n\n", 30<<10)+goodStream), lastChunk)})
-	if !f.proxy.buffers.reserve(maxBufferedTotalBytes) {
+	if !f.proxy.buffers.Reserve(relay.MaxBufferedTotalBytes) {
 		t.Fatal("the memory is in use")
 	}
-	defer f.proxy.buffers.release(maxBufferedTotalBytes)
+	defer f.proxy.buffers.Release(relay.MaxBufferedTotalBytes)
 	if _, answer := f.post("/v1/chat/completions", askStream); !strings.HasSuffix(answer, goodStream) {
 		t.Errorf("the stream ends in %q", answer[max(0, len(answer)-200):])
 	}

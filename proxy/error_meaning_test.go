@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"warmroute/proxy/relay"
 )
 
 // refusals are errors of full replicas, as events of each endpoint with streams.
@@ -129,7 +131,7 @@ func TestQueueFullAfterKeepAlive(t *testing.T) {
 	}}
 	f := serve(t, func(o *Options) { o.QueueKeepalive = 10 * time.Millisecond }, first, &replica{script: always(streamed(goodStream))})
 	resp, got := f.post("/v1/chat/completions", askStream)
-	if resp.StatusCode != http.StatusOK || strings.ReplaceAll(got, keepAliveComment, "") != goodStream || got == goodStream {
+	if resp.StatusCode != http.StatusOK || strings.ReplaceAll(got, relay.KeepAliveComment, "") != goodStream || got == goodStream {
 		t.Errorf("got %d %q", resp.StatusCode, got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/relay"
 )
 
 // anthropicError is an error in Anthropic's shape.
@@ -54,7 +55,7 @@ func TestAnthropicErrorBodies(t *testing.T) {
 		"query too long":  {change: func(o *Options) { o.QueryBytes = -1 }, status: 414, kind: "api_error"},
 		"rate":            {change: withKeys(keyOf("a", func(k *apikey.Key) { k.Concurrency = 1 })), prepare: (*fleet).takeKey, header: bearer("a"), status: 429, kind: "rate_limit_error"},
 		"dead replica":    {script: once(), status: 502, kind: "api_error"},
-		"no memory":       {script: always(answered("500 Internal Server Error", "")), prepare: func(f *fleet) { f.proxy.buffers.reserved.Add(maxBufferedTotalBytes) }, status: 500, kind: "api_error"},
+		"no memory":       {script: always(answered("500 Internal Server Error", "")), prepare: func(f *fleet) { f.proxy.buffers.Reserved.Add(relay.MaxBufferedTotalBytes) }, status: 500, kind: "api_error"},
 		"too many":        {change: func(o *Options) { o.InFlight = 0 }, status: 503, kind: "overloaded_error"},
 		"no first event":  {script: silent, change: func(o *Options) { o.FirstByte = 50 * time.Millisecond }, body: ask[:len(ask)-1] + `,"stream":true}`, status: 504, kind: "api_error"},
 		"no body in time": {change: func(o *Options) { o.BodyIdle = 50 * time.Millisecond }, status: 408, kind: "api_error"},
@@ -88,7 +89,7 @@ func TestAnthropicErrorBodies(t *testing.T) {
 					t.Errorf("got %d %v", resp.StatusCode, resp.Header)
 				}
 				isAnthropicError(t, got, c.kind)
-				f.proxy.buffers.reserved.Store(0)
+				f.proxy.buffers.Reserved.Store(0)
 			})
 		}
 	}

@@ -130,7 +130,7 @@ func (r *request) recordFailure(f *fault.Failure) {
 	if r.history.isBetterFailure(f) {
 		r.replaceBestFailure(f)
 	} else {
-		r.proxy.buffers.release(f.Reserved)
+		r.proxy.buffers.Release(f.Reserved)
 		f.Body, f.Reserved = nil, 0
 	}
 }

@@ -193,7 +193,7 @@ func (f *fleet) awaitIdle() {
 	}
 	eventually(f.t, "no request waits", func() bool { return f.router.CountWaiting() == 0 })
 	eventually(f.t, "no body is in memory", func() bool { return f.proxy.tenants.BodyBytesInUse() == 0 })
-	eventually(f.t, "no response is buffered", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
+	eventually(f.t, "no response is buffered", func() bool { return f.proxy.buffers.Reserved.Load() == 0 })
 }
 
 // eventually waits for something that must come, however slow the machine.

@@ -13,6 +13,7 @@ import (
 
 	"warmroute/proxy/activity"
 	"warmroute/proxy/clientconn"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -492,7 +493,7 @@ func (f *fleet) proxyHas(phase activity.Phase) {
 func TestCancelWithSlowClient(t *testing.T) {
 	t.Parallel()
 	f := serve(t, func(o *Options) { o.WriteIdle = 4 * time.Second }, &replica{script: func(s *session) {
-		once(answered("200 OK", strings.Repeat("x", maxBufferedResponseBytes-1)))(s)
+		once(answered("200 OK", strings.Repeat("x", relay.MaxBufferedBytes-1)))(s)
 		s.closed()
 	}})
 	conn := f.dial()
@@ -506,7 +507,7 @@ func TestCancelWithSlowClient(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		n, err = conn.Read(piece)
 	}
-	if got >= maxBufferedResponseBytes-1 {
+	if got >= relay.MaxBufferedBytes-1 {
 		t.Errorf("it got the whole answer: %d bytes, then %v", got, err)
 	}
 	f.cancelled()

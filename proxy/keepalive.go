@@ -6,22 +6,8 @@ import (
 	"time"
 
 	"warmroute/proxy/api"
+	"warmroute/proxy/relay"
 )
-
-const (
-	// keepAliveComment has no empty line after it: some SDKs take that for an event without data, and fail.
-	keepAliveComment = ": keep-alive\n"
-	messagesPing     = "event: ping\ndata: {\"type\": \"ping\"}\n\n"
-)
-
-// keepAliveEvent returns what clients of that format ignore, and what is traffic to
-// intermediaries.
-func keepAliveEvent(f api.Format) string {
-	if f == api.MessagesFormat {
-		return messagesPing
-	}
-	return keepAliveComment
-}
 
 // queueKeepalive is the timer of the keep-alive events that a stream's client gets before a
 // replica has responded. While it runs, only its goroutine writes to the client.
@@ -42,8 +28,8 @@ func (r *request) startQueueKeepalive() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	silentSince := r.bodyReceivedAt
-	if r.client.writeStartedAt.After(silentSince) { // an event may be being written
-		silentSince = r.client.writeStartedAt
+	if r.client.WriteStartedAt.After(silentSince) { // an event may be being written
+		silentSince = r.client.WriteStartedAt
 	}
 	wait := r.settings.QueueKeepalive - time.Since(silentSince)
 	k.running = true
@@ -84,7 +70,7 @@ func (r *request) sendAndScheduleKeepalive() {
 		}
 		r.client.WriteHeader(http.StatusOK)
 	}
-	if err := r.client.writeAndFlush([]byte(keepAliveEvent(r.endpoint.Format))); err == nil {
+	if err := r.client.WriteAndFlush([]byte(relay.KeepAliveEvent(r.endpoint.Format))); err == nil {
 		k.timer.Reset(r.settings.QueueKeepalive)
 	}
 }
@@ -94,7 +80,7 @@ func (r *request) sendAndScheduleKeepalive() {
 // retry succeeds the stream ends with an error event.
 func (a *attempt) sendKeepAlive(resp *http.Response) error {
 	a.ensureStreamHeader(resp)
-	return a.req.client.writeAndFlush([]byte(keepAliveEvent(a.req.endpoint.Format)))
+	return a.req.client.WriteAndFlush([]byte(relay.KeepAliveEvent(a.req.endpoint.Format)))
 }
 
 // ensureStreamHeader sends the header of a stream, unless the client has one.
@@ -105,13 +91,4 @@ func (a *attempt) ensureStreamHeader(resp *http.Response) {
 	a.req.headersSent = true
 	a.req.fillResponseHeader(a.decision, resp.Header)
 	a.req.client.WriteHeader(resp.StatusCode)
-}
-
-// writeKeepAlive writes a keep-alive event, unless it would split another one.
-func (l *lineWriter) writeKeepAlive(event string) error {
-	if l.missingLineEnds() != "" || l.tail[1] == '\n' && l.tail[2] == '\r' { // a line feed may follow
-		return nil
-	}
-	_, err := l.to.Write([]byte(event))
-	return err
 }

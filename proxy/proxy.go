@@ -26,6 +26,7 @@ import (
 	"warmroute/proxy/clientconn"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/recorder"
+	"warmroute/proxy/relay"
 	"warmroute/proxy/tracing"
 	"warmroute/recovery"
 	"warmroute/router"
@@ -96,7 +97,7 @@ type Proxy struct {
 	tenants   admit.Tenants // what the requests of each use
 	bodies    *admit.BodyPool
 	parsing   *semaphore.Weighted // of maxParsedBytes
-	buffers   responseBuffers
+	buffers   relay.Buffers
 	pools     pools
 
 	observers
@@ -166,7 +167,7 @@ func New(o Options) *Proxy {
 		tokens:     newAttemptTokens(),
 		blockBytes: o.BlockBytes,
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
-		buffers:    responseBuffers{pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
+		buffers:    relay.Buffers{Pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
 		responses:  storedResponses{o.Responses, make(chan struct{}, maxSearches)},
 		background: newBackgroundResponses(),
 
@@ -178,7 +179,7 @@ func New(o Options) *Proxy {
 		pools: pools{
 			scratch: sync.Pool{New: func() any { return new(scratch) }},
 			prompts: sync.Pool{New: func() any { return new(prompt.Prompt) }},
-			chunks:  sync.Pool{New: func() any { b := make([]byte, chunkBytes); return &b }},
+			chunks:  sync.Pool{New: func() any { b := make([]byte, relay.ChunkBytes); return &b }},
 			replies: sync.Pool{New: func() any { return new(prompt.Response) }},
 		},
 	}
@@ -247,11 +248,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serveLocal serves a request without a replica, to a client that may read none of the response. handler is nil where the request
 // has no route.
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *api.Table, handler http.HandlerFunc) {
-	c := newClientWriter(w, r, p.settings.Load().WriteIdle)
+	c := relay.NewClient(w, r, p.settings.Load().WriteIdle)
 	if r.ContentLength != 0 {
-		c.setLingerReadDeadline() // none of them reads a body
+		c.SetLingerReadDeadline() // none of them reads a body
 	}
-	c.extendWriteDeadline()
+	c.ExtendWriteDeadline()
 	p.setInstanceHeader(&c, r.Header)
 	if apiErr := p.checkHealthCheckLoop(r.Header); apiErr != nil {
 		fault.Write(&c, api.OpenAI, apiErr)

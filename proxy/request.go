@@ -25,6 +25,7 @@ import (
 	"warmroute/proxy/clientconn"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -33,7 +34,7 @@ type request struct {
 	proxy          *Proxy
 	settings       *Settings // as of its arrival
 	endpoint       *api.Endpoint
-	client         clientWriter
+	client         relay.Client
 	httpReq        *http.Request
 	clientAddress  netip.Addr // as trusted proxies state it
 	bodyReceivedAt time.Time  // zero: not yet
@@ -117,12 +118,12 @@ func (p *Proxy) serveEndpoint(e *api.Endpoint, responseID string, w http.Respons
 func (p *Proxy) beginRequest(e *api.Endpoint, w http.ResponseWriter, r *http.Request) *request {
 	s := p.settings.Load()
 	x := &request{
-		proxy: p, settings: s, endpoint: e, client: newClientWriter(w, r, s.WriteIdle),
+		proxy: p, settings: s, endpoint: e, client: relay.NewClient(w, r, s.WriteIdle),
 		httpReq: r,
 	}
 	x.inFlight.ID, x.inFlight.Arrived = httpheader.First(r.Header, requestIDHeader), time.Now()
-	x.inFlight.Endpoint, x.inFlight.Conn = e.Path, &x.client.conn
-	x.client.cancellable = &x.inFlight
+	x.inFlight.Endpoint, x.inFlight.Conn = e.Path, &x.client.Conn
+	x.client.Cancellable = &x.inFlight
 	x.outcome.Endpoint = e.Path
 	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
 	x.spans = p.tracer.StartRequest(r, e.Path, x.clientAddress, x.inFlight.Arrived)
@@ -179,7 +180,7 @@ func (r *request) endInFlight() {
 	r.proxy.inFlight.Add(-1)
 	r.proxy.activity.Remove(&r.inFlight)
 	if r.isCancelled() && r.settings.WriteIdle == 0 && r.background == nil { // then the next response sets no write deadline
-		_ = r.client.conn.SetWriteDeadline(time.Time{})
+		_ = r.client.Conn.SetWriteDeadline(time.Time{})
 	}
 	r.lease.Release(r.promptTokens, r.completionTokens)
 	if r.counted {
@@ -205,7 +206,7 @@ func (r *request) releaseInput() {
 func (r *request) sendError(e *fault.Error) {
 	r.outcome.Code = e.Status
 	if r.headersSent {
-		r.client.writeAndFlush(fault.Event(r.endpoint.Format, e, 0))
+		r.client.WriteAndFlush(fault.Event(r.endpoint.Format, e, 0))
 		return
 	}
 	r.addErrorRouteHeaders()
@@ -425,26 +426,21 @@ const (
 	interactiveShare = 10
 )
 
-// setLingerReadDeadline makes reads from the client fail after clientconn.LingerTimeout.
-func (c *clientWriter) setLingerReadDeadline() {
-	_ = c.conn.SetReadDeadline(time.Now().Add(clientconn.LingerTimeout))
-}
-
 // sendErrorAndDiscardBody sends an error, and reads the rest of the body for at most clientconn.LingerTimeout.
 func (r *request) sendErrorAndDiscardBody(e *fault.Error) {
 	r.releaseInput()
 	r.endInFlight()
 	defer r.proxy.lingering.Add(-1)
 	if r.proxy.lingering.Add(1) > maxLingering {
-		_ = r.client.conn.SetReadDeadline(time.Now())
+		_ = r.client.Conn.SetReadDeadline(time.Now())
 	} else {
-		r.client.setLingerReadDeadline()
+		r.client.SetLingerReadDeadline()
 	}
 	fault.Write(&r.client, r.endpoint.Dialect(), e)
 	if r.httpReq.ProtoMajor > 1 {
 		return
 	}
-	_ = r.client.conn.Flush() // net/http would wait for the body first, where the client may send another request after it
+	_ = r.client.Conn.Flush() // net/http would wait for the body first, where the client may send another request after it
 	// A connection that is closed with unread bytes is reset, and the client might never see the response.
 	_, _ = io.CopyN(io.Discard, r.httpReq.Body, clientconn.MaxLingerBytes)
 }
@@ -530,7 +526,22 @@ func (r *request) recordProxyEnd() *fault.Error {
 		r.phase = metrics.AbortCancelled
 		r.proxy.metrics.CountAbort(metrics.AbortCancelled)
 	}
-	r.client.cancellable, r.client.writeTimeout, r.client.deadline = nil, activity.CancelGrace, time.Time{}
+	r.client.Cancellable, r.client.WriteTimeout, r.client.Deadline = nil, activity.CancelGrace, time.Time{}
 	// Not a 5xx, which clients would retry.
 	return fault.New(http.StatusForbidden, fault.CodeCancelled, "an operator has cancelled the request")
+}
+
+// allowsTransferParams reports whether clients may send, and get, parameters of KV transfers.
+func (r *request) allowsTransferParams() bool {
+	return r.settings.KVTransferParams == AllowTransferParams
+}
+
+// checkTransferParams refuses a body in which pr found parameters of KV transfers. With them a client can have a replica connect to any
+// host, read the KV cache of another tenant's prompts, and end the replica's process.
+func (r *request) checkTransferParams(pr *prompt.Prompt) *fault.Error {
+	if pr.TransferParams == "" || r.allowsTransferParams() {
+		return nil
+	}
+	return fault.InvalidRequest(pr.TransferParams,
+		pr.TransferParams+" is not accepted from clients: remove it from the request (limits.kv_transfer_params)")
 }

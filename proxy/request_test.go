@@ -20,6 +20,7 @@ import (
 	"warmroute/backends"
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -582,7 +583,7 @@ func suspects(to chan<- string) func(*backends.Backend) {
 func TestFirstEventAfterLongBeginning(t *testing.T) {
 	for name, line := range map[string]string{"comments": ": waiting\n\n", "no events": "retry: 10\n\n"} {
 		t.Run(name, func(t *testing.T) {
-			f := serve(t, nil, &replica{script: once(sseHead, chunk(strings.Repeat(line, maxBufferedResponseBytes/8)), chunk(hello))})
+			f := serve(t, nil, &replica{script: once(sseHead, chunk(strings.Repeat(line, relay.MaxBufferedBytes/8)), chunk(hello))})
 			if _, answer := f.post("/v1/chat/completions", askStream); !strings.Contains(answer, hello) {
 				t.Error("the event did not come through")
 			}

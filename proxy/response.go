@@ -9,8 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/tidwall/gjson"
@@ -21,89 +19,14 @@ import (
 	"warmroute/proxy/api"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
 const (
-	// maxBufferedResponseBytes is how much of a response is buffered before the first byte goes to the
-	// client: another backend is asked if the replica fails until then.
-	maxBufferedResponseBytes = 1 << 20
-	// freeBufferBytes is what each response may take of that, maxBufferedTotalBytes what all of them may
-	// beyond it. Where there is no more, a response is relayed as one that is too long.
-	freeBufferBytes       = 64 << 10
-	maxBufferedTotalBytes = 256 << 20
-	maxPooledBufferBytes  = 64 << 10 // more than most responses need
-	maxErrorBodyBytes     = 64 << 10 // of an error that is kept while another backend is asked; counts in maxBufferedTotalBytes
 	// errorBodyTimeout bounds the reading of such a body, before whose end no other backend is asked.
 	errorBodyTimeout = 5 * time.Second
-	// maxTailBytes is how much of the end of a long response is kept: vLLM writes usage behind the choices.
-	maxTailBytes = 2 << 10
 )
-
-// responseBuffers holds what is buffered of responses, and bounds it. Safe for concurrent use.
-type responseBuffers struct {
-	pool     sync.Pool    // of *bytes.Buffer
-	reserved atomic.Int64 // bytes, of maxBufferedTotalBytes
-}
-
-func (b *responseBuffers) get() *bytes.Buffer { return b.pool.Get().(*bytes.Buffer) }
-
-// put returns a buffer to the pool, unless it has grown too large.
-func (b *responseBuffers) put(buf *bytes.Buffer) {
-	if buf.Cap() <= maxPooledBufferBytes {
-		buf.Reset()
-		b.pool.Put(buf)
-	}
-}
-
-// reserve takes n bytes of maxBufferedTotalBytes, and reports whether there are as many.
-func (b *responseBuffers) reserve(n int64) (ok bool) {
-	if b.reserved.Add(n) > maxBufferedTotalBytes {
-		b.reserved.Add(-n)
-		return false
-	}
-	return true
-}
-
-func (b *responseBuffers) release(n int64) { b.reserved.Add(-n) }
-
-// makeRoom reserves what buf takes with n more bytes, in steps that double, and adds it to
-// reserved. ok is false if there is no more to reserve, or buf would be longer than may be buffered.
-func (b *responseBuffers) makeRoom(buf *bytes.Buffer, n int, reserved *int64) (ok bool) {
-	for {
-		step := freeBufferBytes + *reserved
-		switch {
-		case int64(buf.Len()+n) <= step:
-			return true
-		case step >= maxBufferedResponseBytes || !b.reserve(step):
-			return false
-		}
-		*reserved += step
-		buf.Grow(int(2*step) - buf.Len())
-	}
-}
-
-// read reads a response into buf, as far as it may be buffered, or only its first piece, and returns what it has
-// reserved for that and whether buf has all of the response.
-func (b *responseBuffers) read(buf *bytes.Buffer, body io.Reader, firstPiece bool) (reserved int64, complete bool, err error) {
-	for b.makeRoom(buf, 1, &reserved) {
-		buf.Grow(bytes.MinRead)
-		free := buf.AvailableBuffer()
-		n, err := body.Read(free[:min(cap(free), freeBufferBytes+int(reserved)-buf.Len())])
-		buf.Write(free[:n]) // where it lies
-		switch err {
-		case nil:
-			if firstPiece && n > 0 {
-				return reserved, false, nil
-			}
-		case io.EOF:
-			return reserved, true, nil
-		default:
-			return reserved, false, err
-		}
-	}
-	return reserved, false, nil
-}
 
 // comesInPieces reports whether a replica may send a response that is not a stream of events while it makes it, such as
 // audio. What has a Content-Length was complete before.
@@ -114,13 +37,13 @@ func (a *attempt) comesInPieces(resp *http.Response) bool {
 
 // relayBuffered relays a response that is not streamed. Nothing is sent to the client
 // before all of it has come, unless it is too long or comes in pieces.
-func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *fault.Failure {
+func (a *attempt) relayBuffered(resp *http.Response, body relay.Body) *fault.Failure {
 	buffers := &a.req.proxy.buffers
-	buf := buffers.get()
-	reserved, complete, err := buffers.read(buf, resp.Body, a.comesInPieces(resp))
+	buf := buffers.Get()
+	reserved, complete, err := buffers.Read(buf, resp.Body, a.comesInPieces(resp))
 	defer func() {
-		buffers.release(reserved)
-		buffers.put(buf)
+		buffers.Release(reserved)
+		buffers.Put(buf)
 	}()
 	if err != nil {
 		return a.classifyOrEndRequest(err)
@@ -167,7 +90,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *fault.Fa
 		a.result.End = router.Completed
 	}
 	if !encoded && !a.req.allowsTransferParams() {
-		blankTransferParams(buf.Bytes())
+		relay.BlankTransferParams(buf.Bytes())
 	}
 	length := contentLengthHeader(resp, buf.Len())
 	a.recordCommittedResponse(resp)
@@ -175,14 +98,14 @@ func (a *attempt) relayBuffered(resp *http.Response, body replicaBody) *fault.Fa
 	h["Content-Length"] = length
 	a.req.client.WriteHeader(resp.StatusCode)
 	if _, err := a.req.client.Write(buf.Bytes()); err != nil {
-		a.req.recordDisconnectOrCancel(a.req.client.abortPhase(metrics.AbortInBody))
+		a.req.recordDisconnectOrCancel(a.req.client.AbortPhase(metrics.AbortInBody))
 	}
 	return nil
 }
 
 // checkBuffered returns the failure that a complete response is, or nil.
 func (a *attempt) checkBuffered(resp *http.Response, body []byte) *fault.Failure {
-	end := endOfResponse(a.req.endpoint.Format, body)
+	end := relay.EndOf(a.req.endpoint.Format, body)
 	switch {
 	case end == vllm.EndAborted, end == vllm.EndUnexplained && a.awaitDown():
 		return a.recordReplicaAbort()
@@ -237,23 +160,23 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failu
 		a.rememberBody(head)
 	}
 	a.req.client.WriteHeader(resp.StatusCode)
-	from := tailReader{Reader: resp.Body}
-	to := pieceWriter{client: &a.req.client, passThrough: httpheader.IsEncoded(resp.Header) || a.req.allowsTransferParams()}
+	from := relay.TailReader{Reader: resp.Body}
+	to := relay.NewPieceWriter(&a.req.client, httpheader.IsEncoded(resp.Header) || a.req.allowsTransferParams(), false)
 	_, err := to.Write(head)
 	if err == nil {
 		_, err = io.Copy(&to, &from)
 	}
 	if err == nil {
-		err = to.writeUndecided()
+		err = to.WriteUndecided()
 	}
-	length := len(head) + from.bytesRead
-	if from.err == nil || a.req.isDone() { // the engine had generated the rest as well
+	length := len(head) + from.BytesRead
+	if from.Err == nil || a.req.isDone() { // the engine had generated the rest as well
 		length = max(length, int(resp.ContentLength))
 	}
 	a.recordTailUsage(&from, length)
 	switch {
 	case err == nil:
-		a.req.client.extendWriteDeadline()
+		a.req.client.ExtendWriteDeadline()
 		if resp.StatusCode < 300 {
 			a.result.End = router.Completed
 		}
@@ -261,33 +184,13 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failu
 	case a.req.isEndedByProxy():
 		a.result.End, a.req.outcome.Code = router.ClientDisconnected, a.req.recordProxyEnd().Status
 		panic(http.ErrAbortHandler) // as below
-	case from.err == nil || from.err == io.EOF || a.req.isDisconnected(): // it was the writing that failed
-		a.recordDisconnect(a.req.client.abortPhase(metrics.AbortInBody))
+	case from.Err == nil || from.Err == io.EOF || a.req.isDisconnected(): // it was the writing that failed
+		a.recordDisconnect(a.req.client.AbortPhase(metrics.AbortInBody))
 		return nil
 	}
 	a.recordTruncated(http.StatusBadGateway, err)
 	// A normal end would make what has come look like the whole response.
 	panic(http.ErrAbortHandler)
-}
-
-// tailReader reads a long response. It keeps why reading ended, which io.Copy does not tell from why
-// writing did, and the end of what was read.
-type tailReader struct {
-	io.Reader
-	err       error
-	bytesRead int
-	tail      []byte // at most maxTailBytes
-}
-
-func (r *tailReader) Read(p []byte) (n int, err error) {
-	n, r.err = r.Reader.Read(p)
-	r.bytesRead += n
-	if n >= maxTailBytes {
-		r.tail = append(r.tail[:0], p[n-maxTailBytes:n]...)
-	} else if r.tail = append(r.tail, p[:n]...); len(r.tail) > maxTailBytes {
-		r.tail = r.tail[:copy(r.tail, r.tail[len(r.tail)-maxTailBytes:])]
-	}
-	return n, r.err
 }
 
 // readErrorResponse reads a response with a status that another backend may better.
@@ -313,7 +216,7 @@ func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *fault.Failur
 	}
 	f := fault.OfStatus(resp)
 	f.SetMeaning(body)
-	f.KeepBody(a.req.proxy.buffers.reserve, a.req.endpoint.Dialect(), bytes.Clone(body))
+	f.KeepBody(a.req.proxy.buffers.Reserve, a.req.endpoint.Dialect(), bytes.Clone(body))
 	return f
 }
 
@@ -321,20 +224,20 @@ func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *fault.Failur
 // stays reserved, for the caller to release.
 func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err error) {
 	buffers := &a.req.proxy.buffers
-	if !buffers.reserve(maxErrorBodyBytes) {
+	if !buffers.Reserve(relay.MaxErrorBodyBytes) {
 		return nil, fault.ErrBodyMemory
 	}
-	reserved := int64(maxErrorBodyBytes)
-	defer func() { buffers.release(reserved) }()
+	reserved := int64(relay.MaxErrorBodyBytes)
+	defer func() { buffers.Release(reserved) }()
 	c := a.req.context
 	timer := time.AfterFunc(errorBodyTimeout, func() { c.cancel(fault.ErrBodyTimeout) })
 	defer timer.Stop()
-	buf := buffers.get()
-	defer buffers.put(buf)
-	switch n, err := buf.ReadFrom(io.LimitReader(resp.Body, maxErrorBodyBytes+1)); {
+	buf := buffers.Get()
+	defer buffers.Put(buf)
+	switch n, err := buf.ReadFrom(io.LimitReader(resp.Body, relay.MaxErrorBodyBytes+1)); {
 	case err != nil:
 		return nil, err
-	case n > maxErrorBodyBytes: // no error that a client could use, and a part is not the whole
+	case n > relay.MaxErrorBodyBytes: // no error that a client could use, and a part is not the whole
 		return nil, fault.ErrBodyTooLong
 	}
 	body := bytes.Clone(buf.Bytes())
@@ -356,7 +259,7 @@ func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *fault
 		Reason: metrics.RetryEndpoint, IsFree: true, Status: resp.StatusCode, Header: resp.Header,
 		Err: fmt.Errorf("replica does not serve the endpoint: it responded with status %d", resp.StatusCode),
 	}
-	f.KeepBody(a.req.proxy.buffers.reserve, a.req.endpoint.Dialect(), bytes.Clone(body))
+	f.KeepBody(a.req.proxy.buffers.Reserve, a.req.endpoint.Dialect(), bytes.Clone(body))
 	return f
 }
 
@@ -386,7 +289,7 @@ func (a *attempt) newTooLongFailure(header http.Header, body []byte) *fault.Fail
 		Reason: metrics.RetryContextLength, IsFree: true, Status: http.StatusBadRequest, Header: header,
 		Err: fmt.Errorf("replica accepts %d tokens, and the request has more: it is sent to one that accepts more", req.RefusedLength),
 	}
-	f.KeepBody(a.req.proxy.buffers.reserve, a.req.endpoint.Dialect(), body)
+	f.KeepBody(a.req.proxy.buffers.Reserve, a.req.endpoint.Dialect(), body)
 	return f
 }
 
@@ -419,21 +322,6 @@ func (a *attempt) recordReplicaAbort() *fault.Failure {
 	}
 }
 
-// endOfResponse returns how a complete response ended.
-func endOfResponse(f api.Format, body []byte) vllm.ResponseEnd {
-	switch f {
-	case api.ChatFormat, api.CompletionFormat, api.TokensFormat:
-		if vllm.HasAbortedChoice(body) {
-			return vllm.EndAborted
-		}
-	case api.ResponsesFormat:
-		return vllm.EndOfResponse(gjson.ParseBytes(body))
-	case api.MessagesFormat:
-		return vllm.EndOfMessage(body)
-	}
-	return vllm.EndExplained
-}
-
 // unexplainedEndTimeout bounds the wait for the health checks of a replica whose response ended without a reason.
 const unexplainedEndTimeout = 50 * time.Millisecond
 
@@ -463,7 +351,7 @@ func (a *attempt) awaitDown() bool {
 // frees the body of the one before. A nil f only frees.
 func (r *request) replaceBestFailure(f *fault.Failure) {
 	if best := r.history.best; best != nil {
-		r.proxy.buffers.release(best.Reserved)
+		r.proxy.buffers.Release(best.Reserved)
 		best.Body, best.Reserved = nil, 0
 	}
 	r.history.best = f
@@ -477,7 +365,7 @@ func (r *request) relayFailure(f *fault.Failure) {
 		return
 	}
 	if !r.allowsTransferParams() && !httpheader.IsEncoded(f.Header) {
-		blankTransferParams(f.Body)
+		relay.BlankTransferParams(f.Body)
 	}
 	h := r.fillResponseHeader(f.Decision, f.Header)
 	h["Content-Length"] = []string{strconv.Itoa(len(f.Body))}
@@ -487,7 +375,7 @@ func (r *request) relayFailure(f *fault.Failure) {
 	r.outcome.Code = f.Status
 	r.client.WriteHeader(f.Status)
 	if _, err := r.client.Write(f.Body); err != nil {
-		r.recordDisconnectOrCancel(r.client.abortPhase(metrics.AbortInBody))
+		r.recordDisconnectOrCancel(r.client.AbortPhase(metrics.AbortInBody))
 	}
 }
 
@@ -504,26 +392,26 @@ func (a *attempt) recordBodyUsage(body []byte) {
 	if found == nil { // its text was not read
 		object = gjson.GetBytes(body, "usage")
 	}
-	var u tokenUsage
-	u.parse(object, a.req.endpoint.Format)
+	var u relay.Usage
+	u.Parse(object, a.req.endpoint.Format)
 	a.recordUsage(&u)
-	if !u.known && a.req.endpoint.Format != api.ResponsesFormat { // those of a background response are not there yet
+	if !u.Known && a.req.endpoint.Format != api.ResponsesFormat { // those of a background response are not there yet
 		a.estimateTokensByLength(len(body))
 	}
 }
 
 // recordTailUsage records usage from the end of a response that was not buffered whole: quotes in a text are
 // escaped, so none is mistaken for it. Where there is none, its length in bytes counts.
-func (a *attempt) recordTailUsage(tail *tailReader, length int) {
+func (a *attempt) recordTailUsage(tail *relay.TailReader, length int) {
 	if !a.req.endpoint.Format.IsRead() || a.req.outcome.Code >= http.StatusMultipleChoices {
 		return
 	}
-	var u tokenUsage
-	if _, object, found := bytes.Cut(tail.tail, []byte(`"usage":`)); found {
-		u.parse(gjson.ParseBytes(object), a.req.endpoint.Format)
+	var u relay.Usage
+	if _, object, found := bytes.Cut(tail.Tail, []byte(`"usage":`)); found {
+		u.Parse(gjson.ParseBytes(object), a.req.endpoint.Format)
 	}
 	a.recordUsage(&u)
-	if u.completionTokens == 0 {
+	if u.CompletionTokens == 0 {
 		a.estimateTokensByLength(length)
 	}
 }
@@ -538,36 +426,36 @@ func (a *attempt) estimateTokensByLength(length int) {
 }
 
 // setResultUsage sets what the router learns of the usage.
-func (a *attempt) setResultUsage(u *tokenUsage) {
+func (a *attempt) setResultUsage(u *relay.Usage) {
 	b := a.decision.Backend
-	if u.hasCached {
+	if u.HasCached {
 		b.RecordReportsCached(a.req.endpoint.Number)
 	}
-	a.result.OutputTokens = u.completionTokens
-	a.result.PromptTokens = u.promptTokens
-	a.result.CachedTokens = u.cachedTokens
+	a.result.OutputTokens = u.CompletionTokens
+	a.result.PromptTokens = u.PromptTokens
+	a.result.CachedTokens = u.CachedTokens
 	// Some versions leave the figure out when it is 0.
-	a.result.CachedKnown = u.known && (u.hasCached || b.ReportsCached(a.req.endpoint.Number))
+	a.result.CachedKnown = u.Known && (u.HasCached || b.ReportsCached(a.req.endpoint.Number))
 }
 
 // recordUsage records what the response said of its tokens.
-func (a *attempt) recordUsage(u *tokenUsage) {
+func (a *attempt) recordUsage(u *relay.Usage) {
 	a.setResultUsage(u)
 	if a.handover != nil { // most replicas repeat this figure; others would count all that was transferred
 		a.result.CachedTokens, a.result.CachedKnown = a.handover.result.CachedTokens, a.handover.result.CachedKnown
 	}
 	a.req.outcome.ObservedTokens = a.result.CachedTokens
 	a.req.outcome.PromptTokens = a.decision.PromptTokens
-	if u.promptTokens > 0 {
-		a.req.outcome.PromptTokens = u.promptTokens
+	if u.PromptTokens > 0 {
+		a.req.outcome.PromptTokens = u.PromptTokens
 	}
 }
 
 // relayErrorAsEvent sends a response that is not a stream as an error event, to a client that has the
 // header of a stream. It returns a failure if another backend may be asked.
-func (a *attempt) relayErrorAsEvent(resp *http.Response, from replicaBody) *fault.Failure {
+func (a *attempt) relayErrorAsEvent(resp *http.Response, from relay.Body) *fault.Failure {
 	body, err := a.readErrorBody(resp)
-	defer a.req.proxy.buffers.release(int64(len(body)))
+	defer a.req.proxy.buffers.Release(int64(len(body)))
 	if f := a.checkBodyID(body); f != nil {
 		return f
 	}

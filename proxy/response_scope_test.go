@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -114,7 +115,7 @@ func TestChosenIDInRetriesAndErrors(t *testing.T) {
 
 // A response that is too long to be buffered whole has the client's id as well.
 func TestChosenIDInLongResponse(t *testing.T) {
-	object := strings.Replace(responseObject(scopeOf("alice")+"mine", "completed"), "Hello", strings.Repeat("x", maxBufferedResponseBytes), 1)
+	object := strings.Replace(responseObject(scopeOf("alice")+"mine", "completed"), "Hello", strings.Repeat("x", relay.MaxBufferedBytes), 1)
 	f := serve(t, withKeys(keyOf("alice", nil)), &replica{script: always(answered("200 OK", object))})
 	resp, answer := f.post("/v1/responses", `{"model":"m","input":"hi","request_id":"mine"}`, bearer("alice")...)
 	if want := strings.Replace(object, scopeOf("alice"), "", 1); resp.StatusCode != 200 || answer != want {
@@ -124,7 +125,7 @@ func TestChosenIDInLongResponse(t *testing.T) {
 
 // pieces is a body that is read in pieces.
 type pieces struct {
-	replicaBody
+	relay.Body
 	rest [][]byte
 }
 
@@ -165,7 +166,7 @@ func FuzzUnscopedBody(f *testing.F) {
 		for i := 0; i < len(text); i += int(size) {
 			source.rest = append(source.rest, text[i:min(i+int(size), len(text))])
 		}
-		body := &unscopedBody{replicaBody: &source, scope: []byte(scope), buf: make([]byte, chunkBytes)}
+		body := &relay.UnscopedBody{Body: &source, Scope: []byte(scope), Buf: make([]byte, relay.ChunkBytes)}
 		var got []byte
 		for p := make([]byte, 7); ; {
 			n, err := body.Read(p)

@@ -27,6 +27,7 @@ import (
 	"warmroute/prompt"
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -292,7 +293,7 @@ func TestErrorBodyMemory(t *testing.T) {
 				f := serve(t, func(o *Options) { o.Attempts = 2 }, &replica{script: always(c.says)}, second)
 				done := f.background(c.ask)
 				eventually(t, "the second is asked", func() bool { return len(second.requests()) == 1 })
-				if n := f.proxy.buffers.reserved.Load(); n < size || n > 2*size {
+				if n := f.proxy.buffers.Reserved.Load(); n < size || n > 2*size {
 					t.Errorf("%d bytes are charged", n)
 				}
 				close(goOn)
@@ -301,7 +302,7 @@ func TestErrorBodyMemory(t *testing.T) {
 						t.Errorf("got %d with %d bytes", got.status, len(got.body))
 					}
 				}
-				eventually(t, "nothing is charged", func() bool { return f.proxy.buffers.reserved.Load() == 0 })
+				eventually(t, "nothing is charged", func() bool { return f.proxy.buffers.Reserved.Load() == 0 })
 			})
 		}
 	}
@@ -316,7 +317,7 @@ func TestErrorBodyWithoutMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, second := &replica{script: always(c.says)}, &replica{script: always(c.says)}
 			f := serve(t, nil, first, second)
-			f.proxy.buffers.reserved.Add(maxBufferedTotalBytes)
+			f.proxy.buffers.Reserved.Add(relay.MaxBufferedTotalBytes)
 			resp, got := f.post("/v1/chat/completions", c.ask)
 			if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got, "the replica responded: Service Unavailable") {
 				t.Errorf("got %d, %q", resp.StatusCode, got)
@@ -324,7 +325,7 @@ func TestErrorBodyWithoutMemory(t *testing.T) {
 			if len(second.requests()) != 1 {
 				t.Error("no other backend was asked")
 			}
-			if n := f.proxy.buffers.reserved.Add(-maxBufferedTotalBytes); n != 0 {
+			if n := f.proxy.buffers.Reserved.Add(-relay.MaxBufferedTotalBytes); n != 0 {
 				t.Errorf("%d bytes are still charged", n)
 			}
 		})
@@ -589,12 +590,12 @@ func FuzzBufferedResponse(f *testing.F) {
 		shape := api.Format(kind) % 7
 		vllm.IsEmptyCompletion([]byte(body))
 		vllm.IsFailedResponse([]byte(body))
-		if endOfResponse(shape, []byte(body)) == vllm.EndAborted && shape.HasChoices() && !strings.Contains(body, "abort") {
+		if relay.EndOf(shape, []byte(body)) == vllm.EndAborted && shape.HasChoices() && !strings.Contains(body, "abort") {
 			t.Error("an abort that is not there")
 		}
-		var u tokenUsage
-		u.parse(gjson.Get(body, "usage"), shape)
-		for _, n := range []int{u.promptTokens, u.cachedTokens, u.completionTokens} {
+		var u relay.Usage
+		u.Parse(gjson.Get(body, "usage"), shape)
+		for _, n := range []int{u.PromptTokens, u.CachedTokens, u.CompletionTokens} {
 			if n < 0 {
 				t.Errorf("%+v", u)
 			}
@@ -624,19 +625,19 @@ func TestResponseBufferLimit(t *testing.T) {
 	}{
 		{"room, whole", 0, full, true},
 		{"room, breaks off", 0, broken, true}, // held, so another backend is asked
-		{"no room, whole", maxBufferedTotalBytes, full, true},
-		{"no room, breaks off", maxBufferedTotalBytes, broken, false},
-		{"room for a part, breaks off", maxBufferedTotalBytes - freeBufferBytes, broken, false},
+		{"no room, whole", relay.MaxBufferedTotalBytes, full, true},
+		{"no room, breaks off", relay.MaxBufferedTotalBytes, broken, false},
+		{"room for a part, breaks off", relay.MaxBufferedTotalBytes - relay.FreeBufferBytes, broken, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := serve(t, nil, &replica{script: once(c.first)}, &replica{script: once(full)})
-			f.proxy.buffers.reserved.Add(c.taken)
+			f.proxy.buffers.Reserved.Add(c.taken)
 			resp, answer, err := f.try("/v1/embeddings", askWhole)
 			if came := err == nil && resp.StatusCode == http.StatusOK && len(answer) == size; came != c.came {
 				t.Errorf("it came: %v (%d bytes, %v)", came, len(answer), err)
 			}
-			eventually(t, "what was held is given back", func() bool { return f.proxy.buffers.reserved.Load() == c.taken })
-			f.proxy.buffers.reserved.Add(-c.taken)
+			eventually(t, "what was held is given back", func() bool { return f.proxy.buffers.Reserved.Load() == c.taken })
+			f.proxy.buffers.Reserved.Add(-c.taken)
 		})
 	}
 }
@@ -648,7 +649,9 @@ func TestResponseBufferWithSlowClient(t *testing.T) {
 	for range 20 { // more than sockets hold
 		f.askFrom(askWhole).SetReadBuffer(4 << 10)
 	}
-	eventually(t, "answers are held", func() bool { return f.proxy.buffers.reserved.Load() >= 5*(maxBufferedResponseBytes-freeBufferBytes) })
+	eventually(t, "answers are held", func() bool {
+		return f.proxy.buffers.Reserved.Load() >= 5*(relay.MaxBufferedBytes-relay.FreeBufferBytes)
+	})
 }
 
 func TestLongResponseUsage(t *testing.T) {
@@ -686,16 +689,16 @@ func TestTailReader(t *testing.T) {
 	for i := range 2000 {
 		all = fmt.Appendf(all, "%d ", i)
 	}
-	for _, n := range []int{0, 1, maxTailBytes - 1, maxTailBytes, maxTailBytes + 1, len(all)} {
+	for _, n := range []int{0, 1, relay.MaxTailBytes - 1, relay.MaxTailBytes, relay.MaxTailBytes + 1, len(all)} {
 		for name, r := range map[string]io.Reader{
 			"at once": bytes.NewReader(all[:n]), "byte by byte": iotest.OneByteReader(bytes.NewReader(all[:n])), "in halves": iotest.HalfReader(bytes.NewReader(all[:n])),
 		} {
-			s := tailReader{Reader: r}
+			s := relay.TailReader{Reader: r}
 			if _, err := io.Copy(io.Discard, &s); err != nil {
 				t.Fatal(err)
 			}
-			if want := all[max(n-maxTailBytes, 0):n]; !bytes.Equal(s.tail, want) || s.bytesRead != n {
-				t.Errorf("%d bytes %s: kept %d of %d", n, name, len(s.tail), s.bytesRead)
+			if want := all[max(n-relay.MaxTailBytes, 0):n]; !bytes.Equal(s.Tail, want) || s.BytesRead != n {
+				t.Errorf("%d bytes %s: kept %d of %d", n, name, len(s.Tail), s.BytesRead)
 			}
 		}
 	}

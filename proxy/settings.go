@@ -71,3 +71,6 @@ func (p *Proxy) Configure(s Settings) {
 	p.cors.Store(newCORS(s.CORSOrigins))
 	p.configureExtraPaths(s.ExtraPaths)
 }
+
+// AllowTransferParams is the value of limits.kv_transfer_params by which they are accepted.
+const AllowTransferParams = "allow"

@@ -20,6 +20,7 @@ import (
 	"warmroute/prompt"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -131,7 +132,7 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *fault.Failu
 	if cause := a.req.context.endPrefill(); f == nil && cause != nil {
 		f = leg.classifyOrEndRequest(cause)
 	}
-	if f == nil && !a.req.proxy.buffers.reserve(int64(len(o.member))) {
+	if f == nil && !a.req.proxy.buffers.Reserve(int64(len(o.member))) {
 		f = &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: errTransferParamsMemory}
 	}
 	if f != nil {
@@ -153,7 +154,7 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 	if resp.StatusCode != http.StatusOK {
 		a.req.stopQueueKeepalive()
 	}
-	body, ok := resp.Body.(replicaBody)
+	body, ok := resp.Body.(relay.Body)
 	if !ok {
 		a.req.stopQueueKeepalive()
 		return "", a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
@@ -183,7 +184,7 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 	body.AllowReuse() // an error has no id
 	f = a.readErrorResponse(resp)
 	if !f.Done && !httpheader.IsEncoded(resp.Header) && vllm.IsMissingEndpoint(f.Status, f.Body) {
-		a.req.proxy.buffers.release(f.Reserved)
+		a.req.proxy.buffers.Release(f.Reserved)
 		f = a.recordMissingEndpoint(resp, f.Body)
 	}
 	return "", f
@@ -202,13 +203,13 @@ func (a *attempt) isPrefillRefusal(status int) bool {
 }
 
 // readTransferParams is readPrefillResponse for a response with status 200.
-func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (member string, f *fault.Failure) {
+func (a *attempt) readTransferParams(resp *http.Response, body relay.Body) (member string, f *fault.Failure) {
 	buffers := &a.req.proxy.buffers
-	buf := buffers.get()
-	reserved, complete, err := buffers.read(buf, resp.Body, false)
+	buf := buffers.Get()
+	reserved, complete, err := buffers.Read(buf, resp.Body, false)
 	defer func() {
-		buffers.release(reserved)
-		buffers.put(buf)
+		buffers.Release(reserved)
+		buffers.Put(buf)
 	}()
 	a.req.stopQueueKeepalive()
 	if err != nil {
@@ -221,8 +222,8 @@ func (a *attempt) readTransferParams(resp *http.Response, body replicaBody) (mem
 	if f := a.checkBuffered(resp, buf.Bytes()); f != nil {
 		return "", f
 	}
-	var u tokenUsage
-	u.parse(gjson.GetBytes(buf.Bytes(), "usage"), a.req.endpoint.Format)
+	var u relay.Usage
+	u.Parse(gjson.GetBytes(buf.Bytes(), "usage"), a.req.endpoint.Format)
 	a.setResultUsage(&u)
 	a.result.End = router.Completed
 	member, ok := transferMember(buf.Bytes(), a.decision.Backend.Host())
@@ -277,7 +278,7 @@ func (a *attempt) withoutResponse(f *fault.Failure) *fault.Failure {
 	if f.Done {
 		return f
 	}
-	a.req.proxy.buffers.release(f.Reserved)
+	a.req.proxy.buffers.Release(f.Reserved)
 	split := metrics.SplitPrefillFailed
 	if f.QueueFull && a.req.settings.QueueForRoles { // it waits until a replica can do its prefill
 		split = ""
@@ -313,7 +314,7 @@ func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
 		f.Reason, f.Split = metrics.RetryHandover, metrics.SplitLate
 	}
 	if a.quotesHandover(f.Status, f.Body, true) {
-		a.req.proxy.buffers.release(f.Reserved)
+		a.req.proxy.buffers.Release(f.Reserved)
 		f.Reserved = 0
 		f.SetProxyErrorBody(a.req.endpoint.Dialect())
 	}
@@ -393,9 +394,9 @@ func (r *request) endSplit() {
 }
 
 // release frees the parameters. A nil handover has none.
-func (o *handover) release(buffers *responseBuffers) {
+func (o *handover) release(buffers *relay.Buffers) {
 	if o != nil {
-		buffers.release(o.charged)
+		buffers.Release(o.charged)
 		o.member, o.charged = "", 0
 	}
 }

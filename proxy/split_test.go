@@ -14,6 +14,7 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy/activity"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 )
 
@@ -214,7 +215,7 @@ func TestPrefillLegFails(t *testing.T) {
 		"a stream":        always(streamed(role, hello, stop, doneLine)),
 		"encoded":         always(answered("200 OK", whole, "content-encoding: gzip")),
 		"aborted":         always(answered("200 OK", strings.Replace(abort, "{", `{"kv_transfer_params":`+transferParams+",", 1))),
-		"too long":        always(answered("200 OK", `{"kv_transfer_params":`+transferParams+`,"a":"`+strings.Repeat("x", 2*maxBufferedResponseBytes)+`"}`)),
+		"too long":        always(answered("200 OK", `{"kv_transfer_params":`+transferParams+`,"a":"`+strings.Repeat("x", 2*relay.MaxBufferedBytes)+`"}`)),
 	} {
 		for kind, c := range asks {
 			t.Run(name+" "+kind, func(t *testing.T) {
@@ -362,7 +363,7 @@ func TestPrefillLegRefused(t *testing.T) {
 			s.say(answered("400 Bad Request", strings.TrimPrefix(tooLong, "data: ")))
 		}
 		f := serveSplit(t, func(o *Options) { o.QueueKeepalive = 20 * time.Millisecond }, []*replica{p}, []*replica{d})
-		if resp, got := f.post("/v1/chat/completions", askStream); resp.StatusCode != 200 || !strings.HasPrefix(got, keepAliveComment) || !strings.Contains(got, "maximum context length") {
+		if resp, got := f.post("/v1/chat/completions", askStream); resp.StatusCode != 200 || !strings.HasPrefix(got, relay.KeepAliveComment) || !strings.Contains(got, "maximum context length") {
 			t.Errorf("got %d %s", resp.StatusCode, got)
 		}
 	})
@@ -563,7 +564,7 @@ func TestHandoverAddressWithheld(t *testing.T) {
 		"event after content, in pieces": {askStream, prefills(), committed(append(strings.Split(errorEvent(failed), ""), doneLine)...), "error is withheld"},
 		"port alone":                     {askStream, prefills(), committed(errorEvent("connection to port 5690 refused")), "error is withheld"},
 		"engine id alone":                {askStream, prefills(), committed(errorEvent("engine '05001d3b' is gone")), "error is withheld"},
-		"long event after content":       {askStream, prefills(), committed(strings.SplitAfter(errorEvent(strings.Repeat("x ", 3*chunkBytes)+failed), " ")...), "replica failed"},
+		"long event after content":       {askStream, prefills(), committed(strings.SplitAfter(errorEvent(strings.Repeat("x ", 3*relay.ChunkBytes)+failed), " ")...), "replica failed"},
 		"event after content in one packet": {askStream, prefills(), func(s *session) {
 			if s.n > 1 {
 				completes(s)
@@ -756,8 +757,8 @@ func TestRoleOfDecodeLegWithheld(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	buf := make([]byte, 3*len(keepAliveComment))
-	if _, err := io.ReadFull(resp.Body, buf); err != nil || string(buf) != strings.Repeat(keepAliveComment, 3) {
+	buf := make([]byte, 3*len(relay.KeepAliveComment))
+	if _, err := io.ReadFull(resp.Body, buf); err != nil || string(buf) != strings.Repeat(relay.KeepAliveComment, 3) {
 		t.Errorf("before the first token: %q, %v", buf, err)
 	}
 	next <- struct{}{}
@@ -767,7 +768,7 @@ func TestRoleOfDecodeLegWithheld(t *testing.T) {
 		n, err = resp.Body.Read(buf)
 		got += string(buf[:n])
 	}
-	if rest := strings.ReplaceAll(got, keepAliveComment, ""); !strings.HasPrefix(rest, role+hello) {
+	if rest := strings.ReplaceAll(got, relay.KeepAliveComment, ""); !strings.HasPrefix(rest, role+hello) {
 		t.Errorf("then: %q", got)
 	}
 	next <- struct{}{}

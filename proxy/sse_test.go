@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"warmroute/proxy/api"
+	"warmroute/proxy/relay"
 )
 
 func TestEventScanner(t *testing.T) {
@@ -18,7 +19,7 @@ func TestEventScanner(t *testing.T) {
 		content, finished, aborted, end bool
 		unexplained                     bool
 		failed                          int // status; 0: none
-		usage                           tokenUsage
+		usage                           relay.Usage
 	}
 	cases := []struct {
 		name   string
@@ -41,11 +42,11 @@ func TestEventScanner(t *testing.T) {
 		{"stop", api.ChatFormat, role + stop, found{events: 2, finished: true}},
 		{"abort", api.ChatFormat, role + abort + doneLine, found{events: 2, aborted: true, end: true}},
 		{"abort after content", api.ChatFormat, hello + abort, found{events: 2, content: true, aborted: true}},
-		{"end without a word of why", api.ChatFormat, role + counted + doneLine, found{events: 2, aborted: true, end: true, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"end without a word of why", api.ChatFormat, role + counted + doneLine, found{events: 2, aborted: true, end: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
 		{"nothing but the end", api.CompletionFormat, doneLine, found{aborted: true, end: true}},
-		{"usage", api.ChatFormat, role + counted, found{events: 2, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"usage", api.ChatFormat, role + counted, found{events: 2, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
 		{"usage: null", api.ChatFormat, `data: {"choices":[],"usage":null}` + "\n\n", found{events: 1}},
-		{"usage that grows", api.ChatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted, found{events: 3, content: true, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"usage that grows", api.ChatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted, found{events: 3, content: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
 		{"usage in what was said", api.ChatFormat, chat(`{"delta":{"content":"\"usage\":{\"prompt_tokens\":9}"}}`), found{events: 1, content: true}},
 		{"error", api.ChatFormat, dead + doneLine, found{end: true, failed: 500}},
 		{"client's error", api.ChatFormat, tooLong + doneLine, found{end: true, failed: 400}},
@@ -59,27 +60,27 @@ func TestEventScanner(t *testing.T) {
 		{"token ids", api.TokensFormat, chat(`{"index":0,"finish_reason":null,"token_ids":[1,2]}`), found{events: 1, content: true}},
 		{"no token ids", api.TokensFormat, chat(`{"index":0,"finish_reason":"stop","token_ids":[]}`), found{events: 1, finished: true}},
 		{"token ids, aborted", api.TokensFormat, chat(`{"token_ids":[1]}`) + chat(`{"token_ids":[],"finish_reason":"abort"}`) + doneLine, found{events: 2, content: true, aborted: true, end: true}},
-		{"usage of token ids", api.TokensFormat, chat(`{"token_ids":[1]}`) + counted, found{events: 2, content: true, usage: tokenUsage{true, true, 12, 8, 3}}},
+		{"usage of token ids", api.TokensFormat, chat(`{"token_ids":[1]}`) + counted, found{events: 2, content: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
 		{"response begins", api.ResponsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" + `data: {"type":"response.in_progress"}` + "\n\n", found{}},
 		{"response", api.ResponsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" + `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
-		{"response ends", api.ResponsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: tokenUsage{true, true, 7, 4, 2}}},
-		{"response is incomplete", api.ResponsesFormat, `data: {"type":"response.incomplete","response":{"status":"incomplete","usage":{"input_tokens":7,"output_tokens":2}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: tokenUsage{true, false, 7, 0, 2}}},
+		{"response ends", api.ResponsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 7, CachedTokens: 4, CompletionTokens: 2}}},
+		{"response is incomplete", api.ResponsesFormat, `data: {"type":"response.incomplete","response":{"status":"incomplete","usage":{"input_tokens":7,"output_tokens":2}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7, CompletionTokens: 2}}},
 		{"response is cancelled", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"cancelled"}}` + "\n\n", found{events: 1, aborted: true, end: true}},
-		{"response of no token", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, aborted: true, end: true, usage: tokenUsage{true, false, 7, 0, 0}}},
-		{"long response", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true, usage: tokenUsage{true, false, 7, 0, 2}}},
-		{"long response, cancelled", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*maxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, unexplained: true, end: true}},
-		{"long event of a response", api.ResponsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*maxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
+		{"response of no token", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, aborted: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7}}},
+		{"long response", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7, CompletionTokens: 2}}},
+		{"long response, cancelled", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, unexplained: true, end: true}},
+		{"long event of a response", api.ResponsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
 		{"response fails", api.ResponsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{end: true, failed: 500}},
 		{"response fails before output", api.ResponsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}` + "\n\n", found{end: true, failed: 500}},
 		{"response fails by its prompt", api.ResponsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"invalid_prompt"}}}` + "\n\n", found{end: true, failed: 400}},
 		{"response fails after content", api.ResponsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" + `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
-		{"message begins", api.MessagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: tokenUsage{true, false, 7, 0, 0}}},
-		{"message", api.MessagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: tokenUsage{true, true, 0, 4, 2}}},
+		{"message begins", api.MessagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: relay.Usage{Known: true, PromptTokens: 7}}},
+		{"message", api.MessagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: relay.Usage{Known: true, HasCached: true, CachedTokens: 4, CompletionTokens: 2}}},
 		{"message fails", api.MessagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 503}},
-		{"message ends", api.MessagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
-		{"message is aborted", api.MessagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, unexplained: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
-		{"message of no token", api.MessagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: tokenUsage{known: true}}},
-		{"message whose reason comes late", api.MessagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: tokenUsage{true, false, 0, 0, 2}}},
+		{"message ends", api.MessagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
+		{"message is aborted", api.MessagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, unexplained: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
+		{"message of no token", api.MessagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: relay.Usage{Known: true}}},
+		{"message whose reason comes late", api.MessagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
 		{"error: null", api.ChatFormat, strings.Replace(hello, "{", `{"error":null,`, 1) + strings.Replace(hello, "{", `{"error": null,`, 1), found{events: 2, content: true}},
 		{"error: empty", api.ChatFormat, strings.Replace(hello, "{", `{"error":"",`, 1), found{events: 1, content: true}},
 		{"error: a text", api.ChatFormat, `data: {"error":"x"}` + "\n\n", found{failed: 500}},
@@ -87,17 +88,17 @@ func TestEventScanner(t *testing.T) {
 		{"transcript ends", api.PlainFormat, `data: {"type":"transcript.text.done","text":"x"}` + "\n\n", found{events: 1, content: true, end: true}},
 		{"transcript stops", api.PlainFormat, "data: x\n\n" + chat(`{"delta":{"content":""},"finish_reason":"stop"}`), found{events: 2, content: true, finished: true}},
 		{"anything", api.PlainFormat, "data: x\n\n", found{events: 1, content: true}},
-		{"line too long", api.ChatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", maxLineBytes) + `"}}`), found{events: 1, content: true}},
-		{"comment too long", api.ChatFormat, ":" + strings.Repeat("x", maxLineBytes) + "\n\n" + role, found{events: 1}},
+		{"line too long", api.ChatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", relay.MaxLineBytes) + `"}}`), found{events: 1, content: true}},
+		{"comment too long", api.ChatFormat, ":" + strings.Repeat("x", relay.MaxLineBytes) + "\n\n" + role, found{events: 1}},
 		{"line without an end", api.ChatFormat, strings.TrimSuffix(hello, "\n\n"), found{}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			s := eventScanner{format: c.format}
-			s.scan([]byte(c.stream))
-			got := found{s.events, s.content, s.finished, s.aborted, s.done, s.unexplained, 0, s.usage}
-			if s.errorEvent != nil {
-				got.failed = s.errorEventStatus()
+			s := relay.Scanner{Format: c.format}
+			s.Scan([]byte(c.stream))
+			got := found{s.Events, s.Content, s.Finished, s.Aborted, s.Done, s.Unexplained, 0, s.Usage}
+			if s.ErrorEvent != nil {
+				got.failed = s.ErrorStatus()
 			}
 			if got != c.want {
 				t.Errorf("found %+v\nwant  %+v", got, c.want)
@@ -114,23 +115,23 @@ func FuzzEventScanner(f *testing.F) {
 	f.Add("data: {\"type\":\"response.output_text.delta\"}\r\n\r\n:\n", byte(api.ResponsesFormat), uint16(7))
 	f.Add("data: {\"sequence_number\":3}\r\rdata: {\"sequence_number\":4}\r\n\r\n", byte(api.StoredFormat), uint16(0))
 	f.Add("data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7}}}\n\n", byte(api.MessagesFormat), uint16(11))
-	f.Add(strings.Repeat("data: x", maxLineBytes/4)+"\n"+role, byte(api.PlainFormat), uint16(4096))
+	f.Add(strings.Repeat("data: x", relay.MaxLineBytes/4)+"\n"+role, byte(api.PlainFormat), uint16(4096))
 	f.Fuzz(func(t *testing.T, stream string, kind byte, size uint16) {
-		whole := eventScanner{format: api.Format(kind) % 7}
-		whole.scan([]byte(stream))
-		cut := eventScanner{format: whole.format}
+		whole := relay.Scanner{Format: api.Format(kind) % 7}
+		whole.Scan([]byte(stream))
+		cut := relay.Scanner{Format: whole.Format}
 		for rest := []byte(stream); len(rest) > 0; {
 			n := min(int(size)+1, len(rest))
-			cut.scan(rest[:n])
+			cut.Scan(rest[:n])
 			rest = rest[n:]
-			if len(cut.partialLine) > maxLineBytes || len(cut.errorEvent) > maxLineBytes {
-				t.Fatalf("%d bytes are kept", len(cut.partialLine))
+			if len(cut.PartialLine) > relay.MaxLineBytes || len(cut.ErrorEvent) > relay.MaxLineBytes {
+				t.Fatalf("%d bytes are kept", len(cut.PartialLine))
 			}
 		}
-		if !bytes.Equal(cut.partialLine, whole.partialLine) {
-			t.Errorf("kept %q in pieces, %q at once", cut.partialLine, whole.partialLine)
+		if !bytes.Equal(cut.PartialLine, whole.PartialLine) {
+			t.Errorf("kept %q in pieces, %q at once", cut.PartialLine, whole.PartialLine)
 		}
-		cut.partialLine, whole.partialLine = nil, nil
+		cut.PartialLine, whole.PartialLine = nil, nil
 		if !reflect.DeepEqual(cut, whole) {
 			t.Errorf("found %+v in pieces, %+v at once", cut, whole)
 		}
@@ -149,28 +150,28 @@ func FuzzLineWriter(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream string, size uint8, head int) {
 		var out bytes.Buffer
 		const room = 32
-		l := lineWriter{to: &out, chunks: &sync.Pool{New: func() any { b := make([]byte, room); return &b }}}
+		l := relay.LineWriter{To: &out, Chunks: &sync.Pool{New: func() any { b := make([]byte, room); return &b }}}
 		head = min(max(head, 0), len(stream))
 		check := func(passed int) {
-			got, pending := out.String(), stream[passed-l.pending:passed]
+			got, pending := out.String(), stream[passed-l.Pending:passed]
 			rest := pending
 			if strings.HasPrefix(rest, "event:") {
-				if _, next := lineEnd([]byte(rest)); next <= len(rest) {
+				if _, next := relay.LineEnd([]byte(rest)); next <= len(rest) {
 					rest = rest[next:]
 				}
 			}
-			if got != stream[:passed-l.pending] || strings.ContainsAny(rest, "\r\n") || l.pending >= room {
+			if got != stream[:passed-l.Pending] || strings.ContainsAny(rest, "\r\n") || l.Pending >= room {
 				t.Fatalf("of %q came %q, and %q is kept", stream[:passed], got, pending)
 			}
 		}
-		l.writeBeginning([]byte(stream[:head]))
+		l.WriteBeginning([]byte(stream[:head]))
 		check(head)
 		for at := head; at < len(stream); check(at) {
-			n := copy(l.freeSpace(), stream[at:min(len(stream), at+int(size)+1)])
-			l.writeCompleteLines(n)
+			n := copy(l.FreeSpace(), stream[at:min(len(stream), at+int(size)+1)])
+			l.WriteCompleteLines(n)
 			at += n
 		}
-		if l.flushPending(); out.String() != stream {
+		if l.FlushPending(); out.String() != stream {
 			t.Errorf("%q came out as %q", stream, out.String())
 		}
 	})
@@ -198,16 +199,16 @@ func TestKeepAliveCommentsBetweenEvents(t *testing.T) {
 		{[]string{"data: " + strings.Repeat("x", 40), "\n", "\n"}, true},
 	} {
 		var out strings.Builder
-		l := lineWriter{to: &out, chunks: &sync.Pool{New: func() any { b := make([]byte, 32); return &b }}}
+		l := relay.LineWriter{To: &out, Chunks: &sync.Pool{New: func() any { b := make([]byte, 32); return &b }}}
 		for _, part := range c.parts {
 			for part != "" {
-				n := copy(l.freeSpace(), part)
+				n := copy(l.FreeSpace(), part)
 				part = part[n:]
-				l.writeCompleteLines(n)
+				l.WriteCompleteLines(n)
 			}
 		}
-		l.writeKeepAlive(keepAliveComment)
-		if got := strings.HasSuffix(out.String(), keepAliveComment); got != c.between {
+		l.WriteKeepAlive(relay.KeepAliveComment)
+		if got := strings.HasSuffix(out.String(), relay.KeepAliveComment); got != c.between {
 			t.Errorf("after %q: a comment %v", c.parts, got)
 		}
 	}

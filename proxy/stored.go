@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"net/http"
 	"slices"
@@ -16,6 +18,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
+	"warmroute/prompt"
 	"warmroute/proxy/api"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
@@ -255,10 +258,10 @@ func (a *attempt) rememberBody(body []byte) {
 // rememberResponse remembers the response that is streamed, before the client has its id. One whose id the client has chosen is
 // remembered when it is complete: until then a replica may have an earlier one of that id.
 func (s *streamRelay) rememberResponse() {
-	if s.unsaved == nil || s.events.responseID == "" || s.unsaved.chosenID != "" && !s.events.finished {
+	if s.unsaved == nil || s.events.ResponseID == "" || s.unsaved.chosenID != "" && !s.events.Finished {
 		return
 	}
-	s.attempt.remember(s.unsaved, s.events.responseID)
+	s.attempt.remember(s.unsaved, s.events.ResponseID)
 	s.unsaved = nil
 }
 
@@ -269,4 +272,25 @@ func (a *attempt) remember(in *storedInput, responseID string) {
 		e.Owner = a.req.account.Name
 	}
 	a.req.proxy.responses.Index.Add(a.replicaResponseID(in, responseID), e)
+}
+
+// scopeOf returns the scope of the ids that clients with the key of that name choose. JSON and URLs leave its characters as they
+// are, and it begins with resp_, which vLLM before its pull request 25428 requires of an id.
+func scopeOf(keyName string) string {
+	hash := sha256.Sum256([]byte(keyName))
+	return "resp_wr-" + hex.EncodeToString(hash[:16]) + "-"
+}
+
+// scopeEdits returns the edits that insert the scope before each id in the body that has one at the replica.
+func (s *storedInput) scopeEdits() (edits []prompt.Edit) {
+	if s.scope == "" {
+		return nil
+	}
+	if s.chosenIDAt > 0 {
+		edits = append(edits, prompt.Edit{Start: s.chosenIDAt, End: s.chosenIDAt, Text: s.scope})
+	}
+	if s.refersToAt > 0 && s.replicaID != s.refersTo {
+		edits = append(edits, prompt.Edit{Start: s.refersToAt, End: s.refersToAt, Text: s.scope})
+	}
+	return edits
 }

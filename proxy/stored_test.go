@@ -15,6 +15,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/relay"
 	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
@@ -98,7 +99,7 @@ func storing(name string, kept *responseStore) *replica {
 					object = strings.Replace(object, `"object"`, `"previous_response_id":"`+previous+`","object"`, 1)
 				}
 				if strings.Contains(req.body, `"stream":true`) {
-					s.say(streamed(streamedResponse(id, strings.Repeat("x", 3*maxLineBytes/2*strings.Count(req.body, "long")))...))
+					s.say(streamed(streamedResponse(id, strings.Repeat("x", 3*relay.MaxLineBytes/2*strings.Count(req.body, "long")))...))
 				} else {
 					s.say(answered("200 OK", object))
 				}

@@ -21,6 +21,7 @@ import (
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/proxy/api"
+	"warmroute/proxy/relay"
 	"warmroute/router"
 	"warmroute/router/responseindex"
 )
@@ -571,7 +572,7 @@ func endsWithError(t *testing.T, api, rest, code string) {
 // A response that is longer than what is read at once has been passed on when its
 // status comes, which stands at its end.
 func TestLongCancelledResponseSendsErrorEvent(t *testing.T) {
-	for _, size := range []int{2 * chunkBytes, 2 * maxLineBytes} {
+	for _, size := range []int{2 * relay.ChunkBytes, 2 * relay.MaxLineBytes} {
 		events := abortedStream(t, "responses")
 		n := len(events) - 1
 		events[n] = strings.Replace(events[n], `"text":"`, `"text":"`+strings.Repeat("x", size), 1)
@@ -662,7 +663,7 @@ func TestStreamTruncatedByConnectionClose(t *testing.T) {
 		whole := golden(t, api.name+"-stream")
 		events := strings.SplitAfter(strings.TrimSuffix(whole, "\n\n"), "\n\n")
 		content := slices.IndexFunc(events, isContent) + 1
-		long := strings.Replace(whole, `"text":"`, `"text":"`+strings.Repeat("x", 2*maxLineBytes), -1)
+		long := strings.Replace(whole, `"text":"`, `"text":"`+strings.Repeat("x", 2*relay.MaxLineBytes), -1)
 		dead := map[string]string{
 			"messages":  "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"internal_error\",\"message\":\"dead\"}}\n\n",
 			"responses": "event: error\ndata: {\"code\":\"x\",\"message\":\"dead\",\"sequence_number\":9,\"type\":\"error\"}\n\n",
@@ -727,7 +728,7 @@ var endMarks = []struct {
 	{"/v1/chat/completions", role + hello, []string{
 		stop, doneLine, strings.TrimSuffix(doneLine, "\n\n"), dead,
 		strings.Replace(stop, `"finish_reason":"stop"`, `"finish_reason": "length"`, 1),
-		strings.Replace(stop, `"content":""`, `"content":"`+strings.Repeat("x", 2*maxLineBytes)+`"`, 1),
+		strings.Replace(stop, `"content":""`, `"content":"`+strings.Repeat("x", 2*relay.MaxLineBytes)+`"`, 1),
 	}},
 	{"/v1/completions", `data: {"choices":[{"index":0,"text":"Hi","finish_reason":null}]}` + "\n\n", []string{
 		`data: {"choices":[{"index":0,"text":"\"","finish_reason":"length"}]}` + "\n\n", doneLine,
@@ -742,7 +743,7 @@ var endMarks = []struct {
 	}},
 	{"/v1/responses/resp_1?stream=true", strings.Join(streamedResponse("resp_1", "")[:2], ""), []string{
 		streamedResponse("resp_1", "")[2],
-		strings.Replace(streamedResponse("resp_1", "")[2], `"text":"`, `"text":"`+strings.Repeat("x", 2*maxLineBytes), 1),
+		strings.Replace(streamedResponse("resp_1", "")[2], `"text":"`, `"text":"`+strings.Repeat("x", 2*relay.MaxLineBytes), 1),
 	}},
 	{"/v1/messages", messagesBegin(`{"input_tokens":4,"output_tokens":0}`) + messagesContent, []string{
 		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
@@ -879,7 +880,7 @@ func TestSequenceNumberOfErrorEvent(t *testing.T) {
 	t.Parallel()
 	events := streamedResponse("resp_1", "")
 	item := "event: response.output_item.added\n" + `data: {"type":"response.output_item.added","sequence_number":41,"item":{"sequence_number":7}}` + "\n\n"
-	long := "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*maxLineBytes) + `","sequence_number":9,"type":"response.output_text.done"}` + "\n\n"
+	long := "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","sequence_number":9,"type":"response.output_text.done"}` + "\n\n"
 	for name, c := range map[string]struct {
 		says []string
 		want int
@@ -1034,7 +1035,7 @@ func beginningsWithoutText() map[string]struct{ path, first, output, end string 
 
 // slowBody sends an event each fifth of roleEventDelay.
 type slowBody struct {
-	replicaBody
+	relay.Body
 	events []string
 }
 
@@ -1053,9 +1054,9 @@ func bufferBeginning(t *testing.T, path string, events ...string) string {
 	synctest.Test(t, func(t *testing.T) {
 		found, _ := api.NewTable(nil).Find(http.MethodPost, path)
 		e := found.Endpoint
-		s := &streamRelay{attempt: &attempt{req: &request{proxy: new(Proxy), settings: new(Settings)}}, events: eventScanner{format: e.Format}}
+		s := &streamRelay{attempt: &attempt{req: &request{proxy: new(Proxy), settings: new(Settings)}}, events: relay.Scanner{Format: e.Format}}
 		s.body = &slowBody{events: events}
-		if _, err := s.readUntilFirstEvent(&buffered, make([]byte, chunkBytes)); err != nil {
+		if _, err := s.readUntilFirstEvent(&buffered, make([]byte, relay.ChunkBytes)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -1151,7 +1152,7 @@ func (r *reader) rest() string {
 		line, err := r.br.ReadString('\n')
 		r.got.WriteString(line)
 		if err != nil {
-			return strings.ReplaceAll(r.got.String(), keepAliveComment, "")
+			return strings.ReplaceAll(r.got.String(), relay.KeepAliveComment, "")
 		}
 	}
 }
@@ -1250,7 +1251,7 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 				r.to(comment)
 			}
 			close(heard)
-			got := strings.ReplaceAll(r.rest(), messagesPing, "")
+			got := strings.ReplaceAll(r.rest(), relay.MessagesPing, "")
 			for _, want := range c.says {
 				if !strings.Contains(got, want) {
 					t.Errorf("%q is not in %q", want, got)
@@ -1275,7 +1276,7 @@ func TestFirstByteTimeoutAfterKeepAlive(t *testing.T) {
 		s.closed()
 	}})
 	resp, got := f.post("/v1/chat/completions", askStream)
-	if resp.StatusCode != http.StatusOK || !strings.Contains(got, keepAliveComment) || !strings.Contains(got, "first_byte_timeout") {
+	if resp.StatusCode != http.StatusOK || !strings.Contains(got, relay.KeepAliveComment) || !strings.Contains(got, "first_byte_timeout") {
 		t.Errorf("got %d %q", resp.StatusCode, got)
 	}
 	f.awaitMetric(`warmroute_requests_total{backend="r0",code="504",endpoint="/v1/chat/completions",model="m"} 1`)

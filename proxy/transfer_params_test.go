@@ -13,6 +13,7 @@ import (
 
 	"warmroute/prompt"
 	"warmroute/proxy/api"
+	"warmroute/proxy/relay"
 )
 
 // withMember returns a JSON object with one more member.
@@ -120,14 +121,14 @@ func TestTransferParamsRemovedFromResponses(t *testing.T) {
 	t.Parallel()
 	const params = `{"remote_host":"10.0.0.1","remote_block_ids":[[1,2]],"a":{"b":"}\"\\"}}`
 	blank := "null" + strings.Repeat(" ", len(params)-len("null"))
-	long := strings.Repeat("x", 3*chunkBytes)
+	long := strings.Repeat("x", 3*relay.ChunkBytes)
 	for name, c := range map[string]struct{ path, body, answer string }{
 		"chat":       {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":`+params+`,"ec_transfer_params":`+params)},
 		"first":      {"/v1/completions", bodyFor("/v1/completions"), `{"kv_transfer_params" : ` + params + `,"choices":[{}]}`},
 		"null":       {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":null,"ec_transfer_params":null`)},
 		"empty":      {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":{},"ec_transfer_params": { }`)},
 		"in a text":  {"/v1/chat/completions", askWhole, withMember(whole, `"a":"\"kv_transfer_params\":{\"remote_host\":\"h\"}"`)},
-		"very long":  {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":"` + strings.Repeat("y", 2*maxBufferedResponseBytes) + `","kv_transfer_params":` + params + `}`},
+		"very long":  {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":"` + strings.Repeat("y", 2*relay.MaxBufferedBytes) + `","kv_transfer_params":` + params + `}`},
 		"embeddings": {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":[],"kv_transfer_params":` + params + `}`},
 		"deeper":     {"/v1/responses", bodyFor("/v1/responses"), `{"status":"completed","output":[{"type":"message"}],"response":{"kv_transfer_params":` + params + `}}`},
 		"error":      {"/v1/chat/completions", askWhole, `{"error":{"message":"m"},"kv_transfer_params":` + params + `}`},
@@ -164,7 +165,7 @@ func TestTransferParamsRemovedFromResponses(t *testing.T) {
 					n := min(size, len(rest))
 					parts, rest = append(parts, rest[:n]), rest[n:]
 				}
-				if size < 1000 && len(events) > 2*chunkBytes {
+				if size < 1000 && len(events) > 2*relay.ChunkBytes {
 					continue
 				}
 				f := serve(t, nil, &replica{script: always(streamed(parts...))})
@@ -186,14 +187,14 @@ func FuzzTransferParamsBlanker(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, response []byte, size uint8) {
 		blank := func(size int) string {
-			var b transferParamsBlanker
+			var b relay.TransferParamsBlanker
 			var out []byte
 			for rest := response; len(rest) > 0; {
 				n := min(size, len(rest))
-				out = append(out, b.blank(bytes.Clone(rest[:n]))...)
+				out = append(out, b.Blank(bytes.Clone(rest[:n]))...)
 				rest = rest[n:]
 			}
-			return string(append(out, b.undecided...))
+			return string(append(out, b.Undecided...))
 		}
 		all := blank(len(response) + 1)
 		if pieces := blank(int(size) + 1); pieces != all {

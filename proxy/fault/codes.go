@@ -83,7 +83,7 @@ const (
 	// Fix: add proxies, or raise the limit and that of file descriptors; name load balancers in `trusted_proxies`.
 	CodeTooManyRequests = "too_many_requests"
 	// 503. Request bodies use all of `limits.body_bytes_total`, or this key or client address uses its share of it; the
-	// Message says which.
+	// message says which.
 	// Fix: raise the limit if there is memory, or lower `limits.in_flight`; name load balancers in `trusted_proxies`.
 	CodeBodiesTooLarge = "bodies_too_large"
 	// 503. The proxy is stopping and aborted the request after `timeouts.shutdown`; or it is `/readyz` during the drain.

@@ -1,4 +1,6 @@
-package proxy
+// Package relay reads the response of a replica and writes it to the client: it scans and rewrites streams of server-sent events, buffers whole
+// bodies within bounds, reads usage, and blanks the parameters of KV transfers.
+package relay
 
 import (
 	"bytes"
@@ -12,43 +14,43 @@ import (
 	"warmroute/proxy/api"
 )
 
-// maxLineBytes bounds what is buffered of a line. Of a longer event, which counts as content, the last maxTailBytes are read.
-const maxLineBytes = 64 << 10
+// MaxLineBytes bounds what is buffered of a line. Of a longer event, which counts as content, the last MaxTailBytes are read.
+const MaxLineBytes = 64 << 10
 
 // maxWholeErrorBytes is the length of an error event up to which a decode leg's is read before a part of it is relayed.
-const maxWholeErrorBytes = chunkBytes / 4
+const maxWholeErrorBytes = ChunkBytes / 4
 
-// eventScanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only the line that is split at
-// the end of a chunk, up to maxLineBytes of it.
-type eventScanner struct {
-	format        api.Format
+// Scanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only the line that is split at
+// the end of a chunk, up to MaxLineBytes of it.
+type Scanner struct {
+	Format        api.Format
 	reply         *prompt.Response // takes the text of the response; may be nil
 	line          lineKind         // of the incomplete line
 	inEvent       bool             // the current event has a line
 	afterCR       feedKind         // what a line feed at the beginning of the next chunk is
-	partialLine   []byte           // the beginning of an incomplete line
-	lineTruncated bool             // partialLine lacks bytes before its last maxTailBytes
+	PartialLine   []byte           // the beginning of an incomplete line
+	lineTruncated bool             // PartialLine lacks bytes before its last MaxTailBytes
 	isFinalEvent  bool             // the name of the event, which precedes its data, is that of the last one of a response
 	isEarlyEvent  bool             // it is that of an event before the engine's output
 
-	scannedBytes int64 // without comments
-	eventOffset  int64 // of these, before the current event
+	ScannedBytes int64 // without comments
+	EventOffset  int64 // of these, before the current event
 
-	events      int    // data events from the output of the engine
-	content     bool   // an event carried content, reasoning or a tool call
-	finished    bool   // an event had a reason for the end, other than an abort
-	aborted     bool   // the engine aborted the response
-	unexplained bool   // the last event has come without a reason for the end: the engine may have aborted the response
-	abortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
-	done        bool   // the last event has come
-	errorEvent  []byte // the first error event's data
-	errorOffset int64  // bytes before that event
+	Events      int    // data events from the output of the engine
+	Content     bool   // an event carried content, reasoning or a tool call
+	Finished    bool   // an event had a reason for the end, other than an abort
+	Aborted     bool   // the engine aborted the response
+	Unexplained bool   // the last event has come without a reason for the end: the engine may have aborted the response
+	AbortOffset int64  // bytes before the first event that says so, from which on nothing is relayed
+	Done        bool   // the last event has come
+	ErrorEvent  []byte // the first error event's data
+	ErrorOffset int64  // bytes before that event
 
-	nextSequence int64 // the sequence_number after that of the last event, of those before an abort; 0: none had one
+	NextSequence int64 // the sequence_number after that of the last event, of those before an abort; 0: none had one
 
-	responseID string // as the first events name it; "": unknown
-	background bool   // the replica goes on with the response if nobody reads it, as these events say
-	usage      tokenUsage
+	ResponseID string // as the first events name it; "": unknown
+	Background bool   // the replica goes on with the response if nobody reads it, as these events say
+	Usage      Usage
 	message    messageEnd
 }
 
@@ -77,24 +79,29 @@ type messageEnd struct {
 	zeroTokens    bool // the last one counted no output token
 }
 
-// tokenUsage is the usage that a response reports.
-type tokenUsage struct {
-	known                                        bool
-	hasCached                                    bool // cachedTokens was reported, so that 0 means none
-	promptTokens, cachedTokens, completionTokens int
+// Usage is the usage that a response reports.
+type Usage struct {
+	Known                                        bool
+	HasCached                                    bool // CachedTokens was reported, so that 0 means none
+	PromptTokens, CachedTokens, CompletionTokens int
 }
 
-// scan reads the next bytes of the stream, however it is split into chunks. It removes from them, in place, comments and the empty
+// NewScanner returns a scanner of a stream of that format, which adds the text of the response to reply; nil: to none.
+func NewScanner(f api.Format, reply *prompt.Response) Scanner {
+	return Scanner{Format: f, reply: reply}
+}
+
+// Scan reads the next bytes of the stream, however it is split into chunks. It removes from them, in place, comments and the empty
 // lines after them that end no event, and returns the rest. A line ends with a line feed, a carriage return or both.
-func (s *eventScanner) scan(b []byte) (kept []byte) {
+func (s *Scanner) Scan(b []byte) (kept []byte) {
 	kept = b[:0]
 	if s.afterCR != feedOfItself && len(b) > 0 {
 		if b[0] == '\n' {
 			if s.afterCR == feedKept {
 				kept = append(kept, '\n')
-				s.scannedBytes++
+				s.ScannedBytes++
 				if !s.inEvent {
-					s.eventOffset = s.scannedBytes
+					s.EventOffset = s.ScannedBytes
 				}
 			}
 			b = b[1:]
@@ -102,7 +109,7 @@ func (s *eventScanner) scan(b []byte) (kept []byte) {
 		s.afterCR = feedOfItself
 	}
 	for len(b) > 0 {
-		end, next := lineEnd(b)
+		end, next := LineEnd(b)
 		part, kind, endsEvent := b[:next], s.line, false
 		if kind == lineNotBegun {
 			switch {
@@ -123,14 +130,14 @@ func (s *eventScanner) scan(b []byte) (kept []byte) {
 		}
 		b = b[next:]
 		if isKept {
-			s.scannedBytes += int64(len(part))
+			s.ScannedBytes += int64(len(part))
 			if kind == lineField {
 				s.scanPart(part[:end], complete)
 			}
 			kept = append(kept, part...) // may overwrite it
 		}
 		if endsEvent {
-			s.inEvent, s.eventOffset, s.isFinalEvent, s.isEarlyEvent = false, s.scannedBytes, false, false
+			s.inEvent, s.EventOffset, s.isFinalEvent, s.isEarlyEvent = false, s.ScannedBytes, false, false
 		}
 		if s.line = kind; complete {
 			s.line = lineNotBegun
@@ -139,8 +146,8 @@ func (s *eventScanner) scan(b []byte) (kept []byte) {
 	return kept
 }
 
-// lineEnd returns the index of the first line end in b and that of the byte after it. Both are the length of b if there is none.
-func lineEnd(b []byte) (end, next int) {
+// LineEnd returns the index of the first line end in b and that of the byte after it. Both are the length of b if there is none.
+func LineEnd(b []byte) (end, next int) {
 	end = len(b)
 	if i := bytes.IndexByte(b, '\n'); i >= 0 {
 		end = i
@@ -158,51 +165,51 @@ func lineEnd(b []byte) (end, next int) {
 }
 
 // scanPart reads a line, or a part of one that may complete it.
-func (s *eventScanner) scanPart(part []byte, complete bool) {
+func (s *Scanner) scanPart(part []byte, complete bool) {
 	line := part
-	if !complete || len(s.partialLine) > 0 || len(part) > maxLineBytes {
+	if !complete || len(s.PartialLine) > 0 || len(part) > MaxLineBytes {
 		s.bufferPartialLine(part)
-		line = s.partialLine
+		line = s.PartialLine
 	}
 	if !complete {
 		return
 	}
 	s.scanLine(line)
-	if s.partialLine = s.partialLine[:0]; cap(s.partialLine) > chunkBytes {
-		s.partialLine = nil // frees the memory of a long line
+	if s.PartialLine = s.PartialLine[:0]; cap(s.PartialLine) > ChunkBytes {
+		s.PartialLine = nil // frees the memory of a long line
 	}
 	s.lineTruncated = false
 }
 
-// scanLastLine reads a last line without a line end.
-func (s *eventScanner) scanLastLine() {
-	if len(s.partialLine) > 0 {
-		s.scanLine(s.partialLine)
-		s.partialLine, s.lineTruncated = nil, false
+// ScanLastLine reads a last line without a line end.
+func (s *Scanner) ScanLastLine() {
+	if len(s.PartialLine) > 0 {
+		s.scanLine(s.PartialLine)
+		s.PartialLine, s.lineTruncated = nil, false
 	}
 }
 
-// hasWholeLastLine reports whether a last line without a line end cannot be the beginning of a longer one.
-func (s *eventScanner) hasWholeLastLine() bool {
-	data, ok := bytes.CutPrefix(s.partialLine, []byte("data:"))
+// HasWholeLastLine reports whether a last line without a line end cannot be the beginning of a longer one.
+func (s *Scanner) HasWholeLastLine() bool {
+	data, ok := bytes.CutPrefix(s.PartialLine, []byte("data:"))
 	data = bytes.TrimSpace(data)
 	return ok && !s.lineTruncated && (string(data) == "[DONE]" || json.Valid(data))
 }
 
-func (s *eventScanner) bufferPartialLine(b []byte) {
-	n := min(len(b), maxLineBytes-len(s.partialLine))
-	s.partialLine = append(s.partialLine, b[:n]...)
+func (s *Scanner) bufferPartialLine(b []byte) {
+	n := min(len(b), MaxLineBytes-len(s.PartialLine))
+	s.PartialLine = append(s.PartialLine, b[:n]...)
 	if b = b[n:]; len(b) == 0 {
 		return
 	}
 	s.lineTruncated = true
-	tail := s.partialLine[maxLineBytes-maxTailBytes:]
-	b = b[max(0, len(b)-maxTailBytes):]
+	tail := s.PartialLine[MaxLineBytes-MaxTailBytes:]
+	b = b[max(0, len(b)-MaxTailBytes):]
 	copy(tail[copy(tail, tail[len(b):]):], b)
 }
 
-func (s *eventScanner) scanLine(line []byte) {
-	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && (s.format == api.ResponsesFormat || s.format == api.StoredFormat) {
+func (s *Scanner) scanLine(line []byte) {
+	if name, ok := bytes.CutPrefix(line, []byte("event:")); ok && (s.Format == api.ResponsesFormat || s.Format == api.StoredFormat) {
 		kind := string(bytes.TrimSpace(name))
 		s.isFinalEvent, s.isEarlyEvent = endsResponse(kind), precedesOutput(kind)
 		return
@@ -215,9 +222,9 @@ func (s *eventScanner) scanLine(line []byte) {
 	switch {
 	case len(data) == 0:
 	case string(data) == "[DONE]":
-		s.done = true
+		s.Done = true
 		// vLLM ends the stream like this if it aborts the request before the first token.
-		if s.format.HasChoices() && !s.content && !s.finished && s.errorEvent == nil {
+		if s.Format.HasChoices() && !s.Content && !s.Finished && s.ErrorEvent == nil {
 			s.markAborted()
 		}
 	case isErrorEvent(data):
@@ -225,94 +232,94 @@ func (s *eventScanner) scanLine(line []byte) {
 	case s.lineTruncated && s.isEarlyEvent:
 		s.readResponseID(data) // it repeats long instructions and tools
 	case s.lineTruncated:
-		s.scanTruncatedEvent(data[len(data)-min(len(data), maxTailBytes):])
+		s.scanTruncatedEvent(data[len(data)-min(len(data), MaxTailBytes):])
 	default:
 		s.scanEvent(data)
 	}
-	if (s.format == api.ResponsesFormat || s.format == api.StoredFormat) && !s.aborted && !s.unexplained {
+	if (s.Format == api.ResponsesFormat || s.Format == api.StoredFormat) && !s.Aborted && !s.Unexplained {
 		s.countSequence(data)
 	}
 }
 
-// countSequence sets nextSequence to what follows the event. That of a long one may be in the part that is not known.
-func (s *eventScanner) countSequence(data []byte) {
+// countSequence sets NextSequence to what follows the event. That of a long one may be in the part that is not known.
+func (s *Scanner) countSequence(data []byte) {
 	switch n := gjson.GetBytes(data, "sequence_number"); {
 	case n.Type == gjson.Number:
-		s.nextSequence = max(n.Int(), -1) + 1
+		s.NextSequence = max(n.Int(), -1) + 1
 	case s.lineTruncated:
-		s.nextSequence++
+		s.NextSequence++
 	}
 }
 
 // scanTruncatedEvent reads an event of which only the end is known.
-func (s *eventScanner) scanTruncatedEvent(tail []byte) {
-	s.events++
-	s.content = true
+func (s *Scanner) scanTruncatedEvent(tail []byte) {
+	s.Events++
+	s.Content = true
 	if s.reply != nil {
 		s.reply.Invalidate()
 	}
-	if s.format.HasChoices() && hasFinishReason(tail) {
-		s.finished = true
+	if s.Format.HasChoices() && hasFinishReason(tail) {
+		s.Finished = true
 	}
 	if !s.isFinalEvent {
 		return
 	}
-	if s.format == api.StoredFormat {
-		s.done = true
+	if s.Format == api.StoredFormat {
+		s.Done = true
 		return
 	}
 	// Quotes in a text are escaped, so this is none.
 	if bytes.Contains(tail, []byte(`"status":"cancelled"`)) {
 		s.markUnexplained()
 	}
-	s.done, s.finished = true, !s.aborted && !s.unexplained
+	s.Done, s.Finished = true, !s.Aborted && !s.Unexplained
 	if _, object, found := bytes.Cut(tail, []byte(`"usage":`)); found {
-		s.usage.parse(gjson.ParseBytes(object), s.format)
+		s.Usage.Parse(gjson.ParseBytes(object), s.Format)
 	}
 }
 
 // recordErrorEvent records an error event. On endpoints without [DONE] it is the last event.
-func (s *eventScanner) recordErrorEvent(data []byte) {
-	if s.errorEvent == nil {
-		s.errorEvent, s.errorOffset = bytes.Clone(data), s.eventOffset
+func (s *Scanner) recordErrorEvent(data []byte) {
+	if s.ErrorEvent == nil {
+		s.ErrorEvent, s.ErrorOffset = bytes.Clone(data), s.EventOffset
 	}
-	s.done = s.done || s.format == api.ResponsesFormat || s.format == api.StoredFormat || s.format == api.MessagesFormat
+	s.Done = s.Done || s.Format == api.ResponsesFormat || s.Format == api.StoredFormat || s.Format == api.MessagesFormat
 }
 
-// beginsLongError reports whether the incomplete line is an error that may be relayed in parts.
-func (s *eventScanner) beginsLongError() bool {
-	data, ok := bytes.CutPrefix(s.partialLine, []byte("data:"))
+// BeginsLongError reports whether the incomplete line is an error that may be relayed in parts.
+func (s *Scanner) BeginsLongError() bool {
+	data, ok := bytes.CutPrefix(s.PartialLine, []byte("data:"))
 	return ok && len(data) > maxWholeErrorBytes && isErrorEvent(bytes.TrimSpace(data))
 }
 
-func (s *eventScanner) markAborted() {
-	if !s.aborted {
-		s.aborted, s.abortOffset = true, s.eventOffset
+func (s *Scanner) markAborted() {
+	if !s.Aborted {
+		s.Aborted, s.AbortOffset = true, s.EventOffset
 	}
 }
 
 // markUnexplained records that the current event ends the response without a reason.
-func (s *eventScanner) markUnexplained() {
-	if !s.aborted && !s.unexplained {
-		s.unexplained, s.abortOffset = true, s.eventOffset
+func (s *Scanner) markUnexplained() {
+	if !s.Aborted && !s.Unexplained {
+		s.Unexplained, s.AbortOffset = true, s.EventOffset
 	}
 }
 
-func (s *eventScanner) scanEvent(data []byte) {
+func (s *Scanner) scanEvent(data []byte) {
 	look := s.inspectEvent
-	if s.content || s.finished {
+	if s.Content || s.Finished {
 		look = s.inspectAfterContent
 	}
 	if !look(data) {
 		return
 	}
-	s.events++
+	s.Events++
 	if s.reply != nil {
 		s.reply.AddEvent(data)
 	}
 	if bytes.Contains(data, []byte(`usage":`)) { // a search for a quote stops at every key
-		for _, path := range usagePaths[s.format] {
-			s.usage.parse(gjson.GetBytes(data, path), s.format)
+		for _, path := range usagePaths[s.Format] {
+			s.Usage.Parse(gjson.GetBytes(data, path), s.Format)
 		}
 	}
 }
@@ -338,9 +345,9 @@ func isErrorEvent(data []byte) bool {
 
 // inspectEvent records whether an event carries the first content, or ends the response. It returns false for an error and an event
 // that precedes the engine's output.
-func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
+func (s *Scanner) inspectEvent(data []byte) (fromEngine bool) {
 	s.readResponseID(data)
-	switch s.format {
+	switch s.Format {
 	case api.ChatFormat:
 		s.inspectChoices(data, "delta", deltaHasContent)
 	case api.CompletionFormat:
@@ -350,20 +357,20 @@ func (s *eventScanner) inspectEvent(data []byte) (fromEngine bool) {
 	case api.ResponsesFormat, api.MessagesFormat:
 		return s.inspectTypedEvent(data)
 	case api.StoredFormat:
-		s.content = true
+		s.Content = true
 		s.inspectStoredEvent(data)
 	default:
-		s.content = true
+		s.Content = true
 		s.inspectPlainEvent(data)
 	}
 	return true
 }
 
 // inspectPlainEvent records whether an event is the last one, as far as the formats of audio have one.
-func (s *eventScanner) inspectPlainEvent(data []byte) {
-	s.finished = s.finished || hasFinishReason(data)
+func (s *Scanner) inspectPlainEvent(data []byte) {
+	s.Finished = s.Finished || hasFinishReason(data)
 	if bytes.Contains(data, []byte(transcriptDone)) && gjson.GetBytes(data, "type").Str == transcriptDone {
-		s.done = true
+		s.Done = true
 	}
 }
 
@@ -371,15 +378,15 @@ func (s *eventScanner) inspectPlainEvent(data []byte) {
 const transcriptDone = "transcript.text.done"
 
 // inspectStoredEvent records whether an event is the last one of a stored response.
-func (s *eventScanner) inspectStoredEvent(data []byte) {
+func (s *Scanner) inspectStoredEvent(data []byte) {
 	if bytes.Contains(data, []byte(`"response":`)) && endsResponse(gjson.GetBytes(data, "type").Str) {
-		s.done = true
+		s.Done = true
 	}
 }
 
 // inspectAfterContent is inspectEvent once content has come: events that cannot be the end of the response are not parsed.
-func (s *eventScanner) inspectAfterContent(data []byte) (fromEngine bool) {
-	switch s.format {
+func (s *Scanner) inspectAfterContent(data []byte) (fromEngine bool) {
+	switch s.Format {
 	case api.ChatFormat, api.CompletionFormat, api.TokensFormat:
 		if hasFinishReason(data) {
 			s.inspectChoices(data, "", func(gjson.Result) bool { return false })
@@ -412,7 +419,7 @@ func hasFinishReason(data []byte) bool {
 }
 
 // inspectTypedEvent is inspectEvent for formats whose events have a type.
-func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
+func (s *Scanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 	kind := gjson.GetBytes(data, "type").Str
 	if precedesOutput(kind) {
 		return false
@@ -425,35 +432,35 @@ func (s *eventScanner) inspectTypedEvent(data []byte) (fromEngine bool) {
 		return false
 	case "response.failed":
 		s.recordErrorEvent(data)
-		return s.content
+		return s.Content
 	case "message_delta":
 		s.message.hasDelta = true
 		s.message.hasStopReason = s.message.hasStopReason || gjson.GetBytes(data, "delta.stop_reason").Type == gjson.String
 		s.message.zeroTokens = gjson.GetBytes(data, "usage.output_tokens").Raw == "0"
 	case "message_stop":
-		s.done = true
+		s.Done = true
 		switch {
-		case s.message.hasDelta && s.message.zeroTokens && !s.content:
+		case s.message.hasDelta && s.message.zeroTokens && !s.Content:
 			s.markAborted()
 		case s.message.hasDelta && !s.message.hasStopReason:
 			s.markUnexplained()
 		default:
-			s.finished = true
+			s.Finished = true
 		}
 	default:
 		switch {
 		case endsResponse(kind):
-			s.done = true
+			s.Done = true
 			switch vllm.EndOfResponse(gjson.GetBytes(data, "response")) {
 			case vllm.EndAborted:
 				s.markAborted()
 			case vllm.EndUnexplained:
 				s.markUnexplained()
 			default:
-				s.finished = true
+				s.Finished = true
 			}
 		case strings.HasSuffix(kind, ".delta"), kind == "content_block_delta":
-			s.content = true
+			s.Content = true
 		}
 	}
 	return true
@@ -465,10 +472,10 @@ func precedesOutput(eventType string) bool {
 }
 
 // readResponseID reads the id of the response from the beginning of an early event.
-func (s *eventScanner) readResponseID(data []byte) {
-	if s.responseID == "" {
-		s.responseID = readEventID(data)
-		s.background = s.format == api.ResponsesFormat && gjson.GetBytes(data, "response.background").Bool()
+func (s *Scanner) readResponseID(data []byte) {
+	if s.ResponseID == "" {
+		s.ResponseID = readEventID(data)
+		s.Background = s.Format == api.ResponsesFormat && gjson.GetBytes(data, "response.background").Bool()
 	}
 }
 
@@ -487,17 +494,17 @@ func deltaHasContent(delta gjson.Result) bool {
 	return has
 }
 
-func (s *eventScanner) inspectChoices(data []byte, key string, hasContent func(gjson.Result) bool) {
+func (s *Scanner) inspectChoices(data []byte, key string, hasContent func(gjson.Result) bool) {
 	gjson.GetBytes(data, "choices").ForEach(func(_, choice gjson.Result) bool {
 		if hasContent(choice.Get(key)) {
-			s.content = true
+			s.Content = true
 		}
 		switch reason := choice.Get("finish_reason"); {
 		case reason.Type != gjson.String:
 		case reason.Str == vllm.FinishReasonAbort:
 			s.markAborted()
 		default:
-			s.finished = true
+			s.Finished = true
 		}
 		return true
 	})
@@ -506,10 +513,10 @@ func (s *eventScanner) inspectChoices(data []byte, key string, hasContent func(g
 // maxTokenCount bounds the counts that a replica reports.
 const maxTokenCount = 1 << 30
 
-// parse takes over what a usage object says. The prompt of a chat, a completion or a response includes the cached tokens. That of a
+// Parse takes over what a usage object says. The prompt of a chat, a completion or a response includes the cached tokens. That of a
 // message is input_tokens and both cache_ figures together, where a replica sends these: vLLM does so only at the end of a stream,
 // whose first event has the whole prompt in input_tokens.
-func (u *tokenUsage) parse(object gjson.Result, f api.Format) {
+func (u *Usage) Parse(object gjson.Result, f api.Format) {
 	if !object.IsObject() {
 		return
 	}
@@ -520,7 +527,7 @@ func (u *tokenUsage) parse(object gjson.Result, f api.Format) {
 	case api.MessagesFormat:
 		in, out, details, cached, created = "input_tokens", "output_tokens", "", "cache_read_input_tokens", "cache_creation_input_tokens"
 	}
-	u.known = true
+	u.Known = true
 	prompt, counted := 0, false
 	// One walk: asking for each of the three costs three.
 	object.ForEach(func(key, value gjson.Result) bool {
@@ -529,7 +536,7 @@ func (u *tokenUsage) parse(object gjson.Result, f api.Format) {
 		case in:
 			prompt, counted = prompt+tokenCount(value), true
 		case out:
-			u.completionTokens = max(u.completionTokens, tokenCount(value))
+			u.CompletionTokens = max(u.CompletionTokens, tokenCount(value))
 		case details:
 			u.parseCached(value.Get("cached_tokens"))
 		case cached:
@@ -541,7 +548,7 @@ func (u *tokenUsage) parse(object gjson.Result, f api.Format) {
 		return true
 	})
 	if counted && prompt > 0 {
-		u.promptTokens = prompt
+		u.PromptTokens = prompt
 	}
 }
 
@@ -553,20 +560,55 @@ func tokenCount(v gjson.Result) int {
 	return int(min(max(v.Int(), 0), maxTokenCount))
 }
 
-func (u *tokenUsage) parseCached(v gjson.Result) {
+func (u *Usage) parseCached(v gjson.Result) {
 	if v.Type == gjson.Number {
-		u.hasCached = true
-		u.cachedTokens = max(u.cachedTokens, tokenCount(v))
+		u.HasCached = true
+		u.CachedTokens = max(u.CachedTokens, tokenCount(v))
 	}
 }
 
-// completionTokens returns the length of the response: as reported, else about one token per event.
-func (s *eventScanner) completionTokens() int {
-	if s.usage.completionTokens > 0 {
-		return s.usage.completionTokens
+// CompletionTokens returns the length of the response: as reported, else about one token per event.
+func (s *Scanner) CompletionTokens() int {
+	if s.Usage.CompletionTokens > 0 {
+		return s.Usage.CompletionTokens
 	}
-	return s.events
+	return s.Events
 }
 
-// errorEventStatus returns the HTTP status that the error event stands for.
-func (s *eventScanner) errorEventStatus() int { return vllm.ErrorEventStatus(s.errorEvent) }
+// ErrorStatus returns the HTTP status that the error event stands for.
+func (s *Scanner) ErrorStatus() int { return vllm.ErrorEventStatus(s.ErrorEvent) }
+
+// ReadBodyID returns the id of a response, "" if it has none.
+func ReadBodyID(body []byte) string {
+	for _, key := range [...]string{"id", "request_id"} {
+		if id := gjson.GetBytes(body, key); id.Type == gjson.String {
+			return id.Str
+		}
+	}
+	return ""
+}
+
+// readEventID returns the id of the response that an event of a stream names, "" if it has none.
+func readEventID(event []byte) string {
+	for _, path := range [...]string{"response.id", "message.id"} {
+		if id := gjson.GetBytes(event, path); id.Type == gjson.String {
+			return id.Str
+		}
+	}
+	return ReadBodyID(event)
+}
+
+// EndOf returns how a complete response ended.
+func EndOf(f api.Format, body []byte) vllm.ResponseEnd {
+	switch f {
+	case api.ChatFormat, api.CompletionFormat, api.TokensFormat:
+		if vllm.HasAbortedChoice(body) {
+			return vllm.EndAborted
+		}
+	case api.ResponsesFormat:
+		return vllm.EndOfResponse(gjson.ParseBytes(body))
+	case api.MessagesFormat:
+		return vllm.EndOfMessage(body)
+	}
+	return vllm.EndExplained
+}

@@ -1,70 +1,56 @@
-package proxy
+package relay
 
 import (
 	"bytes"
 
 	"warmroute/prompt"
-	"warmroute/proxy/fault"
 )
 
-// AllowTransferParams is the value of limits.kv_transfer_params by which they are accepted.
-const AllowTransferParams = "allow"
-
-// allowsTransferParams reports whether clients may send, and get, parameters of KV transfers.
-func (r *request) allowsTransferParams() bool {
-	return r.settings.KVTransferParams == AllowTransferParams
-}
-
-// checkTransferParams refuses a body in which pr found parameters of KV transfers. With them a client can have a replica connect to any
-// host, read the KV cache of another tenant's prompts, and end the replica's process.
-func (r *request) checkTransferParams(pr *prompt.Prompt) *fault.Error {
-	if pr.TransferParams == "" || r.allowsTransferParams() {
-		return nil
-	}
-	return fault.InvalidRequest(pr.TransferParams,
-		pr.TransferParams+" is not accepted from clients: remove it from the request (limits.kv_transfer_params)")
-}
-
-// blankTransferParams overwrites the parameters of KV transfers, which name hosts and blocks, in a complete response: an object becomes
+// BlankTransferParams overwrites the parameters of KV transfers, which name hosts and blocks, in a complete response: an object becomes
 // null and spaces, so that the length stays.
-func blankTransferParams(response []byte) {
-	var b transferParamsBlanker
-	b.blank(response)
+func BlankTransferParams(response []byte) {
+	var b TransferParamsBlanker
+	b.Blank(response)
 }
 
-// pieceWriter writes a response in pieces and flushes each.
-type pieceWriter struct {
-	client      *clientWriter
+// PieceWriter writes a response in pieces and flushes each.
+type PieceWriter struct {
+	client      *Client
 	passThrough bool // parameters of KV transfers are not overwritten
-	blanker     transferParamsBlanker
+	blanker     TransferParamsBlanker
+}
+
+// NewPieceWriter returns a writer to client. events says that the response is a stream of events.
+func NewPieceWriter(client *Client, passThrough, events bool) PieceWriter {
+	return PieceWriter{client: client, passThrough: passThrough, blanker: TransferParamsBlanker{events: events}}
 }
 
 // Write writes a piece. Unlike other writers it may overwrite it.
-func (w *pieceWriter) Write(piece []byte) (int, error) {
+func (w *PieceWriter) Write(piece []byte) (int, error) {
 	kept := piece
 	if !w.passThrough {
-		kept = w.blanker.blank(piece)
+		kept = w.blanker.Blank(piece)
 	}
-	if err := w.client.writeAndFlush(kept); err != nil {
+	if err := w.client.WriteAndFlush(kept); err != nil {
 		return 0, err
 	}
 	return len(piece), nil
 }
 
-// writeUndecided writes what was kept for the next piece, after the last one.
-func (w *pieceWriter) writeUndecided() error {
-	if len(w.blanker.undecided) == 0 {
+// WriteUndecided writes what was kept for the next piece, after the last one.
+func (w *PieceWriter) WriteUndecided() error {
+	if len(w.blanker.Undecided) == 0 {
 		return nil
 	}
-	return w.client.writeAndFlush(w.blanker.undecided)
+	return w.client.WriteAndFlush(w.blanker.Undecided)
 }
 
-// transferParamsBlanker does so to a response that arrives in pieces, at any depth. The text of models and clients is in
+// TransferParamsBlanker does so to a response that arrives in pieces, at any depth. The text of models and clients is in
 // strings, where no key is found, except for the tools and schemas that /v1/responses repeats. Keys are found as vLLM writes them:
 // without escapes, and followed by little white space. Not safe for concurrent use.
-type transferParamsBlanker struct {
+type TransferParamsBlanker struct {
 	events    bool   // the response is a stream of events, where an object ends with its line
-	undecided []byte // the end of the last piece, which may be the beginning of a key and its object
+	Undecided []byte // the end of the last piece, which may be the beginning of a key and its object
 	last      byte   // the byte before undecided
 	object    objectBlanker
 }
@@ -75,10 +61,10 @@ const (
 	maxKeyGap            = 8 // bytes of white space after a key, a colon and an opening brace
 )
 
-// blank overwrites the objects in the next piece, and returns what can be written. It keeps the rest, which is short.
-func (t *transferParamsBlanker) blank(piece []byte) []byte {
-	if len(t.undecided) > 0 {
-		piece = append(t.undecided, piece...)
+// Blank overwrites the objects in the next piece, and returns what can be written. It keeps the rest, which is short.
+func (t *TransferParamsBlanker) Blank(piece []byte) []byte {
+	if len(t.Undecided) > 0 {
+		piece = append(t.Undecided, piece...)
 	}
 	end := -1
 	for i := t.object.blank(piece, t.events); end < 0; {
@@ -103,12 +89,12 @@ func (t *transferParamsBlanker) blank(piece []byte) []byte {
 	if end > 0 {
 		t.last = piece[end-1]
 	}
-	t.undecided = bytes.Clone(piece[end:])
+	t.Undecided = bytes.Clone(piece[end:])
 	return piece[:end]
 }
 
 // partialKey returns the index of the beginning of a key that piece ends in, or the length of piece.
-func (t *transferParamsBlanker) partialKey(piece []byte) int {
+func (t *TransferParamsBlanker) partialKey(piece []byte) int {
 	from := max(0, len(piece)-transferParamsBytes+1)
 	if i := bytes.LastIndexByte(piece[from:], '"'); i >= 0 && t.startsKey(piece, from+i) {
 		return from + i
@@ -117,7 +103,7 @@ func (t *transferParamsBlanker) partialKey(piece []byte) int {
 }
 
 // startsKey reports whether piece[i:] is a key, with or without more, or the beginning of one.
-func (t *transferParamsBlanker) startsKey(piece []byte, i int) bool {
+func (t *TransferParamsBlanker) startsKey(piece []byte, i int) bool {
 	before := t.last
 	if i > 0 {
 		before = piece[i-1]
@@ -178,7 +164,7 @@ type objectBlanker struct {
 	escaped  bool // the next byte of the string is
 }
 
-// blank overwrites the part of the object that b begins with, and returns its length.
+// Blank overwrites the part of the object that b begins with, and returns its length.
 func (o *objectBlanker) blank(b []byte, endsWithLine bool) int {
 	if !o.open {
 		return 0
