@@ -1,28 +1,24 @@
 package proxy
 
 import (
-	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"warmroute/backends"
 	"warmroute/backends/transport"
-	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/prompt"
 	"warmroute/proxy/api"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -30,7 +26,7 @@ import (
 type attempt struct {
 	req             *request
 	decision        *router.Reservation
-	handover        *handover            // of which it is the decode leg; nil: it is none
+	handover        *upstream.Transfer   // of which it is the decode leg; nil: it is none
 	isPrefillLeg    bool                 // of a split request
 	token           string               // names the attempt in its X-Request-Id
 	failureReason   string               // empty: it has not failed
@@ -44,7 +40,7 @@ type attempt struct {
 // the client has the response, or as much as there was. It releases the decision on every path.
 func (r *request) tryBackend(d *router.Reservation) *fault.Failure {
 	a := &attempt{req: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
-	defer r.context.end()
+	defer r.context.End()
 	defer func() {
 		if a.req.background == nil { // else it is released when the response is complete
 			a.recordAndReleaseDecision()
@@ -61,15 +57,13 @@ func (r *request) tryBackend(d *router.Reservation) *fault.Failure {
 	}
 	switch s := r.settings; {
 	case r.input.request.Streams:
-		r.context.mu.Lock()
-		r.context.startFirstByteTimerLocked()
-		r.context.mu.Unlock()
+		r.context.StartFirstByteTimer()
 	case s.Response > 0:
-		r.context.startProgressTimer(d, s.Response)
+		r.context.StartProgressTimer(d, s.Response)
 	}
 	leg, notAfter := "", time.Time{}
 	if a.handover != nil {
-		leg, notAfter = "decode", a.handover.notAfter
+		leg, notAfter = "decode", a.handover.NotAfter
 	}
 	a.startSpan(leg)
 	r.setSessionHeader(d.KVSession)
@@ -138,64 +132,28 @@ func (a *attempt) startReplyHashing() {
 // send sends the client's body with edits to the backend, and returns the response. It fails if the end of the body
 // could be sent only after notAfter; zero: whenever.
 func (a *attempt) send(edits []prompt.Edit, notAfter time.Time) (*http.Response, error) {
-	b := a.decision.Backend
-	o := b.Options()
-	req := a.req.newBackendRequest(a.req.context, b, o)
-	if scope := a.req.input.stored.scopeEdits(); scope != nil {
+	r, b := a.req, a.decision.Backend
+	if scope := r.input.stored.scopeEdits(); scope != nil {
 		edits = append(scope, edits...)
 		slices.SortStableFunc(edits, func(x, y prompt.Edit) int { return cmp.Compare(x.Start, y.Start) })
 	}
-	if len(edits) > 0 {
-		edited := newEditedBody(a.req.input.body, edits)
-		edited.notAfter = notAfter
-		req.Body, req.ContentLength = edited, edited.length
-	}
-	return o.Transport.RoundTrip(req)
+	return upstream.Send(r.context, &upstream.Request{
+		Client: r.httpReq, Method: r.endpoint.AllowedMethod(), Path: r.replicaPath(), Query: r.input.query,
+		Body: r.input.body, Edits: edits, NotAfter: notAfter,
+		Backend: b, Priority: r.input.request.Priority,
+		NewConnection: r.history.countConnectionFailures() > 0,
+	})
 }
-
-// newBackendRequest returns the request to the replica: the client's body, to the endpoint's own
-// path. rewriteRequestHeader has prepared the header, to which those of b's options are added.
-func (r *request) newBackendRequest(ctx context.Context, b *backends.Backend, o *backends.Options) *http.Request {
-	header := r.httpReq.Header
-	delete(header, "Authorization") // of the backend tried before
-	if o.APIKey != "" {
-		header["Authorization"] = []string{"Bearer " + o.APIKey}
-	}
-	delete(header, vllm.RankHeader)
-	if rank := b.RankHeader(); rank != nil {
-		header[vllm.RankHeader] = rank
-	}
-	delete(header, enginePriorityHeader)
-	if o.EnginePriority { // also 0, or the body's priority would count
-		header[enginePriorityHeader] = []string{strconv.Itoa(r.input.request.Priority)}
-	}
-	body := r.input.body
-	sent := &outgoingParts{
-		url:  url.URL{Scheme: b.URL.Scheme, Host: b.URL.Host, Path: b.URL.Path + r.replicaPath(), RawQuery: r.input.query},
-		body: memoryBody{*bytes.NewReader(body)},
-	}
-	req := r.httpReq.WithContext(ctx) // the only way to a copy with another context
-	req.Method, req.URL, req.Header = r.endpoint.AllowedMethod(), &sent.url, header
-	req.Body, req.ContentLength = &sent.body, int64(len(body))
-	if len(body) == 0 {
-		req.Body = http.NoBody
-	}
-	req.Close = r.history.countConnectionFailures() > 0 // then this connection must be a new one; see transport.StaleError
-	return req
-}
-
-// sessionHeader names the session of a request to vLLM, which only repeats it in KV events.
-const sessionHeader = "X-Session-Id"
 
 // setSessionHeader sets the session by which KV events name the request; "": what the client sent.
 func (r *request) setSessionHeader(session string) {
 	switch h := r.httpReq.Header; {
 	case session != "":
-		h[sessionHeader] = []string{session}
+		h[upstream.SessionHeader] = []string{session}
 	case r.input.sessionHeader != nil:
-		h[sessionHeader] = r.input.sessionHeader
+		h[upstream.SessionHeader] = r.input.sessionHeader
 	default:
-		delete(h, sessionHeader)
+		delete(h, upstream.SessionHeader)
 	}
 }
 
@@ -206,17 +164,6 @@ func (r *request) replicaPath() string {
 	}
 	return strings.Replace(r.endpoint.Path, api.ResponseIDPart, r.input.stored.replicaID, 1)
 }
-
-// outgoingParts are the parts of a request to a replica, in one allocation.
-type outgoingParts struct {
-	url  url.URL
-	body memoryBody
-}
-
-// memoryBody is a body in memory, which needs no closing.
-type memoryBody struct{ bytes.Reader }
-
-func (*memoryBody) Close() error { return nil }
 
 // classifyOrEndRequest returns the failure of an attempt without a complete response. If the client or the proxy has
 // ended the request, it records that, sends the error, and returns a failure that is done.
@@ -315,127 +262,34 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.req.outcome.PredictedTokens = a.req.matchedTokens
 	if a.handover != nil {
 		a.req.splitResult = metrics.SplitDone
-		a.req.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, false)
+		a.req.proxy.router.RecordTransfer(a.handover.Prefill.Backend, a.decision.Backend, false)
 	}
 	a.req.outcome.Spilled = a.decision.Reason == router.ReasonSpill
-}
-
-// attemptContext is the context with which an attempt is sent. Until the response is committed it ends with the client, a
-// time limit, a stall or a cancel; context.Cause says which. Safe for concurrent use, but for begin.
-type attemptContext struct {
-	context.Context
-	cancel context.CancelCauseFunc
-
-	// Set by begin.
-	firstByteTimeout time.Duration // 0: no limit
-	streams          bool
-	retryStalled     bool // of the settings
-	retriesStall     bool // another attempt may follow if the backend stalls
-	relocated        bool // an earlier attempt has ended by a stall
-
-	mu         sync.Mutex // guards what follows
-	committed  bool       // stalls and time limits end it no more
-	prefilling bool       // the prefill leg of a split request is open
-	timer      *time.Timer
-	idle       *time.Timer
 }
 
 // beginAttemptContext makes the context of the next attempt, before the pick and whatever may take long before it.
 func (r *request) beginAttemptContext() {
 	c := &r.firstContext
 	if c.Context != nil {
-		c = new(attemptContext)
+		c = new(upstream.Context)
 	}
 	s := r.settings
-	c.Context, c.cancel = context.WithCancelCause(r.httpReq.Context())
-	c.firstByteTimeout, c.streams = s.FirstByte, r.input.request.Streams
 	charged, _ := r.history.countCharged()
-	c.retryStalled = s.Retry.Stalled
-	c.retriesStall = c.retryStalled && charged+1 < s.Attempts
-	c.relocated = r.history.anyAttempt(func(r *attemptRecord) bool { return r.failure.Reason == metrics.RetryStalled })
+	c.Begin(r.httpReq.Context(), upstream.ContextOptions{
+		FirstByteTimeout: s.FirstByte,
+		Streams:          r.input.request.Streams,
+		RetryStalled:     s.Retry.Stalled,
+		RetriesStall:     s.Retry.Stalled && charged+1 < s.Attempts,
+		Relocated:        r.history.anyAttempt(func(r *attemptRecord) bool { return r.failure.Reason == metrics.RetryStalled }),
+	})
 	r.context, r.input.request.Stalls = c, c
-	r.proxy.activity.BeginQueued(&r.inFlight, r.outcome.Model, r.keyName(), c.cancel)
-}
-
-// startFirstByteTimerLocked ends the attempt with errFirstByte after the limit. c.mu is held.
-func (c *attemptContext) startFirstByteTimerLocked() {
-	if c.firstByteTimeout == 0 || c.timer != nil {
-		return
-	}
-	var t *time.Timer
-	t = time.AfterFunc(c.firstByteTimeout, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if !c.committed && c.timer == t {
-			c.cancel(fault.ErrFirstByte)
-		}
-	})
-	c.timer = t
-}
-
-// startProgressTimer ends the attempt with errResponse when the backend of d has made no progress for limit.
-func (c *attemptContext) startProgressTimer(d *router.Reservation, limit time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var t *time.Timer
-	t = time.AfterFunc(limit, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.committed || c.idle != t {
-			return
-		}
-		if left := limit - d.SinceProgress(); left > 0 {
-			t.Reset(left)
-			return
-		}
-		c.cancel(fault.ErrResponse)
-	})
-	c.idle = t
-}
-
-// stopTimersLocked ends the time limits. c.mu is held.
-func (c *attemptContext) stopTimersLocked() {
-	for _, t := range []*time.Timer{c.timer, c.idle} {
-		if t != nil {
-			t.Stop()
-		}
-	}
-	c.timer, c.idle = nil, nil // for those that run already
-}
-
-// BackendStalled implements router.StallListener. A stall moves a request once, unless the replica is hung: the request may
-// itself be what takes so long. Where it stays, a response that is not a stream has from now on Timeouts.FirstByte.
-func (c *attemptContext) BackendStalled(anotherAvailable, hung bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.committed:
-	case c.prefilling && c.retryStalled, anotherAvailable && c.retriesStall && (hung || !c.relocated):
-		c.cancel(fault.ErrStalled)
-	case !c.streams || c.prefilling: // a stream has its timer from the beginning
-		c.startFirstByteTimerLocked()
-	}
-}
-
-// commit ends the time limits and stalls of the attempt, and returns what has ended it before, else nil.
-func (c *attemptContext) commit() (cancelCause error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.committed = true
-	c.stopTimersLocked()
-	return context.Cause(c)
-}
-
-// end cancels the context and stops its timers.
-func (c *attemptContext) end() {
-	_ = c.commit()
-	c.cancel(context.Canceled)
+	r.proxy.activity.BeginQueued(&r.inFlight, r.outcome.Model, r.keyName(), c.Cancel)
 }
 
 // commitAttempt ends the time in which another backend may be asked, and returns a failure if the attempt was ended before.
 func (a *attempt) commitAttempt() *fault.Failure {
 	a.decision.Commit()
-	if err := a.req.context.commit(); err != nil {
+	if err := a.req.context.Commit(); err != nil {
 		return a.classifyOrEndRequest(err)
 	}
 	return nil

@@ -1,13 +1,7 @@
 package proxy
 
 import (
-	"encoding/binary"
-	"encoding/hex"
-	"errors"
-	"hash/maphash"
-	"math/rand/v2"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -15,79 +9,21 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 )
-
-// requestIDHeader names a request to vLLM, which makes the id of the response from it.
-const requestIDHeader = "X-Request-Id"
-
-const (
-	// attemptTokenMark precedes the token of an attempt in an id.
-	attemptTokenMark = "-wr"
-	// A token is a random number of 56 bits and a checksum of it of 40 bits, in hexadecimal digits.
-	attemptTokenRandomChars = 14
-	attemptTokenChars       = attemptTokenRandomChars + 10
-	// maxResponseIDBytes is how much of an id is searched for tokens: several proxies may have added theirs.
-	maxResponseIDBytes = 1 << 10
-	// maxIDSearchBytes is how much of a body is searched for its id, which vLLM writes first.
-	maxIDSearchBytes = 64 << 10
-)
-
-var errWrongResponse = errors.New("the connection carried the response to another request: " +
-	"the replica, or a proxy in front of it, sent a response too many")
-
-// attemptTokens makes the tokens that tell attempts apart, and recognizes those that it made: the
-// checksum of a token is seeded by the process. Safe for concurrent use.
-type attemptTokens struct{ seed maphash.Seed }
-
-func newAttemptTokens() attemptTokens { return attemptTokens{maphash.MakeSeed()} }
-
-// newToken returns the token of a new attempt.
-func (t attemptTokens) newToken() string { return t.encode(rand.Uint64() >> 8) }
-
-// encode returns the token of which random is the random part.
-func (t attemptTokens) encode(random uint64) string {
-	b := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
-	b = binary.BigEndian.AppendUint64(b, maphash.Comparable(t.seed, random))[:attemptTokenChars/2]
-	return hex.EncodeToString(b)
-}
-
-// isOwn reports whether a token was made by newToken.
-func (t attemptTokens) isOwn(token string) bool {
-	random, err := strconv.ParseUint(token[:attemptTokenRandomChars], 16, 64)
-	return err == nil && t.encode(random) == token
-}
-
-// findOthers returns the tokens of this process in an id of a response, none if the given one is among them. Ids without any
-// say nothing: vLLM may make its own. A client that repeats the id of an earlier response has both tokens in it.
-func (t attemptTokens) findOthers(id, token string) (others []string) {
-	rest := id[:min(len(id), maxResponseIDBytes)]
-	for {
-		_, after, found := strings.Cut(rest, attemptTokenMark)
-		if !found || len(after) < attemptTokenChars {
-			return others
-		}
-		switch found := after[:attemptTokenChars]; {
-		case found == token:
-			return nil
-		case t.isOwn(found):
-			others = append(others, found)
-		}
-		rest = after
-	}
-}
 
 // setRequestIDHeader names the attempt in the header for the replica, by a token after the end of the request's id.
 func (a *attempt) setRequestIDHeader() {
-	a.token = a.req.proxy.tokens.newToken()
-	kept := a.req.inFlight.ID[max(0, len(a.req.inFlight.ID)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
-	a.req.httpReq.Header[requestIDHeader] = []string{kept + attemptTokenMark + a.token}
+	a.token = a.req.proxy.tokens.New()
+	kept := a.req.inFlight.ID[max(0, len(a.req.inFlight.ID)+len(upstream.TokenMark)+upstream.TokenChars-upstream.MaxRequestIDBytes):]
+	a.req.httpReq.Header[upstream.RequestIDHeader] = []string{kept + upstream.TokenMark + a.token}
 }
 
 // checkResponseHeaderID returns the failure of a response whose header names another attempt, else nil. vLLM repeats the
 // header of the request with --enable-request-id-headers.
 func (a *attempt) checkResponseHeaderID(h http.Header) *fault.Failure {
-	for _, id := range h[requestIDHeader] {
-		if a.req.proxy.tokens.findOthers(id, a.token) != nil {
+	for _, id := range h[upstream.RequestIDHeader] {
+		if a.req.proxy.tokens.FindOthers(id, a.token) != nil {
 			return a.recordWrongResponse()
 		}
 	}
@@ -96,19 +32,19 @@ func (a *attempt) checkResponseHeaderID(h http.Header) *fault.Failure {
 
 // checkBodyID is checkResponseHeaderID for a body, or the beginning of one.
 func (a *attempt) checkBodyID(body []byte) *fault.Failure {
-	return a.checkResponseID(relay.ReadBodyID(body[:min(len(body), maxIDSearchBytes)]))
+	return a.checkResponseID(relay.ReadBodyID(body[:min(len(body), upstream.MaxIDSearchBytes)]))
 }
 
 // checkResponseID is checkResponseHeaderID for the id of a response. Tokens that the client has sent as part of the response's
 // id do not count: it has them from an earlier response. The request's input must not be released yet.
 func (a *attempt) checkResponseID(id string) *fault.Failure {
-	others := a.req.proxy.tokens.findOthers(id, a.token)
+	others := a.req.proxy.tokens.FindOthers(id, a.token)
 	if others == nil {
 		return nil
 	}
 	requested := a.req.requestedResponseID()
 	for _, token := range others {
-		if !strings.Contains(requested, attemptTokenMark+token) {
+		if !strings.Contains(requested, upstream.TokenMark+token) {
 			return a.recordWrongResponse()
 		}
 	}
@@ -130,5 +66,5 @@ func (r *request) requestedResponseID() string {
 // recordWrongResponse counts and returns the failure of a response to another attempt.
 func (a *attempt) recordWrongResponse() *fault.Failure {
 	a.decision.Backend.WrongResponses.Add(1)
-	return &fault.Failure{Reason: metrics.RetryWrongResponse, Err: errWrongResponse}
+	return &fault.Failure{Reason: metrics.RetryWrongResponse, Err: upstream.ErrWrongResponse}
 }

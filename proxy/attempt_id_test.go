@@ -9,6 +9,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/proxy/upstream"
 	"warmroute/router/responseindex"
 )
 
@@ -186,7 +187,7 @@ func TestClientRepeatsEarlierResponseID(t *testing.T) {
 	f := serve(t, nil, &replica{script: echo})
 	_, first := f.post("/v1/chat/completions", askWhole)
 	earlier := gjson.Get(first, "id").Str
-	if !strings.Contains(earlier, attemptTokenMark) {
+	if !strings.Contains(earlier, upstream.TokenMark) {
 		t.Fatalf("id %q has no token", earlier)
 	}
 	if resp, _ := f.post("/v1/chat/completions", askWhole, "X-Request-Id", earlier); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Warmroute-Attempts") != "1" {
@@ -206,15 +207,15 @@ func TestAttemptsHaveDistinctIDs(t *testing.T) {
 	failing := &replica{script: always(answered("503 Service Unavailable", `{}`))}
 	good := &replica{script: always(answered("200 OK", whole))}
 	f := serve(t, nil, failing, good)
-	long := strings.Repeat("x", maxRequestIDBytes)
+	long := strings.Repeat("x", upstream.MaxRequestIDBytes)
 	for _, id := range []string{"mine", long} {
 		f.post("/v1/chat/completions", askWhole, "X-Request-Id", id)
 	}
 	seenIDs := map[string]bool{}
 	for i, r := range append(failing.requests(), good.requests()...) {
 		id := r.Header.Get("X-Request-Id")
-		before, token, found := strings.Cut(id, attemptTokenMark)
-		if seenIDs[id] || !found || !f.proxy.tokens.isOwn(token) || !isPlainID(id) {
+		before, token, found := strings.Cut(id, upstream.TokenMark)
+		if seenIDs[id] || !found || !f.proxy.tokens.IsOwn(token) || !upstream.IsPlainID(id) {
 			t.Errorf("attempt %d: id %q", i, id)
 		}
 		if before != "mine" && !strings.HasSuffix(long, before) {
@@ -225,8 +226,8 @@ func TestAttemptsHaveDistinctIDs(t *testing.T) {
 }
 
 func TestIDNamesAnotherAttempt(t *testing.T) {
-	ours, others := newAttemptTokens(), newAttemptTokens()
-	this, another, foreign := ours.newToken(), ours.newToken(), others.newToken()
+	ours, others := upstream.NewTokens(), upstream.NewTokens()
+	this, another, foreign := ours.New(), ours.New(), others.New()
 	changed := strings.Map(func(c rune) rune {
 		if c == '0' {
 			return '1'
@@ -248,30 +249,30 @@ func TestIDNamesAnotherAttempt(t *testing.T) {
 		{"chatcmpl-x-wr" + another + "-wr" + this, false},
 		{"chatcmpl-x-wr" + this + "-wr" + another, false},
 		{"chatcmpl-x-wr-wr" + another, true},
-		{"chatcmpl-x-wr" + another[:attemptTokenChars-1], false},
+		{"chatcmpl-x-wr" + another[:upstream.TokenChars-1], false},
 		{"chatcmpl-x-wr" + strings.ToUpper(another), strings.ToUpper(another) == another},
 		{"chatcmpl-x-wr" + changed, false},
-		{strings.Repeat("x", maxResponseIDBytes) + "-wr" + another, false},
+		{strings.Repeat("x", upstream.MaxResponseIDBytes) + "-wr" + another, false},
 	} {
-		if got := ours.findOthers(c.id, this) != nil; got != c.want {
+		if got := ours.FindOthers(c.id, this) != nil; got != c.want {
 			t.Errorf("%q: %v, want %v", c.id, got, c.want)
 		}
 	}
 }
 
 func FuzzIDNamesAnotherAttempt(f *testing.F) {
-	tokens := newAttemptTokens()
-	this, another := tokens.newToken(), tokens.newToken()
+	tokens := upstream.NewTokens()
+	this, another := tokens.New(), tokens.New()
 	f.Add("chatcmpl-", "-0")
 	f.Add("-wr-wr", "-wr0123456789abcdef01234567")
 	f.Fuzz(func(t *testing.T, before, after string) {
-		if tokens.findOthers(before+after, this) != nil {
+		if tokens.FindOthers(before+after, this) != nil {
 			t.Errorf("%q names an attempt", before+after)
 		}
-		if id := before + attemptTokenMark + this + after; tokens.findOthers(id, this) != nil && len(id) <= maxResponseIDBytes {
+		if id := before + upstream.TokenMark + this + after; tokens.FindOthers(id, this) != nil && len(id) <= upstream.MaxResponseIDBytes {
 			t.Errorf("%q names another attempt", id)
 		}
-		if id := before + attemptTokenMark + another + after; tokens.findOthers(id, this) == nil && len(id) <= maxResponseIDBytes {
+		if id := before + upstream.TokenMark + another + after; tokens.FindOthers(id, this) == nil && len(id) <= upstream.MaxResponseIDBytes {
 			t.Errorf("%q names no other attempt", id)
 		}
 	})

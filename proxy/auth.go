@@ -148,7 +148,7 @@ func (a *attempt) setTokenUsage() {
 	a.req.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.req.promptTokens)
 	prefilled := a.decision
 	if a.handover != nil {
-		prefilled = a.handover.prefill
+		prefilled = a.handover.Prefill
 	}
 	if !a.result.CachedKnown {
 		a.req.outcome.CachedTokens = min(prefilled.MatchedTokens, a.req.promptTokens)

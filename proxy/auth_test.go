@@ -10,6 +10,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/upstream"
 )
 
 // secretOf is the key of that name, as long as keys are.
@@ -413,7 +414,7 @@ func TestKeyPriorityIsMinimum(t *testing.T) {
 		header []string
 		want   int
 	}{
-		{0, nil, 0}, {50, nil, 50}, {-10, nil, -10}, {50, []string{priorityHeader, "0"}, 50}, {50, []string{priorityHeader, "60"}, 60}, {-10, []string{priorityHeader, "0"}, 0},
+		{0, nil, 0}, {50, nil, 50}, {-10, nil, -10}, {50, []string{upstream.PriorityHeader, "0"}, 50}, {50, []string{upstream.PriorityHeader, "60"}, 60}, {-10, []string{upstream.PriorityHeader, "0"}, 0},
 	} {
 		if got := priority(c.class, c.header...); got != c.want {
 			t.Errorf("class %d, header %q: %d, want %d", c.class, c.header, got, c.want)

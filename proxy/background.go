@@ -16,6 +16,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/api"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
@@ -103,10 +104,10 @@ func (b *backgroundResponses) release(address string) {
 // backgroundAttempt is an attempt whose response is generated in the background.
 type backgroundAttempt struct {
 	attempt   *attempt
-	id        string          // by which the replica knows the response
-	context   *attemptContext // done when an operator cancels the request, or the proxy is closed
-	startedAt float64         // when the replica's process started, in Unix time; 0: unknown
-	maxTokens int             // that may be generated; 0: not known
+	id        string            // by which the replica knows the response
+	context   *upstream.Context // done when an operator cancels the request, or the proxy is closed
+	startedAt float64           // when the replica's process started, in Unix time; 0: unknown
+	maxTokens int               // that may be generated; 0: not known
 }
 
 // isUnfinished reports whether a response is generated in the background, by its status.
@@ -129,8 +130,8 @@ func (a *attempt) beginFollowing(id string, maxTokens int) {
 	if !responseindex.IsValidID(id) {
 		return
 	}
-	b := &backgroundAttempt{attempt: a, id: id, context: &attemptContext{}, maxTokens: maxTokens}
-	b.context.Context, b.context.cancel = context.WithCancelCause(a.req.proxy.background.ctx)
+	b := &backgroundAttempt{attempt: a, id: id, context: &upstream.Context{}, maxTokens: maxTokens}
+	b.context.Begin(a.req.proxy.background.ctx, upstream.ContextOptions{})
 	if load := a.decision.Backend.Load(); load != nil {
 		b.startedAt = load.StartTime
 	}
@@ -146,7 +147,7 @@ func (a *attempt) beginFollowing(id string, maxTokens int) {
 func (b *backgroundAttempt) follow() {
 	defer b.attempt.req.finish()
 	defer b.attempt.recordAndReleaseDecision()
-	defer b.context.cancel(context.Canceled)
+	defer b.context.Cancel(context.Canceled)
 	address := b.attempt.decision.Backend.Address()
 	limiter := b.attempt.req.proxy.background.acquire(address)
 	defer b.attempt.req.proxy.background.release(address)

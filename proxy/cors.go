@@ -8,6 +8,7 @@ import (
 	"github.com/rs/cors"
 
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/upstream"
 )
 
 // preflightMaxAge is how long a browser may keep the response to a preflight. Chrome keeps none longer.
@@ -20,7 +21,7 @@ func newCORS(origins []string) *cors.Cors {
 		return nil
 	}
 	exposed := append([]string{
-		requestIDHeader, "Retry-After", queueTimeHeader,
+		upstream.RequestIDHeader, "Retry-After", queueTimeHeader,
 		"X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests",
 		"X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens",
 	}, routeHeaders[:]...)

@@ -12,6 +12,7 @@ import (
 	"warmroute/proxy/api"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -117,7 +118,7 @@ func (r *request) parseDryRun(q DryRunRequest) *fault.Error {
 		}
 	}
 	r.httpReq = &http.Request{Header: http.Header{}}
-	for _, name := range append([]string{priorityHeader}, r.settings.SessionHeaders...) {
+	for _, name := range append([]string{upstream.PriorityHeader}, r.settings.SessionHeaders...) {
 		if values := q.Header[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // the operator's own
 			r.httpReq.Header[name] = values
 		}

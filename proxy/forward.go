@@ -13,6 +13,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/fault"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -20,8 +21,8 @@ import (
 func (r *request) forward() {
 	p, h := r.proxy, &r.history
 	r.input.query = r.removeClientKey()
-	rewriteRequestHeader(r.httpReq.Header)
-	r.input.sessionHeader = r.httpReq.Header[sessionHeader]
+	upstream.RewriteHeader(r.httpReq.Header)
+	r.input.sessionHeader = r.httpReq.Header[upstream.SessionHeader]
 	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()
 	h.receivedAt = r.bodyReceivedAt
@@ -40,7 +41,7 @@ func (r *request) forward() {
 	for {
 		h.end = r.endReason()
 		if apiErr := r.checkStoredResponse(); apiErr != nil {
-			r.context.end()
+			r.context.End()
 			stopWaiting()
 			r.sendError(apiErr)
 			return
@@ -78,7 +79,7 @@ func (r *request) forward() {
 		case actWait:
 			r.awaitAndRecord(&a)
 		case actRespond:
-			r.context.end()
+			r.context.End()
 			stopWaiting()
 			r.respondWithError(&a)
 			return
@@ -107,7 +108,7 @@ func (r *request) fleetView() fleetView {
 	}
 	f := make(fleetView, 0, len(list)+len(h.attempts))
 	add := func(b *backends.Backend, candidate bool) {
-		f = append(f, backendView{backend: b, state: b.State(), candidate: candidate, decodes: h.handover.canDecodeOn(b)})
+		f = append(f, backendView{backend: b, state: b.State(), candidate: candidate, decodes: h.handover.CanDecodeOn(b)})
 	}
 	now := time.Now()
 	for _, b := range list {
@@ -269,7 +270,7 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 		}
 	}
 	if h.handover != nil {
-		inTime, cancel := context.WithDeadline(ctx, h.handover.notAfter)
+		inTime, cancel := context.WithDeadline(ctx, h.handover.NotAfter)
 		defer cancel()
 		ctx = inTime
 	}

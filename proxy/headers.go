@@ -8,46 +8,10 @@ import (
 	"strconv"
 	"strings"
 
-	"warmroute/backends/vllm"
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
-
-// enginePriorityHeader is the priority in vLLM's own queue, lower first. It takes precedence over that in the body.
-const enginePriorityHeader = "X-Vllm-Priority"
-
-// isStrippedRequestHeader reports whether a request header is not forwarded: it is the client's business with this proxy, or
-// would let it control the inside of the replica.
-func isStrippedRequestHeader(name string) bool {
-	switch name {
-	case "Authorization", "X-Api-Key", // the client's key; the backend's is set instead
-		"Api-Key", "X-Goog-Api-Key", // of other SDKs
-		"Cookie",                                                                    // of this host
-		"Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers", // cross-origin requests are decided here
-		vllm.RankHeader,                // would bypass the routing
-		enginePriorityHeader,           // would overtake others in the engine's queue
-		"Endpoint-Load-Metrics-Format", // asks for the load of the replica
-		"Content-Length",               // the transport frames the body
-		"Expect",                       // done when the body was read
-		priorityHeader:                 // of the queue of this proxy
-		return true
-	}
-	return false
-}
-
-// identityEncoding is the encoding to accept, since the relay reads responses. Never modified.
-var identityEncoding = []string{"identity"}
-
-// rewriteRequestHeader turns the client's header into that for replicas, except for what differs between attempts.
-func rewriteRequestHeader(h http.Header) {
-	httpheader.DeleteNamedByConnection(h)
-	for name := range h {
-		if httpheader.IsHopByHop(name) || isStrippedRequestHeader(name) {
-			delete(h, name)
-		}
-	}
-	h["Accept-Encoding"] = identityEncoding
-}
 
 // routeHeaders say where a request was routed, and why.
 var routeHeaders = [...]string{
@@ -67,7 +31,7 @@ func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (c
 	httpheader.DeleteNamedByConnection(from)
 	for name, value := range from {
 		switch {
-		case name == "Content-Length", name == requestIDHeader, httpheader.IsHopByHop(name), r.isProxyHeader(name):
+		case name == "Content-Length", name == upstream.RequestIDHeader, httpheader.IsHopByHop(name), r.isProxyHeader(name):
 		case name == "Endpoint-Load-Metrics": // not for clients
 		case strings.HasPrefix(name, "Access-Control-"): // this proxy decides which pages may read it
 		case name == "Vary":
@@ -135,8 +99,8 @@ func (r *request) isProxyHeader(name string) bool {
 
 // requestIDOrNew returns the client's own id if it is short and plain enough for headers and logs, else a new one.
 func requestIDOrNew(h http.Header) string {
-	id := httpheader.First(h, requestIDHeader)
-	if isPlainID(id) && !requestIDContainsKey(h, id) {
+	id := httpheader.First(h, upstream.RequestIDHeader)
+	if upstream.IsPlainID(id) && !requestIDContainsKey(h, id) {
 		return id
 	}
 	made := append(make([]byte, 0, 35), "wr-"...)
@@ -144,11 +108,4 @@ func requestIDOrNew(h http.Header) string {
 		made = hex.AppendEncode(made, binary.BigEndian.AppendUint64(make([]byte, 0, 8), rand.Uint64()))
 	}
 	return string(made)
-}
-
-const maxRequestIDBytes = 128
-
-func isPlainID(id string) bool {
-	const plain = "-_.:0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-	return id != "" && len(id) <= maxRequestIDBytes && strings.Trim(id, plain) == ""
 }

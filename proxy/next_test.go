@@ -8,6 +8,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/proxy/fault"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -58,7 +59,7 @@ func TestNext(t *testing.T) {
 	}
 	pick, pickDecode := action{kind: actPick}, action{kind: actPick, decode: true}
 	prefilled := func(notAfter time.Duration) func(*history, *Settings) {
-		return func(h *history, _ *Settings) { h.handover = &handover{notAfter: start.Add(notAfter)} }
+		return func(h *history, _ *Settings) { h.handover = &upstream.Transfer{NotAfter: start.Add(notAfter)} }
 	}
 	answer := func(r responseKind) action { return action{kind: actRespond, response: r} }
 	for _, c := range []struct {

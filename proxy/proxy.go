@@ -28,6 +28,7 @@ import (
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/relay"
 	"warmroute/proxy/tracing"
+	"warmroute/proxy/upstream"
 	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
@@ -79,7 +80,7 @@ type Proxy struct {
 
 	version    string
 	instance   string // random, for other proxies; empty: loops are not looked for
-	tokens     attemptTokens
+	tokens     upstream.Tokens
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
 
@@ -164,7 +165,7 @@ func New(o Options) *Proxy {
 		keys:       o.Keys,
 		version:    o.Version,
 		instance:   o.Instance,
-		tokens:     newAttemptTokens(),
+		tokens:     upstream.NewTokens(),
 		blockBytes: o.BlockBytes,
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
 		buffers:    relay.Buffers{Pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
@@ -226,7 +227,7 @@ func (p *Proxy) CountInFlightByKey() map[string]int64 {
 // ServeHTTP implements http.Handler. Every response carries the request's id.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := []string{requestIDOrNew(r.Header)}
-	r.Header[requestIDHeader], w.Header()[requestIDHeader] = id, id
+	r.Header[upstream.RequestIDHeader], w.Header()[upstream.RequestIDHeader] = id, id
 	if c := p.cors.Load(); c != nil && !isPreflight(r) {
 		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
 	}

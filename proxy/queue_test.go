@@ -21,6 +21,7 @@ import (
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 	"warmroute/proxy/apikey"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -303,7 +304,7 @@ func TestPriorityOrder(t *testing.T) {
 		if priority == "" {
 			all = append(all, f.background(body))
 		} else {
-			all = append(all, f.background(body, priorityHeader, priority))
+			all = append(all, f.background(body, upstream.PriorityHeader, priority))
 		}
 		f.awaitQueued(i + 1)
 	}
@@ -455,10 +456,10 @@ func TestBatchReserve(t *testing.T) {
 			f := serveOneAtATime(t, hold, limits, &g.replica)
 			var all []<-chan answer
 			for i := range inBatch {
-				all = append(all, f.background(asked(fmt.Sprint(i), true), priorityHeader, "5"))
+				all = append(all, f.background(asked(fmt.Sprint(i), true), upstream.PriorityHeader, "5"))
 				eventually(t, "it is sent or waits", func() bool { return len(g.requests())+f.router.CountWaiting() == i+1 })
 			}
-			resp, body := f.post("/v1/chat/completions", asked("batch", true), priorityHeader, "5")
+			resp, body := f.post("/v1/chat/completions", asked("batch", true), upstream.PriorityHeader, "5")
 			if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, code) {
 				t.Errorf("one batch request more: got %d %s", resp.StatusCode, body)
 			}

@@ -26,6 +26,7 @@ import (
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -41,8 +42,8 @@ type request struct {
 
 	input          input // released as soon as no further attempt can need it
 	history        history
-	context        *attemptContext // of the current attempt
-	firstContext   attemptContext  // of the first, which needs no allocation of its own
+	context        *upstream.Context // of the current attempt
+	firstContext   upstream.Context  // of the first, which needs no allocation of its own
 	tenant         admit.Tenant
 	counted        bool // among the requests of tenant
 	finished       bool // it is not counted in flight any more
@@ -97,7 +98,7 @@ func (p *Proxy) serveEndpoint(e *api.Endpoint, responseID string, w http.Respons
 			return
 		}
 		x.releaseInput()
-		p.activity.BeginBackground(&x.inFlight, x.background.context.cancel)
+		p.activity.BeginBackground(&x.inFlight, x.background.context.Cancel)
 		p.background.start(p.panics, x.background.follow)
 	}()
 	if apiErr := x.admit(); apiErr != nil {
@@ -121,7 +122,7 @@ func (p *Proxy) beginRequest(e *api.Endpoint, w http.ResponseWriter, r *http.Req
 		proxy: p, settings: s, endpoint: e, client: relay.NewClient(w, r, s.WriteIdle),
 		httpReq: r,
 	}
-	x.inFlight.ID, x.inFlight.Arrived = httpheader.First(r.Header, requestIDHeader), time.Now()
+	x.inFlight.ID, x.inFlight.Arrived = httpheader.First(r.Header, upstream.RequestIDHeader), time.Now()
 	x.inFlight.Endpoint, x.inFlight.Conn = e.Path, &x.client.Conn
 	x.client.Cancellable = &x.inFlight
 	x.outcome.Endpoint = e.Path
@@ -487,7 +488,7 @@ func (r *request) checkContentEncoding() *fault.Error {
 	if !httpheader.IsEncoded(r.httpReq.Header) {
 		return nil
 	}
-	r.client.Header()["Accept-Encoding"] = identityEncoding
+	r.client.Header()["Accept-Encoding"] = upstream.IdentityEncoding
 	return contentEncodingError()
 }
 

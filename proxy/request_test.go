@@ -21,6 +21,7 @@ import (
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -121,7 +122,7 @@ func TestRequestHeaders(t *testing.T) {
 		"Content-Length": {fmt.Sprint(len(askWhole))},
 	}
 	sent := got.Header.Clone()
-	id, _, _ := strings.Cut(sent.Get("X-Request-Id"), attemptTokenMark)
+	id, _, _ := strings.Cut(sent.Get("X-Request-Id"), upstream.TokenMark)
 	sent.Set("X-Request-Id", id)
 	if !maps.EqualFunc(sent, want, slices.Equal) {
 		t.Errorf("went up: %v\nwant: %v", got.Header, want)
@@ -173,7 +174,7 @@ func TestRequestID(t *testing.T) {
 		"\x00":                       false,
 		"chatcmpl-1;drop=everything": false,
 	} {
-		if got := requestIDOrNew(http.Header{"X-Request-Id": {id}}); (got == id) != kept || !isPlainID(got) {
+		if got := requestIDOrNew(http.Header{"X-Request-Id": {id}}); (got == id) != kept || !upstream.IsPlainID(got) {
 			t.Errorf("id %q became %q", id, got)
 		}
 	}

@@ -230,7 +230,7 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 	reserved := int64(relay.MaxErrorBodyBytes)
 	defer func() { buffers.Release(reserved) }()
 	c := a.req.context
-	timer := time.AfterFunc(errorBodyTimeout, func() { c.cancel(fault.ErrBodyTimeout) })
+	timer := time.AfterFunc(errorBodyTimeout, func() { c.Cancel(fault.ErrBodyTimeout) })
 	defer timer.Stop()
 	buf := buffers.Get()
 	defer buffers.Put(buf)
@@ -442,7 +442,7 @@ func (a *attempt) setResultUsage(u *relay.Usage) {
 func (a *attempt) recordUsage(u *relay.Usage) {
 	a.setResultUsage(u)
 	if a.handover != nil { // most replicas repeat this figure; others would count all that was transferred
-		a.result.CachedTokens, a.result.CachedKnown = a.handover.result.CachedTokens, a.handover.result.CachedKnown
+		a.result.CachedTokens, a.result.CachedKnown = a.handover.Result.CachedTokens, a.handover.Result.CachedKnown
 	}
 	a.req.outcome.ObservedTokens = a.result.CachedTokens
 	a.req.outcome.PromptTokens = a.decision.PromptTokens

@@ -8,6 +8,7 @@ import (
 	"warmroute/backends"
 	"warmroute/metrics"
 	"warmroute/proxy/fault"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -75,7 +76,7 @@ type history struct {
 	outageAttempt  bool          // an attempt beyond the limit was considered, as all backends were down
 	ownQueueFull   bool          // the request was not allowed to wait
 
-	handover *handover // of a prefill leg, for a decode leg of which nothing was sent yet; nil: none
+	handover *upstream.Transfer // of a prefill leg, for a decode leg of which nothing was sent yet; nil: none
 }
 
 // step is a kind of thing that a request does between its arrival and its response.
@@ -192,7 +193,7 @@ func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 
 // mayDecode reports whether a backend can still do the decode leg of the handover, if there is one.
 func (h *history) mayDecode(f fleetView, now time.Time) bool {
-	return h.handover != nil && !now.After(h.handover.notAfter) && slices.ContainsFunc(f, func(v backendView) bool {
+	return h.handover != nil && !now.After(h.handover.NotAfter) && slices.ContainsFunc(f, func(v backendView) bool {
 		return v.candidate && v.decodes && v.state == backends.Ready && !h.isExcluded(v.backend)
 	})
 }

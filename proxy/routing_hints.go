@@ -10,10 +10,10 @@ import (
 	"warmroute/prompt"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
+	"warmroute/proxy/upstream"
 )
 
 const (
-	priorityHeader = "X-Warmroute-Priority"
 	// maxPriority is the lowest priority. A client cannot ask for a higher one than its key has.
 	maxPriority = 100
 )
@@ -26,14 +26,14 @@ func (r *request) applyRoutingHints() *fault.Error {
 		req.Priority = r.account.Priority
 	}
 	r.setSessionFromHeader()
-	given := h[priorityHeader]
+	given := h[upstream.PriorityHeader]
 	if len(given) == 0 {
 		return nil
 	}
 	n, err := strconv.Atoi(given[0])
 	if err != nil || n < 0 || n > maxPriority || len(given) > 1 {
-		return fault.InvalidRequest(priorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
-			priorityHeader, maxPriority))
+		return fault.InvalidRequest(upstream.PriorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
+			upstream.PriorityHeader, maxPriority))
 	}
 	req.Priority = max(req.Priority, n)
 	return nil

@@ -15,6 +15,7 @@ import (
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -165,9 +166,9 @@ func TestEnginePriority(t *testing.T) {
 			{"urgent", nil, "-100"},
 			{"normal", nil, "0"},
 			{"batch", nil, "10"},
-			{"urgent", []string{priorityHeader, "5"}, "5"},
-			{"normal", []string{priorityHeader, "100"}, "100"},
-			{"batch", []string{priorityHeader, "1"}, "10"},
+			{"urgent", []string{upstream.PriorityHeader, "5"}, "5"},
+			{"normal", []string{upstream.PriorityHeader, "100"}, "100"},
+			{"batch", []string{upstream.PriorityHeader, "1"}, "10"},
 			{"batch", []string{header, "-50"}, "10"},
 			{"normal", []string{"x-vllm-priority", "-50", "Connection", header}, "0"},
 		} {
@@ -195,25 +196,25 @@ func TestPriorityHeader(t *testing.T) {
 	r := &replica{script: always(answered("200 OK", whole))}
 	f := serve(t, nil, r)
 	for value, want := range map[string]int{"0": 0, "-0": 0, "100": 100, "+7": 7} {
-		if got, fault := f.understood("/v1/chat/completions", askWhole, priorityHeader, value); fault != nil || got.Priority != want {
+		if got, fault := f.understood("/v1/chat/completions", askWhole, upstream.PriorityHeader, value); fault != nil || got.Priority != want {
 			t.Errorf("%q is priority %d, %v", value, got.Priority, fault)
 		}
 	}
 	for _, value := range []string{"101", "-1", "-100", "high", "1.5", "", "99999999999999999999"} {
-		resp, answer := f.post("/v1/chat/completions", askWhole, priorityHeader, value)
+		resp, answer := f.post("/v1/chat/completions", askWhole, upstream.PriorityHeader, value)
 		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "integer from 0 to 100") || !strings.Contains(answer, `"src":"warmroute"`) {
 			t.Errorf("%q: got %d %s", value, resp.StatusCode, answer)
 		}
 	}
-	if _, fault := f.understood("/v1/chat/completions", askWhole, priorityHeader, "1", priorityHeader, "2"); fault == nil {
+	if _, fault := f.understood("/v1/chat/completions", askWhole, upstream.PriorityHeader, "1", upstream.PriorityHeader, "2"); fault == nil {
 		t.Error("two priorities are one too many")
 	}
-	f.post("/v1/chat/completions", strings.Replace(askWhole, "{", `{"priority":5,`, 1), priorityHeader, "3")
+	f.post("/v1/chat/completions", strings.Replace(askWhole, "{", `{"priority":5,`, 1), upstream.PriorityHeader, "3")
 	seen := r.requests()
 	if len(seen) != 1 {
 		t.Fatalf("the replica saw %d requests, want the last one", len(seen))
 	}
-	if got := seen[0].Header.Get(priorityHeader); got != "" || !strings.Contains(seen[0].body, `"priority":5`) {
+	if got := seen[0].Header.Get(upstream.PriorityHeader); got != "" || !strings.Contains(seen[0].body, `"priority":5`) {
 		t.Errorf("the replica saw priority %q and %s", got, seen[0].body)
 	}
 }

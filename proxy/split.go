@@ -1,15 +1,10 @@
 package proxy
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
@@ -21,6 +16,7 @@ import (
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -29,27 +25,6 @@ import (
 // The first replica keeps the cache for a lease: after it, the other one reads the memory of other requests, and the
 // client gets a wrong response. So the parameters are used in the first half of the lease only, and once. Without them
 // the request is sent as a whole, which any replica can serve.
-
-var (
-	errNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
-		"start the replica with --kv-transfer-config, or set its role to both")
-	errThinkingBudget       = errors.New("the replica refused the prefill leg of a request with thinking.budget_tokens: vLLM 0.33 accepts it")
-	errTransferParamsMemory = errors.New("no memory is left for the parameters of the handover")
-	errQuotesHandover       = errors.New("the error response quotes the parameters of the handover")
-	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
-)
-
-// handover is what a prefill leg leaves for the decode leg.
-type handover struct {
-	prefill  *router.Reservation // of the prefill leg; it has been released
-	took     time.Duration       // the prefill leg
-	endedAt  time.Time           // when its response began
-	notAfter time.Time           // when the decode leg may be sent at the latest
-	result   router.Outcome      // of the prefill leg
-	member   string              // of the decode leg's body, with a comma after it; empty: not needed any more
-	charged  int64               // bytes of it that responseBuffers has reserved
-	address  []string            // host, port and engine id by which the KV cache is read, as the parameters have them
-}
 
 // prepareDecode makes the attempt the decode leg of a split request, unless it is for the whole request. It sends the
 // prefill leg, if no earlier attempt has, and blocks until its response. It returns the failure of the attempt, or nil.
@@ -65,33 +40,14 @@ func (a *attempt) prepareDecode() *fault.Failure {
 	if h.handover == nil {
 		return nil
 	}
-	if f := h.handover.check(time.Now()); f != nil {
+	if f := h.handover.Check(time.Now()); f != nil {
 		return f
 	}
 	a.handover = h.handover
-	a.req.prefillBackend, a.req.prefillTime = a.handover.prefill.Backend.Name, a.handover.took
-	a.req.matchedTokens = a.handover.prefill.MatchedTokens // what the backends had before this request
+	a.req.prefillBackend, a.req.prefillTime = a.handover.Prefill.Backend.Name, a.handover.Took
+	a.req.matchedTokens = a.handover.Prefill.MatchedTokens // what the backends had before this request
 	a.decision.StartDecode()
 	return nil
-}
-
-// check returns the failure of a decode leg that may not be sent any more, else nil.
-func (o *handover) check(now time.Time) *fault.Failure {
-	f := &fault.Failure{Reason: metrics.RetryHandover, IsFree: true, SameBackend: true}
-	switch {
-	case o.prefill.Backend.State() != backends.Ready:
-		f.Err, f.Split = errPrefillNotReady, metrics.SplitPrefillFailed
-	case now.After(o.notAfter):
-		f.Err, f.Split = errLateHandover, metrics.SplitLate
-	default:
-		return nil
-	}
-	return f
-}
-
-// canDecodeOn reports whether b can do the decode leg. A nil handover has none.
-func (o *handover) canDecodeOn(b *backends.Backend) bool {
-	return o != nil && b.Options().Role != backends.RolePrefill && b.KVForm().PairsWith(o.prefill.Backend.KVForm())
 }
 
 // isForPrefillOnly reports whether the router has the request wait for another backend rather than be served by b.
@@ -106,20 +62,20 @@ func (a *attempt) handoverEdits() []prompt.Edit {
 		return nil
 	}
 	at := a.req.input.membersAt
-	return []prompt.Edit{{Start: at, End: at, Text: a.handover.member}}
+	return []prompt.Edit{{Start: at, End: at, Text: a.handover.Member}}
 }
 
 // sendPrefillLeg has the backend of p do the prefill of the request, and releases p. It returns what the decode leg
 // needs, or the failure of the attempt.
-func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *fault.Failure) {
+func (a *attempt) sendPrefillLeg(p *router.Reservation) (*upstream.Transfer, *fault.Failure) {
 	leg := &attempt{req: a.req, decision: p, isPrefillLeg: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
 	defer leg.releasePrefill()
 	begun := time.Now()
-	a.req.context.beginPrefill(p, a.req.settings.Response)
+	a.req.context.BeginPrefill(p, a.req.settings.Response)
 	leg.startSpan("prefill")
 	a.req.setSessionHeader(p.KVSession)
 	resp, err := leg.send(a.req.input.scratch.prefillEdits, time.Time{})
-	o := &handover{prefill: p, endedAt: time.Now()}
+	o := &upstream.Transfer{Prefill: p, EndedAt: time.Now()}
 	var f *fault.Failure
 	if err != nil {
 		a.req.stopQueueKeepalive()
@@ -127,23 +83,23 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*handover, *fault.Failu
 	} else {
 		defer resp.Body.Close()
 		a.req.spans.SetStatus(resp.StatusCode)
-		o.member, f = leg.readPrefillResponse(resp)
+		o.Member, f = leg.readPrefillResponse(resp)
 	}
-	if cause := a.req.context.endPrefill(); f == nil && cause != nil {
+	if cause := a.req.context.EndPrefill(); f == nil && cause != nil {
 		f = leg.classifyOrEndRequest(cause)
 	}
-	if f == nil && !a.req.proxy.buffers.Reserve(int64(len(o.member))) {
-		f = &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: errTransferParamsMemory}
+	if f == nil && !a.req.proxy.buffers.Reserve(int64(len(o.Member))) {
+		f = &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: upstream.ErrTransferParamsMemory}
 	}
 	if f != nil {
 		leg.setRouterOutcome(f)
 		return nil, leg.withoutResponse(f)
 	}
 	a.req.startQueueKeepalive()
-	o.took, o.result, o.charged = time.Since(begun), leg.result, int64(len(o.member))
-	o.notAfter = o.endedAt.Add(a.req.settings.HandoverLease / 2)
-	o.address = transferAddress(o.member)
-	a.req.proxy.metrics.ObservePrefillLeg(o.took)
+	o.Took, o.Result, o.Reserved = time.Since(begun), leg.result, int64(len(o.Member))
+	o.NotAfter = o.EndedAt.Add(a.req.settings.HandoverLease / 2)
+	o.Address = upstream.TransferAddress(o.Member)
+	a.req.proxy.metrics.ObservePrefillLeg(o.Took)
 	return o, nil
 }
 
@@ -179,7 +135,7 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 		}
 		return "", f
 	case status == http.StatusBadRequest: // by an older replica, of the leg and not of the request
-		return "", &fault.Failure{Reason: metrics.RetryStatus(status), Err: errThinkingBudget, SameBackend: true}
+		return "", &fault.Failure{Reason: metrics.RetryStatus(status), Err: upstream.ErrThinkingBudget, SameBackend: true}
 	}
 	body.AllowReuse() // an error has no id
 	f = a.readErrorResponse(resp)
@@ -226,51 +182,11 @@ func (a *attempt) readTransferParams(resp *http.Response, body relay.Body) (memb
 	u.Parse(gjson.GetBytes(buf.Bytes(), "usage"), a.req.endpoint.Format)
 	a.setResultUsage(&u)
 	a.result.End = router.Completed
-	member, ok := transferMember(buf.Bytes(), a.decision.Backend.Host())
+	member, ok := upstream.TransferMember(buf.Bytes(), a.decision.Backend.Host())
 	if !ok || !complete {
-		return "", &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: errNoTransferParams}
+		return "", &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: upstream.ErrNoTransferParams}
 	}
 	return member, nil
-}
-
-// transferMember returns the member of a response with the parameters of a transfer, with a comma after it. It is as
-// the replica on that host has written it, but for a host that only the replica itself can reach. ok is false if there
-// are no such parameters.
-func transferMember(response []byte, host string) (member string, ok bool) {
-	v := gjson.GetBytes(response, "kv_transfer_params")
-	if !v.IsObject() || !gjson.Valid(v.Raw) || v.Get("do_remote_prefill").Type != gjson.True {
-		return "", false
-	}
-	if ids := v.Get("remote_block_ids"); ids.Exists() && !strings.ContainsAny(ids.Raw, "0123456789") {
-		return "", false // such a list ends the process of the replica that reads it
-	}
-	params := v.Raw
-	if h := gjson.Get(params, "remote_host"); h.Index > 0 && h.Type == gjson.String && isLocalHost(h.Str) && !isLocalHost(host) {
-		quoted, _ := json.Marshal(host)
-		params = params[:h.Index] + string(quoted) + params[h.Index+len(h.Raw):]
-	}
-	return `"kv_transfer_params":` + params + ",", true
-}
-
-// transferAddress returns the host, the port and the engine id in the member that transferMember returns, of those that are long
-// enough to be told from other text.
-func transferAddress(member string) (address []string) {
-	_, params, _ := strings.Cut(strings.TrimSuffix(member, ","), ":")
-	for _, name := range [...]string{"remote_host", "remote_port", "remote_engine_id"} {
-		if v := gjson.Get(params, name).String(); len(v) >= minAddressBytes {
-			address = append(address, strings.Clone(v))
-		}
-	}
-	return address
-}
-
-// minAddressBytes is the length from which a host, a port or an engine id is looked for in errors.
-const minAddressBytes = 4
-
-// isLocalHost reports whether a name or an address means the machine itself, wherever it is used.
-func isLocalHost(host string) bool {
-	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return strings.EqualFold(host, "localhost") || err == nil && (addr.IsLoopback() || addr.IsUnspecified())
 }
 
 // withoutResponse returns the failure of a prefill leg as one that is not charged, and whose response no client gets.
@@ -306,10 +222,10 @@ func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
 		return
 	}
 	if f.Status != 0 && !f.QueueFull && !f.ShuttingDown && !f.IsUnsuited() {
-		a.req.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, true)
+		a.req.proxy.router.RecordTransfer(a.handover.Prefill.Backend, a.decision.Backend, true)
 	}
 	f.NoRetry, f.Split = false, metrics.SplitDecodeFailed
-	isLate := errors.Is(f.Err, errLateHandover)
+	isLate := errors.Is(f.Err, upstream.ErrLateTransfer)
 	if isLate {
 		f.Reason, f.Split = metrics.RetryHandover, metrics.SplitLate
 	}
@@ -321,7 +237,7 @@ func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
 	if isLate || f.Status != 0 && !f.QueueFull && !f.ShuttingDown && !f.IsUnsuited() {
 		f.IsFree, f.SameBackend, f.SuspectsCrash = true, true, false
 	}
-	a.req.proxy.recheckHealth(a.handover.prefill.Backend) // it may be what has failed
+	a.req.proxy.recheckHealth(a.handover.Prefill.Backend) // it may be what has failed
 }
 
 // quotesHandover reports whether an error response to a leg of a split request may have parameters of the handover in it, as one
@@ -330,35 +246,14 @@ func (a *attempt) quotesHandover(status int, body []byte, isReadable bool) bool 
 	if a.handover == nil && !a.isPrefillLeg || status < 400 {
 		return false
 	}
-	quotes := func(text string) bool { return containsWord(body, text) }
-	return !isReadable || slices.ContainsFunc(transferWords[:], quotes) || a.handover != nil && slices.ContainsFunc(a.handover.address, quotes)
-}
-
-// transferWords are names of parameters of a transfer.
-var transferWords = [...]string{"kv_transfer_params", "remote_host", "remote_port", "remote_engine_id", "engine_id"}
-
-// containsWord reports whether text contains word, not as a part of a longer number or name.
-func containsWord(text []byte, word string) bool {
-	isWordByte := func(c byte) bool {
-		return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
-	}
-	for from := 0; ; {
-		i := bytes.Index(text[from:], []byte(word))
-		if i < 0 {
-			return false
-		}
-		begin, end := from+i, from+i+len(word)
-		if (begin == 0 || !isWordByte(text[begin-1])) && (end == len(text) || !isWordByte(text[end])) {
-			return true
-		}
-		from = begin + 1
-	}
+	quotes := func(text string) bool { return upstream.ContainsWord(body, text) }
+	return !isReadable || slices.ContainsFunc(upstream.TransferWords[:], quotes) || a.handover != nil && slices.ContainsFunc(a.handover.Address, quotes)
 }
 
 // newQuoteFailure returns the failure of a decode leg whose error response no client may get. The request is sent again
 // without the parameters, and gets its error then.
 func (a *attempt) newQuoteFailure(status int) *fault.Failure {
-	f := &fault.Failure{Reason: metrics.RetryStatus(status), Err: errQuotesHandover, Status: status}
+	f := &fault.Failure{Reason: metrics.RetryStatus(status), Err: upstream.ErrQuotesTransfer, Status: status}
 	f.SetProxyErrorBody(a.req.endpoint.Dialect())
 	return f
 }
@@ -379,7 +274,7 @@ func (r *request) recordSplitFailure(f *fault.Failure) {
 func (r *request) setPickedLeg(decode bool) {
 	switch o := r.history.handover; {
 	case decode:
-		r.input.request.PrefilledOn = o.prefill.Backend
+		r.input.request.PrefilledOn = o.Prefill.Backend
 	case o != nil:
 		r.endSplit()
 	}
@@ -389,34 +284,6 @@ func (r *request) setPickedLeg(decode bool) {
 // second call does nothing.
 func (r *request) endSplit() {
 	r.input.request.Splittable, r.input.request.PrefilledOn = false, nil
-	r.history.handover.release(&r.proxy.buffers)
+	r.history.handover.Release(&r.proxy.buffers)
 	r.history.handover = nil
-}
-
-// release frees the parameters. A nil handover has none.
-func (o *handover) release(buffers *relay.Buffers) {
-	if o != nil {
-		buffers.Release(o.charged)
-		o.member, o.charged = "", 0
-	}
-}
-
-// beginPrefill begins the time limits of a prefill leg on the backend of p, until endPrefill. A stall ends it, since
-// another backend can do the prefill.
-func (c *attemptContext) beginPrefill(p *router.Reservation, limit time.Duration) {
-	c.mu.Lock()
-	c.prefilling = true
-	c.mu.Unlock()
-	if limit > 0 {
-		c.startProgressTimer(p, limit)
-	}
-}
-
-// endPrefill ends beginPrefill. It returns what has ended the context before, else nil.
-func (c *attemptContext) endPrefill() (cancelCause error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.prefilling = false
-	c.stopTimersLocked()
-	return context.Cause(c)
 }

@@ -15,6 +15,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/activity"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -838,7 +839,7 @@ func TestTransferMember(t *testing.T) {
 		{`{"do_remote_prefill":true,"a":{"remote_host":"localhost"}}`, "p", `{"do_remote_prefill":true,"a":{"remote_host":"localhost"}}`},
 		{`{"do_remote_prefill":true,"remote_host":null}`, "p", `{"do_remote_prefill":true,"remote_host":null}`},
 	} {
-		member, ok := transferMember([]byte(`{"a":{"kv_transfer_params":{}},"kv_transfer_params":`+c.params+`}`), c.host)
+		member, ok := upstream.TransferMember([]byte(`{"a":{"kv_transfer_params":{}},"kv_transfer_params":`+c.params+`}`), c.host)
 		if want := `"kv_transfer_params":` + c.want + ","; !ok || member != want {
 			t.Errorf("of %s: %q, %v", c.host, member, ok)
 		}
@@ -848,12 +849,12 @@ func TestTransferMember(t *testing.T) {
 // A list without blocks ends the process of the replica that reads it.
 func TestTransferParamsWithoutBlocks(t *testing.T) {
 	for _, ids := range []string{"null", "[]", "[[]]", "[[],[]]"} {
-		if member, ok := transferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); ok {
+		if member, ok := upstream.TransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); ok {
 			t.Errorf("%s: %s", ids, member)
 		}
 	}
 	for _, ids := range []string{"[3]", "[[],[0]]"} {
-		if _, ok := transferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); !ok {
+		if _, ok := upstream.TransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); !ok {
 			t.Errorf("%s has no blocks", ids)
 		}
 	}
@@ -865,7 +866,7 @@ func FuzzTransferMember(f *testing.F) {
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"localh\u006fst"}}`), "a\"b")
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"a":[}}`), "")
 	f.Fuzz(func(t *testing.T, response []byte, host string) {
-		member, ok := transferMember(response, host)
+		member, ok := upstream.TransferMember(response, host)
 		if !ok {
 			return
 		}

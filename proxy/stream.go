@@ -15,6 +15,7 @@ import (
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
 
@@ -234,13 +235,13 @@ func (s *streamRelay) relayChunks() {
 		}
 		wait = quiet
 		if s.flooded && before == 0 && s.attempt.checkResponseID(e.ResponseID) != nil {
-			s.readErr = errWrongResponse
+			s.readErr = upstream.ErrWrongResponse
 			return
 		}
 		s.rememberResponse()
 		switch {
 		case e.Events > 0 && before == 0 && s.flooded:
-			_ = s.attempt.req.context.commit()
+			_ = s.attempt.req.context.Commit()
 			s.body.AllowReuse()
 			s.attempt.decision.RecordFirstEvent()
 			s.releaseUploadedInput()
@@ -295,7 +296,7 @@ func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 func (s *streamRelay) releaseUploadedInput() {
 	if s.body.Uploaded() {
 		s.attempt.req.releaseInput()
-		s.attempt.req.history.handover.release(&s.attempt.req.proxy.buffers)
+		s.attempt.req.history.handover.Release(&s.attempt.req.proxy.buffers)
 	}
 }
 
@@ -305,7 +306,7 @@ func (s *streamRelay) recordFirstToken() {
 		s.attempt.req.outcome.TTFT = time.Since(s.attempt.req.inFlight.Arrived)
 		s.attempt.req.spans.AddFirstTokenSpan()
 		if s.attempt.handover != nil {
-			s.attempt.req.proxy.metrics.ObserveHandover(time.Since(s.attempt.handover.endedAt))
+			s.attempt.req.proxy.metrics.ObserveHandover(time.Since(s.attempt.handover.EndedAt))
 		}
 	}
 }
@@ -366,7 +367,7 @@ func (s *streamRelay) truncatedError() (apiErr *fault.Error, cause error) {
 	switch {
 	case s.withheld:
 		e.Message = "the replica failed; its error is withheld, as it names the address of a KV transfer"
-		return e, errQuotesHandover
+		return e, upstream.ErrQuotesTransfer
 	case s.events.Aborted:
 		e.Code, e.Message = fault.CodeReplicaAborted, "the replica aborted the request, so the response is incomplete"
 		return e, fault.ErrAborted

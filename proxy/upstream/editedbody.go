@@ -1,4 +1,4 @@
-package proxy
+package upstream
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ const (
 	maxLastWrite = 64 << 10
 )
 
-var errLateHandover = errors.New("the handover took longer than half of pd.lease")
+var ErrLateTransfer = errors.New("the handover took longer than half of pd.lease")
 
 // editedBody is a body in memory with edits. It is read once, by Read or by WriteTo.
 type editedBody struct {
@@ -57,7 +57,7 @@ func newEditedBody(body []byte, edits []prompt.Edit) *editedBody {
 	return b
 }
 
-// Read implements io.Reader. It does not regard notAfter.
+// Read implements io.Reader. It does not regard NotAfter.
 func (b *editedBody) Read(p []byte) (int, error) { return b.parts.Read(p) }
 
 // WriteTo implements io.WriterTo.
@@ -75,7 +75,7 @@ func (b *editedBody) WriteTo(w io.Writer) (n int64, err error) {
 			write(part[:before])
 			part = part[before:]
 			if err == nil && time.Now().After(b.notAfter) {
-				return n, errLateHandover
+				return n, ErrLateTransfer
 			}
 		}
 		write(part)

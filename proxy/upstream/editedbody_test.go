@@ -1,4 +1,4 @@
-package proxy
+package upstream
 
 import (
 	"bytes"
@@ -44,7 +44,7 @@ func TestLateBodyIsIncomplete(t *testing.T) {
 		b := newEditedBody(bytes.Repeat([]byte("x"), size), nil)
 		b.notAfter = time.Now().Add(-time.Second)
 		var out bytes.Buffer
-		if n, err := b.WriteTo(&out); !errors.Is(err, errLateHandover) || n != int64(max(size-maxLastWrite, 0)) || n != int64(out.Len()) {
+		if n, err := b.WriteTo(&out); !errors.Is(err, ErrLateTransfer) || n != int64(max(size-maxLastWrite, 0)) || n != int64(out.Len()) {
 			t.Errorf("of %d bytes %d were written, %v", size, n, err)
 		}
 	}

@@ -1,0 +1,70 @@
+package upstream
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"hash/maphash"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+)
+
+// RequestIDHeader names a request to vLLM, which makes the id of the response from it.
+const RequestIDHeader = "X-Request-Id"
+
+const (
+	// TokenMark precedes the token of an attempt in an id.
+	TokenMark = "-wr"
+	// A token is a random number of 56 bits and a checksum of it of 40 bits, in hexadecimal digits.
+	attemptTokenRandomChars = 14
+	TokenChars              = attemptTokenRandomChars + 10
+	// MaxResponseIDBytes is how much of an id is searched for tokens: several proxies may have added theirs.
+	MaxResponseIDBytes = 1 << 10
+	// MaxIDSearchBytes is how much of a body is searched for its id, which vLLM writes first.
+	MaxIDSearchBytes = 64 << 10
+)
+
+var ErrWrongResponse = errors.New("the connection carried the response to another request: " +
+	"the replica, or a proxy in front of it, sent a response too many")
+
+// Tokens makes the tokens that tell attempts apart, and recognizes those that it made: the
+// checksum of a token is seeded by the process. Safe for concurrent use.
+type Tokens struct{ seed maphash.Seed }
+
+func NewTokens() Tokens { return Tokens{maphash.MakeSeed()} }
+
+// New returns the token of a new attempt.
+func (t Tokens) New() string { return t.encode(rand.Uint64() >> 8) }
+
+// encode returns the token of which random is the random part.
+func (t Tokens) encode(random uint64) string {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
+	b = binary.BigEndian.AppendUint64(b, maphash.Comparable(t.seed, random))[:TokenChars/2]
+	return hex.EncodeToString(b)
+}
+
+// IsOwn reports whether a token was made by New.
+func (t Tokens) IsOwn(token string) bool {
+	random, err := strconv.ParseUint(token[:attemptTokenRandomChars], 16, 64)
+	return err == nil && t.encode(random) == token
+}
+
+// FindOthers returns the tokens of this process in an id of a response, none if the given one is among them. Ids without any
+// say nothing: vLLM may make its own. A client that repeats the id of an earlier response has both tokens in it.
+func (t Tokens) FindOthers(id, token string) (others []string) {
+	rest := id[:min(len(id), MaxResponseIDBytes)]
+	for {
+		_, after, found := strings.Cut(rest, TokenMark)
+		if !found || len(after) < TokenChars {
+			return others
+		}
+		switch found := after[:TokenChars]; {
+		case found == token:
+			return nil
+		case t.IsOwn(found):
+			others = append(others, found)
+		}
+		rest = after
+	}
+}

@@ -1,0 +1,127 @@
+package upstream
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"warmroute/backends"
+	"warmroute/metrics"
+	"warmroute/proxy/fault"
+	"warmroute/proxy/relay"
+	"warmroute/router"
+)
+
+var (
+	ErrNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
+		"start the replica with --kv-transfer-config, or set its role to both")
+	ErrThinkingBudget       = errors.New("the replica refused the prefill leg of a request with thinking.budget_tokens: vLLM 0.33 accepts it")
+	ErrTransferParamsMemory = errors.New("no memory is left for the parameters of the handover")
+	ErrQuotesTransfer       = errors.New("the error response quotes the parameters of the handover")
+	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
+)
+
+// Transfer is what a prefill leg leaves for the decode leg.
+type Transfer struct {
+	Prefill  *router.Reservation // of the prefill leg; it has been released
+	Took     time.Duration       // the prefill leg
+	EndedAt  time.Time           // when its response began
+	NotAfter time.Time           // when the decode leg may be sent at the latest
+	Result   router.Outcome      // of the prefill leg
+	Member   string              // of the decode leg's body, with a comma after it; empty: not needed any more
+	Reserved int64               // bytes of it that responseBuffers has reserved
+	Address  []string            // host, port and engine id by which the KV cache is read, as the parameters have them
+}
+
+// Check returns the failure of a decode leg that may not be sent any more, else nil.
+func (o *Transfer) Check(now time.Time) *fault.Failure {
+	f := &fault.Failure{Reason: metrics.RetryHandover, IsFree: true, SameBackend: true}
+	switch {
+	case o.Prefill.Backend.State() != backends.Ready:
+		f.Err, f.Split = errPrefillNotReady, metrics.SplitPrefillFailed
+	case now.After(o.NotAfter):
+		f.Err, f.Split = ErrLateTransfer, metrics.SplitLate
+	default:
+		return nil
+	}
+	return f
+}
+
+// CanDecodeOn reports whether b can do the decode leg. A nil handover has none.
+func (o *Transfer) CanDecodeOn(b *backends.Backend) bool {
+	return o != nil && b.Options().Role != backends.RolePrefill && b.KVForm().PairsWith(o.Prefill.Backend.KVForm())
+}
+
+// TransferMember returns the member of a response with the parameters of a transfer, with a comma after it. It is as
+// the replica on that host has written it, but for a host that only the replica itself can reach. ok is false if there
+// are no such parameters.
+func TransferMember(response []byte, host string) (member string, ok bool) {
+	v := gjson.GetBytes(response, "kv_transfer_params")
+	if !v.IsObject() || !gjson.Valid(v.Raw) || v.Get("do_remote_prefill").Type != gjson.True {
+		return "", false
+	}
+	if ids := v.Get("remote_block_ids"); ids.Exists() && !strings.ContainsAny(ids.Raw, "0123456789") {
+		return "", false // such a list ends the process of the replica that reads it
+	}
+	params := v.Raw
+	if h := gjson.Get(params, "remote_host"); h.Index > 0 && h.Type == gjson.String && isLocalHost(h.Str) && !isLocalHost(host) {
+		quoted, _ := json.Marshal(host)
+		params = params[:h.Index] + string(quoted) + params[h.Index+len(h.Raw):]
+	}
+	return `"kv_transfer_params":` + params + ",", true
+}
+
+// TransferAddress returns the host, the port and the engine id in the member that TransferMember returns, of those that are long
+// enough to be told from other text.
+func TransferAddress(member string) (address []string) {
+	_, params, _ := strings.Cut(strings.TrimSuffix(member, ","), ":")
+	for _, name := range [...]string{"remote_host", "remote_port", "remote_engine_id"} {
+		if v := gjson.Get(params, name).String(); len(v) >= minAddressBytes {
+			address = append(address, strings.Clone(v))
+		}
+	}
+	return address
+}
+
+// minAddressBytes is the length from which a host, a port or an engine id is looked for in errors.
+const minAddressBytes = 4
+
+// isLocalHost reports whether a name or an address means the machine itself, wherever it is used.
+func isLocalHost(host string) bool {
+	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return strings.EqualFold(host, "localhost") || err == nil && (addr.IsLoopback() || addr.IsUnspecified())
+}
+
+// TransferWords are names of parameters of a transfer.
+var TransferWords = [...]string{"kv_transfer_params", "remote_host", "remote_port", "remote_engine_id", "engine_id"}
+
+// ContainsWord reports whether text contains word, not as a part of a longer number or name.
+func ContainsWord(text []byte, word string) bool {
+	isWordByte := func(c byte) bool {
+		return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
+	}
+	for from := 0; ; {
+		i := bytes.Index(text[from:], []byte(word))
+		if i < 0 {
+			return false
+		}
+		begin, end := from+i, from+i+len(word)
+		if (begin == 0 || !isWordByte(text[begin-1])) && (end == len(text) || !isWordByte(text[end])) {
+			return true
+		}
+		from = begin + 1
+	}
+}
+
+// Release frees the parameters. A nil handover has none.
+func (o *Transfer) Release(buffers *relay.Buffers) {
+	if o != nil {
+		buffers.Release(o.Reserved)
+		o.Member, o.Reserved = "", 0
+	}
+}
