@@ -391,7 +391,6 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.replaceBestFailure(nil)
 	a.inFlight.BeginResponding()
 	a.outcome.Code = resp.StatusCode
-	a.outcome.PredictedTokens = a.matchedTokens
 	if a.handover != nil {
 		a.splitResult = metrics.SplitDone
 		a.proxy.router.RecordTransfer(a.handover.prefill.Backend, a.decision.Backend, false)

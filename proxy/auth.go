@@ -143,6 +143,7 @@ func (a *attempt) setTokenUsage() {
 		a.completionTokens = a.decision.EstimateOutputTokens(a.completionTokens, a.itl.last)
 	}
 	a.estimated.tokens += max(a.completionTokens-max(a.result.OutputTokens, 0), 0)
+	a.outcome.PredictedTokens = a.matchedTokens * a.promptTokens / max(a.estimatedInput, 1)
 	a.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.promptTokens)
 	prefilled := a.decision
 	if a.handover != nil {

@@ -91,7 +91,7 @@ func rewriteRequestHeader(h http.Header) {
 
 // routeHeaders say where a request was routed, and why.
 var routeHeaders = [...]string{
-	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
+	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Predicted-Tokens", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
 }
 
 // prefillBackendHeader names the backend that has done the prefill, if that is another one.

@@ -604,7 +604,6 @@ func (a *attempt) recordUsage(u *tokenUsage) {
 	if a.handover != nil { // most replicas repeat this figure; others would count all that was transferred
 		a.result.CachedTokens, a.result.CachedKnown = a.handover.result.CachedTokens, a.handover.result.CachedKnown
 	}
-	a.outcome.ObservedTokens = a.result.CachedTokens
 	a.outcome.PromptTokens = a.decision.PromptTokens
 	if u.promptTokens > 0 {
 		a.outcome.PromptTokens = u.promptTokens
