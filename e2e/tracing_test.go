@@ -242,7 +242,7 @@ func TestTraceOfQueuedRequest(t *testing.T) {
 		for _, hold := range named["queue"] {
 			waits++
 			isChild(t, hold, server)
-			spanHas(t, hold, map[string]any{"warmroute.queue.end": "sent"})
+			spanHas(t, hold, map[string]any{"warmroute.queue.result": "sent"})
 			if held, _ := value(server.Attributes, "warmroute.queue.seconds").(float64); held <= 0 {
 				t.Error("the request's span says nothing of it")
 			}

@@ -273,7 +273,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 	f := newFixture(t, &backends.Backend{Name: "one"})
 	text, named := f.text(), constants(t)
 	for of, series := range map[string]string{
-		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{end", "QueueResult": "queue_ends_total{end",
+		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{result", "QueueResult": "queue_ends_total{result",
 		"UnauthorizedReason": "unauthorized_total{reason", "SplitResult": "split_requests_total{result",
 	} {
 		if len(named[of]) == 0 {

@@ -53,20 +53,20 @@ const (
 	cachedTokens = attribute.Key("gen_ai.usage.cache_read.input_tokens")
 	firstChunk   = attribute.Key("gen_ai.response.time_to_first_chunk") // seconds
 
-	requestID = attribute.Key("warmroute.request_id")
-	keyName   = attribute.Key("warmroute.key")
-	backend   = attribute.Key("warmroute.backend")
-	prefill   = attribute.Key("warmroute.prefill.backend")
-	leg       = attribute.Key("warmroute.leg") // of a split request: prefill or decode
-	reason    = attribute.Key("warmroute.reason")
-	predicted = attribute.Key("warmroute.predicted_tokens") // of the prompt, to be cached
-	prompt    = attribute.Key("warmroute.prompt_tokens")    // as estimated for the decision
-	attempts  = attribute.Key("warmroute.attempts")
-	queueTime = attribute.Key("warmroute.queue.seconds")
-	queueEnd  = attribute.Key("warmroute.queue.end")
-	ttft      = attribute.Key("warmroute.ttft")     // seconds
-	overhead  = attribute.Key("warmroute.overhead") // seconds
-	phase     = attribute.Key("warmroute.aborted")
+	requestID   = attribute.Key("warmroute.request_id")
+	keyName     = attribute.Key("warmroute.key")
+	backend     = attribute.Key("warmroute.backend")
+	prefill     = attribute.Key("warmroute.prefill.backend")
+	leg         = attribute.Key("warmroute.leg") // of a split request: prefill or decode
+	reason      = attribute.Key("warmroute.reason")
+	predicted   = attribute.Key("warmroute.predicted_tokens") // of the prompt, to be cached
+	prompt      = attribute.Key("warmroute.prompt_tokens")    // as estimated for the decision
+	attempts    = attribute.Key("warmroute.attempts")
+	queueTime   = attribute.Key("warmroute.queue.seconds")
+	queueResult = attribute.Key("warmroute.queue.result")
+	ttft        = attribute.Key("warmroute.ttft")     // seconds
+	overhead    = attribute.Key("warmroute.overhead") // seconds
+	phase       = attribute.Key("warmroute.aborted")
 )
 
 var traceContext propagation.TraceContext
@@ -134,7 +134,7 @@ func (q *Request) AddQueueWaitSpan(waited time.Duration, result string) {
 		return
 	}
 	now := time.Now()
-	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(queueEnd.String(result)))
+	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(queueResult.String(result)))
 	span.End(trace.WithTimestamp(now))
 }
 
