@@ -47,10 +47,10 @@ type FinishedRequest struct {
 	Attempts int             `json:"attempts"`
 	Failures []failedAttempt `json:"failures"` // the first of them
 
-	PromptTokens  int  `json:"prompt_tokens"`
-	MatchedTokens int  `json:"matched_tokens"` // of them, as predicted to be cached
-	CachedTokens  *int `json:"cached_tokens"`  // of them, as the replica reported; null: it did not
-	OutputTokens  int  `json:"output_tokens"`
+	PromptTokens    int  `json:"prompt_tokens"`
+	PredictedTokens int  `json:"predicted_tokens"` // of them, to be cached
+	CachedTokens    *int `json:"cached_tokens"`    // of them, as the replica reported; null: it did not
+	OutputTokens    int  `json:"output_tokens"`
 
 	Duration  number  `json:"duration_seconds"`
 	QueueTime number  `json:"queue_seconds"`
@@ -67,14 +67,14 @@ func newFinishedRequest(r *activity.FinishedRequest) FinishedRequest {
 	f := FinishedRequest{
 		Number: r.Number, At: r.At.UTC(), RequestID: r.ID, TraceID: r.TraceID, Client: r.Client, Key: r.Key, Endpoint: r.Endpoint, Model: r.Model,
 		Status: r.Code, Aborted: r.Phase, Backend: r.Backend, PrefillBackend: r.PrefillBackend, Reason: r.Reason, Attempts: r.Attempts, Failures: []failedAttempt{},
-		PromptTokens: r.Tokens.Prompt, MatchedTokens: r.Tokens.Predicted, OutputTokens: r.Tokens.Output,
+		PromptTokens: r.Tokens.Prompt, PredictedTokens: r.Tokens.Predicted, OutputTokens: r.Tokens.Output,
 		Duration: seconds(r.Times.Total), QueueTime: seconds(r.Times.Queued),
 	}
 	for _, a := range r.Failures {
 		f.Failures = append(f.Failures, failedAttempt(a))
 	}
-	if r.Tokens.Observed >= 0 {
-		f.CachedTokens = &r.Tokens.Observed
+	if r.Tokens.Cached >= 0 {
+		f.CachedTokens = &r.Tokens.Cached
 	}
 	if r.Times.TTFT > 0 {
 		ttft, output := seconds(r.Times.TTFT), seconds(r.Times.Total-r.Times.TTFT)

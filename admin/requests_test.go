@@ -77,7 +77,7 @@ func FuzzParseFinishedQuery(f *testing.F) {
 func TestFinishedRequestOfRecord(t *testing.T) {
 	r := &activity.FinishedRequest{Number: 7, Entry: accesslog.Entry{
 		At: time.Unix(10, 0), ID: "a", Key: "team", Backend: "gpu-1", PrefillBackend: "gpu-2", Code: 200, Attempts: 2, Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}},
-		Tokens: accesslog.Tokens{Prompt: 100, Predicted: 64, Observed: 48, Output: 5},
+		Tokens: accesslog.Tokens{Prompt: 100, Predicted: 64, Cached: 48, Output: 5},
 		Times:  accesslog.Times{Total: 3 * time.Second, TTFT: time.Second, Queued: 250 * time.Millisecond},
 	}}
 	text, err := json.Marshal(newFinishedRequest(r))
@@ -85,12 +85,12 @@ func TestFinishedRequestOfRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `{"number":7,"at":"1970-01-01T00:00:10Z","request_id":"a","client":"","key":"team","endpoint":"","status":200,"backend":"gpu-1","prefill_backend":"gpu-2","attempts":2,` +
-		`"failures":[{"backend":"gpu-0","reason":"connect"}],"prompt_tokens":100,"matched_tokens":64,"cached_tokens":48,"output_tokens":5,` +
+		`"failures":[{"backend":"gpu-0","reason":"connect"}],"prompt_tokens":100,"predicted_tokens":64,"cached_tokens":48,"output_tokens":5,` +
 		`"duration_seconds":3,"queue_seconds":0.25,"ttft_seconds":1,"output_seconds":2}`
 	if string(text) != want {
 		t.Errorf("got  %s\nwant %s", text, want)
 	}
-	r.Times.TTFT, r.Tokens.Observed = 0, -1
+	r.Times.TTFT, r.Tokens.Cached = 0, -1
 	if got := newFinishedRequest(r); got.TTFT != nil || got.Output != nil || got.CachedTokens != nil {
 		t.Errorf("not a stream, without usage: %+v", got)
 	}

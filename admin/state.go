@@ -162,33 +162,33 @@ type requestsState struct {
 }
 
 type requestState struct {
-	Handle        string `json:"handle"` // for /api/requests/{handle}/cancel
-	RequestID     string `json:"request_id"`
-	Phase         string `json:"phase"`
-	Stalled       bool   `json:"stalled"` // its backend makes no progress
-	Endpoint      string `json:"endpoint"`
-	Model         string `json:"model,omitempty"`
-	Key           string `json:"key,omitempty"`
-	Backend       string `json:"backend,omitempty"`
-	MatchedTokens int    `json:"matched_tokens"`
-	PromptTokens  int    `json:"prompt_tokens"`
-	Attempts      int    `json:"attempts"`
-	Age           number `json:"age_seconds"`
+	Handle          string `json:"handle"` // for /api/requests/{handle}/cancel
+	RequestID       string `json:"request_id"`
+	Phase           string `json:"phase"`
+	Stalled         bool   `json:"stalled"` // its backend makes no progress
+	Endpoint        string `json:"endpoint"`
+	Model           string `json:"model,omitempty"`
+	Key             string `json:"key,omitempty"`
+	Backend         string `json:"backend,omitempty"`
+	PredictedTokens int    `json:"predicted_tokens"`
+	PromptTokens    int    `json:"prompt_tokens"`
+	Attempts        int    `json:"attempts"`
+	Age             number `json:"age_seconds"`
 }
 
 type decisionState struct {
-	Number        uint64    `json:"number"`
-	At            time.Time `json:"at"`
-	RequestID     string    `json:"request_id"`
-	Model         string    `json:"model"`
-	Backend       string    `json:"backend"`
-	Reason        string    `json:"reason"`
-	Sentence      string    `json:"sentence"`
-	MatchedTokens int       `json:"matched_tokens"`
-	PromptTokens  int       `json:"prompt_tokens"`
-	AheadTokens   int       `json:"ahead_tokens"`
-	QueueTime     number    `json:"queue_seconds"`
-	Attempt       int       `json:"attempt"`
+	Number          uint64    `json:"number"`
+	At              time.Time `json:"at"`
+	RequestID       string    `json:"request_id"`
+	Model           string    `json:"model"`
+	Backend         string    `json:"backend"`
+	Reason          string    `json:"reason"`
+	Sentence        string    `json:"sentence"`
+	PredictedTokens int       `json:"predicted_tokens"`
+	PromptTokens    int       `json:"prompt_tokens"`
+	AheadTokens     int       `json:"ahead_tokens"`
+	QueueTime       number    `json:"queue_seconds"`
+	Attempt         int       `json:"attempt"`
 }
 
 type modelsState struct {

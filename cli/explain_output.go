@@ -38,14 +38,14 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	if slices.ContainsFunc(list, func(b router.BackendExplanation) bool { return b.Terms != nil }) {
 		score = "COST"
 	}
-	rows := [][]string{{"", "BACKEND", "MATCHED", "UNCACHED", "IN-FLIGHT", "KV", "TOKENS/S", "WAIT", "STEP", "TTFT", score, ""}}
+	rows := [][]string{{"", "BACKEND", "PREDICTED", "UNCACHED", "IN-FLIGHT", "KV", "TOKENS/S", "WAIT", "STEP", "TTFT", score, ""}}
 	for _, b := range list {
 		rows = append(rows, formatBackendRow(&b, b.Candidate && b.Name == e.Choice))
 	}
 	writeAlignedColumns(&s, rows)
 	meanings := writeLowestCosts(&s, list)
 	hasSteps := writeSteps(&s, list)
-	legend := fmt.Sprintf("MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least %d. "+
+	legend := fmt.Sprintf("PREDICTED: prompt tokens predicted to be cached there. UNCACHED: those to compute, at least %d. "+
 		"IN-FLIGHT: sequences on it. KV: use of its cache, as last reported. TOKENS/S: at which UNCACHED are computed. WAIT: seconds "+
 		"before that, for what is computed before them, an adapter to load and room in the cache. STEP: seconds that the steps and "+
 		"the network take beside that. TTFT: predicted seconds to the first token, WAIT + UNCACHED / TOKENS/S + STEP.",

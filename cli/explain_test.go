@@ -94,12 +94,12 @@ func TestExplainTable(t *testing.T) {
 	}}
 	want := `about 2,113 prompt tokens in 33 blocks of 256 bytes; model sim, policy prefix
 
-  BACKEND               MATCHED  UNCACHED  IN-FLIGHT    KV  TOKENS/S   WAIT   STEP   TTFT   COST
-> gpu-1                   1,984       129          0  50 %     8,000  0.000  0.010  0.026  0.016
+  BACKEND               PREDICTED  UNCACHED  IN-FLIGHT    KV  TOKENS/S   WAIT   STEP   TTFT   COST
+> gpu-1                     1,984       129          0  50 %     8,000  0.000  0.010  0.026  0.016
     wait: its prefill queue is full
-  gpu-0                       0     2,113          0  12 %     8,000  0.250  0.010  0.524  0.264
+  gpu-0                         0     2,113          0  12 %     8,000  0.250  0.010  0.524  0.264
     must load the adapter
-  a-name-that-is-long…    2,112        16        512     -    24,000  5.144  0.040  5.185      -
+  a-name-that-is-long…      2,112        16        512     -    24,000  5.144  0.040  5.185      -
     refused a request for its full queue
 
 COST of gpu-1: prefill 0.016 + delay 0.016, divided by weight 2
@@ -109,7 +109,7 @@ STEP of gpu-1: 5.07 ms, 5 µs a sequence, 22.5 ns a token of context, 1 s for 38
 gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0,
 which is idle but holds nothing. It would wait first.
 
-MATCHED: prompt tokens that it likely has cached. UNCACHED: those to compute, at least 16.
+PREDICTED: prompt tokens predicted to be cached there. UNCACHED: those to compute, at least 16.
 IN-FLIGHT: sequences on it. KV: use of its cache, as last reported. TOKENS/S: at which UNCACHED
 are computed. WAIT: seconds before that, for what is computed before them, an adapter to load
 and room in the cache. STEP: seconds that the steps and the network take beside that. TTFT:

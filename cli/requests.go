@@ -40,7 +40,7 @@ why, how long it was queued, and how much of its prompt was expected in the cach
 The proxy keeps the last 10,000, without prompts and responses. Several flags must all match.
 
 QUEUE, TTFT, OUTPUT (from the first token to the end) and TOTAL are in seconds. PROMPT,
-MATCHED (expected in the cache), CACHED (as the replica reported) and GENERATED are tokens.
+PREDICTED (to be cached), CACHED (as the replica reported) and GENERATED are tokens.
 
 The address and the token of the admin listener come from the configuration of the proxy, or
 from --admin, --token-file and --ca-file, as with explain.`,
@@ -141,7 +141,7 @@ func (o *requestsOptions) query() url.Values {
 // writeRequests writes a table of the requests, and how many there are.
 func writeRequests(out io.Writer, found *admin.FinishedRequests) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "ENDED\tREQUEST\tKEY\tMODEL\tSTATUS\tBACKEND\tREASON\tQUEUE\tTTFT\tOUTPUT\tTOTAL\tPROMPT\tMATCHED\tCACHED\tGENERATED\tFAILURES")
+	fmt.Fprintln(table, "ENDED\tREQUEST\tKEY\tMODEL\tSTATUS\tBACKEND\tREASON\tQUEUE\tTTFT\tOUTPUT\tTOTAL\tPROMPT\tPREDICTED\tCACHED\tGENERATED\tFAILURES")
 	for i := range found.Requests {
 		r := &found.Requests[i]
 		status, cached := strconv.Itoa(r.Status), "-"
@@ -162,7 +162,7 @@ func writeRequests(out io.Writer, found *admin.FinishedRequests) error {
 		cells := []string{
 			r.At.Local().Format("15:04:05"), r.RequestID, r.Key, r.Model, status, r.Backend, r.Reason,
 			formatDecimal(float64(r.QueueTime), 3), ttft, output, formatDecimal(float64(r.Duration), 3),
-			strconv.Itoa(r.PromptTokens), strconv.Itoa(r.MatchedTokens), cached, strconv.Itoa(r.OutputTokens), strings.Join(failures, ", "),
+			strconv.Itoa(r.PromptTokens), strconv.Itoa(r.PredictedTokens), cached, strconv.Itoa(r.OutputTokens), strings.Join(failures, ", "),
 		}
 		for i, cell := range cells {
 			if cells[i] = stripUnprintable(cell); cells[i] == "" && i < len(cells)-1 {

@@ -61,7 +61,7 @@ func TestRecordedAgents(t *testing.T) {
 						cached = int(usage.Int())
 					}
 				}
-				backend, match := resp.Header.Get("X-Warmroute-Backend"), resp.Header.Get("X-Warmroute-Prefix-Match")
+				backend, match := resp.Header.Get("X-Warmroute-Backend"), resp.Header.Get("X-Warmroute-Predicted-Tokens")
 				var matched, prompt int
 				fmt.Sscanf(match, "%d/%d", &matched, &prompt)
 				if turn == 1 {

@@ -249,8 +249,8 @@ func (tt *templateTest) ask(t *testing.T, c *conversation) (text string) {
 		t.Fatalf("status %d, %v: %s", resp.StatusCode, err, got)
 	}
 	var matched, all float64
-	if _, err := fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%f/%f", &matched, &all); err != nil {
-		t.Fatalf("header X-Warmroute-Prefix-Match %q: %v", resp.Header.Get("X-Warmroute-Prefix-Match"), err)
+	if _, err := fmt.Sscanf(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "%f/%f", &matched, &all); err != nil {
+		t.Fatalf("header X-Warmroute-Predicted-Tokens %q: %v", resp.Header.Get("X-Warmroute-Predicted-Tokens"), err)
 	}
 	cached := gjson.GetBytes(got, tt.api.cached).Float()
 	tokens := gjson.GetBytes(got, tt.api.total).Float()

@@ -54,7 +54,7 @@ func TestConversationsInAllAPIs(t *testing.T) {
 				if err != nil || resp.StatusCode != http.StatusOK {
 					t.Fatalf("turn %d: status %d, %v: %s", turn, resp.StatusCode, err, got)
 				}
-				backend, match := resp.Header.Get("X-Warmroute-Backend"), resp.Header.Get("X-Warmroute-Prefix-Match")
+				backend, match := resp.Header.Get("X-Warmroute-Backend"), resp.Header.Get("X-Warmroute-Predicted-Tokens")
 				if turn == 0 {
 					first = backend
 				} else if backend != first {

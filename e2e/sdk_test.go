@@ -278,7 +278,7 @@ func (f *sdkFleet) nextTurnFindsItsPrefix(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		backend, match := got.header.Get("X-Warmroute-Backend"), got.header.Get("X-Warmroute-Prefix-Match")
+		backend, match := got.header.Get("X-Warmroute-Backend"), got.header.Get("X-Warmroute-Predicted-Tokens")
 		if turn > 0 {
 			if backend != home {
 				t.Errorf("turn %d went to %s, the one before to %s, and both were idle", turn, backend, home)

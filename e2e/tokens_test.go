@@ -55,7 +55,7 @@ func testTokenTurns(t *testing.T, url, model string, conversations int) {
 		if err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s: status %d, %v: %s", path, resp.StatusCode, err, got)
 		}
-		fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%d/", &matched)
+		fmt.Sscanf(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "%d/", &matched)
 		return string(got), resp.Header.Get("X-Warmroute-Backend"), matched
 	}
 	var worst int64

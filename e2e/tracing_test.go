@@ -120,7 +120,7 @@ func TestTraceOfRequest(t *testing.T) {
 				"http.request.method": "POST", "http.route": "/v1/chat/completions", "url.path": "/v1/chat/completions", "url.scheme": "http", "http.response.status_code": 200,
 				"network.protocol.version": "1.1", "client.address": "127.0.0.1", "server.address": "127.0.0.1", "error.type": nil, "url.query": nil,
 				"gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "sim", "gen_ai.usage.output_tokens": 5,
-				"warmroute.attempts": 1, "warmroute.reason": "only", "warmroute.backend": host + ":" + port, "warmroute.prefix.matched_tokens": 0, "warmroute.aborted": nil, "warmroute.queue.seconds": nil,
+				"warmroute.attempts": 1, "warmroute.reason": "only", "warmroute.backend": host + ":" + port, "warmroute.predicted_tokens": 0, "warmroute.aborted": nil, "warmroute.queue.seconds": nil,
 			})
 			spanHas(t, attempt, map[string]any{
 				"http.request.method": "POST", "url.full": front.url + "/v1/chat/completions", "http.response.status_code": 200, "server.address": host, "http.request.resend_count": nil, "error.type": nil,
@@ -242,7 +242,7 @@ func TestTraceOfQueuedRequest(t *testing.T) {
 		for _, hold := range named["queue"] {
 			waits++
 			isChild(t, hold, server)
-			spanHas(t, hold, map[string]any{"warmroute.queue.end": "sent"})
+			spanHas(t, hold, map[string]any{"warmroute.queue.result": "sent"})
 			if held, _ := value(server.Attributes, "warmroute.queue.seconds").(float64); held <= 0 {
 				t.Error("the request's span says nothing of it")
 			}

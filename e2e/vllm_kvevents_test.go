@@ -60,7 +60,7 @@ func (c vllmChat) ask(contents ...string) (answer string, predicted, cached int)
 	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil || resp.StatusCode != http.StatusOK || len(out.Choices) == 0 {
 		c.t.Fatalf("status %d, %v", resp.StatusCode, err)
 	}
-	fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%d/", &predicted)
+	fmt.Sscanf(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "%d/", &predicted)
 	return out.Choices[0].Message.Content, predicted, out.Usage.Details.Cached
 }
 

@@ -122,12 +122,6 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return b.estimates.Step.Context }),
 		newBackendMetric(prometheus.GaugeValue, "learned_prompt_token_seconds", "Time of the API server for each prompt token.",
 			func(b *backendState) float64 { return b.estimates.Step.PromptToken }),
-		newBackendMetric(prometheus.CounterValue, "compared_prompt_tokens_total", "Prompt tokens of responses whose number of cached tokens is known.",
-			func(b *backendState) float64 { return b.estimates.PromptTokens }),
-		newBackendMetric(prometheus.CounterValue, "compared_predicted_tokens_total", "Cached tokens as predicted, of responses whose number of cached tokens is known.",
-			func(b *backendState) float64 { return b.estimates.PredictedTokens }),
-		newBackendMetric(prometheus.CounterValue, "compared_observed_tokens_total", "Cached tokens as reported by the replica. Divided by warmroute_compared_prompt_tokens_total: the hit ratio.",
-			func(b *backendState) float64 { return b.estimates.ObservedTokens }),
 	}},
 }
 
@@ -238,8 +232,8 @@ var (
 	keyRequests = newKeyDesc("key_requests_total", "Accepted requests of the API key.")
 	keyPrompt   = newKeyDesc("key_prompt_tokens_total", "Prompt tokens used by the API key, as reported by the replica or else estimated.")
 	keyOutput   = newKeyDesc("key_output_tokens_total", "Output tokens used by the API key, as reported by the replica or else one per event.")
-	keyCached   = newKeyDesc("key_cached_tokens_total", "Prompt tokens used by the API key that were cached, as reported by the replica or else estimated.")
-	keySaved    = newKeyDesc("key_saved_prefill_seconds_total", "Prefill time that these cached tokens have saved, by the learned times of steps.")
+	keyCached   = newKeyDesc("key_cached_tokens_total", "Prompt tokens used by the API key that were cached, as the replica reported or else as predicted.")
+	keySaved    = newKeyDesc("key_saved_prefill_seconds_total", "Prefill time that the cached tokens of the API key would have taken, by the learned times of steps.")
 	keyErrors   = newKeyDesc("key_errors_total", "Requests of the API key that ended with an error, refused ones included.")
 	keyQueued   = newKeyDesc("key_queue_seconds_total", "Time that requests of the API key have spent in the admission queue.")
 	keyRefused  = newKeyDesc("key_refusals_total", "Requests of the API key refused because of one of its limits: requests, tokens, tokenize_bytes, concurrency.", "reason")

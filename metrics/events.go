@@ -34,11 +34,11 @@ type eventMetrics struct {
 func newEventMetrics(register promauto.Factory) *eventMetrics {
 	e := &eventMetrics{
 		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had closed; truncated: the response ended early; invalid_response: it is not HTTP/1, or its header is too long; loop: another proxy had seen the request; rank, scaling: the replica has other engines than before; context_length: the replica refused the request as too long, and another one accepts longer ones; wrong_response: to another request.", "reason"),
-		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "end"),
+		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "result"),
 		aborts:     newCounterVec(register, "aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
 		queueTime: register.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
 			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)),
-		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full. timeout: no backend had room within routing.queue.busy_time; none_ready: none was ready and made progress within routing.queue.time.", "end"),
+		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full. timeout: no backend had room within routing.queue.busy_time; none_ready: none was ready and made progress within routing.queue.time.", "result"),
 		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path). known: its replica was known; found: by asking the replicas; lost: its replica was restarted or removed.", "result"),
 		unauthorized:    newCounterVec(register, "unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
 		registrations:   newCounterVec(register, "registration_calls_total", "Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),

@@ -78,11 +78,11 @@ func (m *Metrics) RegisterLostLogLines(read func() int64) {
 	m.registerFunc(prometheus.CounterValue, "access_log_lost_total", help, nil, toFloat(read))
 }
 
-// RegisterTraceSpans exports the numbers of spans by outcome.
+// RegisterTraceSpans exports the numbers of spans by result.
 func (m *Metrics) RegisterTraceSpans(sent, failed, dropped func() int64) {
-	const help = "Spans by outcome: sent to the collector, failed to be sent, or dropped because the queue was full."
-	for end, read := range map[string]func() int64{"sent": sent, "failed": failed, "dropped": dropped} {
-		m.registerFunc(prometheus.CounterValue, "trace_spans_total", help, prometheus.Labels{"end": end}, toFloat(read))
+	const help = "Spans by result: sent to the collector, failed to be sent, or dropped because the queue was full."
+	for result, read := range map[string]func() int64{"sent": sent, "failed": failed, "dropped": dropped} {
+		m.registerFunc(prometheus.CounterValue, "trace_spans_total", help, prometheus.Labels{"result": result}, toFloat(read))
 	}
 }
 

@@ -91,7 +91,7 @@ func (f *fixture) families() map[string]*dto.MetricFamily {
 func (f *fixture) record(model, backend string) {
 	f.metrics.RecordRequest(&Request{
 		Endpoint: "/v1/chat/completions", Spilled: true, Model: model, Backend: backend, Code: 200,
-		TTFT: time.Second, PromptTokens: 1, PredictedTokens: 1, ObservedTokens: 1,
+		TTFT: time.Second, PromptTokens: 1, PredictedTokens: 1, CachedTokens: 1, CachedKnown: true,
 	}, "id", time.Now())
 }
 
@@ -273,7 +273,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 	f := newFixture(t, &backends.Backend{Name: "one"})
 	text, named := f.text(), constants(t)
 	for of, series := range map[string]string{
-		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{end", "QueueResult": "queue_ends_total{end",
+		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{result", "QueueResult": "queue_ends_total{result",
 		"UnauthorizedReason": "unauthorized_total{reason", "SplitResult": "split_requests_total{result",
 	} {
 		if len(named[of]) == 0 {
@@ -429,7 +429,7 @@ func BenchmarkRecordRequest(b *testing.B) {
 		requests[i] = &Request{
 			Endpoint: "/v1/chat/completions", Model: "m", Backend: []string{"one", "two"}[i%2], Code: 200,
 			Duration: time.Duration((2 + random.Float64()) * 1e9), TTFT: time.Duration((.2 + .1*random.Float64()) * 1e9), Overhead: time.Duration((60 + 20*random.Float64()) * 1e3),
-			PromptTokens: 1000, PredictedTokens: 500, ObservedTokens: 480,
+			PromptTokens: 1000, PredictedTokens: 500, CachedTokens: 480, CachedKnown: i%2 == 0,
 		}
 	}
 	b.ReportAllocs()

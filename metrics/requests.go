@@ -24,9 +24,9 @@ type Request struct {
 	TTFT                     time.Duration // 0: not a stream, or no content
 	Overhead                 time.Duration // 0: not sent to a backend
 	PromptTokens             int
-	PredictedTokens          int
-	ObservedTokens           int     // 0 also if the replica does not report it
-	CachedTokens             int     // as the replica has reported, else as predicted
+	PredictedTokens          int     // of PromptTokens, to be cached
+	CachedTokens             int     // of PromptTokens, as the replica has reported, else as predicted
+	CachedKnown              bool    // the replica has reported CachedTokens
 	SavedPrefillSeconds      float64 // that the cached tokens would have taken
 	Spilled                  bool
 }
@@ -45,7 +45,6 @@ type requestMetrics struct {
 	requests  *prometheus.CounterVec
 	prompt    *prometheus.CounterVec
 	predicted *prometheus.CounterVec
-	observed  *prometheus.CounterVec
 	cached    *prometheus.CounterVec
 	saved     *prometheus.CounterVec
 	spills    *prometheus.CounterVec
@@ -74,9 +73,26 @@ type requestCounters struct {
 }
 
 type placementMetrics struct {
-	prompt, predicted, observed, cached, saved, spills prometheus.Counter
-	duration, ttft                                     *latencyHistogram
-	itl                                                prometheus.Observer
+	reported, estimated tokenCounters // of requests whose cached tokens the replica has reported, and of others
+	saved, spills       prometheus.Counter
+	duration, ttft      *latencyHistogram
+	itl                 prometheus.Observer
+}
+
+type tokenCounters struct{ prompt, predicted, cached prometheus.Counter }
+
+// Values of the label cached_tokens.
+const (
+	cachedReported  = "reported"
+	cachedPredicted = "predicted"
+)
+
+func (m *requestMetrics) newTokenCounters(at placement, cachedTokens string) tokenCounters {
+	return tokenCounters{
+		prompt:    m.prompt.WithLabelValues(at.model, at.backend, cachedTokens),
+		predicted: m.predicted.WithLabelValues(at.model, at.backend, cachedTokens),
+		cached:    m.cached.WithLabelValues(at.model, at.backend, cachedTokens),
+	}
 }
 
 // The buckets range from a cached prompt on an idle replica to a cold prompt of 100,000 tokens behind a queue.
@@ -93,14 +109,14 @@ var (
 
 func newRequestMetrics(register promauto.Factory, fleet *backends.Registry) *requestMetrics {
 	labels := []string{"model", "backend"}
+	tokenLabels := append(labels, "cached_tokens")
 	return &requestMetrics{
 		fleet:     fleet,
 		requests:  newCounterVec(register, "requests_total", "Finished requests by the status sent to the client. 499: client disconnected; 502 and 504 include responses that were truncated or stalled after their start.", "endpoint", "model", "backend", "code"),
-		prompt:    newCounterVec(register, "prompt_tokens_total", "Prompt tokens of successful requests, as reported by the replica or else estimated.", labels...),
-		predicted: newCounterVec(register, "predicted_cached_tokens_total", "Prompt tokens that were expected in the cache of the chosen backend (estimated).", labels...),
-		observed:  newCounterVec(register, "observed_cached_tokens_total", "Prompt tokens that replicas reported as cached. Streams without include_usage report none: for a ratio use the compared_ metrics.", labels...),
-		cached:    newCounterVec(register, "cached_tokens_total", "Prompt tokens of successful requests that were cached, as reported by the replica or else estimated.", labels...),
-		saved:     newCounterVec(register, "saved_prefill_seconds_total", "Prefill time that these cached tokens have saved, by the learned times of steps (estimated).", labels...),
+		prompt:    newCounterVec(register, "prompt_tokens_total", "Prompt tokens of successful requests, as reported by the replica or else estimated. cached_tokens: whether the replica reported how many of them were cached (reported), or that is a prediction (predicted).", tokenLabels...),
+		predicted: newCounterVec(register, "predicted_tokens_total", "Prompt tokens of successful requests that were predicted to be cached on the chosen backend. Compare them with warmroute_cached_tokens_total where cached_tokens is reported.", tokenLabels...),
+		cached:    newCounterVec(register, "cached_tokens_total", "Prompt tokens of successful requests that were cached, as the replica reported, or as predicted where it did not: the label cached_tokens. Divided by warmroute_prompt_tokens_total: the hit ratio.", tokenLabels...),
+		saved:     newCounterVec(register, "saved_prefill_seconds_total", "Prefill time that the cached tokens of successful requests would have taken, by the learned times of steps (estimated).", labels...),
 		spills:    newCounterVec(register, "spills_total", "Requests not sent to the best match because it was too busy. A large share means that few replicas hold what many requests share.", "model"),
 		duration:  register.NewHistogramVec(durationOpts, labels),
 		ttft:      register.NewHistogramVec(ttftOpts, labels),
@@ -129,10 +145,13 @@ func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
 		p.spills.Inc()
 	}
 	if r.Code == http.StatusOK {
-		p.prompt.Add(float64(r.PromptTokens))
-		p.predicted.Add(float64(r.PredictedTokens))
-		p.observed.Add(float64(r.ObservedTokens))
-		p.cached.Add(float64(r.CachedTokens))
+		tokens := &p.estimated
+		if r.CachedKnown {
+			tokens = &p.reported
+		}
+		tokens.prompt.Add(float64(r.PromptTokens))
+		tokens.predicted.Add(float64(r.PredictedTokens))
+		tokens.cached.Add(float64(r.CachedTokens))
 		p.saved.Add(r.SavedPrefillSeconds)
 	}
 	if m.fleet.Find(r.Backend) == nil { // removed while the request was in flight
@@ -182,10 +201,8 @@ func (m *requestMetrics) ensurePlacement(at placement) *placementMetrics {
 		return p
 	}
 	p := &placementMetrics{
-		prompt:    m.prompt.WithLabelValues(at.model, at.backend),
-		predicted: m.predicted.WithLabelValues(at.model, at.backend),
-		observed:  m.observed.WithLabelValues(at.model, at.backend),
-		cached:    m.cached.WithLabelValues(at.model, at.backend),
+		reported:  m.newTokenCounters(at, cachedReported),
+		estimated: m.newTokenCounters(at, cachedPredicted),
 		saved:     m.saved.WithLabelValues(at.model, at.backend),
 		spills:    m.spills.WithLabelValues(at.model),
 		duration:  newLatencyHistogram(m.duration.WithLabelValues(at.model, at.backend), durationOpts.Buckets),
@@ -252,7 +269,7 @@ func (m *Metrics) DeleteEndpoint(path string) {
 
 // deleteSeries deletes the series with the label and the cached instruments that match. m.mu is locked.
 func (m *requestMetrics) deleteSeries(label prometheus.Labels, matches func(placement) bool) {
-	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.observed, m.cached, m.saved, m.spills} {
+	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.cached, m.saved, m.spills} {
 		c.DeletePartialMatch(label)
 	}
 	m.duration.DeletePartialMatch(label)

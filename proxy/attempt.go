@@ -259,7 +259,6 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.req.replaceBestFailure(nil)
 	a.req.inFlight.BeginResponding()
 	a.req.outcome.Code = resp.StatusCode
-	a.req.outcome.PredictedTokens = a.req.matchedTokens
 	if a.handover != nil {
 		a.req.splitResult = metrics.SplitDone
 		a.req.proxy.router.RecordTransfer(a.handover.Prefill.Backend, a.decision.Backend, false)

@@ -145,6 +145,7 @@ func (a *attempt) setTokenUsage() {
 		a.req.completionTokens = a.decision.EstimateOutputTokens(a.req.completionTokens, a.itl.Last)
 	}
 	a.req.estimated.tokens += max(a.req.completionTokens-max(a.result.OutputTokens, 0), 0)
+	a.req.outcome.PredictedTokens = a.req.matchedTokens * a.req.promptTokens / max(a.req.estimatedInput, 1)
 	a.req.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.req.promptTokens)
 	prefilled := a.decision
 	if a.handover != nil {

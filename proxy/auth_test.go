@@ -446,7 +446,7 @@ func TestIsolateTenants(t *testing.T) {
 		matched := func(name string) bool {
 			t.Helper()
 			resp, _ := f.post("/v1/chat/completions", askStream, bearer(name)...)
-			return !strings.HasPrefix(resp.Header.Get("X-Warmroute-Prefix-Match"), "0/")
+			return !strings.HasPrefix(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "0/")
 		}
 		if matched("a") || !matched("a") {
 			t.Error("a tenant's own prompts do not match")

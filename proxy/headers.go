@@ -15,7 +15,7 @@ import (
 
 // routeHeaders say where a request was routed, and why.
 var routeHeaders = [...]string{
-	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Prefix-Match", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
+	"X-Warmroute-Backend", "X-Warmroute-Reason", "X-Warmroute-Predicted-Tokens", "X-Warmroute-Attempts", "X-Warmroute-Overhead-Us",
 }
 
 // prefillBackendHeader names the backend that has done the prefill, if that is another one.

@@ -135,9 +135,9 @@ func (c *routed) told(t *testing.T, h http.Header) {
 		}
 	}
 	var of, prompt int
-	_, err := fmt.Sscanf(h.Get("X-Warmroute-Prefix-Match"), "%d/%d", &of, &prompt)
+	_, err := fmt.Sscanf(h.Get("X-Warmroute-Predicted-Tokens"), "%d/%d", &of, &prompt)
 	if matched := err == nil; matched != (c.backend != "") || of > prompt {
-		t.Errorf("the match is %q", h.Get("X-Warmroute-Prefix-Match"))
+		t.Errorf("the match is %q", h.Get("X-Warmroute-Predicted-Tokens"))
 	}
 	if waited := h.Get("X-Warmroute-Queue-Ms") != ""; waited != c.waited {
 		t.Errorf("it waited %q ms", h.Get("X-Warmroute-Queue-Ms"))

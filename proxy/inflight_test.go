@@ -525,7 +525,7 @@ func TestFinishedRequestIsRecorded(t *testing.T) {
 	}
 	r := got.Requests[0]
 	if r.Code != 200 || r.Backend != f.backends[0].Name || r.Model == "" || r.Reason == "" || r.Attempts != 1 || r.Endpoint != "/v1/chat/completions" ||
-		r.Tokens.Prompt != 12 || r.Tokens.Observed != 8 || r.Tokens.Output == 0 || r.Times.Total <= 0 || r.Times.Overhead <= 0 {
+		r.Tokens.Prompt != 12 || r.Tokens.Cached != 8 || r.Tokens.Output == 0 || r.Times.Total <= 0 || r.Times.Overhead <= 0 {
 		t.Errorf("got %+v", r)
 	}
 	refused := f.proxy.Activity().FindFinished(activity.FinishedFilter{MinStatus: 404, MaxStatus: 404}, 10)

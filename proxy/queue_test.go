@@ -129,7 +129,7 @@ func TestQueueUntilCapacity(t *testing.T) {
 			f.awaitIdle()
 			f.awaitMetric("warmroute_queue_requests{class=\"normal\"} 0")
 			f.awaitMetric("warmroute_queue_seconds_count 1")
-			f.awaitMetric(`warmroute_queue_ends_total{end="sent"} 1`)
+			f.awaitMetric(`warmroute_queue_ends_total{result="sent"} 1`)
 			f.awaitMetric("warmroute_overhead_seconds_count 2")
 		})
 	}
@@ -192,7 +192,7 @@ func TestQueueFullStatus429(t *testing.T) {
 					t.Errorf("another request got %+v", a)
 				}
 			}
-			f.awaitMetric(`warmroute_queue_ends_total{end="full"} 1`)
+			f.awaitMetric(`warmroute_queue_ends_total{result="full"} 1`)
 			f.awaitMetric(`warmroute_requests_total{backend="",code="429",endpoint="/v1/chat/completions",model="m"} 1`)
 		})
 	}
@@ -217,8 +217,8 @@ func TestQueueTimeout(t *testing.T) {
 	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "no_replica") {
 		t.Errorf("where none is ready: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
-	f.awaitMetric(`warmroute_queue_ends_total{end="timeout"} 1`)
-	f.awaitMetric(`warmroute_queue_ends_total{end="none_ready"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{result="timeout"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{result="none_ready"} 1`)
 	if len(g.requests()) != 1 {
 		t.Errorf("the replica saw %d requests", len(g.requests()))
 	}
@@ -285,7 +285,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 	f.awaitQueued(0)
 	eventually(t, "its body is freed", func() bool { return f.proxy.tenants.BodyBytesInUse() == held })
 	f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
-	f.awaitMetric(`warmroute_queue_ends_total{end="disconnected"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{result="disconnected"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 	g.next <- struct{}{}
 	<-first

@@ -166,7 +166,7 @@ func (r *request) finish() {
 	r.outcome.Duration = now.Sub(r.inFlight.Arrived)
 	r.proxy.metrics.RecordRequest(&r.outcome, r.inFlight.ID, now)
 	r.proxy.metrics.CountSplit(r.splitResult)
-	r.proxy.activity.CountEnded(&r.inFlight, &r.outcome, r.cachedKnown)
+	r.proxy.activity.CountEnded(&r.inFlight, &r.outcome)
 	r.recordKeyUsage(now)
 	r.finishRecording()
 	r.endTraceAndRecord()

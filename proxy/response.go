@@ -444,7 +444,6 @@ func (a *attempt) recordUsage(u *relay.Usage) {
 	if a.handover != nil { // most replicas repeat this figure; others would count all that was transferred
 		a.result.CachedTokens, a.result.CachedKnown = a.handover.Result.CachedTokens, a.handover.Result.CachedKnown
 	}
-	a.req.outcome.ObservedTokens = a.result.CachedTokens
 	a.req.outcome.PromptTokens = a.decision.PromptTokens
 	if u.PromptTokens > 0 {
 		a.req.outcome.PromptTokens = u.PromptTokens

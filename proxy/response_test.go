@@ -107,7 +107,7 @@ func TestResponseHeaders(t *testing.T) {
 					t.Errorf("%s is %q, want %q", name, got, want)
 				}
 			}
-			if got := resp.Header.Get("X-Warmroute-Prefix-Match"); !strings.HasPrefix(got, "0/") || got == "0/0" {
+			if got := resp.Header.Get("X-Warmroute-Predicted-Tokens"); !strings.HasPrefix(got, "0/") || got == "0/0" {
 				t.Errorf("match %q", got)
 			}
 			if resp.Header.Get("X-Warmroute-Overhead-Us") == "" {
@@ -133,8 +133,8 @@ func TestSecondTurnMatchesFirst(t *testing.T) {
 	f.backends[0].SetLoad(nil)
 	f.backends[1].SetLoad(nil)
 	resp, _ := f.post("/v1/chat/completions", strings.TrimSuffix(askStream, "]}")+`,{"role":"assistant","content":"Hello world"},{"role":"user","content":"And?"}]}`)
-	if resp.Header.Get("X-Warmroute-Backend") != "r0" || resp.Header.Get("X-Warmroute-Reason") != "prefix" || strings.HasPrefix(resp.Header.Get("X-Warmroute-Prefix-Match"), "0/") {
-		t.Errorf("went to %s for %s, match %s", resp.Header.Get("X-Warmroute-Backend"), resp.Header.Get("X-Warmroute-Reason"), resp.Header.Get("X-Warmroute-Prefix-Match"))
+	if resp.Header.Get("X-Warmroute-Backend") != "r0" || resp.Header.Get("X-Warmroute-Reason") != "prefix" || strings.HasPrefix(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "0/") {
+		t.Errorf("went to %s for %s, match %s", resp.Header.Get("X-Warmroute-Backend"), resp.Header.Get("X-Warmroute-Reason"), resp.Header.Get("X-Warmroute-Predicted-Tokens"))
 	}
 }
 
@@ -784,7 +784,7 @@ func TestNextTurnMatchesResponse(t *testing.T) {
 					t.Fatal(err)
 				}
 				resp, all := f.post(c.path, string(raw))
-				matched, _, _ := strings.Cut(resp.Header.Get("X-Warmroute-Prefix-Match"), "/")
+				matched, _, _ := strings.Cut(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "/")
 				predicted, err = strconv.Atoi(matched)
 				if err != nil {
 					t.Fatalf("no match in %v: %s", resp.Header, all)

@@ -211,7 +211,7 @@ func TestRetryBudgetWithFailingFleet(t *testing.T) {
 				t.Errorf("the replicas saw %d requests, want %d to %d", saw, requests, most)
 			}
 			f.awaitIdle()
-			if hold.Requests > 0 && strings.Contains(f.exposition(), `warmroute_retry_waits_total{end="given_up"} 0`) {
+			if hold.Requests > 0 && strings.Contains(f.exposition(), `warmroute_retry_waits_total{result="given_up"} 0`) {
 				t.Error("nobody waited for the budget in vain")
 			}
 		})
@@ -238,7 +238,7 @@ func TestZeroRetryBudget(t *testing.T) {
 			if waited := time.Since(begun); waited > failsafe {
 				t.Errorf("answered after %v", waited)
 			}
-			f.awaitMetric(`warmroute_retry_waits_total{end="given_up"} 0`)
+			f.awaitMetric(`warmroute_retry_waits_total{result="given_up"} 0`)
 		})
 	}
 }
@@ -813,7 +813,7 @@ func TestBurstAboveCapacity(t *testing.T) {
 		return false
 	})
 	f.awaitIdle()
-	if strings.Contains(f.exposition(), `warmroute_queue_ends_total{end="sent"} 0`) {
+	if strings.Contains(f.exposition(), `warmroute_queue_ends_total{result="sent"} 0`) {
 		t.Error("none was queued")
 	}
 }

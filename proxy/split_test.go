@@ -172,7 +172,7 @@ func TestSplitStream(t *testing.T) {
 		t.Errorf("recorded as %+v", r)
 	}
 	// The cached tokens are those of the prefill leg, whatever the replica for the decode says.
-	if r.Tokens.Prompt != 12 || r.Tokens.Output != 3 || r.Tokens.Observed != 4 {
+	if r.Tokens.Prompt != 12 || r.Tokens.Output != 3 || r.Tokens.Cached != 4 {
 		t.Errorf("tokens %+v", r.Tokens)
 	}
 	if used := f.proxy.usage.OfKey("a"); used.Requests != 1 || used.PromptTokens != 12 || used.OutputTokens != 3 || used.CachedTokens != 4 {

@@ -257,8 +257,12 @@ func TestMessagesUsage(t *testing.T) {
 			}
 			f.awaitMetric(`warmroute_key_prompt_tokens_total{key="a"} 411`)
 			f.awaitMetric(`warmroute_key_output_tokens_total{key="a"} 4`)
-			f.awaitMetric(`warmroute_prompt_tokens_total{backend="r0",model="m"} 411`)
-			f.awaitMetric(fmt.Sprintf(`warmroute_observed_cached_tokens_total{backend="r0",model="m"} %d`, c.cached))
+			source := "reported"
+			if c.cached == 0 {
+				source = "predicted"
+			}
+			f.awaitMetric(fmt.Sprintf(`warmroute_prompt_tokens_total{backend="r0",cached_tokens=%q,model="m"} 411`, source))
+			f.awaitMetric(fmt.Sprintf(`warmroute_cached_tokens_total{backend="r0",cached_tokens=%q,model="m"} %d`, source, c.cached))
 		})
 	}
 }

@@ -26,7 +26,6 @@ type summary struct {
 	reason         string              // of the last attempt's decision
 	matchedTokens  int                 // by that decision; of a split request, by that for its prefill
 	estimatedInput int                 // tokens of the prompt, by that decision
-	cachedKnown    bool                // the replica reported how much of the prompt it had cached
 	failures       []accesslog.Failure // attempts that failed, the first of them
 	phase          metrics.AbortPhase  // in which the client was lost
 
@@ -38,7 +37,7 @@ type summary struct {
 // recordDecision records the decision of a new attempt.
 func (r *request) recordDecision(d *router.Reservation) {
 	r.outcome.Backend = d.Backend.Name
-	r.reason, r.matchedTokens, r.estimatedInput, r.cachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
+	r.reason, r.matchedTokens, r.estimatedInput, r.outcome.CachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
 	r.prefillBackend, r.prefillTime = "", 0
 }
 
@@ -61,7 +60,7 @@ func (a *attempt) startSpan(leg string) {
 }
 
 func (a *attempt) endAttemptSpan() {
-	a.req.cachedKnown = a.result.CachedKnown
+	a.req.outcome.CachedKnown = a.result.CachedKnown
 	if a.req.spans == nil {
 		return
 	}
@@ -90,14 +89,14 @@ func (r *request) endTraceAndRecord() {
 		At: r.inFlight.Arrived.Add(o.Duration), ID: r.inFlight.ID, Client: r.clientName(), Key: r.keyName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		PrefillBackend: s.prefillBackend, Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.BytesWritten,
-		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Observed: -1, Output: r.completionTokens},
+		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Cached: -1, Output: r.completionTokens},
 		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.waited.Total(), Overhead: o.Overhead, Prefill: s.prefillTime},
 	}}
 	if f.Tokens.Prompt == 0 {
 		f.Tokens.Prompt = s.estimatedInput
 	}
-	if s.cachedKnown {
-		f.Tokens.Observed = o.ObservedTokens
+	if o.CachedKnown {
+		f.Tokens.Cached = o.CachedTokens
 	}
 	r.spans.End(&f.Entry)
 	r.proxy.activity.AddFinished(f, r.account != nil || r.proxy.keys.Empty())

@@ -75,7 +75,7 @@ func TestAccessLog(t *testing.T) {
 	line := read(1)[0]
 	has(t, line, map[string]any{
 		"msg": "request", "request_id": "my-id", "endpoint": "/v1/chat/completions", "model": "m", "backend": "r1", "reason": "only", "code": 200.0, "attempts": 2.0,
-		"failures": "truncated", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0, "observed_tokens": 8.0,
+		"failures": "truncated", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0, "cached_tokens": 8.0,
 		"output_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "aborted": nil, "key": nil, "ttft_ms": nil, "queue_ms": nil,
 	})
 	if host, _ := line["client"].(string); !strings.HasPrefix(host, "127.0.0.1:") || line["duration_ms"].(float64) <= 0 || line["overhead_us"].(float64) <= 0 {
@@ -177,9 +177,9 @@ func TestRequestMetrics(t *testing.T) {
 		`warmroute_request_duration_seconds_count{backend="r0",model="m"} 2`,
 		`warmroute_ttft_seconds_count{backend="r0",model="m"} 2`,
 		`warmroute_overhead_seconds_count 3`,
-		`warmroute_prompt_tokens_total{backend="r0",model="m"} 24`,
-		`warmroute_observed_cached_tokens_total{backend="r0",model="m"} 16`,
-		`warmroute_predicted_cached_tokens_total{backend="r0",model="m"} 256`,
+		`warmroute_prompt_tokens_total{backend="r0",cached_tokens="reported",model="m"} 24`,
+		`warmroute_cached_tokens_total{backend="r0",cached_tokens="reported",model="m"} 16`,
+		`warmroute_predicted_tokens_total{backend="r0",cached_tokens="reported",model="m"} 11`,
 		`warmroute_backend_in_flight{backend="r0"} 0`,
 		`warmroute_backend_ready{backend="r1"} 1`,
 		`warmroute_index_blocks{backend="r0"} 4`,
@@ -206,18 +206,21 @@ func TestEstimateMetrics(t *testing.T) {
 		}
 	}
 	f.awaitIdle()
-	value := func(name string) float64 {
+	valueOf := func(series string) float64 {
 		t.Helper()
-		_, rest, found := strings.Cut(f.exposition(), "\nwarmroute_"+name+`{backend="r0"} `)
+		_, rest, found := strings.Cut(f.exposition(), "\nwarmroute_"+series+" ")
 		line, _, _ := strings.Cut(rest, "\n")
 		v, err := strconv.ParseFloat(line, 64)
 		if !found || err != nil {
-			t.Fatalf("%s is %q", name, line)
+			t.Fatalf("%s is %q", series, line)
 		}
 		return v
 	}
-	if predicted, observed := value("compared_predicted_tokens_total"), value("compared_observed_tokens_total"); predicted < 4*192 || observed < 4*192 || observed > 5*300 {
-		t.Errorf("%v tokens predicted to be cached, %v were, of five times about 270", predicted, observed)
+	value := func(name string) float64 { return valueOf(name + `{backend="r0"}`) }
+	const reported = `{backend="r0",cached_tokens="reported",model="m"}`
+	predicted, cached := valueOf("predicted_tokens_total"+reported), valueOf("cached_tokens_total"+reported)
+	if predicted < 4*192 || cached < 4*192 || predicted > 5*300 || cached > 5*300 {
+		t.Errorf("%v tokens predicted to be cached, %v were, of five times about 270", predicted, cached)
 	}
 	if bytes := value("learned_bytes_per_token"); bytes < 3 || bytes > 5 {
 		t.Errorf("%v bytes a token, where there are four", bytes)

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -50,7 +51,9 @@ func TestUsageOfKeys(t *testing.T) {
 		t.Errorf("%+v, %v: requests without a key are not counted", r, err)
 	}
 	f.awaitMetric(`warmroute_key_errors_total{key="b"} 1`)
-	f.awaitMetric(`warmroute_cached_tokens_total{backend="r0",model="m"} ` + strings.TrimSpace(strings.Split(strings.SplitAfter(f.exposition(), `warmroute_key_cached_tokens_total{key="a"} `)[1], "\n")[0]))
+	f.awaitMetric(fmt.Sprintf(`warmroute_key_cached_tokens_total{key="a"} %d`, 8+cached))
+	f.awaitMetric(`warmroute_cached_tokens_total{backend="r0",cached_tokens="reported",model="m"} 8`)
+	f.awaitMetric(fmt.Sprintf(`warmroute_cached_tokens_total{backend="r0",cached_tokens="predicted",model="m"} %d`, cached))
 	for key, n := range f.proxy.CountInFlightByKey() {
 		if n != 0 {
 			t.Errorf("%s has %d requests in flight", key, n)

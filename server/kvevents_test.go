@@ -67,7 +67,7 @@ func (g *guarded) chatWith(model, base string, contents ...string) (r chatResult
 		g.t.Fatalf("status %d, %v", resp.StatusCode, err)
 	}
 	r = chatResult{replica: -1, cached: response.Usage.Details.Cached, output: response.Choices[0].Message.Content}
-	fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%d/", &r.predicted)
+	fmt.Sscanf(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "%d/", &r.predicted)
 	for i, b := range g.server.registry.All() {
 		if b.Name == resp.Header.Get("X-Warmroute-Backend") {
 			r.replica = i

@@ -36,7 +36,7 @@ func TestMedia(t *testing.T) {
 		if err := json.NewDecoder(resp.Body).Decode(&body); err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatalf("status %d, %v", resp.StatusCode, err)
 		}
-		if _, err := fmt.Sscanf(resp.Header.Get("X-Warmroute-Prefix-Match"), "%d/%d", &matched, &estimated); err != nil {
+		if _, err := fmt.Sscanf(resp.Header.Get("X-Warmroute-Predicted-Tokens"), "%d/%d", &matched, &estimated); err != nil {
 			t.Fatal(err)
 		}
 		return resp.Header.Get("X-Warmroute-Backend"), matched, estimated, body.Usage.Details.Cached, body.Usage.Prompt

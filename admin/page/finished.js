@@ -20,11 +20,11 @@ function textWithNote(td) {
   };
 }
 
-// cachedText says how many prompt tokens were expected to be cached, and how many were.
+// cachedText says how many prompt tokens were predicted to be cached, and how many were.
 function cachedText(r) {
   if (!r.backend) return '';
   const cached = r.cached_tokens === null ? '' : `, ${whole.format(r.cached_tokens)} cached`;
-  return `${whole.format(r.matched_tokens)} matched${cached}`;
+  return `${whole.format(r.predicted_tokens)} predicted${cached}`;
 }
 
 const showFinished = rows('finished', (row, r) => {

@@ -559,8 +559,8 @@ const phases = {
   'responding': ['good', 'responding'],
 };
 
-function matched(r) {
-  return r.prompt_tokens ? `${whole.format(r.matched_tokens)} of ${whole.format(r.prompt_tokens)}` : none;
+function predicted(r) {
+  return r.prompt_tokens ? `${whole.format(r.predicted_tokens)} of ${whole.format(r.prompt_tokens)}` : none;
 }
 
 const showRequests = rows('requests', (row, first) => {
@@ -570,7 +570,7 @@ const showRequests = rows('requests', (row, first) => {
   const phase = stateIn(cell(row, 'Phase', ''));
   const model = cell(row, 'Model', '');
   const backend = cell(row, 'Backend', '');
-  const match = gaugeIn(cell(row, 'Matched tokens', 'double'));
+  const gauge = gaugeIn(cell(row, 'Predicted tokens', 'double'));
   const attempts = cell(row, 'Attempts', 'right');
   const age = cell(row, 'Age', 'right');
   cell(row, '', 'action', cancelButton(first));
@@ -580,7 +580,7 @@ const showRequests = rows('requests', (row, first) => {
     else phase(...phases[r.phase]);
     setText(model, r.model || none);
     setText(backend, r.backend || none);
-    match(r.prompt_tokens ? r.matched_tokens / r.prompt_tokens : 0, matched(r));
+    gauge(r.prompt_tokens ? r.predicted_tokens / r.prompt_tokens : 0, predicted(r));
     setText(attempts, String(r.attempts));
     setText(age, span(r.age_seconds));
   };
@@ -604,7 +604,7 @@ const showDecisions = rows('decisions', (row, d) => {
   where.title = `${d.backend}, model ${d.model}`;
   const why = cell(row, 'Why', 'wide', make('span', 'tag', d.reason), d.sentence);
   why.title = `request ${d.request_id}`;
-  cell(row, 'Matched', 'right', matched(d));
+  cell(row, 'Predicted', 'right', predicted(d));
   return () => {};
 });
 

@@ -3,9 +3,14 @@
 // Package netio reads and writes connected sockets by raw system calls.
 //
 // Package net enters each system call as one that may block, which involves the scheduler and wakes
-// the runtime's monitor, but Go's sockets are non-blocking. Raw calls, of recv and send instead of
-// read and write, save a quarter of the CPU time per relayed chunk of a stream. Waiting, deadlines,
-// closing and errors are those of package net.
+// the runtime's monitor, but Go's sockets are non-blocking. Waiting, deadlines, closing and errors are
+// those of package net.
+//
+// With package net a relayed chunk takes 17 % more CPU time (standard error 2 %; 9 % with its reads
+// alone, 17 % with its writes alone, 24 % with both in another run): Go 1.26.8, 250 streams, eight
+// rounds of "go run ./lab/bench --only chunks --baseline BUILD" at the same time for a build with this
+// file and one with netio_other.go. A whole request takes the same with both, and so does a chunk that
+// one goroutine writes and reads while nothing else runs.
 package netio
 
 import (

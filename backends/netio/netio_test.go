@@ -137,29 +137,3 @@ func TestTryWriteLimits(t *testing.T) {
 		t.Error("a connection without a socket has one")
 	}
 }
-
-// BenchmarkChunk is 250 bytes written to loopback and read again by one goroutine,
-// which thus never waits, and beside it the same through package net.
-func BenchmarkChunk(b *testing.B) {
-	f := func(name string, write func(*net.TCPConn) func([]byte), read func(net.Conn) io.Reader) {
-		b.Run(name, func(b *testing.B) {
-			ours, theirs := pair(b)
-			w, r := write(ours), read(theirs)
-			p := make([]byte, 250)
-			b.ReportAllocs()
-			for b.Loop() {
-				w(p)
-				io.ReadFull(r, p)
-			}
-		})
-	}
-	f("socket", func(c *net.TCPConn) func([]byte) {
-		w := NewWriter(c)
-		return func(p []byte) {
-			if n := w.TryWrite(p); n < len(p) {
-				c.Write(p[n:])
-			}
-		}
-	}, reader)
-	f("net", func(c *net.TCPConn) func([]byte) { return func(p []byte) { c.Write(p) } }, func(c net.Conn) io.Reader { return c })
-}

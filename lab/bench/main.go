@@ -9,6 +9,10 @@
 // rounds. Absolute times depend on the machine: compare the ratios. With four
 // contenders besides warmroute and three rounds it takes 15 to 20 minutes.
 //
+//	go run ./lab/bench --baseline ./old-warmroute --contenders warmroute --only requests,chunks --rounds 6
+//
+// compares with another build of warmroute, here the CPU time per request and per chunk.
+//
 //	go run ./lab/bench --endure 5m
 //
 // keeps 9,000 streams open through warmroute instead, with one chunk per second each.

@@ -42,7 +42,7 @@ type Failure struct {
 type Tokens struct {
 	Prompt    int
 	Predicted int // cached prompt tokens, as predicted
-	Observed  int // cached prompt tokens, as reported by the replica; negative: not reported
+	Cached    int // cached prompt tokens, as reported by the replica; negative: not reported
 	Output    int
 }
 
@@ -69,8 +69,8 @@ func (e *Entry) record() slog.Record {
 	if e.Backend != "" {
 		attrs = append(attrs, slog.String("backend", e.Backend), slog.String("reason", e.Reason), slog.Int("attempts", e.Attempts),
 			slog.Int("prompt_tokens", e.Tokens.Prompt), slog.Int("predicted_tokens", e.Tokens.Predicted))
-		if e.Tokens.Observed >= 0 {
-			attrs = append(attrs, slog.Int("observed_tokens", e.Tokens.Observed))
+		if e.Tokens.Cached >= 0 {
+			attrs = append(attrs, slog.Int("cached_tokens", e.Tokens.Cached))
 		}
 		attrs = append(attrs, slog.Int("output_tokens", e.Tokens.Output), slog.Int64("overhead_us", e.Times.Overhead.Microseconds()))
 	}

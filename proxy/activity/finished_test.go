@@ -131,7 +131,7 @@ func TestMemoryOfActivity(t *testing.T) {
 			Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}, {Backend: "gpu-2", Reason: "connect"}},
 		}}, i%2 == 0)
 		model := fmt.Sprintf("model-%d", i)
-		a.stats.countEnded(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: time.Second}, false)
+		a.stats.countEnded(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: time.Second})
 	}
 	if took := heap() - before; took > maxActivityBytes {
 		t.Errorf("%d MiB", took>>20)
@@ -146,11 +146,11 @@ func TestMemoryOfActivity(t *testing.T) {
 func BenchmarkRecordFinished(b *testing.B) {
 	a := New()
 	backend := &backends.Backend{Name: "gpu-1"}
-	o := metrics.Request{Model: "m", Code: 200, Duration: time.Second, TTFT: 100 * time.Millisecond, PromptTokens: 1000, PredictedTokens: 900}
+	o := metrics.Request{Model: "m", Code: 200, Duration: time.Second, TTFT: 100 * time.Millisecond, PromptTokens: 1000, CachedTokens: 900}
 	b.ReportAllocs()
 	for b.Loop() {
 		now := time.Now()
-		a.stats.countEnded(backend, now, &o, false)
+		a.stats.countEnded(backend, now, &o)
 		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{At: now, ID: "wr-1", Model: o.Model, Backend: backend.Name, Code: 200}}, true)
 	}
 }

@@ -28,6 +28,6 @@ func BenchmarkActivity(b *testing.B) {
 		a.RecordDecision(r, d, o.Model, 1, 0)
 		r.BeginResponding()
 		a.Remove(r)
-		a.CountEnded(r, &o, false)
+		a.CountEnded(r, &o)
 	}
 }

@@ -81,24 +81,20 @@ func newStatsWindow() statsWindow {
 // tickAt returns the number of the step at a time.
 func (w *statsWindow) tickAt(at time.Time) int64 { return int64(at.Sub(w.began) / StatsInterval) }
 
-// CountEnded counts a request that has ended, for the fleet, its model and the backend to which it was last sent. cachedKnown
-// is false for a stream without usage, though the replica may report that of others.
-func (a *Activity) CountEnded(r *Request, o *metrics.Request, cachedKnown bool) {
-	a.stats.countEnded(r.backend, r.Arrived.Add(o.Duration), o, cachedKnown)
+// CountEnded counts a request that has ended, for the fleet, its model and the backend to which it was last sent.
+func (a *Activity) CountEnded(r *Request, o *metrics.Request) {
+	a.stats.countEnded(r.backend, r.Arrived.Add(o.Duration), o)
 }
 
 // countEnded counts a request that was last sent to b; nil: to none.
-func (w *statsWindow) countEnded(b *backends.Backend, ended time.Time, o *metrics.Request, cachedKnown bool) {
+func (w *statsWindow) countEnded(b *backends.Backend, ended time.Time, o *metrics.Request) {
 	tick := w.tickAt(ended)
 	c := counts{requests: 1}
 	if o.Failed() {
 		c.failed = 1
 	}
 	if o.Code == 200 {
-		c.prompt, c.cached = o.PromptTokens, o.PredictedTokens
-		if cachedKnown {
-			c.cached = o.ObservedTokens
-		}
+		c.prompt, c.cached = o.PromptTokens, o.CachedTokens
 	}
 	bucket := ttftBucket(o.TTFT)
 	w.mu.Lock()

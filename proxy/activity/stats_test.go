@@ -17,7 +17,7 @@ func TestStatsWindowExpiry(t *testing.T) {
 		a := New()
 		b := &backends.Backend{Name: "b"}
 		end := func(ttft time.Duration, cached int) {
-			a.stats.countEnded(b, time.Now(), &metrics.Request{Code: http.StatusOK, Model: "m", TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
+			a.stats.countEnded(b, time.Now(), &metrics.Request{Code: http.StatusOK, Model: "m", TTFT: ttft, PromptTokens: 100, CachedTokens: cached})
 		}
 		time.Sleep(time.Minute)
 		for _, ttft := range []time.Duration{10, 20, 30, 9000} {
@@ -49,7 +49,7 @@ func TestHistory(t *testing.T) {
 		a := New()
 		began := time.Now()
 		end := func(model string, ttft time.Duration, cached int) {
-			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: ttft, PromptTokens: 100, PredictedTokens: cached}, false)
+			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: ttft, PromptTokens: 100, CachedTokens: cached})
 		}
 		time.Sleep(time.Minute + time.Second)
 		for range 20 {
@@ -97,7 +97,7 @@ func TestStatsForgetTheModelThatIsIdleLongest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New()
 		end := func(model string) {
-			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model}, false)
+			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model})
 		}
 		for i := range maxStatsModels {
 			end(fmt.Sprint(i))

@@ -53,20 +53,20 @@ const (
 	cachedTokens = attribute.Key("gen_ai.usage.cache_read.input_tokens")
 	firstChunk   = attribute.Key("gen_ai.response.time_to_first_chunk") // seconds
 
-	requestID = attribute.Key("warmroute.request_id")
-	keyName   = attribute.Key("warmroute.key")
-	backend   = attribute.Key("warmroute.backend")
-	prefill   = attribute.Key("warmroute.prefill.backend")
-	leg       = attribute.Key("warmroute.leg") // of a split request: prefill or decode
-	reason    = attribute.Key("warmroute.reason")
-	matched   = attribute.Key("warmroute.prefix.matched_tokens")
-	prompt    = attribute.Key("warmroute.prompt_tokens") // as estimated for the decision
-	attempts  = attribute.Key("warmroute.attempts")
-	queueTime = attribute.Key("warmroute.queue.seconds")
-	queueEnd  = attribute.Key("warmroute.queue.end")
-	ttft      = attribute.Key("warmroute.ttft")     // seconds
-	overhead  = attribute.Key("warmroute.overhead") // seconds
-	phase     = attribute.Key("warmroute.aborted")
+	requestID   = attribute.Key("warmroute.request_id")
+	keyName     = attribute.Key("warmroute.key")
+	backend     = attribute.Key("warmroute.backend")
+	prefill     = attribute.Key("warmroute.prefill.backend")
+	leg         = attribute.Key("warmroute.leg") // of a split request: prefill or decode
+	reason      = attribute.Key("warmroute.reason")
+	predicted   = attribute.Key("warmroute.predicted_tokens") // of the prompt, to be cached
+	prompt      = attribute.Key("warmroute.prompt_tokens")    // as estimated for the decision
+	attempts    = attribute.Key("warmroute.attempts")
+	queueTime   = attribute.Key("warmroute.queue.seconds")
+	queueResult = attribute.Key("warmroute.queue.result")
+	ttft        = attribute.Key("warmroute.ttft")     // seconds
+	overhead    = attribute.Key("warmroute.overhead") // seconds
+	phase       = attribute.Key("warmroute.aborted")
 )
 
 var traceContext propagation.TraceContext
@@ -134,7 +134,7 @@ func (q *Request) AddQueueWaitSpan(waited time.Duration, result string) {
 		return
 	}
 	now := time.Now()
-	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(queueEnd.String(result)))
+	_, span := q.tracer.Start(q.ctx, "queue", trace.WithTimestamp(now.Add(-waited)), trace.WithAttributes(queueResult.String(result)))
 	span.End(trace.WithTimestamp(now))
 }
 
@@ -171,7 +171,7 @@ func (q *Request) StartAttempt(a *Attempt, outgoingHeader http.Header) {
 	}
 	span.SetAttributes(serverAddress(a.Host, a.Scheme)...)
 	span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.URLFull(a.Scheme+"://"+a.Host+q.route), provider.String("vllm"), requestModel.String(a.Model),
-		backend.String(a.Backend), reason.String(a.Reason), matched.Int(a.MatchedTokens), prompt.Int(a.PromptTokens))
+		backend.String(a.Backend), reason.String(a.Reason), predicted.Int(a.MatchedTokens), prompt.Int(a.PromptTokens))
 	setNonZero(span, leg.String(a.Leg), semconv.HTTPRequestResendCount(a.Number-1), streams.Bool(a.Streams), maxTokens.Int(a.MaxTokens))
 	if known {
 		span.SetAttributes(op)
@@ -263,8 +263,8 @@ func (q *Request) End(e *accesslog.Entry) {
 	setNonZero(q.span, requestModel.String(e.Model), prefill.String(e.PrefillBackend), keyName.String(e.Key), phase.String(e.Phase),
 		queueTime.Float64(e.Times.Queued.Seconds()), ttft.Float64(e.Times.TTFT.Seconds()))
 	if e.Backend != "" {
-		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), matched.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))
-		setTokens(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Observed)
+		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), predicted.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))
+		setTokens(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Cached)
 	}
 	switch {
 	case e.Phase == ErrorCancelled:

@@ -49,7 +49,7 @@ type BackendExplanation struct {
 	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
 
 	MatchedBlocks  int     `json:"matched_blocks"`
-	MatchedTokens  float64 `json:"matched_tokens"`
+	MatchedTokens  float64 `json:"predicted_tokens"`
 	UncachedTokens float64 `json:"uncached_tokens"`   // u
 	QueuedTokens   float64 `json:"queued_tokens"`     // W
 	AdapterSeconds float64 `json:"adapter_seconds"`   // to load an adapter that it has not loaded

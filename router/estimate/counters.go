@@ -139,6 +139,5 @@ func (f *Estimates) learnFromCounterWindow(slot int, l *backends.Load, uncertain
 		return
 	}
 	f.recordWindowReuse(slot, w, hits, uncertain+w.predictions.hitTokensMargin(c))
-	f.addTotals(slot, &w.predictions, hits, w.prompt)
 	f.learnCapacity(slot, &w.predictions, hits, w.prompt, c)
 }

@@ -57,13 +57,6 @@ type backend struct {
 	output       Average    // tokens of a sequence
 	window       counterWindow
 	withoutUsage int // responses since the last one that reported its cached tokens
-	totals       Totals
-}
-
-// Totals sum over the requests of a backend for which both the predicted and the
-// observed cached tokens are known.
-type Totals struct {
-	PromptTokens, PredictedTokens, ObservedTokens float64
 }
 
 // Summary is what was learned of one backend.
@@ -73,7 +66,6 @@ type Summary struct {
 	OutputTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
 	Step           step.Model
-	Totals
 }
 
 // New returns estimates for an index of blocks of so many bytes, larger than
@@ -105,7 +97,7 @@ func (f *Estimates) ResetSlot(slot int) { f.backends[slot] = newBackend(f.unknow
 func (f *Estimates) ForgetLearned(slot int) {
 	b := &f.backends[slot]
 	fresh := newBackend(b.steps.group)
-	fresh.cacheTokens, fresh.cachingOff, fresh.engines, fresh.totals = b.cacheTokens, b.cachingOff, b.engines, b.totals
+	fresh.cacheTokens, fresh.cachingOff, fresh.engines = b.cacheTokens, b.cachingOff, b.engines
 	*b = fresh
 	f.forgetStepsOfGroup(fresh.steps.group)
 }
@@ -130,7 +122,7 @@ func (f *Estimates) Summary(slot int) Summary {
 	b := &f.backends[slot]
 	return Summary{
 		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), OutputTokens: b.output.Value,
-		PrefillRate: f.PrefillRate(slot), Step: *f.Step(slot), Totals: b.totals,
+		PrefillRate: f.PrefillRate(slot), Step: *f.Step(slot),
 	}
 }
 
@@ -281,7 +273,6 @@ func (f *Estimates) LearnFromCompletion(slot int, p *Prediction, u Usage, c Cach
 	b := &f.backends[slot]
 	b.withoutUsage++
 	if f.disabled {
-		f.learnFromUsage(slot, p, u, c)
 		return 0
 	}
 	if p.Media != (prompt.MediaCounts{}) && u.PromptTokens > 0 {
@@ -345,9 +336,8 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 	cached := float64(u.CachedTokens)
 	var all predictions
 	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
-	f.addTotals(slot, &all, cached, prompt)
 	switch {
-	case f.disabled, f.reusesLost(slot, p): // it was sent before that was found
+	case f.reusesLost(slot, p): // it was sent before that was found
 	case f.reusesRestored(slot, p):
 		f.recordRestored(slot, p, cached, prompt, all.hitTokensMargin(c), false)
 	default:
@@ -368,14 +358,6 @@ func (f *Estimates) distanceBucket(slot int, p *Prediction) int {
 // token of the prompt. Almost a whole block counts as one, since bytes are no exact measure.
 func usableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
 	return max(0, float64(int(min(matchedTokens, promptTokens-1)/alignment+0.1))*alignment)
-}
-
-// addTotals adds predictions, and how many tokens of their prompts were hits, to the totals.
-func (f *Estimates) addTotals(slot int, p *predictions, hitTokens, promptTokens float64) {
-	t := &f.backends[slot].totals
-	t.PromptTokens += promptTokens
-	t.PredictedTokens += p.tokens
-	t.ObservedTokens += hitTokens
 }
 
 // learnCapacity learns how much a replica's cache holds, from predictions and how many

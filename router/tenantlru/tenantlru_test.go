@@ -51,13 +51,13 @@ func TestTenantsKeepTheirs(t *testing.T) {
 			}
 		}
 	}
-	if c.Len() != size || c.byTenant[3].Len() != size-2*few {
-		t.Errorf("%d values, %d of the third tenant", c.Len(), c.byTenant[3].Len())
+	if c.Len() != size || c.tenants[3].count != size-2*few {
+		t.Errorf("%d values, %d of the third tenant", c.Len(), c.tenants[3].count)
 	}
 	for key := range uint64(size) { // another one has a sixteenth by others' places, and then by its own
 		c.Add(Key{4, key}, true)
 	}
-	if n := c.byTenant[4].Len(); n != size/16 || c.Len() != size {
+	if n := c.tenants[4].count; n != size/16 || c.Len() != size {
 		t.Errorf("a new tenant has %d of %d places", n, c.Len())
 	}
 }
@@ -77,19 +77,19 @@ func TestLRUStaysConsistent(t *testing.T) {
 		}
 	}
 	ofTenants := 0
-	for tenant, own := range c.byTenant {
-		if own.Len() == 0 {
+	for tenant, own := range c.tenants {
+		if own.count == 0 {
 			t.Errorf("tenant %d has an empty list", tenant)
 		}
-		ofTenants += own.Len()
+		ofTenants += own.count
 	}
-	if n := c.Len(); n > 1000 || n != c.recent.Len() || n != ofTenants || removed == 0 {
-		t.Errorf("%d values, %d in their order, %d of tenants, %d removed", n, c.recent.Len(), ofTenants, removed)
+	if n := c.Len(); n > 1000 || n != len(c.byKey) || n != ofTenants || removed == 0 || len(c.entries) > 1001 {
+		t.Errorf("%d values by key, %d in their order, %d of tenants, %d removed, memory for %d", len(c.byKey), n, ofTenants, removed, len(c.entries))
 	}
 	for key := range c.All() {
 		c.Remove(key)
 	}
-	if c.Len() != 0 || len(c.byTenant) != 0 {
-		t.Errorf("%d values and %d tenants are left", c.Len(), len(c.byTenant))
+	if c.Len() != 0 || len(c.tenants) != 0 {
+		t.Errorf("%d values and %d tenants are left", c.Len(), len(c.tenants))
 	}
 }
