@@ -52,9 +52,9 @@ const (
 	// Fix: add replicas; or raise `routing.queue.requests` and `.bytes`, for batch requests `.batch_requests` and
 	// `.batch_bytes`, if clients can wait.
 	codeQueueFull = "queue_full"
-	// 429. Replicas worked, but none had room within `routing.queue.busy_time`, or the key's `queue_time`.
+	// 429. Replicas worked, but none had room within `routing.queue.busy_timeout`, or the key's `queue_time`.
 	// Fix: add replicas, raise the time, or shorten prompts that need more KV cache than is ever free.
-	codeQueueTimeout = "queue_timeout"
+	codeBusy = "busy"
 	// 429. Every replica has `max_in_flight` requests, and the admission queue is off.
 	// Fix: raise it, or set `routing.queue.requests`.
 	codeReplicasFull = "replicas_full"
@@ -74,8 +74,8 @@ const (
 	codeReplicaAborted = "replica_aborted"
 	// 503. No ready replica serves the model, or none has listed its models since the start.
 	// Fix: `warmroute backends list` has the reason for each replica.
-	codeNoReplica = "no_replica"
-	// 503. The proxy had no file descriptor for a connection to a replica for `routing.queue.time`.
+	codeNoneReady = "none_ready"
+	// 503. The proxy had no file descriptor for a connection to a replica for `routing.queue.none_ready_timeout`.
 	// Fix: raise the limit (`ulimit -n`, `LimitNOFILE=`).
 	codeOutOfDescriptors = "out_of_descriptors"
 	// 503. `limits.in_flight` requests are in flight, or nine tenths of it for a batch request.

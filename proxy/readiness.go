@@ -59,7 +59,7 @@ func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *
 
 // notReadyError returns the error where none of the backends is ready.
 func (p *Proxy) notReadyError(message string, list []*backends.Backend) *apiError {
-	e := unavailableError(codeNoReplica, message)
+	e := unavailableError(codeNoneReady, message)
 	e.retryAfter = p.unreadyRetryAfter(list)
 	return e
 }

@@ -362,7 +362,7 @@ func (p *Proxy) noModelsError() *apiError {
 	if len(all) == 0 {
 		message = "there are no replicas yet: none has an address, or is registered"
 	}
-	e := unavailableError(codeNoReplica, message)
+	e := unavailableError(codeNoneReady, message)
 	e.retryAfter = p.unreadyRetryAfter(all)
 	return e
 }
