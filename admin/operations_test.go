@@ -78,7 +78,7 @@ func newRouter(t testing.TB, registry *backends.Registry, now func() time.Time) 
 	t.Helper()
 	r, err := router.New(router.Options{
 		Settings: router.Settings{
-			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
+			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute},
 			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
 		},
 		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,

@@ -193,6 +193,10 @@ func addUnknownSetting(errs *errorList, path, key string, known []string) {
 		errs.add(path, "write it in %d lines, %s", len(parts), written)
 		return
 	}
+	if now, renamed := renamedSettings[path]; renamed {
+		errs.addUnknown(path, now, "was renamed; use %s", now)
+		return
+	}
 	near := nearestWord(strings.ToLower(path), known)
 	for _, k := range known {
 		if near == "" && strings.HasSuffix(k, "."+key) {
@@ -231,9 +235,12 @@ func (r variableReplacer) Replace(name string) string { return r[name] }
 func checkEnvironment(known []string, errs *errorList) {
 	// Kubernetes and Docker links set these in every container that runs beside a service named warmroute.
 	service := regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
-	variables := map[string]string{}
+	variables, renamed := map[string]string{}, map[string]string{}
 	for _, path := range known {
 		variables[envName(path)] = path
+	}
+	for old, now := range renamedSettings {
+		renamed[envName(old)] = now
 	}
 	for _, assignment := range slices.Sorted(slices.Values(os.Environ())) {
 		name, _, _ := strings.Cut(assignment, "=")
@@ -244,7 +251,9 @@ func checkEnvironment(known []string, errs *errorList) {
 		if !strings.HasPrefix(name, envPrefix+"_") || name == FileVariable || service.MatchString(name) {
 			continue
 		}
-		if near := nearestWord(name, slices.Sorted(maps.Keys(variables))); near != "" {
+		if now := renamed[name]; now != "" {
+			errs.addUnknown(name, now, "was renamed; use %s", envName(now))
+		} else if near := nearestWord(name, slices.Sorted(maps.Keys(variables))); near != "" {
 			errs.addUnknown(name, variables[near], "unknown variable; did you mean %s?", near)
 		} else {
 			errs.add(name, "unknown variable; a variable is %s_ followed by the path of a setting, as in %s", envPrefix, envName("routing.policy"))

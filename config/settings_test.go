@@ -11,7 +11,7 @@ import (
 // TestSettingBounds checks that each number has bounds in its tag, and that they can be read.
 func TestSettingBounds(t *testing.T) {
 	elsewhere := []string{ // with a condition or an advice of their own
-		"routing.queue.bytes", "routing.queue.batch_bytes", "routing.queue.time", "routing.queue.busy_time", "breaker.open", "keys[].queue_time",
+		"routing.queue.bytes", "routing.queue.batch_bytes", "routing.queue.none_ready_timeout", "routing.queue.busy_timeout", "breaker.open", "keys[].queue_time",
 	}
 	all := settingsOf(reflect.ValueOf(Config{}), "", false)
 	all = append(all, settingsOf(reflect.ValueOf(Backend{}), "backends[].", false)...)
@@ -47,7 +47,7 @@ func TestDiff(t *testing.T) {
 		{backends + "limits: {body_bytes: 1MiB, header_bytes: 8KiB}", []string{"limits.body_bytes"}, []string{"limits.header_bytes"}},
 		{backends + "index: {block_bytes: 512}\nrecord: {keep: 9}\nlisten: :1", nil, []string{"listen", "index.block_bytes", "record.keep"}},
 		{backends + "dns: {interval: 1s, server: \"10.0.0.53:53\"}", []string{"dns.interval"}, []string{"dns.server"}},
-		{backends + "routing: {queue: {time: 1s}, attempts: 1}", []string{"routing.queue.time", "routing.attempts"}, nil},
+		{backends + "routing: {queue: {none_ready_timeout: 1s}, attempts: 1}", []string{"routing.queue.none_ready_timeout", "routing.attempts"}, nil},
 		{"backends: [{url: \"http://a:8000\", weight: 3}]", []string{"backends"}, nil},
 		{backends + "keys: [{name: a, sha256: " + aHash + "}]", []string{"keys"}, nil},
 	} {

@@ -57,7 +57,7 @@ func (c *Config) validateKeys(errs *errorList) {
 		}
 		validateTags(errs, k, at+".")
 		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
-			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.time and .busy_time", k.QueueTime, maxQueueTime)
+			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.none_ready_timeout and .busy_timeout", k.QueueTime, maxQueueTime)
 		}
 		if !apikey.IsValidName(k.Name) {
 			errs.add(at+".name", "is not a valid name: %s", apikey.NameRule)

@@ -16,8 +16,8 @@ func (c *Config) validateRouting(errs *errorList) {
 	if r.Queue.Requests > 0 {
 		checkRange(errs, "routing.queue.bytes", r.Queue.Bytes, "1KiB..1024TiB", decodeByteSize)
 		checkRange(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, "1KiB..1024TiB", decodeByteSize)
-		validateQueueTime(errs, "routing.queue.time", r.Queue.OutageTimeout)
-		validateQueueTime(errs, "routing.queue.busy_time", r.Queue.BusyTimeout)
+		validateQueueTime(errs, "routing.queue.none_ready_timeout", r.Queue.NoneReadyTimeout)
+		validateQueueTime(errs, "routing.queue.busy_timeout", r.Queue.BusyTimeout)
 	}
 	r.validateSessionHeaders(errs)
 }

@@ -153,7 +153,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	fleet := startSimFleet(t, 2, 200_000)
 	file := fleet.configFile(t, `
 limits: {in_flight: 20, connections: 1000}
-routing: {queue: {time: 1s}}
+routing: {queue: {none_ready_timeout: 1s}}
 health: {interval: 50ms, down_interval: 50ms}
 poll: {interval: 250ms, fast_interval: 250ms, timeout: 250ms}
 timeouts: {keepalive_idle: 50ms, read_header: 10m}

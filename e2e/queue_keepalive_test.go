@@ -17,7 +17,7 @@ func TestSDKSkipsQueueKeepAlives(t *testing.T) {
 	replica := startSimProcess(t, "--step-time", "20ms")
 	config := (&simFleet{}).configFile(t, `
 backends: [{url: "http://`+replica.address+`", max_in_flight: 1}]
-routing: {queue: {busy_time: 2s}}
+routing: {queue: {busy_timeout: 2s}}
 sse: {queue_keepalive: 100ms}
 `)
 	proxy := startProgram(t, "--config", config.path)
@@ -30,7 +30,7 @@ sse: {queue_keepalive: 100ms}
 		name       string
 		busyTokens int64 // of 20 ms each
 		want       string
-	}{{"served", 50, ""}, {"refused", 1000, "queue_timeout"}} {
+	}{{"served", 50, ""}, {"refused", 1000, "busy"}} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()

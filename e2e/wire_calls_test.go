@@ -284,7 +284,7 @@ func wireRegistrationAccess() wireSubject {
 
 // wireNoReplicas is about a proxy whose only replica is drained.
 func wireNoReplicas() wireSubject {
-	s := wireSubject{name: "no-replica", replicas: []wireReplica{{name: "a"}}, config: "routing: {learn: false, queue: {time: 200ms}}"}
+	s := wireSubject{name: "no-replica", replicas: []wireReplica{{name: "a"}}, config: "routing: {learn: false, queue: {none_ready_timeout: 200ms}}"}
 	s.cases = append(s.cases, wireCase{name: "drain", client: adminCall("POST", "/api/backends/a/drain", "")})
 	for _, d := range wireAPIs() {
 		s.cases = append(s.cases,

@@ -128,7 +128,7 @@ func (d *wireDialect) events() []string {
 func wireDialects() (list []wireSubject) {
 	for _, d := range wireAPIs() {
 		list = append(list, wireSubject{
-			name: "api-" + d.name, replicas: twoReplicas, config: "routing: {learn: false, queue: {time: 2s}}", cases: d.cases(),
+			name: "api-" + d.name, replicas: twoReplicas, config: "routing: {learn: false, queue: {none_ready_timeout: 2s}}", cases: d.cases(),
 		})
 	}
 	return list

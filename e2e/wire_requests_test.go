@@ -352,7 +352,7 @@ func wireCORS() wireSubject {
 // wireModels is about models and the replicas that serve them.
 func wireModels() wireSubject {
 	s := wireSubject{name: "models",
-		config: "routing: {learn: false, queue: {time: 2s}}\nmodels: {patterns: {\"sql-*\": m, \"Sql.v2-*\": n}}", replicas: []wireReplica{
+		config: "routing: {learn: false, queue: {none_ready_timeout: 2s}}\nmodels: {patterns: {\"sql-*\": m, \"Sql.v2-*\": n}}", replicas: []wireReplica{
 			{name: "a", models: []string{"m", "lora<m"}}, {name: "b", models: []string{"n", "org/Model.v1"}},
 		}}
 	ask := func(model string) []wireStep {

@@ -38,7 +38,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 		aborts:     newCounterVec(register, "aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
 		queueTime: register.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
 			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)),
-		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full. timeout: no backend had room within routing.queue.busy_time; none_ready: none was ready and made progress within routing.queue.time.", "result"),
+		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full. busy: no backend had room within routing.queue.busy_timeout; none_ready: none was ready and made progress within routing.queue.none_ready_timeout.", "result"),
 		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path). known: its replica was known; found: by asking the replicas; lost: its replica was restarted or removed.", "result"),
 		unauthorized:    newCounterVec(register, "unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
 		registrations:   newCounterVec(register, "registration_calls_total", "Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),
@@ -61,7 +61,7 @@ func newEventMetrics(register promauto.Factory) *eventMetrics {
 	initLabels(e.panics, recovery.Places()...)
 	initLabels(e.splits, SplitDone, SplitCheaper, SplitForbidden, SplitNoPrefill, SplitFull, SplitNoDecode, SplitLate, SplitPrefillFailed, SplitDecodeFailed)
 	initLabels(e.retryWaits, RetryWaitSent, RetryWaitGivenUp, RetryWaitDisconnected)
-	initLabels(e.queueExits, QueueSent, QueueFull, QueueTimeout, QueueNoneReady, QueueDisconnected)
+	initLabels(e.queueExits, QueueSent, QueueFull, QueueBusy, QueueNoneReady, QueueDisconnected)
 	initLabels(e.responseLookups, ResponseKnown, ResponseFound, ResponseUnknown, ResponseOfOtherKey, ResponseLost)
 	initLabels(e.unauthorized, KeyMissing, KeyUnknown, KeyExpired)
 	initLabels(e.registrations, RegistrationOK, RegistrationNotReady, RegistrationInvalid, RegistrationRefusedToken,
@@ -181,7 +181,7 @@ type QueueResult string
 const (
 	QueueSent         QueueResult = "sent"
 	QueueFull         QueueResult = "full"         // not queued
-	QueueTimeout      QueueResult = "timeout"      // no backend had room in time
+	QueueBusy         QueueResult = "busy"         // no backend had room in time
 	QueueNoneReady    QueueResult = "none_ready"   // no backend was ready in time
 	QueueDisconnected QueueResult = "disconnected" // client disconnect
 )

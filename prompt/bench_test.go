@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
+	"github.com/tidwall/gjson"
 	"github.com/zeebo/xxh3"
 )
 
@@ -121,6 +123,19 @@ func BenchmarkPrompt(b *testing.B) {
 				p.TextClass(media)
 			}
 		})
+		if c.kind == Chat {
+			b.Run(c.name+"/gjson", func(b *testing.B) {
+				var text []byte
+				b.SetBytes(int64(len(c.body)))
+				b.ReportAllocs()
+				for b.Loop() {
+					if !utf8.Valid(c.body) || !gjson.ValidBytes(c.body) {
+						b.Fatal("invalid")
+					}
+					text = appendChatByGJSON(text[:0], c.body)
+				}
+			})
+		}
 		b.Run(c.name+"/chained xxh3", func(b *testing.B) {
 			b.SetBytes(int64(len(c.body)))
 			for b.Loop() {
@@ -128,6 +143,33 @@ func BenchmarkPrompt(b *testing.B) {
 			}
 		})
 	}
+}
+
+// appendChatByGJSON appends the model, the roles and the texts of a chat, the least that a parser has to read.
+func appendChatByGJSON(dst, body []byte) []byte {
+	gjson.ParseBytes(body).ForEach(func(key, v gjson.Result) bool {
+		switch key.String() {
+		case "model":
+			dst = append(dst, v.String()...)
+		case "messages":
+			v.ForEach(func(_, message gjson.Result) bool {
+				var role, content gjson.Result
+				message.ForEach(func(key, v gjson.Result) bool {
+					switch key.String() {
+					case "role":
+						role = v
+					case "content":
+						content = v
+					}
+					return true
+				})
+				dst = append(append(dst, role.String()...), content.String()...)
+				return true
+			})
+		}
+		return true
+	})
+	return dst
 }
 
 // chainedXXH3 is what a decision is measured by: the hashes alone.

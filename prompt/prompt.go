@@ -5,6 +5,11 @@
 //
 // A body is checked and read in one pass and never decoded as a whole. It is rejected only where
 // routing has to understand it (see [Error]); the rest is left for the replica to reject.
+//
+// The scanner of JSON is not gjson. A chat of 1 KB takes 4 µs of CPU time, and one of 32 KB 22 µs; with gjson
+// it takes 15 and 246 µs to check the syntax and copy the texts alone, where a whole request of 1 KB takes about
+// 100 µs (Go 1.26.8, gjson 1.20, "go test -bench Prompt/chat ./prompt"). gjson's check names no byte, and it
+// recurses: 16 MiB of opening brackets end the process.
 package prompt
 
 import (

@@ -26,7 +26,7 @@ func (r *request) forward() {
 	p.appendInstanceID(r.httpReq.Header)
 	p.retries.countRequest()
 	h.receivedAt = r.bodyReceivedAt
-	h.queueTimeouts, h.outageSetting = r.modelQueueTimeouts()
+	h.queueTimeouts, h.noneReadySetting = r.modelQueueTimeouts()
 	retry := &r.settings.Retry
 	h.queuesIfFull = h.mayWait() && !r.input.request.NoEngine && r.settings.Attempts > 1 && (retry.Share > 0 || retry.PerSecond > 0)
 	defer r.replaceBestFailure(nil)
@@ -238,7 +238,7 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome) 
 
 // recordWait counts a wait. One for the health checks is not time in the queue.
 func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Duration) {
-	queued, budget := metrics.QueueTimeout, metrics.RetryWaitGivenUp
+	queued, budget := metrics.QueueBusy, metrics.RetryWaitGivenUp
 	switch {
 	case outcome == waitMet:
 		queued, budget = metrics.QueueSent, metrics.RetryWaitSent
@@ -280,7 +280,7 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 		r.input.request.Arrival = d.Arrival
 		r.setAwaitedModel()
 		if d.QueueTime > 0 {
-			r.recordQueueTime(metrics.QueueSent, router.Waited{Outage: d.OutageTime, Busy: d.QueueTime - d.OutageTime})
+			r.recordQueueTime(metrics.QueueSent, router.Waited{NoneReady: d.NoneReadyTime, Busy: d.QueueTime - d.NoneReadyTime})
 		}
 		return d, nil
 	}
@@ -288,18 +288,18 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 	switch {
 	case errors.Is(err, router.ErrQueueFull):
 		r.recordQueueTime(metrics.QueueFull, router.Waited{})
-	case errors.Is(err, router.ErrQueueTimeout):
-		r.recordQueueTime(metrics.QueueTimeout, router.Waited{Busy: waited})
+	case errors.Is(err, router.ErrBusy):
+		r.recordQueueTime(metrics.QueueBusy, router.Waited{Busy: waited})
 	case errors.Is(err, context.DeadlineExceeded) && h.hasPickableBackend(r.fleetView()):
-		err = router.ErrQueueTimeout
-		r.recordQueueTime(metrics.QueueTimeout, router.Waited{Busy: waited})
+		err = router.ErrBusy
+		r.recordQueueTime(metrics.QueueBusy, router.Waited{Busy: waited})
 	case errors.Is(err, context.DeadlineExceeded):
 		err = router.ErrNoneReady
-		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{Outage: waited})
+		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{NoneReady: waited})
 	case errors.Is(err, context.Canceled):
 		r.recordQueueTime(metrics.QueueDisconnected, router.Waited{Busy: waited})
 	case h.mayWait() && waited >= h.queueTimeouts.Left(h.waited, true):
-		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{Outage: waited})
+		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{NoneReady: waited})
 	}
 	return d, err
 }
@@ -319,7 +319,7 @@ func (r *request) setAwaitedModel() {
 // recordQueueTime counts a time in the queue, and how it ended.
 func (r *request) recordQueueTime(end metrics.QueueResult, waited router.Waited) {
 	r.history.waited.Busy += waited.Busy
-	r.history.waited.Outage += waited.Outage
+	r.history.waited.NoneReady += waited.NoneReady
 	r.proxy.metrics.RecordQueueExit(end, waited.Total())
 	r.spans.AddQueueWaitSpan(waited.Total(), string(end))
 }
@@ -379,7 +379,7 @@ func (r *request) notPickedError(err error) *fault.Error {
 	} else {
 		wait = withJitter(int(r.proxy.router.RetryAfter(r.input.request.Priority) / time.Second))
 	}
-	e := fault.Unavailable(fault.CodeNoReplica, fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
+	e := fault.Unavailable(fault.CodeNoneReady, fmt.Sprintf("no replica that serves this model is ready; try again in %ds", wait))
 	if h := &r.history; h.mayWait() && h.queueTimeouts.Left(h.waited, true) <= 0 {
 		e.Message = fmt.Sprintf("no replica that serves this model was ready within %s; try again in %ds", h.queueLimit(true), wait)
 	}
@@ -396,8 +396,8 @@ func (r *request) notPickedError(err error) *fault.Error {
 		e = fault.Overloaded(fault.CodeReplicasFull, "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):
 		e = fault.Overloaded(fault.CodeQueueFull, "the admission queue is full for this priority class and has no more room for this "+r.tenant.Kind()+" (routing.queue)", wait)
-	case errors.Is(err, router.ErrQueueTimeout):
-		e = fault.Overloaded(fault.CodeQueueTimeout, "no replica could start this request within "+r.history.queueLimit(false), wait)
+	case errors.Is(err, router.ErrBusy):
+		e = fault.Overloaded(fault.CodeBusy, "no replica could start this request within "+r.history.queueLimit(false), wait)
 	}
 	e.RetryAfter = wait
 	return e

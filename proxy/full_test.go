@@ -167,7 +167,7 @@ func TestReplicaAlwaysFull(t *testing.T) {
 		hold     router.QueueSettings
 		attempts int // at most
 	}{
-		"queue":    {router.QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: 1500 * time.Millisecond}, clients + 5},
+		"queue":    {router.QueueSettings{Requests: 1000, NoneReadyTimeout: time.Minute, BusyTimeout: 1500 * time.Millisecond}, clients + 5},
 		"no queue": {router.QueueSettings{}, clients},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -57,7 +57,7 @@ func allRouted() []routed {
 	refusing := answered("503 Service Unavailable", `{"error":{"message":"busy"}}`)
 	long := answered("200 OK", `{"usage":null,"text":"`+strings.Repeat("long ", 300_000)+`"}`)
 	down := func(f *fleet) { f.backends[0].SetState(backends.Down) }
-	briefly := router.QueueSettings{Requests: 10, OutageTimeout: 30 * time.Millisecond, BusyTimeout: 30 * time.Millisecond}
+	briefly := router.QueueSettings{Requests: 10, NoneReadyTimeout: 30 * time.Millisecond, BusyTimeout: 30 * time.Millisecond}
 	return []routed{
 		{name: "whole", replicas: one(always(answered("200 OK", whole))), body: askWhole, status: 200, backend: "r0", reason: "only", attempts: 1},
 		{name: "whole and long", replicas: one(always(long)), body: askWhole, status: 200, backend: "r0", reason: "only", attempts: 1},

@@ -61,7 +61,7 @@ var queuedStreams = []struct {
 		messagesBegin(`{"input_tokens":12,"output_tokens":0}`) +
 			"event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}` + "\n\n" +
 			messagesEnd(`"end_turn"`, `{"input_tokens":12,"output_tokens":3}`)},
-	{"/v1/responses", `{"model":"m","stream":true,"input":"` + question + `"}`, ": keep-alive\n", "event: error\ndata: {\"code\":\"queue_timeout\"",
+	{"/v1/responses", `{"model":"m","stream":true,"input":"` + question + `"}`, ": keep-alive\n", "event: error\ndata: {\"code\":\"busy\"",
 		"event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hello"}` + "\n\n" +
 			"event: response.completed\n" + `data: {"type":"response.completed","response":{"id":"r","status":"completed"}}` + "\n\n"},
 }
@@ -110,7 +110,7 @@ func TestQueueKeepalive(t *testing.T) {
 func TestErrorsAfterQueueKeepalive(t *testing.T) {
 	t.Parallel()
 	queue := queueOf(10)
-	queue.OutageTimeout, queue.BusyTimeout = 10*testKeepalive, 10*testKeepalive
+	queue.NoneReadyTimeout, queue.BusyTimeout = 10*testKeepalive, 10*testKeepalive
 	for _, c := range queuedStreams {
 		t.Run("queue timeout "+c.path, func(t *testing.T) {
 			t.Parallel()
@@ -195,7 +195,7 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 func TestQueueKeepaliveOfOtherRequests(t *testing.T) {
 	t.Parallel()
 	queue := queueOf(10)
-	queue.OutageTimeout, queue.BusyTimeout = 5*testKeepalive, 5*testKeepalive
+	queue.NoneReadyTimeout, queue.BusyTimeout = 5*testKeepalive, 5*testKeepalive
 	g := newGated()
 	f := serveOneAtATime(t, queue, setQueueKeepalive, &g.replica)
 	first := f.background(asked("first", true))

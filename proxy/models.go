@@ -45,12 +45,12 @@ func (s *Settings) mayAwaitModel(c *backends.Catalog, model string) bool {
 
 // modelQueueTimeouts returns how long the request may wait for a backend, and the name of the setting that limits this
 // while none is ready.
-func (r *request) modelQueueTimeouts() (t router.QueueTimeouts, outageSetting string) {
-	t, outageSetting = r.settings.QueueTimeouts, "routing.queue.time"
+func (r *request) modelQueueTimeouts() (t router.QueueTimeouts, noneReadySetting string) {
+	t, noneReadySetting = r.settings.QueueTimeouts, "routing.queue.none_ready_timeout"
 	if wake := r.settings.WakeTimeouts[r.input.request.CatalogID]; wake > 0 && t != (router.QueueTimeouts{}) {
-		t.Outage, outageSetting = wake, "wake[].timeout"
+		t.NoneReady, noneReadySetting = wake, "wake[].timeout"
 	}
-	return r.queueTimeoutsOr(t), outageSetting
+	return r.queueTimeoutsOr(t), noneReadySetting
 }
 
 // setModelBackends has the request routed to the backends that serve the model; empty: the default one. It

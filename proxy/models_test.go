@@ -97,7 +97,7 @@ func TestUnknownAdapterByPattern(t *testing.T) {
 func TestRequestAwaitsModelThatCanBeWoken(t *testing.T) {
 	t.Parallel()
 	r := &replica{script: always(answered("200 OK", whole))}
-	queue := router.QueueSettings{Requests: 10, OutageTimeout: 50 * time.Millisecond, BusyTimeout: time.Minute}
+	queue := router.QueueSettings{Requests: 10, NoneReadyTimeout: 50 * time.Millisecond, BusyTimeout: time.Minute}
 	f := serveWithQueue(t, queue, func(o *Options) {
 		o.WakeTimeouts = map[string]time.Duration{"big": time.Minute, "late": 100 * time.Millisecond}
 		o.AdapterPatterns = []AdapterPattern{{Prefix: "sql-", Base: "big"}}

@@ -126,7 +126,7 @@ func TestNext(t *testing.T) {
 		{"prefill leg failed without retries", []try{{backendA, prefillFailed}}, "rr", func(_ *history, s *Settings) { s.Attempts, s.Retry.Share, s.Retry.PerSecond = 1, 0, 0 }, pick},
 		{"prefill leg failed, no decode", []try{{backendA, prefillFailed}}, "rd", nil, wait(waitReconnect, minReconnectDelay)},
 		{"prefill leg failed, then the decode crashed", []try{{backendA, prefillFailed}, {backendB, crash}}, "rrr", nil, wait(waitCrashes, healthRecheckTimeout)},
-		{"prefill leg failed, no backend", []try{{backendA, prefillFailed}}, "dd", notPicked(router.ErrQueueTimeout), answer(respondNotPicked)},
+		{"prefill leg failed, no backend", []try{{backendA, prefillFailed}}, "dd", notPicked(router.ErrBusy), answer(respondNotPicked)},
 		{"transfer failed", []try{{backendB, transferFailed}}, "rr", nil, pick},
 		{"transfer failed, the only one", []try{{backendA, transferFailed}}, "r", nil, pick},
 		{"transfer failed without retries", []try{{backendB, transferFailed}}, "rr", func(_ *history, s *Settings) { s.Attempts, s.Retry.Share, s.Retry.PerSecond = 1, 0, 0 }, pick},
@@ -159,7 +159,7 @@ func TestNext(t *testing.T) {
 			waited(waitBackoff, waitExpired)(h, s)
 			h.waited.Busy = time.Minute
 		}, answer(respondNotPicked)},
-		{"full, not in time", []try{{backendA, fullFailure}}, "r", notPicked(router.ErrQueueTimeout), answer(respondReplicaError)},
+		{"full, not in time", []try{{backendA, fullFailure}}, "r", notPicked(router.ErrBusy), answer(respondReplicaError)},
 		{"full, queue full", []try{{backendA, fullFailure}}, "r", notPicked(router.ErrQueueFull), answer(respondReplicaError)},
 		{"one full, not queued", []try{{backendA, fullFailure}}, "rr", nil, wait(waitBudget, upstreamErrorRetryTimeout)},
 		{"all full, not queued", []try{{backendA, fullFailure}, {backendB, fullFailure}}, "rr", nil, pick},

@@ -39,7 +39,7 @@ func serveOneAtATime(t testing.TB, hold router.QueueSettings, change func(*Optio
 
 // queueOf is a queue for so many requests of each class.
 func queueOf(requests int) router.QueueSettings {
-	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
+	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 }
 
 // gated answers each request when the test says so.
@@ -202,22 +202,22 @@ func TestQueueTimeout(t *testing.T) {
 	t.Parallel()
 	g := newGated()
 	hold := queueOf(10)
-	hold.BusyTimeout, hold.OutageTimeout = 50*time.Millisecond, 50*time.Millisecond
+	hold.BusyTimeout, hold.NoneReadyTimeout = 50*time.Millisecond, 50*time.Millisecond
 	f := serveOneAtATime(t, hold, nil, &g.replica)
 	first := f.background(asked("first", true))
 	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 	resp, text := f.post("/v1/chat/completions", askWhole)
-	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "queue_timeout") {
+	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, `"code":"busy"`) {
 		t.Errorf("where there is no room: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
 	g.next <- struct{}{}
 	<-first
 	f.backends[0].SetState(backends.Down)
 	resp, text = f.post("/v1/chat/completions", askWhole)
-	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "no_replica") {
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(text, "none_ready") {
 		t.Errorf("where none is ready: got %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
-	f.awaitMetric(`warmroute_queue_ends_total{result="timeout"} 1`)
+	f.awaitMetric(`warmroute_queue_ends_total{result="busy"} 1`)
 	f.awaitMetric(`warmroute_queue_ends_total{result="none_ready"} 1`)
 	if len(g.requests()) != 1 {
 		t.Errorf("the replica saw %d requests", len(g.requests()))
@@ -230,7 +230,7 @@ func TestMaxInFlight(t *testing.T) {
 		hold router.QueueSettings
 	}{
 		{"no queue", router.QueueSettings{}},
-		{"held", router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}},
+		{"held", router.QueueSettings{Requests: 10, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGated()
@@ -326,13 +326,13 @@ func TestPriorityOrder(t *testing.T) {
 // heldTooLong requires the answer to a request that had to wait for too long.
 func heldTooLong(t *testing.T, name string, a answer) {
 	t.Helper()
-	if a.status != http.StatusTooManyRequests || !strings.Contains(a.body, "queue_timeout") || !strings.Contains(a.body, "queue_time") {
+	if a.status != http.StatusTooManyRequests || !strings.Contains(a.body, `"code":"busy"`) {
 		t.Errorf("%s: got %d %s %v", name, a.status, a.body, a.err)
 	}
 }
 
 // TestKeyQueueTime holds that a key's queue_time takes the place of
-// routing.queue.time, be it longer or shorter.
+// routing.queue.none_ready_timeout, be it longer or shorter.
 func TestKeyQueueTime(t *testing.T) {
 	t.Parallel()
 	users := withKeys(keyOf("plain", nil),
@@ -340,7 +340,7 @@ func TestKeyQueueTime(t *testing.T) {
 		keyOf("hasty", func(k *apikey.Key) { k.QueueTime = 50 * time.Millisecond }))
 	holding := func(d time.Duration) router.QueueSettings {
 		hold := queueOf(10)
-		hold.OutageTimeout, hold.BusyTimeout = d, d
+		hold.NoneReadyTimeout, hold.BusyTimeout = d, d
 		return hold
 	}
 	t.Run("longer", func(t *testing.T) {
@@ -410,7 +410,7 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 		keyOf("batch", func(k *apikey.Key) { k.Priority = 10 }))
 	f := func(name string, hold router.QueueSettings, text string) {
 		t.Run(name, func(t *testing.T) {
-			hold.OutageTimeout, hold.BusyTimeout = time.Minute, time.Minute
+			hold.NoneReadyTimeout, hold.BusyTimeout = time.Minute, time.Minute
 			g := newGated()
 			f := serveOneAtATime(t, hold, users, &g.replica)
 			all := []<-chan answer{f.background(asked("first", true), bearer("normal")...)}
@@ -452,7 +452,7 @@ func TestBatchReserve(t *testing.T) {
 	f := func(name string, limits func(*Options), code string) {
 		t.Run(name, func(t *testing.T) {
 			g := newGated()
-			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
+			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 			f := serveOneAtATime(t, hold, limits, &g.replica)
 			var all []<-chan answer
 			for i := range inBatch {
@@ -503,7 +503,7 @@ func TestBatchQueueTime(t *testing.T) {
 	users := withKeys(keyOf("normal", func(k *apikey.Key) { k.RouteHeaders = true }),
 		keyOf("batch", func(k *apikey.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
 	// Batch requests may hardly take any time: none but the first is sent otherwise.
-	hold := router.QueueSettings{Requests: 10, BatchRequests: 10, OutageTimeout: time.Hour, BusyTimeout: time.Hour, BatchSlowdown: 1e-6}
+	hold := router.QueueSettings{Requests: 10, BatchRequests: 10, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour, BatchSlowdown: 1e-6}
 	f := serveWithQueue(t, hold, users, r)
 	var all []<-chan answer
 	for _, key := range []string{"normal", "batch", "batch", "normal"} {

@@ -61,7 +61,7 @@ func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *
 
 // notReadyError returns the error where none of the backends is ready.
 func (p *Proxy) notReadyError(message string, list []*backends.Backend) *fault.Error {
-	e := fault.Unavailable(fault.CodeNoReplica, message)
+	e := fault.Unavailable(fault.CodeNoneReady, message)
 	e.RetryAfter = p.unreadyRetryAfter(list)
 	return e
 }

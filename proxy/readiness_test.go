@@ -108,7 +108,7 @@ func TestModelReadinessMetrics(t *testing.T) {
 
 // A full queue of requests for a model whose only replica is down refuses none for another model.
 func TestQueueOfUnreadyModelDoesNotRefuseOthers(t *testing.T) {
-	f := serveWithQueue(t, router.QueueSettings{Requests: 4, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil,
+	f := serveWithQueue(t, router.QueueSettings{Requests: 4, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, nil,
 		&replica{models: []string{"a"}, script: always(answered("200 OK", whole))}, &replica{models: []string{"b"}, script: always(answered("200 OK", whole))})
 	f.backends[0].SetState(backends.Down)
 	chatOf := func(model string) string { return strings.Replace(askWhole, `"m"`, `"`+model+`"`, 1) }

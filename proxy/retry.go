@@ -56,13 +56,13 @@ func (a *attemptRecord) suspectsReplicaDown() bool {
 
 // history is what a request has tried and waited for so far.
 type history struct {
-	receivedAt    time.Time            // when its body was there
-	queueTimeouts router.QueueTimeouts // of all its waits together; none: it never waits
-	outageSetting string               // that sets the Outage of these
-	queuesIfFull  bool                 // it is queued again if a replica refuses it because of its full queue
-	attempts      []attemptRecord
-	sent          int            // attempts begun
-	best          *fault.Failure // the latest with a response of a replica, else the latest
+	receivedAt       time.Time            // when its body was there
+	queueTimeouts    router.QueueTimeouts // of all its waits together; none: it never waits
+	noneReadySetting string               // that sets the NoneReady of these
+	queuesIfFull     bool                 // it is queued again if a replica refuses it because of its full queue
+	attempts         []attemptRecord
+	sent             int            // attempts begun
+	best             *fault.Failure // the latest with a response of a replica, else the latest
 
 	last    step
 	wait    waitKind    // of the last step, if it was a wait
@@ -235,7 +235,7 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 		}
 	case waitBackoff:
 		if !met {
-			return respondWith(h, f, router.ErrQueueTimeout)
+			return respondWith(h, f, router.ErrBusy)
 		}
 	case waitOutage, waitBudget:
 		if !met {
@@ -570,7 +570,7 @@ func (h *history) reconnectTimeLeft(now time.Time) time.Duration {
 	if h.queueTimeouts.Total > 0 || !h.mayWait() {
 		return h.queueTimeouts.Total - now.Sub(h.receivedAt)
 	}
-	return h.queueTimeouts.Left(router.Waited{Outage: now.Sub(h.receivedAt) - h.waited.Busy}, true)
+	return h.queueTimeouts.Left(router.Waited{NoneReady: now.Sub(h.receivedAt) - h.waited.Busy}, true)
 }
 
 // mayWait reports whether the request may wait for a backend at all.
@@ -582,9 +582,9 @@ func (h *history) queueLimit(isOutage bool) string {
 	case t.Total > 0:
 		return t.Total.String() + " (the key's queue_time)"
 	case isOutage:
-		return t.Outage.String() + " (" + h.outageSetting + ")"
+		return t.NoneReady.String() + " (" + h.noneReadySetting + ")"
 	default:
-		return t.Busy.String() + " (routing.queue.busy_time)"
+		return t.Busy.String() + " (routing.queue.busy_timeout)"
 	}
 }
 

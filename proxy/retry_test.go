@@ -17,7 +17,7 @@ import (
 )
 
 // queueForAMinute is an admission queue that nobody is turned away from.
-var queueForAMinute = router.QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
+var queueForAMinute = router.QueueSettings{Requests: 1000, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 
 // mortal is a replica that ends, listener and all, when it is told to.
 type mortal struct{ replica }
@@ -560,8 +560,8 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 // Requests that wait for a retry count as queued.
 func TestRetryWaitsCountInQueue(t *testing.T) {
 	for name, hold := range map[string]router.QueueSettings{
-		"number": {Requests: 2, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
-		"bytes":  {Requests: 100, Bytes: 3 * int64(len(askWhole)+len(question)), OutageTimeout: time.Minute, BusyTimeout: time.Minute},
+		"number": {Requests: 2, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute},
+		"bytes":  {Requests: 100, Bytes: 3 * int64(len(askWhole)+len(question)), NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const requests = 8
@@ -708,7 +708,7 @@ func TestAbortByHealthyReplica(t *testing.T) {
 
 func TestQueueUntilBackendReady(t *testing.T) {
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil, good, &replica{})
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, nil, good, &replica{})
 	for _, b := range f.backends {
 		b.SetState(backends.Down)
 	}
@@ -730,7 +730,7 @@ func TestQueueUntilBackendReady(t *testing.T) {
 func TestQueueAfterAllConnectionsRefused(t *testing.T) {
 	t.Parallel()
 	r := &replica{}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil, r)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, nil, r)
 	address := r.listener.Addr().String()
 	r.listener.Close()
 	done := f.background(askWhole)
@@ -753,7 +753,7 @@ func TestReplicaErrorNotDelayedByDownBackend(t *testing.T) {
 	t.Parallel()
 	failing := &replica{script: always(answered("500 Internal Server Error", `{"error":{"message":"it hurts"}}`))}
 	good := &replica{script: always(answered("200 OK", whole))}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, nil, failing, good)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, nil, failing, good)
 	f.backends[1].SetState(backends.Down)
 	begun := time.Now()
 	if a := <-f.background(askWhole); a.status != http.StatusInternalServerError || !strings.Contains(a.body, "it hurts") {
@@ -789,7 +789,7 @@ func TestQueueTimeSpentOnce(t *testing.T) {
 
 func TestBurstAboveCapacity(t *testing.T) {
 	t.Parallel()
-	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute})
+	f := simulated(t, 2, router.QueueSettings{Requests: 1000, Bytes: 64 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute})
 	for _, b := range f.backends {
 		limited := *b.Options()
 		limited.MaxInFlight = 16

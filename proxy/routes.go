@@ -190,7 +190,7 @@ func (p *Proxy) noModelsError() *fault.Error {
 	if len(all) == 0 {
 		message = "there are no replicas yet: none has an address, or is registered"
 	}
-	e := fault.Unavailable(fault.CodeNoReplica, message)
+	e := fault.Unavailable(fault.CodeNoneReady, message)
 	e.RetryAfter = p.unreadyRetryAfter(all)
 	return e
 }

@@ -351,7 +351,7 @@ func TestLostResponse(t *testing.T) {
 		f.awaitMetric(`warmroute_response_lookups_total{result="lost"} 1`)
 	})
 	t.Run("gone", func(t *testing.T) {
-		f := serveStored(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, OutageTimeout: failsafe, BusyTimeout: failsafe})
+		f := serveStored(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: failsafe, BusyTimeout: failsafe})
 		f.requestTo("POST", "/v1/responses", askResponse)
 		id, address := f.kept[0].ids[0], f.replicas[0].listener.Addr().String()
 		f.replicas[0].stop()
@@ -371,7 +371,7 @@ func TestLostResponse(t *testing.T) {
 		f.awaitMetric(`warmroute_response_lookups_total{result="lost"} 1`)
 	})
 	t.Run("down for too long", func(t *testing.T) {
-		f := serveStored(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, OutageTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond})
+		f := serveStored(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond})
 		f.requestTo("POST", "/v1/responses", askResponse)
 		f.backends[0].SetState(backends.Down)
 		status, answer, _ := f.requestTo("POST", "/v1/responses", continuing(f.kept[0].ids[0]))

@@ -1294,7 +1294,7 @@ func TestNoKeepAliveBeforeResponseHeader(t *testing.T) {
 	if resp, got := f.post("/v1/chat/completions", askStream); resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("got %d %q", resp.StatusCode, got)
 	}
-	held := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, OutageTimeout: 200 * time.Millisecond, BusyTimeout: 200 * time.Millisecond},
+	held := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: 200 * time.Millisecond, BusyTimeout: 200 * time.Millisecond},
 		func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{})
 	held.backends[0].SetState(backends.Down)
 	if resp, got := held.post("/v1/chat/completions", askStream); resp.StatusCode != http.StatusServiceUnavailable {

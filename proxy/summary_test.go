@@ -135,7 +135,7 @@ func TestAccessLogQueued(t *testing.T) {
 			s.say(answered("200 OK", whole))
 		}
 	}}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, OutageTimeout: time.Minute, BusyTimeout: time.Minute}, change, r)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, change, r)
 	terms := *f.backends[0].Options()
 	terms.MaxInFlight = 1
 	f.backends[0].SetOptions(terms)

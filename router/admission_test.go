@@ -235,8 +235,8 @@ func TestQueueTimeoutErrors(t *testing.T) {
 	waits(t, "59 s", down)
 	c.advance(time.Second)
 	r.Tick()
-	if busy.err != ErrQueueTimeout || down.err != ErrNoneReady {
-		t.Errorf("after a minute: %v and %v, want ErrQueueTimeout and ErrNoneReady", busy.err, down.err)
+	if busy.err != ErrBusy || down.err != ErrNoneReady {
+		t.Errorf("after a minute: %v and %v, want ErrBusy and ErrNoneReady", busy.err, down.err)
 	}
 	waits(t, "1 s", late)
 	if n := r.CountWaiting(); n != 1 {
@@ -464,7 +464,7 @@ func TestPickContextError(t *testing.T) {
 
 // inBubble runs a router with the wall clock of a synctest bubble, and Run.
 func inBubble(t *testing.T, queueTimeout time.Duration, f func(t *testing.T, r *Router, fleet []*backends.Backend)) {
-	settings := QueueSettings{Requests: 10, OutageTimeout: queueTimeout, BusyTimeout: queueTimeout}
+	settings := QueueSettings{Requests: 10, NoneReadyTimeout: queueTimeout, BusyTimeout: queueTimeout}
 	synctest.Test(t, func(t *testing.T) {
 		r, fleet, _ := newFleet(t, 1, "prefix", func(o *Options) { o.Queue, o.Now = settings, time.Now })
 		ctx, cancel := context.WithCancel(t.Context())
@@ -509,8 +509,8 @@ func TestRunTimesOutQueued(t *testing.T) {
 		mustPick(t, r, ask(fleet, 1, 100_000))
 		start := time.Now()
 		_, err := r.Pick(t.Context(), ask(fleet, 2, 100))
-		if waited := time.Since(start); err != ErrQueueTimeout || waited < 10*time.Second || waited > 10*time.Second+TickInterval {
-			t.Errorf("got %v after %v, want ErrQueueTimeout after 10 s", err, waited)
+		if waited := time.Since(start); err != ErrBusy || waited < 10*time.Second || waited > 10*time.Second+TickInterval {
+			t.Errorf("got %v after %v, want ErrBusy after 10 s", err, waited)
 		}
 	})
 }
@@ -534,7 +534,7 @@ func TestPickCancelled(t *testing.T) {
 // nothing is left behind.
 func TestConcurrentQueueing(t *testing.T) {
 	r, fleet, _ := newFleet(t, 3, "prefix", func(o *Options) {
-		o.Queue = QueueSettings{Requests: 50, Bytes: 40_000, OutageTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond}
+		o.Queue = QueueSettings{Requests: 50, Bytes: 40_000, NoneReadyTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond}
 		o.Now = time.Now
 	})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -126,8 +126,8 @@ func TestQueueTimeout(t *testing.T) {
 		c.now = time.Unix(1000, 0).Add(step.at)
 		r.Tick()
 		for _, w := range step.over {
-			if w.err != ErrQueueTimeout {
-				t.Errorf("after %v: got %v, want ErrQueueTimeout", step.at, w.err)
+			if w.err != ErrBusy {
+				t.Errorf("after %v: got %v, want ErrBusy", step.at, w.err)
 			}
 		}
 		for _, w := range step.wait {
@@ -162,9 +162,9 @@ func TestQueueTimeoutsRandomized(t *testing.T) {
 			switch late := !c.now.Before(w.until); {
 			case w.waits() && late:
 				t.Fatalf("step %d: request %d still waits %v after its time", step, i, c.now.Sub(w.until))
-			case w.err == ErrQueueTimeout && !late:
+			case w.err == ErrBusy && !late:
 				t.Fatalf("step %d: request %d was refused %v before its time", step, i, w.until.Sub(c.now))
-			case w.err == ErrQueueTimeout:
+			case w.err == ErrBusy:
 				refused++
 			case w.d != nil:
 				w.d.RecordFirstEvent()

@@ -38,7 +38,7 @@ func TestStateChangesUnderLoad(t *testing.T) {
 	const requests = 640
 	r, fleet, _ := newFleet(t, 3, "prefix", withQueue, func(o *Options) {
 		o.Now = time.Now
-		o.Queue.OutageTimeout, o.Queue.BusyTimeout = 20*time.Millisecond, 20*time.Millisecond
+		o.Queue.NoneReadyTimeout, o.Queue.BusyTimeout = 20*time.Millisecond, 20*time.Millisecond
 	})
 	for _, b := range fleet {
 		b.SetOptions(backends.Options{MaxInFlight: 4})
@@ -66,7 +66,7 @@ func TestStateChangesUnderLoad(t *testing.T) {
 				req.Sequences = 1 + k%3
 				d, err := r.Pick(ctx, req)
 				if err != nil {
-					if !errors.Is(err, ErrQueueTimeout) && !errors.Is(err, ErrNoneReady) {
+					if !errors.Is(err, ErrBusy) && !errors.Is(err, ErrNoneReady) {
 						t.Error(err)
 					}
 					continue

@@ -56,7 +56,7 @@ func (r *Router) dispatch(now time.Time) {
 		default:
 			d := r.reserve(&f.scratch, v, q, choice)
 			d.Arrival, d.QueueTime = a.queue.Arrival(it), now.Sub(it.Arrived)
-			d.OutageTime = it.Waited.Outage - t.req.Waited.Outage
+			d.NoneReadyTime = it.Waited.NoneReady - t.req.Waited.NoneReady
 			a.removeWithResult(t, d, nil, now, &r.callbacks)
 			f.updateBatchLimit(v)
 			f.updateAfterSent(v, choice.Backend, &r.callbacks)
@@ -126,7 +126,7 @@ func (a *admission) followCatalog(c *backends.Catalog, v *decide.Fleet, due *cal
 func (a *admission) expireAndPromote(v *decide.Fleet, due *callbacks) {
 	isOutage := func(it *queue.Item[*QueuedRequest]) bool { return v.IsOutage(&it.Value.req, it.Value.tried) }
 	for it := a.queue.ExpireNext(v.Now, isOutage); it != nil; it = a.queue.ExpireNext(v.Now, isOutage) {
-		err := ErrQueueTimeout
+		err := ErrBusy
 		if isOutage(it) {
 			err = ErrNoneReady
 		}

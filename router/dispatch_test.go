@@ -327,7 +327,7 @@ func TestRunTicksForRequestsQueuedBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, fleet, _ := newFleet(t, 1, "prefix", withQueue, func(o *Options) {
 			o.Now = time.Now
-			o.Queue.OutageTimeout = time.Second
+			o.Queue.NoneReadyTimeout = time.Second
 		})
 		fleet[0].SetState(backends.Down)
 		w := submit(r, ask(fleet, 1, 1))

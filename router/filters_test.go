@@ -391,7 +391,7 @@ func TestMeanUncached(t *testing.T) {
 // round: others are sent to one with a short context.
 func TestQueueForLongerContext(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", func(o *Options) {
-		o.Queue = QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
+		o.Queue = QueueSettings{Requests: 1000, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 	})
 	learnTextLength(r)
 	fleet[1].SetState(backends.Down)

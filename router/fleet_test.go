@@ -398,7 +398,7 @@ func TestConfigureShorterQueue(t *testing.T) {
 	busy := mustPick(t, r, ask(fleet, 0, 1000))
 	early, late := submit(r, ask(fleet, 1, 100)), submit(r, ask(fleet, 2, 100))
 	reconfigured(t, r, func(o *Options) {
-		o.Queue = QueueSettings{Requests: 1, OutageTimeout: time.Second, BusyTimeout: time.Second}
+		o.Queue = QueueSettings{Requests: 1, NoneReadyTimeout: time.Second, BusyTimeout: time.Second}
 	})
 	if w := submit(r, ask(fleet, 3, 100)); w.err != ErrQueueFull {
 		t.Errorf("a third: %v", w.err)
@@ -407,7 +407,7 @@ func TestConfigureShorterQueue(t *testing.T) {
 	r.Tick()
 	waits(t, "it may be queued for a minute, as of its arrival", early)
 	reconfigured(t, r, func(o *Options) {
-		o.Queue = QueueSettings{Requests: 3, OutageTimeout: time.Second, BusyTimeout: time.Second}
+		o.Queue = QueueSettings{Requests: 3, NoneReadyTimeout: time.Second, BusyTimeout: time.Second}
 	})
 	short := submit(r, ask(fleet, 4, 100))
 	busy.RecordFirstEvent()
@@ -439,7 +439,7 @@ func TestConfigureQueueTimeout(t *testing.T) {
 	c.advance(time.Second)
 	r.Tick()
 	for i, w := range limited[1:] {
-		if w.err != ErrQueueTimeout {
+		if w.err != ErrBusy {
 			t.Errorf("%d of those with a limit: %v", i+1, w.err)
 		}
 	}

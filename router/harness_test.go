@@ -211,7 +211,7 @@ func submit(r *Router, req *Request, tried ...*backends.Backend) *waiter {
 }
 
 func withQueue(o *Options) {
-	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute}
+	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 }
 
 // sent fails the test unless w was sent, and returns its reservation.

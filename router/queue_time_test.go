@@ -24,16 +24,16 @@ func TestQueueTimeInOutageAndWork(t *testing.T) {
 		total  time.Duration // of the request itself; 0: none
 		want   error         // at the end of the phases or up to 5 s later, not a second before
 	}{
-		"busy":                        {[]phase{{busy, 10 * time.Minute}}, 0, ErrQueueTimeout},
+		"busy":                        {[]phase{{busy, 10 * time.Minute}}, 0, ErrBusy},
 		"down":                        {[]phase{{down, time.Minute}}, 0, ErrNoneReady},
 		"stalled":                     {[]phase{{stalled, time.Minute}}, 0, ErrNoneReady},
 		"busy, then down":             {[]phase{{busy, 5 * time.Minute}, {down, time.Minute}}, 0, ErrNoneReady},
-		"down, then busy":             {[]phase{{down, 50 * time.Second}, {busy, 10 * time.Minute}}, 0, ErrQueueTimeout},
+		"down, then busy":             {[]phase{{down, 50 * time.Second}, {busy, 10 * time.Minute}}, 0, ErrBusy},
 		"two outages":                 {[]phase{{down, 40 * time.Second}, {busy, time.Minute}, {stalled, 19 * time.Second}}, 0, ErrNoneReady}, // and the second in which it is found out
-		"busy with its own limit":     {[]phase{{busy, 2 * time.Minute}}, 2 * time.Minute, ErrQueueTimeout},
+		"busy with its own limit":     {[]phase{{busy, 2 * time.Minute}}, 2 * time.Minute, ErrBusy},
 		"down with its own limit":     {[]phase{{down, 2 * time.Minute}}, 2 * time.Minute, ErrNoneReady},
 		"both with its own limit":     {[]phase{{busy, time.Minute}, {down, 90 * time.Second}}, 150 * time.Second, ErrNoneReady},
-		"longer than the other limit": {[]phase{{busy, time.Hour}}, time.Hour, ErrQueueTimeout},
+		"longer than the other limit": {[]phase{{busy, time.Hour}}, time.Hour, ErrBusy},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, fleet, c := newFleet(t, 1, "prefix", withQueue, func(o *Options) { o.Queue.BusyTimeout = 10 * time.Minute })
@@ -87,7 +87,7 @@ func TestQueueTimeOfRetry(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", withQueue, func(o *Options) { o.Queue.BusyTimeout = 10 * time.Minute })
 	fleet[1].SetState(backends.Down)
 	req := ask(fleet, 1, 10)
-	req.Waited = Waited{Outage: 20 * time.Second, Busy: 9 * time.Minute}
+	req.Waited = Waited{NoneReady: 20 * time.Second, Busy: 9 * time.Minute}
 	w := submit(r, req, fleet[0])
 	for range 40 {
 		waits(t, "the other may come back", w)
@@ -261,7 +261,7 @@ func TestRetryIsNotCharged(t *testing.T) {
 			req := ask(fleet, i, blocks)
 			req.Tenant = []uint64{7, 7, 8}[i]
 			if i == 0 {
-				req.Waited.Outage = time.Second
+				req.Waited.NoneReady = time.Second
 			}
 			r.Submit(req, func(d *Reservation, _ error) {
 				if first == nil && i == 0 {

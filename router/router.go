@@ -120,8 +120,8 @@ var (
 	ErrEndpointMissing = decide.ErrEndpointMissing
 	// ErrQueueFull means that the admission queue is full.
 	ErrQueueFull = errors.New("admission queue is full")
-	// ErrQueueTimeout means that a request reached its maximum time in the queue.
-	ErrQueueTimeout = errors.New("queue timeout")
+	// ErrBusy means that a request reached its maximum time in the queue.
+	ErrBusy = errors.New("queue timeout")
 	// ErrPanicked means that the decision about a queued request panicked.
 	ErrPanicked = errors.New("panic while the queued request was routed")
 )
@@ -171,7 +171,7 @@ type Reservation struct {
 	PromptTokens               int           // about
 	Arrival                    time.Time     // that its place in the queue is by; see Request. Zero: none
 	QueueTime                  time.Duration // that the request was queued
-	OutageTime                 time.Duration // the part of it without a ready backend; see QueueTimeouts
+	NoneReadyTime              time.Duration // the part of it without a ready backend; see QueueTimeouts
 	// Prefill is where the prefill of the request is to be done first; nil: here. Its Release must be called as well.
 	Prefill *Reservation
 	// Split says whether the request is split or why not, in a fleet with replicas for prefill or decode; else "".

@@ -82,7 +82,7 @@ func TestWake(t *testing.T) {
 	other, _ := startSimReplica(t, sim.Config{Model: "small"}, "127.0.0.1:0")
 	f := startFronted(t, func(c *config.Config) {
 		c.Wake = []config.Wake{{Model: "big", URL: scaler.URL + "/start?token=hidden", Timeout: time.Minute}}
-		c.Routing.Queue.OutageTimeout = time.Second
+		c.Routing.Queue.NoneReadyTimeout = time.Second
 		c.Health.DownInterval = 100 * time.Millisecond
 		c.SSE.QueueKeepalive = time.Second
 	}, other, "http://"+address)

@@ -265,7 +265,7 @@ function lastReadyWarning(list) {
   const models = new Set(list.filter((b) => !remains(b)).flatMap((b) => b.last_ready_for || []));
   if (others.length > 0 && models.size === 0) return '';
   const which = others.length > 0 ? ` for ${[...models].join(', ')}` : '';
-  return `No other backend is ready${which}. New requests will wait, and fail if none is ready within routing.queue.time.`;
+  return `No other backend is ready${which}. New requests will wait, and fail if none is ready within routing.queue.none_ready_timeout.`;
 }
 
 // perform carries out an action, for which it asks if that is necessary.
@@ -537,7 +537,7 @@ function showProblems({ reload_error: reloadError, failing_names: names }) {
 // showAlarm shows why requests cannot be served, and returns that text.
 function showAlarm(state) {
   const all = state.backends;
-  const wait = 'Requests wait, and fail after routing.queue.time.';
+  const wait = 'Requests wait, and fail after routing.queue.none_ready_timeout.';
   let text = '';
   if (all.length > 0 && all.every((b) => b.state !== 'ready')) {
     text = `No backend is ready. ${wait}`;

@@ -7,10 +7,17 @@ import (
 	"strconv"
 )
 
-// A parser of Prometheus' text format, one line at a time, that allocates
-// nothing: replicas are polled up to four times a second, and prometheus/common's
-// expfmt builds every family of a response. The returned slices point into the
-// line. expfmt is the oracle in tests; the differences are:
+// A parser of Prometheus' text format, one line at a time, that allocates nothing. The returned slices point into
+// the line. It is not prometheus/common's expfmt for two reasons, both measured with Go 1.26.8 and expfmt 0.67:
+//
+//   - A response of vLLM 0.32 takes 43 µs, and 3.2 ms with expfmt, which builds every family: 8 replicas that are polled
+//     each second would take 26 ms/s more, 26 µs per request at 1,000 requests/s ("go test -bench ParseMetrics").
+//     If it were given only the 24 of 647 lines that are read, it would take 0.23 ms, 1.5 µs per request.
+//   - What a hostile replica can make expfmt do is not bounded by the bytes: its time grows with the square of the labels
+//     in a line, 15 s for one of 64 KB that takes 1 ms here; 16 MiB of short lines take 4.5 times as long; and a line
+//     that begins with "{}" is a panic.
+//
+// expfmt is the oracle in tests; the differences are:
 //
 //   - CRLF line ends, exemplars and OpenMetrics' fractional timestamps are accepted;
 //   - duplicate labels, labels that are not UTF-8, comments and families that are

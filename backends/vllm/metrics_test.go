@@ -13,6 +13,10 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
 
 // The samples but those of 0.32, which a real vLLM wrote, are shortened by hand to the
@@ -380,14 +384,41 @@ func BenchmarkParseMetrics(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	br := bufio.NewReaderSize(nil, MaxLineBytes)
-	b.SetBytes(int64(len(text)))
-	b.ReportAllocs()
-	for b.Loop() {
-		br.Reset(bytes.NewReader(text))
-		if _, err := ParseMetrics(br); err != nil {
-			b.Fatal(err)
+	b.Run("own", func(b *testing.B) {
+		br := bufio.NewReaderSize(nil, MaxLineBytes)
+		b.SetBytes(int64(len(text)))
+		b.ReportAllocs()
+		for b.Loop() {
+			br.Reset(bytes.NewReader(text))
+			if _, err := ParseMetrics(br); err != nil {
+				b.Fatal(err)
+			}
 		}
+	})
+	b.Run("expfmt", func(b *testing.B) {
+		b.SetBytes(int64(len(text)))
+		b.ReportAllocs()
+		for b.Loop() {
+			parser := expfmt.NewTextParser(model.LegacyValidation)
+			if _, err := parser.TextToMetricFamilies(bytes.NewReader(text)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// A line of many labels takes time in proportion to its length.
+func TestManyLabels(t *testing.T) {
+	var line strings.Builder
+	line.WriteString("vllm:num_requests_running{")
+	for i := 0; line.Len() < MaxLineBytes-100; i++ {
+		fmt.Fprintf(&line, `a%d="",`, i)
+	}
+	line.WriteString("} 1")
+	began := time.Now()
+	parse(t, line.String())
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("%d bytes took %v", line.Len(), took)
 	}
 }
 

@@ -26,7 +26,7 @@ const (
 // queueBatchRequests queues many batch requests beside the clients' requests: none may be
 // lost, and the clients must be hardly slower.
 func (o *options) queueBatchRequests(ctx context.Context, r *rig) error {
-	settings := fmt.Sprintf("routing: {queue: {busy_time: %v}}", batchTimeout)
+	settings := fmt.Sprintf("routing: {queue: {busy_timeout: %v}}", batchTimeout)
 	if err := r.proxy.Reload(ctx, "ok", r.replicas, settings); err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ type clients struct {
 const failureDelay = 100 * time.Millisecond
 
 // requestTimeout bounds one request: as long as it may be queued
-// without a ready replica (routing.queue.time).
+// without a ready replica (routing.queue.none_ready_timeout).
 const requestTimeout = time.Minute
 
 // sendUntil sends requests until stop is closed, and then waits for the last responses. The

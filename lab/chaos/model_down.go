@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	modelDownWait    = 5 * time.Second // routing.queue.time of the scenario
+	modelDownWait    = 5 * time.Second // routing.queue.none_ready_timeout of the scenario
 	modelDownQueue   = 64              // routing.queue.requests: half of it is for models without a ready replica
 	modelDownFlood   = 100             // requests for the model without a ready replica: more than the whole queue
 	modelDownLater   = 8               // requests that are queued when its replica returns
@@ -39,7 +39,7 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 	if err := one.AwaitHealthy(ctx); err != nil {
 		return err
 	}
-	settings := fmt.Sprintf("routing: {queue: {time: %v, requests: %d}}", modelDownWait, modelDownQueue)
+	settings := fmt.Sprintf("routing: {queue: {none_ready_timeout: %v, requests: %d}}", modelDownWait, modelDownQueue)
 	if err := r.proxy.Reload(ctx, "ok", append(slices.Clone(r.replicas), one), settings); err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 		switch response.Status {
 		case http.StatusServiceUnavailable:
 			waited++
-			r.verdict.require(response.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.queue.time", response.took)
+			r.verdict.require(response.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.queue.none_ready_timeout", response.took)
 		case http.StatusTooManyRequests:
 			refused++
 		default:

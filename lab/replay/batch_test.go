@@ -147,7 +147,7 @@ func playBatch(t *testing.T, w Workload, seed uint64) Summary {
 	s := Scenario{
 		Backends: 4, Engine: linear, KVTokens: 400_000, Policy: "prefix", Seed: seed, Workload: w,
 		Queue: router.QueueSettings{
-			Requests: 10_000, Bytes: 512 << 20, BatchRequests: 10_000, BatchBytes: 384 << 20, OutageTimeout: 24 * time.Hour, BusyTimeout: 24 * time.Hour, BatchSlowdown: 0.05,
+			Requests: 10_000, Bytes: 512 << 20, BatchRequests: 10_000, BatchBytes: 384 << 20, NoneReadyTimeout: 24 * time.Hour, BusyTimeout: 24 * time.Hour, BatchSlowdown: 0.05,
 		},
 	}
 	got, err := s.Run(context.Background())

@@ -262,7 +262,7 @@ func agentsRows(trace *replay.Trace) []row {
 	agents := func(w replay.Workload, kvTokens int) replay.Scenario {
 		// The queue is that of config.yaml: a request that waits longer is lost.
 		return replay.Scenario{Backends: fleet, KVTokens: kvTokens, Workload: w, Queue: router.QueueSettings{
-			Requests: 10_000, Bytes: 512 << 20, OutageTimeout: time.Minute, BusyTimeout: 10 * time.Minute,
+			Requests: 10_000, Bytes: 512 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: 10 * time.Minute,
 		}}
 	}
 	open := func(kvTokens int, load float64) row {

@@ -106,7 +106,7 @@ func failureCause(err error) string {
 	switch {
 	case errors.Is(err, router.ErrQueueFull):
 		return "admission queue full"
-	case errors.Is(err, router.ErrQueueTimeout):
+	case errors.Is(err, router.ErrBusy):
 		return "timed out in the admission queue"
 	case errors.Is(err, router.ErrNoneReady):
 		return "no backend ready"

@@ -90,7 +90,7 @@ func TestRestoredIndex(t *testing.T) {
 		for seed := range uint64(seeds) {
 			s := &Scenario{
 				Backends: 8, Engine: linear, Policy: "prefix", NoUsage: noUsage, Seed: seed, KVTokens: 200_000,
-				Queue:    router.QueueSettings{Requests: 1 << 20, Bytes: 1 << 40, OutageTimeout: time.Hour, BusyTimeout: time.Hour},
+				Queue:    router.QueueSettings{Requests: 1 << 20, Bytes: 1 << 40, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour},
 				Workload: SharedPrompts{Prompts: 300, PromptTokens: 8192, Zipf: 0.6, OwnTokens: 500, Output: 100, Rate: 9, For: 50 * time.Second},
 			}
 			r, _ := mustPlay(t, s)

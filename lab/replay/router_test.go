@@ -98,7 +98,7 @@ func TestQueueKeepsLongPromptsFromBlockingCaches(t *testing.T) {
 		}
 		return got.TTFTMean
 	}
-	queued, sent := mean(router.QueueSettings{Requests: 1000, OutageTimeout: time.Hour, BusyTimeout: time.Hour}), mean(router.QueueSettings{})
+	queued, sent := mean(router.QueueSettings{Requests: 1000, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour}), mean(router.QueueSettings{})
 	t.Logf("mean TTFT %.1f s, without an admission queue %.1f s", queued, sent)
 	if queued > 0.8*sent {
 		t.Errorf("mean TTFT %.1f s with an admission queue and %.1f s without", queued, sent)
@@ -128,7 +128,7 @@ func TestLearningOfWrongCacheSize(t *testing.T) {
 	play := func(learning, usage bool, change func(*Scenario)) float64 {
 		s := &Scenario{
 			Backends: 4, Engine: linear, KVTokens: 200_000, Policy: "prefix", Workload: workload, Seed: 1,
-			Queue:      router.QueueSettings{Requests: 1000, OutageTimeout: time.Minute, BusyTimeout: time.Minute},
+			Queue:      router.QueueSettings{Requests: 1000, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute},
 			NoLearning: !learning, NoUsage: !usage,
 		}
 		change(s)
@@ -200,7 +200,7 @@ func TestHostTierIsLearned(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, sum := mustPlay(t, &Scenario{
 				Backends: backends, KVTokens: kvTokens, Policy: "prefix", Workload: workload, Seed: 1, NoUsage: c.noUsage,
-				Queue:  router.QueueSettings{Requests: 1000, OutageTimeout: time.Hour, BusyTimeout: time.Hour},
+				Queue:  router.QueueSettings{Requests: 1000, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour},
 				Engine: withHostTier(c.hostTimes * kvTokens),
 			})
 			t.Logf("mean TTFT %.2f s, E2E %.2f s, %.3f hit, %.3f predicted", sum.TTFTMean, sum.E2EMean, sum.HitRatio, sum.PredictedHitRatio)

@@ -128,7 +128,7 @@ var busy = Agentic{Concurrency: 8, Sessions: 16}
 func eventful(name string) *Scenario {
 	s := &Scenario{
 		Backends: 4, KVTokens: 204_800, Policy: name, Workload: busy, Seed: 7,
-		Speeds: []float64{1, 0.5}, Queue: router.QueueSettings{Requests: 1000, Bytes: 1 << 30, OutageTimeout: time.Hour, BusyTimeout: time.Hour},
+		Speeds: []float64{1, 0.5}, Queue: router.QueueSettings{Requests: 1000, Bytes: 1 << 30, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour},
 		PollLag: 100 * time.Millisecond, NonStreaming: 0.3, IndexFactor: 0.5, Evictions: 1,
 	}
 	if name != Pooled {

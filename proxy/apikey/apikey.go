@@ -35,7 +35,7 @@ type Key struct {
 	TokenizeBytesPerMinute int           `mapstructure:"tokenize_bytes_per_minute" range:"0|1000..1099511627776"` // of requests that only tokenize; 0: as tokens allow
 	Concurrency            int           `mapstructure:"concurrency" range:"0..1073741824"`                       // requests at once
 	Priority               int           `mapstructure:"priority" range:"-100..100"`                              // lower first; a request may only raise it
-	QueueTime              time.Duration `mapstructure:"queue_time"`                                              // maximum time in the admission queue; 0: routing.queue.time and .busy_time
+	QueueTime              time.Duration `mapstructure:"queue_time"`                                              // maximum time in the admission queue; 0: routing.queue.none_ready_timeout and .busy_timeout
 	RouteHeaders           bool          `mapstructure:"route_headers"`
 	Expires                time.Time     `mapstructure:"expires"` // zero: never
 }

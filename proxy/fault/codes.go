@@ -52,9 +52,9 @@ const (
 	// Fix: add replicas; or raise `routing.queue.requests` and `.bytes`, for batch requests `.batch_requests` and
 	// `.batch_bytes`, if clients can wait.
 	CodeQueueFull = "queue_full"
-	// 429. Replicas worked, but none had room within `routing.queue.busy_time`, or the key's `queue_time`.
+	// 429. Replicas worked, but none had room within `routing.queue.busy_timeout`, or the key's `queue_time`.
 	// Fix: add replicas, raise the time, or shorten prompts that need more KV cache than is ever free.
-	CodeQueueTimeout = "queue_timeout"
+	CodeBusy = "busy"
 	// 429. Every replica has `max_in_flight` requests, and the admission queue is off.
 	// Fix: raise it, or set `routing.queue.requests`.
 	CodeReplicasFull = "replicas_full"
@@ -74,8 +74,8 @@ const (
 	CodeReplicaAborted = "replica_aborted"
 	// 503. No ready replica serves the model, or none has listed its models since the start.
 	// Fix: `warmroute backends list` has the reason for each replica.
-	CodeNoReplica = "no_replica"
-	// 503. The proxy had no file descriptor for a connection to a replica for `routing.queue.time`.
+	CodeNoneReady = "none_ready"
+	// 503. The proxy had no file descriptor for a connection to a replica for `routing.queue.none_ready_timeout`.
 	// Fix: raise the limit (`ulimit -n`, `LimitNOFILE=`).
 	CodeOutOfDescriptors = "out_of_descriptors"
 	// 503. `limits.in_flight` requests are in flight, or nine tenths of it for a batch request.

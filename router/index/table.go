@@ -13,12 +13,14 @@ const (
 	bucketSlots = 4
 )
 
-// table is a hash table from blocks to values other than zero, in place of a map for three reasons. Its parts
-// grow one by one, so that the router's lock is not held while a whole table is moved. A bucket of words is a
-// cache line, and most operations touch one bucket, which prefetch can load ahead. And a bucket is searched
-// without branches, whose misprediction took longer than memory did.
+// table is a hash table from blocks to values other than zero. A bucket of words is a cache line, and most
+// operations touch one bucket, which prefetch can load ahead. A bucket is searched without branches, whose
+// misprediction took longer than memory did. Its parts grow one by one, so that the router's lock is not held
+// while a whole table is moved. A full bucket overflows into the next. The zero table is empty.
 //
-// A full bucket overflows into the next. The zero table is empty.
+// With Go's map in its place, a prompt of 128 new blocks (32 KB) in a full index takes 58 µs more CPU time with
+// 8 backends of 100,000 blocks, and 35 µs with 4 of 16,384 ("go test -bench Churn", six rounds of both at the
+// same time, Go 1.26.8). Memory is the same within 4 %, and so is the time for a prompt that is held.
 type table[V int32 | uint64] struct {
 	parts []part[V] // nil until something is added
 	seed  uint64    // so that clients cannot choose colliding prompts

@@ -27,17 +27,19 @@ func ClassOf(priority int) Class {
 
 // Settings bound the admission queue. A zero Requests turns it off.
 type Settings struct {
-	Requests      int           `mapstructure:"requests" range:"0..1048576"`       // maximum of each priority class but batch
-	Bytes         int64         `mapstructure:"bytes"`                             // maximum of the bodies of each of these classes; 0: no limit
-	BatchRequests int           `mapstructure:"batch_requests" range:"0..1048576"` // maximum of batch requests
-	BatchBytes    int64         `mapstructure:"batch_bytes"`                       // maximum of their bodies; 0: no limit
-	OutageTimeout time.Duration `mapstructure:"time"`                              // see Timeouts, of a request without its own
-	BusyTimeout   time.Duration `mapstructure:"busy_time"`                         // likewise
-	BatchSlowdown float64       `mapstructure:"-"`                                 // maximum share by which batch requests may slow down others; 0: no limit
+	Requests         int           `mapstructure:"requests" range:"0..1048576"`       // maximum of each priority class but batch
+	Bytes            int64         `mapstructure:"bytes"`                             // maximum of the bodies of each of these classes; 0: no limit
+	BatchRequests    int           `mapstructure:"batch_requests" range:"0..1048576"` // maximum of batch requests
+	BatchBytes       int64         `mapstructure:"batch_bytes"`                       // maximum of their bodies; 0: no limit
+	NoneReadyTimeout time.Duration `mapstructure:"none_ready_timeout"`                // see Timeouts, of a request without its own
+	BusyTimeout      time.Duration `mapstructure:"busy_timeout"`                      // likewise
+	BatchSlowdown    float64       `mapstructure:"-"`                                 // maximum share by which batch requests may slow down others; 0: no limit
 }
 
 // Timeouts returns those of a request without its own.
-func (s *Settings) Timeouts() Timeouts { return Timeouts{Outage: s.OutageTimeout, Busy: s.BusyTimeout} }
+func (s *Settings) Timeouts() Timeouts {
+	return Timeouts{NoneReady: s.NoneReadyTimeout, Busy: s.BusyTimeout}
+}
 
 // limits returns how many requests of a class may be queued, and the bytes of their bodies; 0 bytes: no limit.
 func (s *Settings) limits(c Class) Waiting {

@@ -420,7 +420,7 @@ func TestMaxOvertakeTime(t *testing.T) {
 		ahead    time.Duration
 		want     time.Duration
 	}{
-		{Timeouts{Busy: 10 * time.Minute, Outage: time.Minute}, 0, 5 * time.Minute},
+		{Timeouts{Busy: 10 * time.Minute, NoneReady: time.Minute}, 0, 5 * time.Minute},
 		{Timeouts{Busy: 10 * time.Minute}, 4 * time.Minute, 3 * time.Minute},
 		{Timeouts{Busy: 10 * time.Minute}, 7 * time.Minute, 90 * time.Second},
 		{Timeouts{Busy: 10 * time.Minute}, 11 * time.Minute, 5 * time.Minute}, // no order would start it in time
@@ -473,8 +473,8 @@ func TestCheckInterval(t *testing.T) {
 		inOutage bool
 		want     time.Duration
 	}{
-		{Timeouts{Outage: time.Minute, Busy: 10 * time.Minute}, false, 5 * time.Second},
-		{Timeouts{Outage: time.Minute, Busy: 10 * time.Minute}, true, time.Second},
+		{Timeouts{NoneReady: time.Minute, Busy: 10 * time.Minute}, false, 5 * time.Second},
+		{Timeouts{NoneReady: time.Minute, Busy: 10 * time.Minute}, true, time.Second},
 		{Timeouts{Busy: time.Minute}, true, time.Second},
 		{Timeouts{Total: time.Hour}, true, noLimit},
 		{Timeouts{}, false, noLimit},

@@ -7,23 +7,23 @@ import (
 
 // Timeouts limit for how long a request may be queued; 0: no limit.
 type Timeouts struct {
-	Outage time.Duration // while no replica that could take it is ready and makes progress
-	Busy   time.Duration // while one is and does
-	Total  time.Duration // of both together
+	NoneReady time.Duration // while no replica that could take it is ready and makes progress
+	Busy      time.Duration // while one is and does
+	Total     time.Duration // of both together
 }
 
 // Waited is for how long a request was queued.
 type Waited struct {
-	Outage, Busy time.Duration // as in Timeouts
+	NoneReady, Busy time.Duration // as in Timeouts
 }
 
 // Total returns the whole time.
-func (w Waited) Total() time.Duration { return w.Outage + w.Busy }
+func (w Waited) Total() time.Duration { return w.NoneReady + w.Busy }
 
 // add counts a further time.
 func (w *Waited) add(d time.Duration, isOutage bool) {
 	if isOutage {
-		w.Outage += d
+		w.NoneReady += d
 	} else {
 		w.Busy += d
 	}
@@ -36,7 +36,7 @@ const noLimit = time.Duration(math.MaxInt64)
 // an outage, or there is none; at most 0 where its time is over.
 func (t Timeouts) Left(w Waited, isOutage bool) time.Duration {
 	if isOutage {
-		return min(timeLeft(t.Total, w.Total()), timeLeft(t.Outage, w.Outage))
+		return min(timeLeft(t.Total, w.Total()), timeLeft(t.NoneReady, w.NoneReady))
 	}
 	return min(timeLeft(t.Total, w.Total()), timeLeft(t.Busy, w.Busy))
 }
@@ -54,7 +54,7 @@ func timeLeft(limit, used time.Duration) time.Duration {
 // makes no difference, since there is no limit, or only one on both times together.
 func (t Timeouts) checkInterval(inOutage bool) time.Duration {
 	switch {
-	case t.Outage == 0 && t.Busy == 0:
+	case t.NoneReady == 0 && t.Busy == 0:
 		return noLimit
 	case inOutage:
 		return time.Second

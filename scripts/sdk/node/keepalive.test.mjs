@@ -37,7 +37,7 @@ before(async () => {
     listen: `127.0.0.1:${proxy}`,
     admin: `127.0.0.1:${admin}`,
     backends: [{ url: `http://127.0.0.1:${replica}`, max_in_flight: 1 }],
-    routing: { queue: { busy_time: "3s" } },
+    routing: { queue: { busy_timeout: "3s" } },
     sse: { queue_keepalive: "200ms" },
   };
   await writeFile(join(directory, "warmroute.yaml"), JSON.stringify(config));

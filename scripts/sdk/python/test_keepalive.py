@@ -132,7 +132,7 @@ class QueueKeepalive(ProxyTest):
         (replica,) = free_ports(1)
         cls.start("sim", "--listen", f"127.0.0.1:{replica}", "--step-time", "50ms")
         cls.start_proxy(
-            replica, {"max_in_flight": 1}, routing={"queue": {"busy_time": "3s"}}, sse={"queue_keepalive": "200ms"}
+            replica, {"max_in_flight": 1}, routing={"queue": {"busy_timeout": "3s"}}, sse={"queue_keepalive": "200ms"}
         )
 
     def setUp(self):
