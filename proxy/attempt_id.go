@@ -39,20 +39,20 @@ type attemptTokens struct{ seed maphash.Seed }
 
 func newAttemptTokens() attemptTokens { return attemptTokens{maphash.MakeSeed()} }
 
-// newToken returns the token of a new attempt.
-func (t attemptTokens) newToken() string { return t.encode(rand.Uint64() >> 8) }
+// appendNew appends the token of a new attempt to b.
+func (t attemptTokens) appendNew(b []byte) []byte { return t.append(b, rand.Uint64()>>8) }
 
-// encode returns the token of which random is the random part.
-func (t attemptTokens) encode(random uint64) string {
-	b := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
-	b = binary.BigEndian.AppendUint64(b, maphash.Comparable(t.seed, random))[:attemptTokenChars/2]
-	return hex.EncodeToString(b)
+// append appends the token of which random is the random part to b.
+func (t attemptTokens) append(b []byte, random uint64) []byte {
+	token := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
+	token = binary.BigEndian.AppendUint64(token, maphash.Comparable(t.seed, random))[:attemptTokenChars/2]
+	return hex.AppendEncode(b, token)
 }
 
-// isOwn reports whether a token was made by newToken.
+// isOwn reports whether a token was made by appendNew.
 func (t attemptTokens) isOwn(token string) bool {
 	random, err := strconv.ParseUint(token[:attemptTokenRandomChars], 16, 64)
-	return err == nil && t.encode(random) == token
+	return err == nil && string(t.append(make([]byte, 0, attemptTokenChars), random)) == token
 }
 
 // findOthers returns the tokens of this process in an id of a response, none if the given one is among them. Ids without any
@@ -76,9 +76,15 @@ func (t attemptTokens) findOthers(id, token string) (others []string) {
 
 // setRequestIDHeader names the attempt in the header for the replica, by a token after the end of the request's id.
 func (a *attempt) setRequestIDHeader() {
-	a.token = a.proxy.tokens.newToken()
 	kept := a.inFlight.ID[max(0, len(a.inFlight.ID)+len(attemptTokenMark)+attemptTokenChars-maxRequestIDBytes):]
-	a.httpReq.Header[requestIDHeader] = []string{kept + attemptTokenMark + a.token}
+	b := append(append(make([]byte, 0, maxRequestIDBytes), kept...), attemptTokenMark...)
+	id := string(a.proxy.tokens.appendNew(b))
+	a.token = id[len(id)-attemptTokenChars:]
+	h := a.httpReq.Header
+	if len(h[requestIDHeader]) == 0 { // the client's Connection has named it
+		h[requestIDHeader] = make([]string, 1)
+	}
+	h[requestIDHeader][0] = id // the list is kept: to store another one makes a map of eight keys grow, though it has this key
 }
 
 // checkResponseHeaderID returns the failure of a response whose header names another attempt, else nil. vLLM repeats the

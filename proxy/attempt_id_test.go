@@ -224,9 +224,11 @@ func TestAttemptsHaveDistinctIDs(t *testing.T) {
 	}
 }
 
+func newToken(t attemptTokens) string { return string(t.appendNew(nil)) }
+
 func TestIDNamesAnotherAttempt(t *testing.T) {
 	ours, others := newAttemptTokens(), newAttemptTokens()
-	this, another, foreign := ours.newToken(), ours.newToken(), others.newToken()
+	this, another, foreign := newToken(ours), newToken(ours), newToken(others)
 	changed := strings.Map(func(c rune) rune {
 		if c == '0' {
 			return '1'
@@ -261,7 +263,7 @@ func TestIDNamesAnotherAttempt(t *testing.T) {
 
 func FuzzIDNamesAnotherAttempt(f *testing.F) {
 	tokens := newAttemptTokens()
-	this, another := tokens.newToken(), tokens.newToken()
+	this, another := newToken(tokens), newToken(tokens)
 	f.Add("chatcmpl-", "-0")
 	f.Add("-wr-wr", "-wr0123456789abcdef01234567")
 	f.Fuzz(func(t *testing.T, before, after string) {
