@@ -12,11 +12,9 @@ import (
 	"warmroute/proxy/upstream"
 )
 
-// setRequestIDHeader names the attempt in the header for the replica, by a token after the end of the request's id.
+// setRequestIDHeader names the attempt in the header for the replica.
 func (a *attempt) setRequestIDHeader() {
-	a.token = a.req.proxy.tokens.New()
-	kept := a.req.inFlight.ID[max(0, len(a.req.inFlight.ID)+len(upstream.TokenMark)+upstream.TokenChars-upstream.MaxRequestIDBytes):]
-	a.req.httpReq.Header[upstream.RequestIDHeader] = []string{kept + upstream.TokenMark + a.token}
+	a.token = a.req.proxy.tokens.SetRequestID(a.req.httpReq.Header, a.req.inFlight.ID)
 }
 
 // checkResponseHeaderID returns the failure of a response whose header names another attempt, else nil. vLLM repeats the

@@ -225,9 +225,11 @@ func TestAttemptsHaveDistinctIDs(t *testing.T) {
 	}
 }
 
+func newToken(t upstream.Tokens) string { return t.SetRequestID(http.Header{}, "id") }
+
 func TestIDNamesAnotherAttempt(t *testing.T) {
 	ours, others := upstream.NewTokens(), upstream.NewTokens()
-	this, another, foreign := ours.New(), ours.New(), others.New()
+	this, another, foreign := newToken(ours), newToken(ours), newToken(others)
 	changed := strings.Map(func(c rune) rune {
 		if c == '0' {
 			return '1'
@@ -262,7 +264,7 @@ func TestIDNamesAnotherAttempt(t *testing.T) {
 
 func FuzzIDNamesAnotherAttempt(f *testing.F) {
 	tokens := upstream.NewTokens()
-	this, another := tokens.New(), tokens.New()
+	this, another := newToken(tokens), newToken(tokens)
 	f.Add("chatcmpl-", "-0")
 	f.Add("-wr-wr", "-wr0123456789abcdef01234567")
 	f.Fuzz(func(t *testing.T, before, after string) {

@@ -226,8 +226,9 @@ func (p *Proxy) CountInFlightByKey() map[string]int64 {
 
 // ServeHTTP implements http.Handler. Every response carries the request's id.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	id := []string{requestIDOrNew(r.Header)}
-	r.Header[upstream.RequestIDHeader], w.Header()[upstream.RequestIDHeader] = id, id
+	id := requestIDOrNew(r.Header)
+	ids := []string{id, id} // the first is replaced by that of each attempt
+	r.Header[upstream.RequestIDHeader], w.Header()[upstream.RequestIDHeader] = ids[:1:1], ids[1:]
 	if c := p.cors.Load(); c != nil && !isPreflight(r) {
 		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
 	}

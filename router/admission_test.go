@@ -29,7 +29,7 @@ func TestAdmission(t *testing.T) {
 
 func TestSharedQueue(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
-	r.fleet.sharing.until = time.Time{}
+	r.fleet.tenantMix.until = time.Time{}
 	for key := range 10 {
 		sent(t, "all are of one tenant", submit(r, ask(fleet, key, blocksFor(1))))
 	}

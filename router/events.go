@@ -17,7 +17,7 @@ func (r *Router) ObserveLoad(b *backends.Backend, l *backends.Load) {
 		return
 	}
 	now, h := r.now(), f.states[b.Slot].health
-	f.ledger.ObserveLoad(b.Slot, l, now)
+	f.ledger.ApplyPoll(b.Slot, l, now)
 	r.reportCacheReset(b)
 	own := f.ledger.CountOwn(b.Slot)
 	external, externalTokens := f.ledger.External(l, now)

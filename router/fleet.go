@@ -30,7 +30,7 @@ type fleet struct {
 	estimates  *estimate.Estimates
 	ledger     *ledger.Ledger
 	scratch    scratch
-	sharing    sharing
+	tenantMix  tenantMix
 	transfers  transfers
 
 	isDueBefore func(c queue.Class, tenant, other uint64, now time.Time) bool // see decide.Fleet
@@ -172,7 +172,7 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 	}
 	v.Now, v.Rule, v.Waiting = now, f.policy.definition, 0
 	v.HasQueue = f.settings.Queue.Requests > 0
-	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.sharing.until)
+	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.tenantMix.until)
 	v.Handover, v.HasPrefillReplica, v.AvoidedPairs = f.settings.Handover, false, f.transfers.avoided
 	v.IsDueBefore = f.isDueBefore
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
@@ -352,8 +352,8 @@ func availableSlots(v *decide.Fleet, list []*backends.Backend) iter.Seq[int] {
 	}
 }
 
-// recordPeerRequest records a peer's request in the policy, if that remembers what is sent where.
-func (f *fleet) recordPeerRequest(e *ledger.Entry, p *Placement, bytesPerToken float64) {
+// recordPeerRequestInPolicy records a peer's request in the policy, if that remembers what is sent where.
+func (f *fleet) recordPeerRequestInPolicy(e *ledger.Entry, p *Placement, bytesPerToken float64) {
 	recorder, ok := f.policy.Policy.(policy.Recorder)
 	if !ok {
 		return

@@ -85,7 +85,7 @@ func timeToWorkOff(times float64) time.Duration {
 
 // setShared makes the backends count as shared by several tenants for the rest of a test, so that requests wait where
 // enough is queued.
-func setShared(r *Router) { r.fleet.sharing.until = time.Unix(1<<40, 0) }
+func setShared(r *Router) { r.fleet.tenantMix.until = time.Unix(1<<40, 0) }
 
 // learnPrefillRate makes the router learn a rate for all backends.
 func learnPrefillRate(r *Router, tokensPerSecond int) {

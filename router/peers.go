@@ -17,7 +17,7 @@ type peers struct {
 // peerRecorder returns what is recorded of the requests of peers.
 func (r *Router) peerRecorder() ledger.Recorder {
 	sent := func(e *ledger.Entry, p *Placement, bytesPerToken float64) {
-		r.fleet.recordPeerRequest(e, p, bytesPerToken)
+		r.fleet.recordPeerRequestInPolicy(e, p, bytesPerToken)
 		r.admission.queue.RecordPrompt(e.Conversation, p.Blocks, e.SentAt)
 	}
 	return ledger.Recorder{Sent: sent, Tracker: r.fleet.nextTurnTracker()}

@@ -22,7 +22,7 @@ var errQueue = errors.New("request must be queued")
 // It does not wait: it returns errQueue when the request has to.
 func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (*Reservation, error) {
 	f, s := &r.fleet, &r.fleet.scratch
-	f.sharing.record(req, now)
+	f.tenantMix.observe(req, now)
 	if len(tried) > 0 {
 		updateBackends(r.catalog(), req)
 	}

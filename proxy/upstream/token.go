@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"math/rand/v2"
+	"net/http"
 	"strconv"
 	"strings"
 )
@@ -34,20 +35,29 @@ type Tokens struct{ seed maphash.Seed }
 
 func NewTokens() Tokens { return Tokens{maphash.MakeSeed()} }
 
-// New returns the token of a new attempt.
-func (t Tokens) New() string { return t.encode(rand.Uint64() >> 8) }
-
-// encode returns the token of which random is the random part.
-func (t Tokens) encode(random uint64) string {
-	b := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
-	b = binary.BigEndian.AppendUint64(b, maphash.Comparable(t.seed, random))[:TokenChars/2]
-	return hex.EncodeToString(b)
+// SetRequestID names a new attempt in the header for the replica, by a token after the end of the request's id, and returns the token.
+func (t Tokens) SetRequestID(h http.Header, id string) (token string) {
+	kept := id[max(0, len(id)+len(TokenMark)+TokenChars-MaxRequestIDBytes):]
+	b := append(append(make([]byte, 0, MaxRequestIDBytes), kept...), TokenMark...)
+	sent := string(t.append(b, rand.Uint64()>>8))
+	if len(h[RequestIDHeader]) == 0 { // the client's Connection has named it
+		h[RequestIDHeader] = make([]string, 1)
+	}
+	h[RequestIDHeader][0] = sent // the list is kept: to store another one makes a map of eight keys grow, though it has this key
+	return sent[len(sent)-TokenChars:]
 }
 
-// IsOwn reports whether a token was made by New.
+// append appends the token of which random is the random part to b.
+func (t Tokens) append(b []byte, random uint64) []byte {
+	token := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
+	token = binary.BigEndian.AppendUint64(token, maphash.Comparable(t.seed, random))[:TokenChars/2]
+	return hex.AppendEncode(b, token)
+}
+
+// IsOwn reports whether a token was made by SetRequestID.
 func (t Tokens) IsOwn(token string) bool {
 	random, err := strconv.ParseUint(token[:attemptTokenRandomChars], 16, 64)
-	return err == nil && t.encode(random) == token
+	return err == nil && string(t.append(make([]byte, 0, TokenChars), random)) == token
 }
 
 // FindOthers returns the tokens of this process in an id of a response, none if the given one is among them. Ids without any

@@ -154,7 +154,7 @@ func (f *Estimates) LearnSteps(slot int, s *StepSample) {
 		b.own = newStepRegression(g.all.model)
 	}
 	if s.Seconds >= minComparedSeconds {
-		own, all := math.Abs(b.own.relativeError(&x, share)), math.Abs(g.all.relativeError(&x, share))
+		own, all := math.Abs(b.own.residual(&x, share)), math.Abs(g.all.residual(&x, share))
 		b.compareModels(min(1, all) - min(1, own))
 	}
 	b.own.add(x, share, &g.all.learned)

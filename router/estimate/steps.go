@@ -120,12 +120,12 @@ func (r *stepRegression) isRateKnown() bool {
 
 func newStepRegression(expected step.Model) stepRegression {
 	r := stepRegression{learned: coefficientsOf(expected), noise: [2]float64{initialNoise, initialNoise}}
-	r.publish()
+	r.updateDerived()
 	return r
 }
 
-// publish sets what is derived from the coefficients.
-func (r *stepRegression) publish() {
+// updateDerived sets what is derived from the coefficients.
+func (r *stepRegression) updateDerived() {
 	r.model = r.learned.model()
 	depth := 0.0
 	if products := &r.information[termTokens]; products[termTokens] > 0 {
@@ -160,8 +160,8 @@ func (s *StepSample) relativeTerms() (x coefficients, share float64, ok bool) {
 	return x, share, true
 }
 
-// relativeError returns by which share of its time the predicted time of a sample is too short.
-func (r *stepRegression) relativeError(x *coefficients, share float64) float64 {
+// residual returns by which share of its time the predicted time of a sample is too short.
+func (r *stepRegression) residual(x *coefficients, share float64) float64 {
 	short := share
 	for i := range x {
 		short -= x[i] * r.learned[i]
@@ -175,13 +175,13 @@ func (r *stepRegression) add(x coefficients, share float64, expected *coefficien
 	if x[termRequest] > 0 {
 		kind = 1
 	}
-	if excess := (1 - r.relativeError(&x, share)) / maxExcess; excess > 1 {
+	if excess := (1 - r.residual(&x, share)) / maxExcess; excess > 1 {
 		for i := range x {
 			x[i] /= excess
 		}
 		share /= excess
 	}
-	noise, miss := &r.noise[kind], math.Abs(r.relativeError(&x, share))
+	noise, miss := &r.noise[kind], math.Abs(r.residual(&x, share))
 	weight := 1 / (*noise * max(*noise, miss)) // of Huber: outliers count, but by their size and not its square
 	*noise = max(minNoise, *noise+max(noiseGain, 1/float64(r.samples+2))*(min(1, miss)-*noise))
 
@@ -233,7 +233,7 @@ func (r *stepRegression) solve(expected *coefficients) {
 			r.learned[i] = min(max(best, minShare*prior[i], minCoefficients[i]), maxCoefficients[i])
 		}
 	}
-	r.publish()
+	r.updateDerived()
 }
 
 // scaleOf returns the factor by which all of some coefficients fit best.
@@ -266,5 +266,5 @@ func (r *stepRegression) restore(learned *coefficients) {
 		r.information[i][i] = restoredTrust / (c * c)
 		r.evidence[i] = restoredTrust / c
 	}
-	r.publish()
+	r.updateDerived()
 }

@@ -38,8 +38,8 @@ func (q *tokenRatio) bytesPerToken() float64 { return q.bytes / q.tokens }
 // isLearned reports whether the ratio is of any prompt.
 func (q *tokenRatio) isLearned() bool { return q.tokens > priorTokens }
 
-// relativeError returns by which share of them the tokens of a text may differ from what the ratio tells.
-func (q *tokenRatio) relativeError() float64 {
+// assumedError returns by which share of them the tokens of a text may differ from what the ratio tells.
+func (q *tokenRatio) assumedError() float64 {
 	if q.tokens < minKnownRatioTokens {
 		return defaultRatioError
 	}

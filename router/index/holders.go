@@ -27,9 +27,10 @@ func soleHolderWord(member int, at int32) (word uint64) {
 func soleMember(word uint64) (member int) { return int(word>>32) % (maxMembers + 1) }
 
 // holderBits returns the bits of the members that hold a block.
-func (s *holderTable) holderBits(b prompt.Block) uint64 { return memberBits(s.get(b)) }
+func (s *holderTable) holderBits(b prompt.Block) uint64 { return membersOf(s.get(b)) }
 
-func memberBits(word uint64) uint64 {
+// membersOf returns the bits of the members that a word of the table stands for.
+func membersOf(word uint64) uint64 {
 	if word&soleBit != 0 {
 		return 1 << soleMember(word)
 	}

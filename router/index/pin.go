@@ -55,7 +55,7 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 		Omitted: len(blocks) - len(fitting),
 		cache:   c, slot: slot, matched: matched, Use: c.uses, pinned: true,
 	}
-	c.pinReused(p, tail)
+	c.pinAndMeasureReuse(p, tail)
 	p.ReuseDistance = p.Reused[0].Distance
 	x.makeRoom(slot, len(fitting)-matched)
 	p.tail = x.insertPinned(slot, fitting[matched:], tail, p.Use)
@@ -65,8 +65,8 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 	c.linkPin(p)
 }
 
-// pinReused is pin for the matched blocks of an Add, up to tail, and sets p.Reused.
-func (c *cache) pinReused(p *Pin, tail int32) {
+// pinAndMeasureReuse is pin for the matched blocks of an Add, up to tail, and sets p.Reused.
+func (c *cache) pinAndMeasureReuse(p *Pin, tail int32) {
 	scale, spans := c.newReuseScale(), 0
 	var last uint64 // use of the last span; 0: there is none, or no more room
 	for at := tail; at != 0; at = c.entries[at].parent {

@@ -291,7 +291,7 @@ func check(t *testing.T, x *Index, preds map[prompt.Block]prompt.Block, when str
 	for g, s := range x.holders {
 		unswept = unswept || x.stale[g] != 0
 		for _, word := range all(&s.table) {
-			for m := memberBits(word); m != 0; m &= m - 1 {
+			for m := membersOf(word); m != 0; m &= m - 1 {
 				shown++
 			}
 		}

@@ -44,7 +44,7 @@ type Entry struct {
 	kv        kvUse
 	prefilled bool
 	steps     entrySteps
-	announced bool // it is a DecodeLeg of this router that was not sent yet
+	unsent    bool // it is a DecodeLeg of this router that was not sent yet
 	untimed   bool // a peer has sent it, and when it was sent or when something happened to it is not known
 }
 

@@ -39,15 +39,15 @@ type Ledger struct {
 // account is that of one backend.
 type account struct {
 	backend  *backends.Backend // nil: the slot is free
-	prefill  prefillAccount
+	prefill  requestAccount
 	kv       kvAccount
 	classes  queue.ClassLoad
 	polled   polledGaps
 	measured measurement // the current one of its speed
 	outputs  outputPolls
-	// announced are the sequences of this router's decode legs that were not sent yet.
-	announced int64
-	lastEnd   *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
+	// unsent are the sequences of this router's decode legs that were not sent yet.
+	unsent  int64
+	lastEnd *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
 
 	cacheResets uint64 // that were found
 }
@@ -122,8 +122,8 @@ func (l *Ledger) EndNoEngine(e *Entry) { e.account.backend.NoEngineInFlight.Add(
 func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (onlyInFlight bool) {
 	a, slot := l.accounts[e.Slot], e.Slot
 	e.account = a
-	if e.announced = e.Leg == DecodeLeg && !e.OfPeer; e.announced {
-		a.announced += e.Prediction.Sequences
+	if e.unsent = e.Leg == DecodeLeg && !e.OfPeer; e.unsent {
+		a.unsent += e.Prediction.Sequences
 	}
 	if keepBlocks {
 		e.blocks = p.Blocks
@@ -150,7 +150,7 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	if e.OfPeer {
 		a.backend.PeerInFlight.Add(e.Prediction.Sequences)
 	} else {
-		onlyInFlight = a.backend.InFlight.Add(e.Prediction.Sequences)-a.announced == e.Prediction.Sequences
+		onlyInFlight = a.backend.InFlight.Add(e.Prediction.Sequences)-a.unsent == e.Prediction.Sequences
 	}
 	inBlocks := (len(p.Blocks) - e.pin.Omitted) * l.blockBytes
 	e.kv.unindexed += int64(float64(max(0, p.Bytes-inBlocks)) / p.BytesPerToken)
@@ -164,22 +164,22 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 // StartDecode records that a decode leg is being sent, and reports whether it is the only request of this router there.
 func (l *Ledger) StartDecode(e *Entry, now time.Time) (onlyInFlight bool) {
 	e.SentAt = now
-	e.endAnnouncement()
-	return e.account.backend.InFlight.Load()-e.account.announced == e.Prediction.Sequences
+	e.countAsSent()
+	return e.account.backend.InFlight.Load()-e.account.unsent == e.Prediction.Sequences
 }
 
-// endAnnouncement records, once, that a decode leg is sent, or will not be.
-func (e *Entry) endAnnouncement() {
-	if e.announced {
-		e.announced = false
-		e.account.announced -= e.Prediction.Sequences
+// countAsSent records, once, that a decode leg is sent, or will not be.
+func (e *Entry) countAsSent() {
+	if e.unsent {
+		e.unsent = false
+		e.account.unsent -= e.Prediction.Sequences
 	}
 }
 
 // SentSequences returns how many sequences of this router a backend was sent that have not ended.
 func (l *Ledger) SentSequences(slot int) int64 {
 	a := l.accounts[slot]
-	return a.backend.InFlight.Load() - a.announced
+	return a.backend.InFlight.Load() - a.unsent
 }
 
 // Prefilled records, once, that the prefill of a request is over: its prompt's blocks stay.
@@ -211,7 +211,7 @@ func (l *Ledger) Prefilled(e *Entry, now time.Time) {
 // the layout of prompts. With tracker, tokens are reserved for the conversation's next turn.
 func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, now time.Time) (layoutChanged bool) {
 	a, sequences := e.account, e.Prediction.Sequences
-	e.endAnnouncement()
+	e.countAsSent()
 	if e.OfPeer {
 		a.backend.PeerInFlight.Add(-sequences)
 	} else {
@@ -243,7 +243,7 @@ func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, n
 		l.index.Rollback(&e.pin, e.blocks, 0)
 	}
 	l.addGrowth(a, now)
-	a.prefill.recordEnd(e)
+	a.prefill.removeRequest(e)
 	a.kv.recordEnd(e, o, now.Sub(l.start))
 	e.blocks = nil
 	return layoutChanged
@@ -311,8 +311,9 @@ func (l *Ledger) maxComputedBlocks(e *Entry, now time.Time) int {
 	return matched + int(computed)/l.blockBytes
 }
 
-// ObserveLoad records a poll of a backend, and what it shows of the estimates and the KV cache.
-func (l *Ledger) ObserveLoad(slot int, load *backends.Load, now time.Time) {
+// ApplyPoll learns from a poll of a backend, drops the blocks of a cache that it shows to be lost, and resizes and evicts
+// from the index.
+func (l *Ledger) ApplyPoll(slot int, load *backends.Load, now time.Time) {
 	a := l.accounts[slot]
 	if models := a.backend.Models(); len(models) > 0 {
 		l.estimates.SetModel(slot, cmp.Or(models[0].Root, models[0].ID))

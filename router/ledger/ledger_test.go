@@ -41,7 +41,7 @@ func newFleet(n int) *fleet {
 func (f *fleet) poll(slot int, l backends.Load) *backends.Load {
 	l.PolledAt, l.OwnInFlight = f.now, f.backends[slot].KnownInFlight()
 	f.backends[slot].SetLoad(&l)
-	f.ObserveLoad(slot, &l, f.now)
+	f.ApplyPoll(slot, &l, f.now)
 	return &l
 }
 
@@ -240,7 +240,7 @@ func (f *fleet) expectEmpty(t *testing.T, when string) {
 		t.Errorf("%s: %d requests are pending, and %d adapters in use", when, len(p.pending), len(p.adapters))
 	}
 	p.pending, p.adapters, p.since, p.sent, p.sentDepth = nil, nil, time.Time{}, 0, 0
-	if !reflect.DeepEqual(p, prefillAccount{}) {
+	if !reflect.DeepEqual(p, requestAccount{}) {
 		t.Errorf("%s: the account of prefills is %+v", when, p)
 	}
 	if kv.unindexed != 0 || kv.sequences != 0 || kv.began != 0 || kv.maxOutput != 0 || kv.prompts != 0 {

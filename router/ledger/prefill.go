@@ -23,13 +23,13 @@ const (
 	maxAdapters        = 64 // that an account keeps apart; engines have places for far fewer
 )
 
-// prefillAccount is what one backend was sent, by this router and its peers, and has in flight,
+// requestAccount is what one backend was sent, by this router and its peers, and has in flight,
 // and what of it has yet to be prefilled.
 //
 // An engine prefills in the order of arrival. So a first event says that everything
 // sent before it is prefilled as well. Responses that are not streamed have no first
 // event: they are assumed to be prefilled at the prefill rate.
-type prefillAccount struct {
+type requestAccount struct {
 	pending []*Entry  // not prefilled yet, in the order sent
 	tokens  float64   // sum of their uncached tokens
 	streams float64   // the part of it whose first event can be seen
@@ -53,7 +53,7 @@ type prefillAccount struct {
 }
 
 // add counts a request that is being sent.
-func (p *prefillAccount) add(e *Entry, now time.Time) {
+func (p *requestAccount) add(e *Entry, now time.Time) {
 	if len(p.pending) == 0 {
 		p.since = now
 	}
@@ -81,7 +81,7 @@ func (p *prefillAccount) add(e *Entry, now time.Time) {
 
 // queuedTokens returns the tokens that are still to be prefilled, at so many a second, and how many
 // requests have them: without those without a first event that should be prefilled by now.
-func (p *prefillAccount) queuedTokens(now time.Time, prefillRate float64) (tokens float64, requests int) {
+func (p *requestAccount) queuedTokens(now time.Time, prefillRate float64) (tokens float64, requests int) {
 	if len(p.pending) == 0 {
 		return 0, 0
 	}
@@ -93,7 +93,7 @@ func (p *prefillAccount) queuedTokens(now time.Time, prefillRate float64) (token
 }
 
 // queuedAttended returns how many tokens so many tokens attend to that are still to be prefilled, of so many requests.
-func (p *prefillAccount) queuedAttended(tokens float64, requests int) (attended float64) {
+func (p *requestAccount) queuedAttended(tokens float64, requests int) (attended float64) {
 	if requests == 0 {
 		return 0
 	}
@@ -106,7 +106,7 @@ func (p *prefillAccount) queuedAttended(tokens float64, requests int) (attended 
 }
 
 // computedTokens returns how many tokens were prefilled so far, and how many these attended to.
-func (p *prefillAccount) computedTokens(now time.Time, prefillRate float64) (tokens, attended float64) {
+func (p *requestAccount) computedTokens(now time.Time, prefillRate float64) (tokens, attended float64) {
 	if p.tokens <= 0 {
 		return p.sent, p.sentDepth
 	}
@@ -118,10 +118,10 @@ func (p *prefillAccount) computedTokens(now time.Time, prefillRate float64) (tok
 }
 
 // mayHaveWorkedOff reports whether queuedTokens may leave out requests.
-func (p *prefillAccount) mayHaveWorkedOff() bool { return len(p.pending) > 0 && !p.pending[0].Streams }
+func (p *requestAccount) mayHaveWorkedOff() bool { return len(p.pending) > 0 && !p.pending[0].Streams }
 
 // removeWorkedOff removes the requests that queuedTokens leaves out.
-func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
+func (p *requestAccount) removeWorkedOff(now time.Time, prefillRate float64) {
 	if !p.mayHaveWorkedOff() {
 		return
 	}
@@ -142,7 +142,7 @@ func (p *prefillAccount) removeWorkedOff(now time.Time, prefillRate float64) {
 
 // workedOff returns how many of the first pending requests have no first event and should be prefilled by now,
 // up to when time is then counted as work, the tokens of the others, and how many of those are computed.
-func (p *prefillAccount) workedOff(now time.Time, prefillRate float64) (done int, since time.Time, tokens, worked float64) {
+func (p *requestAccount) workedOff(now time.Time, prefillRate float64) (done int, since time.Time, tokens, worked float64) {
 	since, tokens = p.since, p.tokens
 	worked = WorkRate * prefillRate * now.Sub(since).Seconds()
 	for done < len(p.pending) && !p.pending[done].Streams && p.pending[done].Prediction.Uncached <= worked {
@@ -157,7 +157,7 @@ func (p *prefillAccount) workedOff(now time.Time, prefillRate float64) (done int
 
 // recordPrefilled records that the prefill of e is over, and with it that of every
 // request without a first event that was sent before.
-func (p *prefillAccount) recordPrefilled(e *Entry, now time.Time) {
+func (p *requestAccount) recordPrefilled(e *Entry, now time.Time) {
 	p.unstarted -= e.Prediction.Uncached
 	p.attended -= e.attendedTokens()
 	p.unseen -= e.Prediction.PromptTokens
@@ -175,7 +175,7 @@ func (p *prefillAccount) recordPrefilled(e *Entry, now time.Time) {
 }
 
 // removePending removes a request that will not be prefilled.
-func (p *prefillAccount) removePending(e *Entry) {
+func (p *requestAccount) removePending(e *Entry) {
 	if at := slices.Index(p.pending, e); at >= 0 {
 		p.sent -= e.Prediction.Uncached
 		p.sentDepth -= e.attendedTokens()
@@ -183,8 +183,8 @@ func (p *prefillAccount) removePending(e *Entry) {
 	}
 }
 
-// recordEnd records that e is no longer in flight.
-func (p *prefillAccount) recordEnd(e *Entry) {
+// removeRequest removes a request that is no longer in flight.
+func (p *requestAccount) removeRequest(e *Entry) {
 	p.requests--
 	p.prompts -= e.Prediction.PromptTokens
 	if e.OfPeer {
@@ -202,7 +202,7 @@ func (p *prefillAccount) recordEnd(e *Entry) {
 }
 
 // removePendingAt removes the pending request at an index, and its tokens.
-func (p *prefillAccount) removePendingAt(index int) {
+func (p *requestAccount) removePendingAt(index int) {
 	e := p.pending[index]
 	p.tokens -= e.Prediction.Uncached
 	p.depth -= e.attendedTokens()
@@ -219,7 +219,8 @@ func (p *prefillAccount) removePendingAt(index int) {
 }
 
 // addAdapter counts a request for an adapter: the backend has it or is loading it, long before a poll says so.
-func (p *prefillAccount) addAdapter(e *Entry) {
+// If maxAdapters are counted already, it clears the request's adapter.
+func (p *requestAccount) addAdapter(e *Entry) {
 	switch {
 	case e.Adapter == "":
 		return
@@ -232,7 +233,8 @@ func (p *prefillAccount) addAdapter(e *Entry) {
 	p.adapters[e.Adapter]++
 }
 
-func (p *prefillAccount) removeAdapter(e *Entry) {
+// removeAdapter undoes addAdapter.
+func (p *requestAccount) removeAdapter(e *Entry) {
 	if e.Adapter == "" {
 		return
 	}
@@ -243,7 +245,7 @@ func (p *prefillAccount) removeAdapter(e *Entry) {
 
 // adapterCost returns what it costs the replica whose last poll returned l to load an adapter,
 // in seconds; 0 if it has it.
-func (p *prefillAccount) adapterCost(adapter string, l *backends.Load) (seconds float64) {
+func (p *requestAccount) adapterCost(adapter string, l *backends.Load) (seconds float64) {
 	switch {
 	case adapter == "" || l != nil && slices.Contains(l.RunningAdapters, adapter) || p.adapters[adapter] > 0:
 		return 0

@@ -21,7 +21,7 @@ func TestQueuedTokens(t *testing.T) {
 	stream := func(u float64) *Entry { return pendingEntry(u, true) }
 	whole := func(u float64) *Entry { return pendingEntry(u, false) }
 	// The figures do not depend on whether what is worked off was removed.
-	check := func(name string, p *prefillAccount, seconds, want float64, wantPending int) {
+	check := func(name string, p *requestAccount, seconds, want float64, wantPending int) {
 		t.Helper()
 		for _, removed := range []string{"before", "after"} {
 			if got, pending := p.queuedTokens(at(seconds), 8000); math.Abs(got-want) > 0.01 || pending != wantPending {
@@ -34,7 +34,7 @@ func TestQueuedTokens(t *testing.T) {
 		}
 	}
 
-	var a prefillAccount
+	var a requestAccount
 	check("nothing sent", &a, 0, 0, 0)
 	first, second := stream(7200), stream(14400)
 	a.add(first, at(0))
@@ -48,7 +48,7 @@ func TestQueuedTokens(t *testing.T) {
 	a.removePending(second)
 	check("a removed request is not counted", &a, 3, 0, 0)
 
-	var b prefillAccount
+	var b requestAccount
 	for range 3 {
 		b.add(whole(7200), at(0))
 	}
@@ -57,7 +57,7 @@ func TestQueuedTokens(t *testing.T) {
 	check("whole responses: the others continue", &b, 2.5, 3600, 1)
 	check("whole responses: worked off", &b, 3, 0, 0)
 
-	var c prefillAccount
+	var c requestAccount
 	early, late := whole(7200), stream(7200)
 	c.add(early, at(0))
 	c.add(late, at(0))
@@ -68,7 +68,7 @@ func TestQueuedTokens(t *testing.T) {
 }
 
 func TestAdapterAccount(t *testing.T) {
-	var p prefillAccount
+	var p requestAccount
 	send := func(adapter string) *Entry {
 		e := &Entry{Adapter: adapter}
 		p.add(e, time.Time{})
@@ -88,9 +88,9 @@ func TestAdapterAccount(t *testing.T) {
 	check("the number of places is unknown", "a", &backends.Load{RunningAdapters: []string{"b"}}, adapterLoadSeconds)
 	first, second := send("a"), send("a")
 	check("just sent", "a", &backends.Load{RunningAdapters: []string{"b"}, MaxAdapters: 1}, 0)
-	p.recordEnd(first)
+	p.removeRequest(first)
 	check("one of two ended", "a", nil, 0)
-	p.recordEnd(second)
+	p.removeRequest(second)
 	check("both ended", "a", nil, adapterLoadSeconds)
 
 	var sent []*Entry
@@ -107,7 +107,7 @@ func TestAdapterAccount(t *testing.T) {
 		t.Errorf("%d requests of an adapter that was kept at the bound, want 2", n)
 	}
 	for _, e := range sent {
-		p.recordEnd(e)
+		p.removeRequest(e)
 	}
 	if n := len(p.adapters); n != 0 {
 		t.Errorf("%d adapters are left at the end", n)

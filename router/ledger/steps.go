@@ -182,7 +182,7 @@ type measurement struct {
 func (m *measurement) addPrompt(tokens float64) { m.longest = max(m.longest, tokens) }
 
 // addPoll adds a poll.
-func (m *measurement) addPoll(poll *polledGaps, p *prefillAccount) {
+func (m *measurement) addPoll(poll *polledGaps, p *requestAccount) {
 	waited := len(p.pending) > 0 && p.pending[0].SentAt.Before(m.last.done.at)
 	if waited && poll.generated > 0 && poll.generated == m.last.generated {
 		m.silent += poll.done.at.Sub(m.last.done.at).Seconds()

@@ -8,7 +8,7 @@ import (
 // owners is the records of an Index by their owners. The owner with the most is found at once.
 type owners struct {
 	byName map[string]*ownerRecords
-	heap   ownerHeap
+	heap   mostRecordsFirst
 	uses   uint64 // of all records so far
 }
 
@@ -63,29 +63,29 @@ func (o *owners) oldestOfLargest() *record { return o.heap[0].oldest() }
 
 func (o *ownerRecords) oldest() *record { return o.records.Front().Value.(*record) }
 
-// ownerHeap implements heap.Interface: the owner with the most records is first.
-type ownerHeap []*ownerRecords
+// mostRecordsFirst implements heap.Interface, as its name says; of owners with equally many, the one with the oldest record is first.
+type mostRecordsFirst []*ownerRecords
 
-func (h ownerHeap) Len() int { return len(h) }
+func (h mostRecordsFirst) Len() int { return len(h) }
 
-func (h ownerHeap) Less(i, j int) bool {
+func (h mostRecordsFirst) Less(i, j int) bool {
 	if a, b := h[i].records.Len(), h[j].records.Len(); a != b {
 		return a > b
 	}
 	return h[i].oldest().use < h[j].oldest().use
 }
 
-func (h ownerHeap) Swap(i, j int) {
+func (h mostRecordsFirst) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].heapIndex, h[j].heapIndex = i, j
 }
 
-func (h *ownerHeap) Push(of any) {
+func (h *mostRecordsFirst) Push(of any) {
 	of.(*ownerRecords).heapIndex = len(*h)
 	*h = append(*h, of.(*ownerRecords))
 }
 
-func (h *ownerHeap) Pop() any {
+func (h *mostRecordsFirst) Pop() any {
 	last := len(*h) - 1
 	of := (*h)[last]
 	(*h)[last] = nil
