@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"warmroute/backends"
 	"warmroute/backends/transport"
 	"warmroute/metrics"
@@ -133,7 +135,7 @@ func (a *attempt) startReplyHashing() {
 // could be sent only after notAfter; zero: whenever.
 func (a *attempt) send(edits []prompt.Edit, notAfter time.Time) (*http.Response, error) {
 	r, b := a.req, a.decision.Backend
-	if scope := r.input.stored.scopeEdits(); scope != nil {
+	if scope := r.input.stored.Edits(); scope != nil {
 		edits = append(scope, edits...)
 		slices.SortStableFunc(edits, func(x, y prompt.Edit) int { return cmp.Compare(x.Start, y.Start) })
 	}
@@ -162,7 +164,7 @@ func (r *request) replicaPath() string {
 	if !r.endpoint.IsAboutResponse() {
 		return r.endpoint.Path
 	}
-	return strings.Replace(r.endpoint.Path, api.ResponseIDPart, r.input.stored.replicaID, 1)
+	return strings.Replace(r.endpoint.Path, api.ResponseIDPart, r.input.stored.ReplicaID, 1)
 }
 
 // classifyOrEndRequest returns the failure of an attempt without a complete response. If the client or the proxy has
@@ -230,7 +232,7 @@ func (a *attempt) relayResponse(resp *http.Response) *fault.Failure {
 	if f := fault.OfHeader(resp); f != nil {
 		return f
 	}
-	if scope := a.req.input.stored.scope; scope != "" && !httpheader.IsEncoded(resp.Header) {
+	if scope := a.req.input.stored.Scope; scope != "" && !httpheader.IsEncoded(resp.Header) {
 		body = relay.RemoveScope(resp, body, scope)
 	}
 	if resp.StatusCode == http.StatusOK && httpheader.IsEventStream(resp.Header) {
@@ -327,4 +329,59 @@ func (l *failureLog) allowWarning(b *backends.Backend, now time.Time) (allowed b
 	suppressed = e.suppressed
 	e.warnedAt, e.suppressed = now, 0
 	return true, suppressed
+}
+
+// setRequestIDHeader names the attempt in the header for the replica.
+func (a *attempt) setRequestIDHeader() {
+	a.token = a.req.proxy.tokens.SetRequestID(a.req.httpReq.Header, a.req.inFlight.ID)
+}
+
+// checkResponseHeaderID returns the failure of a response whose header names another attempt, else nil. vLLM repeats the
+// header of the request with --enable-request-id-headers.
+func (a *attempt) checkResponseHeaderID(h http.Header) *fault.Failure {
+	for _, id := range h[upstream.RequestIDHeader] {
+		if a.req.proxy.tokens.FindOthers(id, a.token) != nil {
+			return a.recordWrongResponse()
+		}
+	}
+	return nil
+}
+
+// checkBodyID is checkResponseHeaderID for a body, or the beginning of one.
+func (a *attempt) checkBodyID(body []byte) *fault.Failure {
+	return a.checkResponseID(relay.ReadBodyID(body[:min(len(body), upstream.MaxIDSearchBytes)]))
+}
+
+// checkResponseID is checkResponseHeaderID for the id of a response. Tokens that the client has sent as part of the response's
+// id do not count: it has them from an earlier response. The request's input must not be released yet.
+func (a *attempt) checkResponseID(id string) *fault.Failure {
+	others := a.req.proxy.tokens.FindOthers(id, a.token)
+	if others == nil {
+		return nil
+	}
+	requested := a.req.requestedResponseID()
+	for _, token := range others {
+		if !strings.Contains(requested, upstream.TokenMark+token) {
+			return a.recordWrongResponse()
+		}
+	}
+	return nil
+}
+
+// requestedResponseID returns the id that the client wants the response to have, or to begin or end with: that of the stored
+// response which the request is about, or the request_id in the body. It is "" where replicas read neither.
+func (r *request) requestedResponseID() string {
+	switch {
+	case r.endpoint.IsAboutResponse():
+		return r.input.stored.RefersTo
+	case r.endpoint.ReadsRequestID():
+		return gjson.GetBytes(r.input.body, "request_id").Str
+	}
+	return ""
+}
+
+// recordWrongResponse counts and returns the failure of a response to another attempt.
+func (a *attempt) recordWrongResponse() *fault.Failure {
+	a.decision.Backend.WrongResponses.Add(1)
+	return &fault.Failure{Reason: metrics.RetryWrongResponse, Err: upstream.ErrWrongResponse}
 }

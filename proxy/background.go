@@ -16,6 +16,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/api"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/stored"
 	"warmroute/proxy/upstream"
 	"warmroute/recovery"
 	"warmroute/router"
@@ -167,7 +168,7 @@ func (b *backgroundAttempt) poll() (ended bool) {
 	}
 	ctx, cancel := context.WithTimeout(b.context, backgroundPollTimeout)
 	defer cancel()
-	resp, err := backend.Get(ctx, "/v1/responses/"+b.id, "application/json", b.attempt.req.proxy.instance, maxBackgroundBytes)
+	resp, err := backend.Get(ctx, "/v1/responses/"+b.id, "application/json", string(b.attempt.req.proxy.instance), maxBackgroundBytes)
 	if resp == nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			return b.recordLost()
@@ -241,9 +242,9 @@ func (b *backgroundAttempt) endUnfinished() {
 }
 
 // replicaResponseID returns the id by which the replica knows the response to a request, whose id is the client's.
-func (a *attempt) replicaResponseID(in *storedInput, responseID string) string {
-	if in.chosenIDAt > 0 && responseID == in.chosenID {
-		return in.scope + responseID
+func (a *attempt) replicaResponseID(in *stored.Input, responseID string) string {
+	if in.ChosenIDAt > 0 && responseID == in.ChosenID {
+		return in.Scope + responseID
 	}
 	return responseID
 }

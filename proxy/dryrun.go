@@ -136,7 +136,7 @@ func (r *request) parseDryRun(q DryRunRequest) *fault.Error {
 	if apiErr := r.parseInput(); apiErr != nil {
 		return apiErr
 	}
-	if r.input.stored.refers() {
+	if r.input.stored.Refers() {
 		return r.pinTo(r.findStoredResponse())
 	}
 	return nil

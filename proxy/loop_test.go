@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/proxy/upstream"
 )
 
 func asInstance(id string) func(*Options) { return func(o *Options) { o.Instance = id } }
@@ -32,7 +33,7 @@ func TestInstanceHeader(t *testing.T) {
 func TestLoopRejected(t *testing.T) {
 	for name, passed := range map[string]string{
 		"passed here":      "one,me , two",
-		"too many proxies": strings.Repeat("other, ", maxInstanceBytes/7+1),
+		"too many proxies": strings.Repeat("other, ", upstream.MaxInstanceBytes/7+1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &replica{script: always(answered("200 OK", whole))}

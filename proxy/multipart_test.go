@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"warmroute/proxy/admit"
 	"warmroute/proxy/apikey"
 )
 
@@ -172,8 +173,8 @@ func TestAmbiguousFormRejected(t *testing.T) {
 		"charset with escapes":           {kind + "; charset=utf-7", m + field(`name="+AG0-odel"`, "lora") + end},
 		"another multipart":              {"multipart/mixed; boundary=x", m + end},
 		"no boundary":                    {"multipart/form-data", m + end},
-		"too many parts":                 {kind, m + strings.Repeat(field(`name="x"`, ""), maxFormParts) + end},
-		"a long header":                  {kind, m + field(`name="x"; filename="`+strings.Repeat("x", maxPartHeaderBytes)+`"`, "") + end},
+		"too many parts":                 {kind, m + strings.Repeat(field(`name="x"`, ""), admit.MaxFormParts) + end},
+		"a long header":                  {kind, m + field(`name="x"; filename="`+strings.Repeat("x", admit.MaxPartHeaderBytes)+`"`, "") + end},
 	} {
 		for _, key := range []string{"all", "some"} {
 			resp, answer, err := f.try("/v1/audio/transcriptions", c.body, append(bearer(key), "Content-Type", c.kind)...)
@@ -232,17 +233,17 @@ func FuzzFormModel(f *testing.F) {
 	f.Add("multipart/form-data; boundary=x", []byte("--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--x--"), "x y")
 	f.Add("multipart/form-data; boundary=\"", []byte("--"), "\x00")
 	f.Fuzz(func(t *testing.T, contentType string, body []byte, name string) {
-		fields, err := parseFormFields([]string{contentType}, body)
-		model := fields.model
-		if len(model) > maxFormNameBytes || err != nil && model != "" {
+		fields, err := admit.ParseForm([]string{contentType}, body)
+		model := fields.Model
+		if len(model) > admit.MaxFormNameBytes || err != nil && model != "" {
 			t.Errorf("model %q, %v", model, err)
 		}
-		if other, ok := asGoReads(contentType, body); ok && err == nil && len(model) < maxFormNameBytes && model != other {
+		if other, ok := asGoReads(contentType, body); ok && err == nil && len(model) < admit.MaxFormNameBytes && model != other {
 			t.Errorf("model %q, where Go's own reader finds %q", model, other)
 		}
 		kind, form := upload(t, "before", name, "model", name, "after", name)
-		if fields, err := parseFormFields([]string{kind}, []byte(form)); err != nil || len(name) < maxFormNameBytes && fields.model != strings.TrimSpace(name) {
-			t.Errorf("%q was read as %q, %v", name, fields.model, err)
+		if fields, err := admit.ParseForm([]string{kind}, []byte(form)); err != nil || len(name) < admit.MaxFormNameBytes && fields.Model != strings.TrimSpace(name) {
+			t.Errorf("%q was read as %q, %v", name, fields.Model, err)
 		}
 	})
 }

@@ -27,6 +27,8 @@ import (
 	"warmroute/proxy/fault"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/retrybudget"
+	"warmroute/proxy/stored"
 	"warmroute/proxy/tracing"
 	"warmroute/proxy/upstream"
 	"warmroute/recovery"
@@ -79,13 +81,13 @@ type Proxy struct {
 	routes   atomic.Pointer[api.Table]
 
 	version    string
-	instance   string // random, for other proxies; empty: loops are not looked for
+	instance   upstream.Instance
 	tokens     upstream.Tokens
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
 
-	retries    retryBudget
-	responses  storedResponses
+	retries    retrybudget.Budget
+	responses  stored.Responses
 	background *backgroundResponses
 
 	recheckHealth    func(*backends.Backend)
@@ -164,12 +166,12 @@ func New(o Options) *Proxy {
 		router:     o.Router,
 		keys:       o.Keys,
 		version:    o.Version,
-		instance:   o.Instance,
+		instance:   upstream.Instance(o.Instance),
 		tokens:     upstream.NewTokens(),
 		blockBytes: o.BlockBytes,
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
 		buffers:    relay.Buffers{Pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
-		responses:  storedResponses{o.Responses, make(chan struct{}, maxSearches)},
+		responses:  stored.Responses{Index: o.Responses, Searches: make(chan struct{}, stored.MaxSearches)},
 		background: newBackgroundResponses(),
 
 		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors, panics: o.Panics,
@@ -255,8 +257,8 @@ func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *api.T
 		c.SetLingerReadDeadline() // none of them reads a body
 	}
 	c.ExtendWriteDeadline()
-	p.setInstanceHeader(&c, r.Header)
-	if apiErr := p.checkHealthCheckLoop(r.Header); apiErr != nil {
+	p.instance.SetHeader(c.Header(), r.Header)
+	if apiErr := p.instance.CheckHealthCheckLoop(r.Header, p.registry.All()); apiErr != nil {
 		fault.Write(&c, api.OpenAI, apiErr)
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"warmroute/backends"
+	"warmroute/proxy/admit"
 )
 
 func TestClientKeyRemovedFromRequest(t *testing.T) {
@@ -44,7 +45,7 @@ func TestRedactQuery(t *testing.T) {
 		"": "", "beta=true": "beta=true", "a=1&b=&c": "a=1&b=&c", "api_key=x": "", "a=1&Api-Key=x&b=2": "a=1&b=2",
 		"%61pi_key=x&key": "", "keys=1&monkey=2": "keys=1&monkey=2", "a=1;key=2": "a=1;key=2", "&&": "&&", "%zz=1": "%zz=1",
 	} {
-		if got := redactQuery(query, ""); got != want {
+		if got := admit.RedactQuery(query, ""); got != want {
 			t.Errorf("%q becomes %q, want %q", query, got, want)
 		}
 	}
@@ -56,11 +57,11 @@ func FuzzRedactQuery(f *testing.F) {
 	const secret = "the-secret-0123456789"
 	f.Fuzz(func(t *testing.T, query string) {
 		for _, s := range []string{"", secret} {
-			got := redactQuery(query+"&a="+secret+"&"+query, s)
+			got := admit.RedactQuery(query+"&a="+secret+"&"+query, s)
 			if s != "" && strings.Contains(got, secret) || len(got) > 2*len(query)+len(secret)+4 {
 				t.Fatalf("%q becomes %q", query, got)
 			}
-			if again := redactQuery(got, s); again != got {
+			if again := admit.RedactQuery(got, s); again != got {
 				t.Fatalf("%q becomes %q, and that %q", query, got, again)
 			}
 		}

@@ -26,6 +26,7 @@ import (
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/stored"
 	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
@@ -64,7 +65,7 @@ type input struct {
 	query   string // of the URL, without keys
 	body    []byte
 	scratch *scratch // nil: nothing was parsed
-	stored  storedInput
+	stored  stored.Input
 	request router.Request
 
 	membersAt         int  // index in the body at which a member can be inserted, if it may be split
@@ -91,7 +92,7 @@ const maxPooledBlocks = 8 << 10
 // a few hundred bytes more would double it to 16 KB.
 func (p *Proxy) serveEndpoint(e *api.Endpoint, responseID string, w http.ResponseWriter, r *http.Request) {
 	x := p.beginRequest(e, w, r)
-	x.input.stored.refersTo = responseID
+	x.input.stored.RefersTo = responseID
 	defer func() {
 		if x.background == nil {
 			x.finish()
@@ -136,7 +137,7 @@ func (p *Proxy) beginRequest(e *api.Endpoint, w http.ResponseWriter, r *http.Req
 // admit authenticates the request, reads its body and parses it. It returns the error to send,
 // or nil.
 func (r *request) admit() *fault.Error {
-	if apiErr := r.proxy.checkLoop(r.httpReq.Header); apiErr != nil {
+	if apiErr := r.proxy.instance.CheckLoop(r.httpReq.Header); apiErr != nil {
 		return apiErr
 	}
 	for _, step := range [...]func(*request) *fault.Error{
@@ -287,8 +288,8 @@ func (r *request) parseInput() *fault.Error {
 		return apiErr
 	}
 	s := &r.input.stored
-	if r.account != nil && (s.refersTo != "" || s.refersToAt > 0 || s.chosenIDAt > 0) {
-		s.scope = scopeOf(r.account.Name)
+	if r.account != nil && (s.RefersTo != "" || s.RefersToAt > 0 || s.ChosenIDAt > 0) {
+		s.Scope = stored.ScopeOf(r.account.Name)
 	}
 	return nil
 }
@@ -389,8 +390,8 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 		in.scratch.blocks = pr.AppendBlocks(in.scratch.blocks[:0], engine, r.proxy.blockBytes)
 		in.request.Blocks = in.scratch.blocks
 	}
-	in.stored = storedInput{
-		refersTo: pr.PreviousResponse, refersToAt: pr.PreviousResponseAt, chosenID: pr.ResponseID, chosenIDAt: pr.ResponseIDAt, unstored: pr.NoStore,
+	in.stored = stored.Input{
+		RefersTo: pr.PreviousResponse, RefersToAt: pr.PreviousResponseAt, ChosenID: pr.ResponseID, ChosenIDAt: pr.ResponseIDAt, Unstored: pr.NoStore,
 	}
 	if in.request.NoEngine = r.endpoint.NoEngine; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
@@ -401,7 +402,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 		in.request.Session, in.sessionSource = pr.Session, pr.SessionField
 	}
 	in.request.Sequences = pr.Sequences
-	if in.request.Splittable = pr.Splittable() && !in.stored.refers() && !in.request.NoEngine; in.request.Splittable {
+	if in.request.Splittable = pr.Splittable() && !in.stored.Refers() && !in.request.NoEngine; in.request.Splittable {
 		in.scratch.prefillEdits = pr.AppendPrefillEdits(in.scratch.prefillEdits[:0])
 		in.membersAt, in.hasThinkingBudget = pr.MembersAt(), pr.HasThinkingBudget()
 	}
@@ -414,7 +415,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 	in.isPlain = pr.Cacheable && pr.Sequences <= 1 && pr.ExtraBytes == 0 && !pr.HasMedia()
 	in.scratch.responseStart.SetFrom(pr)
 	if pr.FirstMessageHash != 0 {
-		in.request.PromptKey = nonzero(xxh3.HashStringSeed(engine, pr.FirstMessageHash))
+		in.request.PromptKey = admit.NonzeroHash(xxh3.HashStringSeed(engine, pr.FirstMessageHash))
 	}
 	return nil
 }

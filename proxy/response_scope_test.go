@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"warmroute/proxy/relay"
+	"warmroute/proxy/stored"
 	"warmroute/router"
 )
 
@@ -29,7 +30,7 @@ func TestChosenIDOfTwoKeys(t *testing.T) {
 			if a := f.kept[0].ids[0]; !strings.HasPrefix(a, "resp_") {
 				t.Errorf("older replicas take %q for no id of a response", a)
 			}
-			if got := f.replicas[0].requests()[0].body; strings.Replace(got, scopeOf("alice"), "", 1) != ask {
+			if got := f.replicas[0].requests()[0].body; strings.Replace(got, stored.ScopeOf("alice"), "", 1) != ask {
 				t.Errorf("the replica got %s", got)
 			}
 		})
@@ -45,7 +46,7 @@ func TestChosenIDIsOfItsKey(t *testing.T) {
 	}
 	f.preferSecond()
 	before := f.seenRequests()
-	for _, id := range []string{"mine", "none", scopeOf("alice") + "mine", scopeOf("carol") + "mine"} {
+	for _, id := range []string{"mine", "none", stored.ScopeOf("alice") + "mine", stored.ScopeOf("carol") + "mine"} {
 		status, answer, _ := f.requestTo("GET", "/v1/responses/"+id, "", bearer("carol")...)
 		wantMissing(t, status, answer, "response_not_found", "'"+id+"' not found: no replica is known to hold it")
 		status, answer, _ = f.requestTo("POST", "/v1/responses", continuing(id), bearer("carol")...)
@@ -86,7 +87,7 @@ func TestEmptyIDIsOfItsKey(t *testing.T) {
 	if status, answer, _ := f.requestTo("POST", "/v1/responses", ask, bearer("alice")...); status != 200 || !strings.Contains(answer, `"id":""`) {
 		t.Fatalf("status %d %s", status, answer)
 	}
-	if got := f.replicas[0].requests()[0].body; got != strings.Replace(ask, `""`, `"`+scopeOf("alice")+`"`, 1) {
+	if got := f.replicas[0].requests()[0].body; got != strings.Replace(ask, `""`, `"`+stored.ScopeOf("alice")+`"`, 1) {
 		t.Errorf("the replica got %s", got)
 	}
 	status, answer, _ := f.requestTo("POST", "/v1/responses", continuing(""), bearer("bob")...)
@@ -98,7 +99,7 @@ func TestEmptyIDIsOfItsKey(t *testing.T) {
 
 // Every attempt sends the id of the key, and an error that quotes it gets the client's back.
 func TestChosenIDInRetriesAndErrors(t *testing.T) {
-	quote := always(answered("400 Bad Request", `{"error":{"message":"input was {'request_id': '`+scopeOf("alice")+`mine'}"}}`))
+	quote := always(answered("400 Bad Request", `{"error":{"message":"input was {'request_id': '`+stored.ScopeOf("alice")+`mine'}"}}`))
 	broken, second := &replica{script: always(answered("500 Internal Server Error", `{}`))}, &replica{script: quote}
 	f := serve(t, withKeys(keyOf("alice", nil)), broken, second)
 	const ask = `{"model":"m","input":"hi","request_id":"mine"}`
@@ -107,7 +108,7 @@ func TestChosenIDInRetriesAndErrors(t *testing.T) {
 		t.Errorf("status %d %s", resp.StatusCode, answer)
 	}
 	for _, r := range []*replica{broken, second} {
-		if got := r.requests(); len(got) != 1 || got[0].body != strings.Replace(ask, "mine", scopeOf("alice")+"mine", 1) {
+		if got := r.requests(); len(got) != 1 || got[0].body != strings.Replace(ask, "mine", stored.ScopeOf("alice")+"mine", 1) {
 			t.Errorf("a replica got %+v", got)
 		}
 	}
@@ -115,10 +116,10 @@ func TestChosenIDInRetriesAndErrors(t *testing.T) {
 
 // A response that is too long to be buffered whole has the client's id as well.
 func TestChosenIDInLongResponse(t *testing.T) {
-	object := strings.Replace(responseObject(scopeOf("alice")+"mine", "completed"), "Hello", strings.Repeat("x", relay.MaxBufferedBytes), 1)
+	object := strings.Replace(responseObject(stored.ScopeOf("alice")+"mine", "completed"), "Hello", strings.Repeat("x", relay.MaxBufferedBytes), 1)
 	f := serve(t, withKeys(keyOf("alice", nil)), &replica{script: always(answered("200 OK", object))})
 	resp, answer := f.post("/v1/responses", `{"model":"m","input":"hi","request_id":"mine"}`, bearer("alice")...)
-	if want := strings.Replace(object, scopeOf("alice"), "", 1); resp.StatusCode != 200 || answer != want {
+	if want := strings.Replace(object, stored.ScopeOf("alice"), "", 1); resp.StatusCode != 200 || answer != want {
 		t.Errorf("status %d, %d bytes: %.100s, want %d bytes", resp.StatusCode, len(answer), answer, len(want))
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"warmroute/backends"
@@ -864,97 +863,4 @@ func TestPoisonGuardIgnoresQuotedShutdownMessages(t *testing.T) {
 			})
 		}
 	}
-}
-
-func TestRetryBudget(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := new(retryBudget)
-		room := func(when string, want int) {
-			t.Helper()
-			got := 0
-			for b.tryAcquire(0.2, 10) {
-				got++
-			}
-			if got != want {
-				t.Errorf("%s: room for %d, want %d", when, got, want)
-			}
-		}
-		room("without requests", 10)
-		for range 200 {
-			b.countRequest()
-		}
-		room("a fifth of 200, less those made", 30)
-		time.Sleep(time.Second)
-		room("a second later", 10)
-		time.Sleep(10 * time.Second)
-		room("when all is forgotten", 10)
-		time.Sleep(time.Hour)
-		room("after an hour", 10)
-	})
-}
-
-func TestRetryBudgetOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := new(retryBudget)
-		for b.tryAcquire(0, 1) {
-		}
-		order := make(chan int, 3)
-		ctx, leave := context.WithCancel(t.Context())
-		for i := range 3 {
-			go func() {
-				mine := t.Context()
-				if i == 1 {
-					mine = ctx
-				}
-				turn := b.addWait(0, 1)
-				granted := false
-				defer func() { b.removeWait(turn, granted) }()
-				select {
-				case <-turn.granted:
-					granted = true
-					order <- i
-				case <-mine.Done():
-				}
-			}()
-			synctest.Wait()
-		}
-		leave()
-		if first, second := <-order, <-order; first != 0 || second != 2 {
-			t.Errorf("served %d, then %d; want 0, then 2", first, second)
-		}
-		synctest.Wait()
-		if len(b.waiting) > 0 || b.timer != nil {
-			t.Error("somebody is still in line")
-		}
-	})
-}
-
-// A request makes room for the retry of another.
-func TestRetryBudgetGrantedByRequests(t *testing.T) {
-	b := new(retryBudget)
-	turn := b.addWait(0.2, 0)
-	defer b.removeWait(turn, true)
-	for i := range 5 {
-		select {
-		case <-turn.granted:
-			t.Fatalf("granted after %d requests", i)
-		default:
-		}
-		b.countRequest()
-	}
-	<-turn.granted
-}
-
-// A grant whose request ends at the same moment goes to the next.
-func TestRetryBudgetUnusedGrant(t *testing.T) {
-	b := new(retryBudget)
-	unused, next := b.addWait(0, 1), b.addWait(0, 1)
-	<-unused.granted
-	b.removeWait(unused, false)
-	select {
-	case <-next.granted:
-	default:
-		t.Error("the unused grant was lost")
-	}
-	b.removeWait(next, true)
 }

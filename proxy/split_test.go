@@ -15,6 +15,7 @@ import (
 	"warmroute/metrics"
 	"warmroute/proxy/activity"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/stored"
 	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
@@ -819,7 +820,7 @@ func TestSplitOfChosenID(t *testing.T) {
 	if resp, got := f.post("/v1/responses", body, bearer("alice")...); got != whole {
 		t.Fatalf("got %d %s", resp.StatusCode, got)
 	}
-	scoped := strings.Replace(body, `"mine`, `"`+scopeOf("alice")+"mine", 1)
+	scoped := strings.Replace(body, `"mine`, `"`+stored.ScopeOf("alice")+"mine", 1)
 	if got := p.requests()[0].body; got != strings.Replace(scoped, "{", "{"+askRemote+`"max_output_tokens":1,"store":false,`, 1) {
 		t.Errorf("the prefill leg was %s", got)
 	}

@@ -16,6 +16,7 @@ import (
 	"warmroute/backends"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/stored"
 	"warmroute/recovery"
 	"warmroute/router"
 	"warmroute/router/responseindex"
@@ -325,7 +326,7 @@ func TestPanicOfSearch(t *testing.T) {
 	broken.SetState(backends.Ready)
 	reported := make(chan any, 2)
 	report := func(_ recovery.Place, cause any, _ []byte) { reported <- cause }
-	found, all := searchBackends(t.Context(), report, "resp_1", []*backends.Backend{broken, holder}, "")
+	found, all := stored.Search(t.Context(), report, "resp_1", []*backends.Backend{broken, holder}, "")
 	if found != holder || all || <-reported != "broken" {
 		t.Errorf("found %v, all responded: %v", found, all)
 	}

@@ -15,6 +15,7 @@ import (
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/stored"
 	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
@@ -38,7 +39,7 @@ type streamRelay struct {
 	events   relay.Scanner
 	out      relay.LineWriter
 	pieces   relay.PieceWriter // where out writes
-	unsaved  *storedInput      // of a response that is not remembered yet; nil: it is, or is not to be
+	unsaved  *stored.Input     // of a response that is not remembered yet; nil: it is, or is not to be
 	withheld bool              // the replica's error event, as it may name the handover
 	flooded  bool              // committed without an event, behind more than may be buffered
 	readErr  error             // why there is no more to read
@@ -50,7 +51,7 @@ func (a *attempt) relayStream(resp *http.Response, body relay.Body) *fault.Failu
 	a.startReplyHashing()
 	s := &streamRelay{attempt: a, resp: resp, body: body, events: relay.NewScanner(a.req.endpoint.Format, a.reply)}
 	stored, maxTokens := a.req.input.stored, a.req.input.request.MaxOutputTokens // input may be released before the end of the stream
-	if a.req.endpoint.Format == api.ResponsesFormat && !a.req.input.stored.unstored {
+	if a.req.endpoint.Format == api.ResponsesFormat && !a.req.input.stored.Unstored {
 		s.unsaved = &stored
 	}
 	s.pieces = relay.NewPieceWriter(&a.req.client, a.req.allowsTransferParams(), true)

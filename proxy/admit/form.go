@@ -1,4 +1,4 @@
-package proxy
+package admit
 
 import (
 	"bytes"
@@ -9,115 +9,77 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/net/http/httpguts"
-
-	"warmroute/prompt"
-	"warmroute/proxy/fault"
 )
 
 const (
-	maxFormNameBytes   = 1 << 10
-	maxPartHeaderBytes = 8 << 10
-	// maxFormParts is the limit of starlette, which vLLM parses forms with.
-	maxFormParts = 2000
-	// uploadPromptBytes is the load of an upload, in bytes of prompt: a window of audio is 1,500 positions, whatever its size.
-	uploadPromptBytes = 6000
+	MaxFormNameBytes   = 1 << 10
+	MaxPartHeaderBytes = 8 << 10
+	// MaxFormParts is the limit of starlette, which vLLM parses forms with.
+	MaxFormParts = 2000
+	// UploadPromptBytes is the load of an upload, in bytes of prompt: a window of audio is 1,500 positions, whatever its size.
+	UploadPromptBytes = 6000
 )
 
 var (
-	errNotMultipart = errors.New("not a multipart form")
+	ErrNotMultipart = errors.New("not a multipart form")
 	errAmbiguous    = errors.New("the multipart form is ambiguous: each part needs one line Content-Disposition: form-data; name=\"...\"," +
 		" lines end in CRLF, the boundary is given once, and the model is not encoded")
 	errTwoModels = errors.New(`"model" is given twice`) // the replica would take the last one, and another reader the first
 	errTwoXArgs  = errors.New(`"vllm_xargs" is given twice`)
 
-	ambiguousFields = map[error]string{errTwoModels: "model", errTwoXArgs: "vllm_xargs"} // constant
+	AmbiguousFields = map[error]string{errTwoModels: "model", errTwoXArgs: "vllm_xargs"} // constant
 )
 
-// formFields are the fields of a form that are read here; empty if absent.
-type formFields struct {
-	model string
-	xargs []byte // vllm_xargs, which vLLM parses as JSON
+// Form are the fields of a form that are read here; empty if absent.
+type Form struct {
+	Model string
+	Xargs []byte // vllm_xargs, which vLLM parses as JSON
 }
 
-// parseForm finds the model of a multipart upload. What is not a form at all is left to the replica to refuse.
-func (r *request) parseForm(pr *prompt.Prompt) *fault.Error {
-	if len(r.input.body) == 0 {
-		return fault.InvalidRequest("", "the request body is empty: a multipart form was expected")
-	}
-	fields, err := parseFormFields(r.httpReq.Header["Content-Type"], r.input.body)
-	limited := r.account != nil && r.account.Models != nil
-	switch {
-	case err != nil && err != errNotMultipart:
-		return fault.InvalidRequest(ambiguousFields[err], err.Error())
-	case err != nil && limited: // the replica could find a model in it that this key may not use
-		return fault.InvalidRequest("", "the request body must be a multipart form, since this API key is limited to some models")
-	}
-	if apiErr := r.checkFormTransferParams(pr, fields.xargs); apiErr != nil {
-		return apiErr
-	}
-	_, apiErr := r.setModelBackends(fields.model)
-	r.input.request.Bytes = uploadPromptBytes
-	r.input.request.Sequences = 1
-	r.input.request.BodyBytes = cap(r.input.body)
-	return apiErr
-}
-
-// checkFormTransferParams is checkTransferParams for a form's vllm_xargs. JSON that is not understood here is
-// refused, since vLLM might understand it. It is parsed into pr.
-func (r *request) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *fault.Error {
-	if len(xargs) == 0 || r.allowsTransferParams() {
-		return nil
-	}
-	if err := pr.Parse(prompt.Other, xargs); err != nil {
-		return fault.InvalidRequest("vllm_xargs", "vllm_xargs must be a JSON object: "+err.Error())
-	}
-	return r.checkTransferParams(pr)
-}
-
-// parseFormFields returns the fields of a form that are read here. A client that can make the replica read another model than is
+// ParseForm returns the fields of a form that are read here. A client that can make the replica read another model than is
 // read here gets around the models of its key. So this accepts what vLLM's parser accepts, which is starlette's with
 // python-multipart, unless another could find other fields. mime/multipart accepts preambles, folded and LF-ended lines, blanks
 // behind a boundary and, silently, a Content-Disposition that it cannot parse.
-func parseFormFields(contentType []string, body []byte) (fields formFields, err error) {
+func ParseForm(contentType []string, body []byte) (fields Form, err error) {
 	boundary, isUTF8, err := parseFormContentType(contentType)
 	if err != nil {
-		return formFields{}, err
+		return Form{}, err
 	}
 	between := []byte("\r\n--" + boundary)
 	rest, ok := bytes.CutPrefix(trimLeadingEmptyLines(body), between[2:])
 	hasModel, hasXArgs := false, false
-	for range maxFormParts {
+	for range MaxFormParts {
 		if !ok {
-			return formFields{}, errAmbiguous
+			return Form{}, errAmbiguous
 		}
 		if isFormEnd(rest) {
 			return fields, nil // the rest is ignored by all parsers
 		}
 		head, data, whole := bytes.Cut(rest, []byte("\r\n\r\n"))
-		if !whole || len(head) > maxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) ||
+		if !whole || len(head) > MaxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) ||
 			bytes.HasPrefix(data, between[2:]) {
-			return formFields{}, errAmbiguous
+			return Form{}, errAmbiguous
 		}
 		name, encoded, readable := parsePartHeader(string(head[2:]))
 		if !readable {
-			return formFields{}, errAmbiguous
+			return Form{}, errAmbiguous
 		}
 		data, rest, ok = bytes.Cut(data, between)
 		switch {
 		case name != "model" && name != "vllm_xargs":
 		case encoded, !isUTF8 && !isASCII(data):
-			return formFields{}, errAmbiguous
+			return Form{}, errAmbiguous
 		case name == "model" && hasModel:
-			return formFields{}, errTwoModels
+			return Form{}, errTwoModels
 		case name == "model":
-			fields.model, hasModel = string(bytes.TrimSpace(data[:min(len(data), maxFormNameBytes)])), true
+			fields.Model, hasModel = string(bytes.TrimSpace(data[:min(len(data), MaxFormNameBytes)])), true
 		case hasXArgs:
-			return formFields{}, errTwoXArgs
+			return Form{}, errTwoXArgs
 		default:
-			fields.xargs, hasXArgs = data, true
+			fields.Xargs, hasXArgs = data, true
 		}
 	}
-	return formFields{}, errAmbiguous
+	return Form{}, errAmbiguous
 }
 
 // trimLeadingEmptyLines returns a form without the empty lines that it begins with.
@@ -144,7 +106,7 @@ var asciiCharset = regexp.MustCompile(`^(?i:utf-?8|us-ascii|ascii|latin-?1|iso-?
 func parseFormContentType(contentType []string) (boundary string, isUTF8 bool, err error) {
 	lower := strings.ToLower(strings.Join(contentType, ","))
 	if !strings.Contains(lower, "multipart/") {
-		return "", false, errNotMultipart
+		return "", false, ErrNotMultipart
 	}
 	kind, params, ok := parseHeaderParams(contentType[0])
 	boundary, charset := params["boundary"], params["charset"]

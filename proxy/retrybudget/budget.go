@@ -1,4 +1,5 @@
-package proxy
+// Package retrybudget bounds the retries of all requests together.
+package retrybudget
 
 import (
 	"slices"
@@ -12,9 +13,9 @@ const (
 	slotsPerSecond     = 10
 )
 
-// retryBudget bounds what a failing fleet is asked on top of what its clients ask: retries are at most a share of the requests of
+// Budget bounds what a failing fleet is asked on top of what its clients ask: retries are at most a share of the requests of
 // the last 10 s, or a few a second. Those beyond it wait in their order. Safe for concurrent use.
-type retryBudget struct {
+type Budget struct {
 	mu           sync.Mutex
 	currentSlot  int64 // number of the newest, since 1970
 	requests     [budgetSlots]int
@@ -22,19 +23,19 @@ type retryBudget struct {
 	requestCount int // sum of requests
 	retryCount   int // sum of retries
 
-	waiting []*budgetWait
+	waiting []*Wait
 	timer   *time.Timer // runs at the next slot, in which a retry may leave the window; nil: nobody waits
 }
 
-// budgetWait is a request's turn among those that wait for the budget.
-type budgetWait struct {
-	granted   chan struct{} // closed when the retry is allowed
+// Wait is a request's turn among those that wait for the budget.
+type Wait struct {
+	Granted   chan struct{} // closed when the retry is allowed
 	grantedIn int64         // slot in which it was counted; 0: not granted
 	share     float64
 	perSecond int
 }
 
-func (b *retryBudget) countRequest() {
+func (b *Budget) CountRequest() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	at := b.advanceWindow(time.Now())
@@ -46,7 +47,7 @@ func (b *retryBudget) countRequest() {
 }
 
 // advanceWindow drops what is too old, and returns the index of the slot of now. mu is held.
-func (b *retryBudget) advanceWindow(now time.Time) (slotIndex int) {
+func (b *Budget) advanceWindow(now time.Time) (slotIndex int) {
 	slot := now.UnixNano() / int64(budgetSlotDuration)
 	for ; b.currentSlot < slot; b.currentSlot++ {
 		if slot-b.currentSlot > budgetSlots {
@@ -60,15 +61,15 @@ func (b *retryBudget) advanceWindow(now time.Time) (slotIndex int) {
 	return int(b.currentSlot % budgetSlots)
 }
 
-// tryAcquire counts a retry if the budget allows it and nobody waits.
-func (b *retryBudget) tryAcquire(share float64, perSecond int) (ok bool) {
+// TryAcquire counts a retry if the budget allows it and nobody waits.
+func (b *Budget) TryAcquire(share float64, perSecond int) (ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.waiting) == 0 && b.tryAcquireLocked(share, perSecond)
 }
 
 // tryAcquireLocked counts a retry if the budget allows it. mu is held.
-func (b *retryBudget) tryAcquireLocked(share float64, perSecond int) (ok bool) {
+func (b *Budget) tryAcquireLocked(share float64, perSecond int) (ok bool) {
 	at := b.advanceWindow(time.Now())
 	lately := 0
 	for i := range slotsPerSecond {
@@ -82,18 +83,18 @@ func (b *retryBudget) tryAcquireLocked(share float64, perSecond int) (ok bool) {
 	return true
 }
 
-// addWait begins to wait for a retry. removeWait must follow.
-func (b *retryBudget) addWait(share float64, perSecond int) *budgetWait {
+// AddWait begins to wait for a retry. RemoveWait must follow.
+func (b *Budget) AddWait(share float64, perSecond int) *Wait {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	w := &budgetWait{granted: make(chan struct{}), share: share, perSecond: perSecond}
+	w := &Wait{Granted: make(chan struct{}), share: share, perSecond: perSecond}
 	b.waiting = append(b.waiting, w)
 	b.grantWaiting()
 	return w
 }
 
-// removeWait ends a wait. A granted retry that is not used goes back to the budget.
-func (b *retryBudget) removeWait(w *budgetWait, used bool) {
+// RemoveWait ends a wait. A granted retry that is not used goes back to the budget.
+func (b *Budget) RemoveWait(w *Wait, used bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if w.grantedIn != 0 {
@@ -110,7 +111,7 @@ func (b *retryBudget) removeWait(w *budgetWait, used bool) {
 }
 
 // refund takes back a retry that was counted in slot, if that is still in the window.
-func (b *retryBudget) refund(slot int64) {
+func (b *Budget) refund(slot int64) {
 	b.advanceWindow(time.Now())
 	if b.currentSlot-slot < budgetSlots {
 		b.retries[slot%budgetSlots]--
@@ -119,10 +120,10 @@ func (b *retryBudget) refund(slot int64) {
 }
 
 // grantWaiting allows those that wait as many retries as there are, and ensures that it is called when there may be more.
-func (b *retryBudget) grantWaiting() {
+func (b *Budget) grantWaiting() {
 	for len(b.waiting) > 0 && b.tryAcquireLocked(b.waiting[0].share, b.waiting[0].perSecond) {
 		b.waiting[0].grantedIn = b.currentSlot
-		close(b.waiting[0].granted)
+		close(b.waiting[0].Granted)
 		b.waiting = slices.Delete(b.waiting, 0, 1)
 	}
 	if b.timer != nil {

@@ -4,15 +4,22 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
+	"warmroute/backends"
 	"warmroute/metrics"
+	"warmroute/prompt"
+	"warmroute/proxy/admit"
 	"warmroute/proxy/api"
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/fault"
+	"warmroute/proxy/httpheader"
+	"warmroute/proxy/upstream"
 	"warmroute/router"
 	"warmroute/usage"
 )
@@ -50,7 +57,7 @@ func (p *Proxy) findAccount(r *http.Request, d api.Dialect) (*apikey.Account, *f
 		return nil, nil
 	}
 	problem, message := metrics.KeyMissing, "missing API key: send it as Authorization: Bearer KEY"
-	for _, secret := range presentedSecrets(r.Header, d) {
+	for _, secret := range admit.Secrets(r.Header, d) {
 		if secret == "" {
 			continue
 		}
@@ -65,16 +72,6 @@ func (p *Proxy) findAccount(r *http.Request, d api.Dialect) (*apikey.Account, *f
 	}
 	p.metrics.CountUnauthorized(problem)
 	return nil, fault.New(http.StatusUnauthorized, fault.CodeInvalidAPIKey, message)
-}
-
-// presentedSecrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
-// Anthropic's clients send a key in X-Api-Key, some of them beside a token of their own.
-func presentedSecrets(h http.Header, d api.Dialect) (secrets [2]string) {
-	secrets[0] = apikey.Bearer(h)
-	if d == api.Anthropic {
-		secrets[1] = apikey.XAPIKey(h)
-	}
-	return secrets
 }
 
 // requireKey wraps a handler that needs an API key, where keys are configured.
@@ -215,10 +212,10 @@ func (r *request) mayShowRoute() bool {
 func (r *request) fairnessID() uint64 {
 	switch {
 	case r.tenant.Key != "":
-		return router.TenantID(nonzero(xxh3.HashString(r.tenant.Key)), 0)
+		return router.TenantID(admit.NonzeroHash(xxh3.HashString(r.tenant.Key)), 0)
 	case r.tenant.Network.IsValid():
 		address := r.tenant.Network.Addr().As16()
-		return router.TenantID(nonzero(xxh3.Hash(address[:])), keyFingerprint(r.httpReq.Header))
+		return router.TenantID(admit.NonzeroHash(xxh3.Hash(address[:])), admit.KeyFingerprint(r.httpReq.Header))
 	}
 	return 0
 }
@@ -233,7 +230,7 @@ func (c *caller) blockSeed(engineModel string, isolated bool, h http.Header) str
 	case c.account != nil:
 		return engineModel + "\x00" + string(c.account.Hashes[0][:])
 	}
-	return engineModel + "\x00" + strconv.FormatUint(keyFingerprint(h), 16)
+	return engineModel + "\x00" + strconv.FormatUint(admit.KeyFingerprint(h), 16)
 }
 
 // queueTimeoutsOr returns how long the request may wait for a backend: as its key says, else as configured.
@@ -242,4 +239,208 @@ func (c *caller) queueTimeoutsOr(configured router.QueueTimeouts) router.QueueTi
 		return router.QueueTimeouts{Total: c.account.QueueTime}
 	}
 	return configured
+}
+
+const (
+	// maxPriority is the lowest priority. A client cannot ask for a higher one than its key has.
+	maxPriority = 100
+)
+
+// applyRoutingHints takes the tenant, the session and the priority from the client's headers.
+func (r *request) applyRoutingHints() *fault.Error {
+	h, req := r.httpReq.Header, &r.input.request
+	req.Tenant = r.fairnessID()
+	if r.account != nil {
+		req.Priority = r.account.Priority
+	}
+	r.setSessionFromHeader()
+	given := h[upstream.PriorityHeader]
+	if len(given) == 0 {
+		return nil
+	}
+	n, err := strconv.Atoi(given[0])
+	if err != nil || n < 0 || n > maxPriority || len(given) > 1 {
+		return fault.InvalidRequest(upstream.PriorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
+			upstream.PriorityHeader, maxPriority))
+	}
+	req.Priority = max(req.Priority, n)
+	return nil
+}
+
+// setSessionFromHeader sets the session from the first of the session headers that the request has.
+func (r *request) setSessionFromHeader() {
+	for _, name := range r.settings.SessionHeaders {
+		if id := httpheader.First(r.httpReq.Header, name); id != "" {
+			r.input.request.Session = admit.NonzeroHash(xxh3.HashString(id[:min(len(id), prompt.MaxSessionBytes)]))
+			r.input.sessionSource = name
+			return
+		}
+	}
+}
+
+// removeClientKey deletes the headers that hold the client's key, and returns the query without it: a replica must not see a key
+// that opens this proxy. Without configured keys any header may hold the same few letters by chance.
+func (r *request) removeClientKey() (query string) {
+	query = admit.RedactQuery(r.httpReq.URL.RawQuery, "")
+	if r.account == nil {
+		return query
+	}
+	for _, secret := range admit.Secrets(r.httpReq.Header, r.endpoint.Dialect()) {
+		if len(secret) < apikey.MinKeyLength {
+			continue
+		}
+		for name, values := range r.httpReq.Header {
+			if slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, secret) }) {
+				delete(r.httpReq.Header, name)
+			}
+		}
+		query = admit.RedactQuery(query, secret)
+	}
+	return query
+}
+
+// maxAdapterNameBytes bounds the names that an AdapterPattern matches.
+const maxAdapterNameBytes = 256
+
+// AdapterPattern matches the names of LoRA adapters that replicas load at the first request for one.
+type AdapterPattern struct {
+	Prefix, Suffix string // of the name, with anything in between
+	Base           string // the model whose replicas load it
+}
+
+func (p *AdapterPattern) matches(name string) bool {
+	return len(name) <= maxAdapterNameBytes && len(name) >= len(p.Prefix)+len(p.Suffix) &&
+		strings.HasPrefix(name, p.Prefix) && strings.HasSuffix(name, p.Suffix)
+}
+
+// findServingModel returns the model whose replicas serve requests for a model: the base model of the first pattern
+// that matches, unless the model is listed and no adapter.
+func (s *Settings) findServingModel(c *backends.Catalog, model string) string {
+	if e, listed := c.Find(model); listed && !e.Adapter {
+		return model
+	}
+	for i := range s.AdapterPatterns {
+		if p := &s.AdapterPatterns[i]; p.matches(model) {
+			return p.Base
+		}
+	}
+	return model
+}
+
+// mayAwaitModel reports whether a request waits although no replica lists the model that serves it: none has listed
+// any, or the model can be woken.
+func (s *Settings) mayAwaitModel(c *backends.Catalog, model string) bool {
+	return len(c.Models) == 0 || s.WakeTimeouts[model] > 0
+}
+
+// modelQueueTimeouts returns how long the request may wait for a backend, and the name of the setting that limits this
+// while none is ready.
+func (r *request) modelQueueTimeouts() (t router.QueueTimeouts, noneReadySetting string) {
+	t, noneReadySetting = r.settings.QueueTimeouts, "routing.queue.none_ready_timeout"
+	if wake := r.settings.WakeTimeouts[r.input.request.CatalogID]; wake > 0 && t != (router.QueueTimeouts{}) {
+		t.NoneReady, noneReadySetting = wake, "wake[].timeout"
+	}
+	return r.queueTimeoutsOr(t), noneReadySetting
+}
+
+// setModelBackends has the request routed to the backends that serve the model; empty: the default one. It
+// returns the engine's name of it, which seeds the hashes of its prompts.
+func (r *request) setModelBackends(model string) (engineModel string, apiErr *fault.Error) {
+	catalog, req, s := r.proxy.registry.Catalog(), &r.input.request, r.settings
+	req.Endpoint = r.endpoint.Number
+	req.NonGenerative = r.endpoint.Format == api.PlainFormat
+	if model == "" {
+		if r.canGoToAnyBackend(catalog) {
+			req.Backends = r.proxy.registry.All()
+			return "", nil
+		}
+		if model, apiErr = r.defaultModel(catalog); apiErr != nil {
+			return "", apiErr
+		}
+	}
+	if r.account != nil && !r.account.MayUse(model) {
+		return "", r.proxy.unknownModelError(model, r.account)
+	}
+	serving := s.findServingModel(catalog, model)
+	own, listed := catalog.Find(model)
+	if own.Adapter || serving != model {
+		req.Adapter = model
+	}
+	entry, ok := catalog.Find(serving)
+	switch {
+	case !ok && s.mayAwaitModel(catalog, serving):
+		req.Backends, req.CatalogID, req.Model, req.AwaitsModel = nil, serving, serving, s.WakeTimeouts[serving] > 0
+		return model, nil
+	case !ok:
+		return "", r.proxy.unknownModelError(model, r.account)
+	}
+	r.outcome.Model = entry.ID
+	if listed {
+		r.outcome.Model = own.ID
+	}
+	req.Backends, req.CatalogID, req.AwaitsModel = entry.Backends, entry.ID, s.WakeTimeouts[entry.ID] > 0
+	req.Model = catalog.EngineModel(entry.ID)
+	req.ContextLengths = catalog.ContextLengths(entry.ID)
+	if serving != model {
+		return model, nil
+	}
+	return req.Model, nil
+}
+
+// canGoToAnyBackend reports whether the request, which names no model, may go to any backend: extra paths need none, and
+// there is no default one.
+func (r *request) canGoToAnyBackend(c *backends.Catalog) bool {
+	_, hasDefault := c.OnlyBaseModel()
+	return r.endpoint.IsExtra && !hasDefault && len(c.Models) > 0 && (r.account == nil || r.account.Models == nil)
+}
+
+// parseForm finds the model of a multipart upload. What is not a form at all is left to the replica to refuse.
+func (r *request) parseForm(pr *prompt.Prompt) *fault.Error {
+	if len(r.input.body) == 0 {
+		return fault.InvalidRequest("", "the request body is empty: a multipart form was expected")
+	}
+	fields, err := admit.ParseForm(r.httpReq.Header["Content-Type"], r.input.body)
+	limited := r.account != nil && r.account.Models != nil
+	switch {
+	case err != nil && err != admit.ErrNotMultipart:
+		return fault.InvalidRequest(admit.AmbiguousFields[err], err.Error())
+	case err != nil && limited: // the replica could find a model in it that this key may not use
+		return fault.InvalidRequest("", "the request body must be a multipart form, since this API key is limited to some models")
+	}
+	if apiErr := r.checkFormTransferParams(pr, fields.Xargs); apiErr != nil {
+		return apiErr
+	}
+	_, apiErr := r.setModelBackends(fields.Model)
+	r.input.request.Bytes = admit.UploadPromptBytes
+	r.input.request.Sequences = 1
+	r.input.request.BodyBytes = cap(r.input.body)
+	return apiErr
+}
+
+// checkFormTransferParams is checkTransferParams for a form's vllm_xargs. JSON that is not understood here is
+// refused, since vLLM might understand it. It is parsed into pr.
+func (r *request) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *fault.Error {
+	if len(xargs) == 0 || r.allowsTransferParams() {
+		return nil
+	}
+	if err := pr.Parse(prompt.Other, xargs); err != nil {
+		return fault.InvalidRequest("vllm_xargs", "vllm_xargs must be a JSON object: "+err.Error())
+	}
+	return r.checkTransferParams(pr)
+}
+
+// defaultModel returns the model of a request that names none: the only base model that its key may use.
+func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *fault.Error) {
+	known := visibleModels(c, r.account)
+	only, ok := c.OnlyBaseModel()
+	if r.account != nil && r.account.Models != nil {
+		only, ok = backends.OnlyBaseModel(known)
+	}
+	switch {
+	case ok:
+		return only, nil
+	case len(known) == 0:
+		return "", r.proxy.unknownModelError("", r.account)
+	}
+	return "", fault.InvalidRequest("model", "model is missing: set it to one of those that GET /v1/models lists")
 }
