@@ -206,15 +206,15 @@ type Limits struct {
 	HeaderBytes int64 `mapstructure:"header_bytes" reload:"no" range:"4KiB..1GiB"`
 }
 
-// Timeouts bounds every wait. Drain and those of the proxy are off when 0.
+// Timeouts bounds every wait. ServeAfterTerm and those of the proxy are off when 0.
 type Timeouts struct {
 	proxy.Timeouts `mapstructure:",squash"`
 
-	Connect       time.Duration `mapstructure:"connect" range:"1ms.."`
-	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle" range:"1ms.."`
-	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no" range:"1ms.."`
-	Drain         time.Duration `mapstructure:"drain" range:"0s.."`
-	Shutdown      time.Duration `mapstructure:"shutdown" range:"0s.."`
+	Connect        time.Duration `mapstructure:"connect" range:"1ms.."`
+	KeepaliveIdle  time.Duration `mapstructure:"keepalive_idle" range:"1ms.."`
+	ReadHeader     time.Duration `mapstructure:"read_header" reload:"no" range:"1ms.."`
+	ServeAfterTerm time.Duration `mapstructure:"serve_after_term" range:"0s.."`
+	Shutdown       time.Duration `mapstructure:"shutdown" range:"0s.."`
 }
 
 // SSE configures streamed responses.

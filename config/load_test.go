@@ -101,7 +101,7 @@ func TestDefaults(t *testing.T) {
 		AccessLog:       accesslog.Settings{Format: "json", Sample: 1},
 		Timeouts: Timeouts{
 			Timeouts: proxy.Timeouts{FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute, BodyIdle: 30 * time.Second, WriteIdle: time.Minute},
-			Connect:  2 * time.Second, KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
+			Connect:  2 * time.Second, KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, ServeAfterTerm: 5 * time.Second, Shutdown: time.Minute,
 		},
 	}
 	if got := mustLoad(t, "", "http://a:8000"); !reflect.DeepEqual(got, want) {
@@ -258,7 +258,7 @@ func otherValues() map[string]struct {
 		"timeouts.idle":                    {"1m30s", 90 * time.Second},
 		"timeouts.keepalive_idle":          {"60s", time.Minute},
 		"timeouts.read_header":             {"5s", 5 * time.Second},
-		"timeouts.drain":                   {"0", time.Duration(0)},
+		"timeouts.serve_after_term":        {"0", time.Duration(0)},
 		"timeouts.shutdown":                {"10s", 10 * time.Second},
 		"connections.max_per_backend":      {"16", 16},
 		"cors.origins":                     {"https://a.example, http://localhost:3000", []string{"https://a.example", "http://localhost:3000"}},

@@ -32,6 +32,7 @@ func TestValidationErrors(t *testing.T) {
 		{"misspelled setting", backend + "poll: {timout: 1s}", "poll.timout: unknown setting; did you mean poll.timeout?"},
 		{"unknown setting with a dash", backend + "timeouts: {first-byte: 1s}", "timeouts.first-byte: unknown setting; did you mean timeouts.first_byte?"},
 		{"renamed setting", backend + "routing: {queue: {time: 5s}}", "routing.queue.time: was renamed; use routing.queue.none_ready_timeout"},
+		{"renamed setting beside its default", backend + "timeouts: {drain: 1s}", "timeouts.drain: was renamed; use timeouts.serve_after_term"},
 		{"unknown setting outside its section", backend + "policy: prefix", "policy: unknown setting; did you mean routing.policy?"},
 		{"unknown setting", backend + "telemetry: {endpoint: x}", "telemetry.endpoint: unknown setting; config.yaml lists all settings"},
 		{"upper case", backend + "Listen: \":1\"", "Listen: unknown setting; did you mean listen?"},
