@@ -162,7 +162,7 @@ func head(p *Prompt) string {
 		p.Model, p.Stream, p.PreviousResponse, p.ResponseID, p.NoStore, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.SessionField, p.Session)
 }
 
-func TestTurn(t *testing.T) {
+func TestTurnKind(t *testing.T) {
 	const user, response = `{"role":"user","content":"a"}`, `{"role":"assistant","content":"b"}`
 	for body, c := range map[string]struct {
 		kind Kind
