@@ -41,7 +41,7 @@ type Backend struct {
 	rank    *rank                      // nil: the backend is a server, not a part of one
 	parts   atomic.Pointer[[]*Backend] // see Parts
 
-	ranksRejected atomic.Pointer[time.Time] // see RecordRankRefusal; nil: it was not called
+	ranksRejected atomic.Pointer[time.Time] // see StopSendingRankHeader; nil: it was not called
 
 	// Set by the registry before anything runs; nil on a backend without one.
 	registry       *Registry

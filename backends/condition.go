@@ -132,7 +132,7 @@ func (c *condition) setFlag(flag int32, on bool) (changed bool) {
 func (c *condition) setFlags(flags, mask int32) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.setFlagsLocked(flags, mask)
+	return c.setFlagsAndNotifyLocked(flags, mask)
 }
 
 // setSuspension sets the suspension and the flag for it.
@@ -144,11 +144,11 @@ func (c *condition) setSuspension(s Suspension) {
 	if s != NotSuspended {
 		flags = suspended
 	}
-	c.setFlagsLocked(flags, suspended)
+	c.setFlagsAndNotifyLocked(flags, suspended)
 }
 
-// setFlagsLocked is setFlags while mu is held.
-func (c *condition) setFlagsLocked(flags, mask int32) (changed bool) {
+// setFlagsAndNotifyLocked is setFlags while mu is held: it broadcasts a change of State.
+func (c *condition) setFlagsAndNotifyLocked(flags, mask int32) (changed bool) {
 	before, state := c.flags.Load(), c.State()
 	c.flags.Store(before&^mask | flags)
 	if c.State() != state {

@@ -89,9 +89,9 @@ func (b *Backend) RankHeader() []string {
 	return nil
 }
 
-// RecordRankRefusal records that the server of which b is a rank has refused it. Until SetParts its ranks get their requests
+// StopSendingRankHeader records that the server of which b is a rank has refused it. Until SetParts its ranks get their requests
 // without vllm.RankHeader, so that it refuses none, and the next poll is made soon.
-func (b *Backend) RecordRankRefusal(now time.Time) {
+func (b *Backend) StopSendingRankHeader(now time.Time) {
 	if server := b.Server(); slices.Contains(server.separateParts(), b) { // else it was sent before a change that is known
 		server.ranksRejected.CompareAndSwap(nil, &now)
 	}

@@ -146,8 +146,8 @@ func TestRankHeader(t *testing.T) {
 		t.Error(server.RankHeader(), ranks[0].RankHeader(), ranks[1].RankHeader())
 	}
 	now := time.Now()
-	ranks[0].RecordRankRefusal(now)
-	ranks[1].RecordRankRefusal(now.Add(time.Second))
+	ranks[0].StopSendingRankHeader(now)
+	ranks[1].StopSendingRankHeader(now.Add(time.Second))
 	if at, rejected := server.RanksRejectedAt(); !rejected || !at.Equal(now) || ranks[0].RankHeader() != nil || ranks[1].RankHeader() != nil || len(server.pollRequested) != 1 {
 		t.Error("refused ranks are still sent, or no poll was asked for")
 	}
@@ -155,7 +155,7 @@ func TestRankHeader(t *testing.T) {
 	if _, rejected := server.RanksRejectedAt(); rejected || ranks[0].RankHeader()[0] != "4" || ranks[1].RankHeader() != nil {
 		t.Error("the rank that is left has no number, or the one that is gone has one")
 	}
-	ranks[1].RecordRankRefusal(now) // the response to a request from before
+	ranks[1].StopSendingRankHeader(now) // the response to a request from before
 	if _, rejected := server.RanksRejectedAt(); rejected {
 		t.Error("a refusal of a rank that is gone counts")
 	}

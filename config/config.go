@@ -56,7 +56,7 @@ type Config struct {
 	Connections     Connections             `mapstructure:"connections"`
 	CORS            CORS                    `mapstructure:"cors"`
 	Models          Models                  `mapstructure:"models"`
-	Wake            []Wake                  `mapstructure:"wake"`
+	StartHooks      []StartHook             `mapstructure:"start_hooks"`
 	ExtraPaths      []string                `mapstructure:"extra_paths"` // of replicas, to which requests are relayed as well
 	ResponseHeaders bool                    `mapstructure:"response_headers"`
 	Log             Log                     `mapstructure:"log"`
@@ -206,15 +206,15 @@ type Limits struct {
 	HeaderBytes int64 `mapstructure:"header_bytes" reload:"no" range:"4KiB..1GiB"`
 }
 
-// Timeouts bounds every wait. Drain and those of the proxy are off when 0.
+// Timeouts bounds every wait. ServeAfterTerm and those of the proxy are off when 0.
 type Timeouts struct {
 	proxy.Timeouts `mapstructure:",squash"`
 
-	Connect       time.Duration `mapstructure:"connect" range:"1ms.."`
-	KeepaliveIdle time.Duration `mapstructure:"keepalive_idle" range:"1ms.."`
-	ReadHeader    time.Duration `mapstructure:"read_header" reload:"no" range:"1ms.."`
-	Drain         time.Duration `mapstructure:"drain" range:"0s.."`
-	Shutdown      time.Duration `mapstructure:"shutdown" range:"0s.."`
+	Connect        time.Duration `mapstructure:"connect" range:"1ms.."`
+	KeepaliveIdle  time.Duration `mapstructure:"keepalive_idle" range:"1ms.."`
+	ReadHeader     time.Duration `mapstructure:"read_header" reload:"no" range:"1ms.."`
+	ServeAfterTerm time.Duration `mapstructure:"serve_after_term" range:"0s.."`
+	Shutdown       time.Duration `mapstructure:"shutdown" range:"0s.."`
 }
 
 // SSE configures streamed responses.
@@ -238,8 +238,8 @@ type Models struct {
 	Patterns map[string]string `mapstructure:"patterns"` // of adapters' names, with one *, to the base model
 }
 
-// Wake is a URL that is called when requests wait for a model that no replica serves.
-type Wake struct {
+// StartHook is a URL that is called when requests wait for a model that no replica serves.
+type StartHook struct {
 	Model   string        `mapstructure:"model"`
 	URL     string        `mapstructure:"url"`
 	Timeout time.Duration `mapstructure:"timeout" range:"1s.."` // 10 minutes unless given
@@ -273,7 +273,7 @@ func (c *Config) ProxySettings(maxOpenFiles uint64, replicas int) proxy.Settings
 		ExtraPaths:     c.ExtraPaths,
 
 		AdapterPatterns: c.Models.adapterPatterns(),
-		WakeTimeouts:    c.wakeTimeouts(),
+		StartTimeouts:   c.startTimeouts(),
 
 		DescriptorConnections: c.MaxClientConnections(maxOpenFiles, replicas),
 	}

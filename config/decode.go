@@ -60,10 +60,10 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		return normalizeBackend(value)
 	case map[string]string:
 		return decodeStringMap(value)
-	case []Wake:
+	case []StartHook:
 		return decodeList(value, "", "; begin each model with \"- model:\"")
-	case Wake:
-		return normalizeWake(value)
+	case StartHook:
+		return normalizeStartHook(value)
 	case []Key:
 		return checkKeyList(value)
 	case Key:
@@ -205,19 +205,19 @@ func normalizeBackend(value any) (any, error) {
 	return nil, fmt.Errorf("expected a mapping with url, name and so on, or just a URL, got %s", describeType(value))
 }
 
-// defaultWakeTimeout is that of a Wake without one: a large model takes minutes to load.
-const defaultWakeTimeout = 10 * time.Minute
+// defaultStartTimeout is that of a StartHook without one: a large model takes minutes to load.
+const defaultStartTimeout = 10 * time.Minute
 
-// normalizeWake returns a mapping with the settings whose default is not zero.
-func normalizeWake(value any) (any, error) {
+// normalizeStartHook returns a mapping with the settings whose default is not zero.
+func normalizeStartHook(value any) (any, error) {
 	given, ok := value.(map[string]any)
 	if !ok {
 		return nil, fmt.Errorf("expected a mapping with model and url, got %s", describeType(value))
 	}
-	if key, advice := findUnknownKey[Wake](given, "a wake"); key != "" {
+	if key, advice := findUnknownKey[StartHook](given, "a start hook"); key != "" {
 		return nil, fmt.Errorf("unknown key %q; %s", key, advice)
 	}
-	complete := map[string]any{"timeout": defaultWakeTimeout.String()}
+	complete := map[string]any{"timeout": defaultStartTimeout.String()}
 	maps.Copy(complete, given)
 	return complete, nil
 }

@@ -94,14 +94,14 @@ func TestDefaults(t *testing.T) {
 		Connections:     Connections{MaxPerBackend: 8192},
 		CORS:            CORS{Origins: []string{}},
 		Models:          Models{Patterns: map[string]string{}},
-		Wake:            []Wake{},
+		StartHooks:      []StartHook{},
 		ExtraPaths:      []string{},
 		ResponseHeaders: true,
 		Log:             Log{Level: "info", Format: "text"},
 		AccessLog:       accesslog.Settings{Format: "json", Sample: 1},
 		Timeouts: Timeouts{
 			Timeouts: proxy.Timeouts{FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute, BodyIdle: 30 * time.Second, WriteIdle: time.Minute},
-			Connect:  2 * time.Second, KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, Drain: 5 * time.Second, Shutdown: time.Minute,
+			Connect:  2 * time.Second, KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, ServeAfterTerm: 5 * time.Second, Shutdown: time.Minute,
 		},
 	}
 	if got := mustLoad(t, "", "http://a:8000"); !reflect.DeepEqual(got, want) {
@@ -258,7 +258,7 @@ func otherValues() map[string]struct {
 		"timeouts.idle":                    {"1m30s", 90 * time.Second},
 		"timeouts.keepalive_idle":          {"60s", time.Minute},
 		"timeouts.read_header":             {"5s", 5 * time.Second},
-		"timeouts.drain":                   {"0", time.Duration(0)},
+		"timeouts.serve_after_term":        {"0", time.Duration(0)},
 		"timeouts.shutdown":                {"10s", 10 * time.Second},
 		"connections.max_per_backend":      {"16", 16},
 		"cors.origins":                     {"https://a.example, http://localhost:3000", []string{"https://a.example", "http://localhost:3000"}},
@@ -322,9 +322,9 @@ func TestModelPatterns(t *testing.T) {
 	}
 }
 
-func TestWake(t *testing.T) {
+func TestStartHooks(t *testing.T) {
 	want := map[string]time.Duration{"a": 10 * time.Minute, "org/b": time.Hour}
-	if got := mustLoad(t, "wake: [{model: a, url: http://scaler/a}, {model: org/b, url: https://x:1/b?c, timeout: 1h}]", "http://a:8000").ProxySettings(0, 0).WakeTimeouts; !maps.Equal(got, want) {
+	if got := mustLoad(t, "start_hooks: [{model: a, url: http://scaler/a}, {model: org/b, url: https://x:1/b?c, timeout: 1h}]", "http://a:8000").ProxySettings(0, 0).StartTimeouts; !maps.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -422,7 +422,7 @@ func TestMapKeysKept(t *testing.T) {
 	yaml := `
 models:
   patterns: {Org.SQL-*: Base/Model.1, org.sql-*: base/model.2, a.b.c-*: x, routing.policy-*: y}
-wake: [{model: Org/Model.1, url: "http://Scaler/A.b?C=d"}]
+start_hooks: [{model: Org/Model.1, url: "http://Scaler/A.b?C=d"}]
 backends: [{url: "http://a:8000/Base.path", name: GPU.0}]
 `
 	for range 2 { // a reload reads the same
@@ -430,8 +430,8 @@ backends: [{url: "http://a:8000/Base.path", name: GPU.0}]
 		if !maps.Equal(c.Models.Patterns, want) || c.Backends[0].Name != "GPU.0" {
 			t.Errorf("got %+v, %+v", c.Models, c.Backends)
 		}
-		if want := (Wake{Model: "Org/Model.1", URL: "http://Scaler/A.b?C=d", Timeout: 10 * time.Minute}); c.Wake[0] != want {
-			t.Errorf("got %+v, want %+v", c.Wake[0], want)
+		if want := (StartHook{Model: "Org/Model.1", URL: "http://Scaler/A.b?C=d", Timeout: 10 * time.Minute}); c.StartHooks[0] != want {
+			t.Errorf("got %+v, want %+v", c.StartHooks[0], want)
 		}
 	}
 	const others = "backends: [\"http://a:8000\"]\n"
@@ -447,7 +447,7 @@ backends: [{url: "http://a:8000/Base.path", name: GPU.0}]
 		{"backends: [{Url: \"http://a:8000\"}]", `backends[0]: unknown key "Url"; did you mean url?`},
 		{"backends: [{url: \"http://a:8000\", tls.ca_file: x}]",
 			`backends[0]: unknown key "tls.ca_file"; a backend has ` + strings.Join(settingNames[Backend](), ", ")},
-		{others + "wake: [{Model: a, url: \"http://b\"}]", `wake[0]: unknown key "Model"; did you mean model?`},
+		{others + "start_hooks: [{Model: a, url: \"http://b\"}]", `start_hooks[0]: unknown key "Model"; did you mean model?`},
 		{others + "keys: [{Name: a, sha256: " + aHash + "}]", `keys[0]: unknown setting "Name"; did you mean name?`},
 		{others + "keys: [{name: a, sha256: " + aHash + ", B.c: d}]",
 			`keys[0]: unknown setting "B.c"; a key has ` + strings.Join(settingNames[Key](), ", ")},
@@ -468,8 +468,8 @@ func TestNullValues(t *testing.T) {
 		{backend + "models: {patterns: }", "models.patterns: has no value; give it one or delete the line"},
 		{backend + "models: {patterns: {A.b-*: }}",
 			`models.patterns: "A.b-*" has no base model; name the one whose replicas load such adapters`},
-		{backend + "wake: [~]", "wake[0].model: is missing; name the model\n" +
-			"wake[0].url: is not a URL such as http://scaler:8000/start\nwake[0].timeout: 0s is too short; the minimum is 1s"},
+		{backend + "start_hooks: [~]", "start_hooks[0].model: is missing; name the model\n" +
+			"start_hooks[0].url: is not a URL such as http://scaler:8000/start\nstart_hooks[0].timeout: 0s is too short; the minimum is 1s"},
 		{"backends: [{url: \"http://a:8000\", name: , weight: , dns: ~}]",
 			`backends[0].dns: unknown dns ""; choose one of auto, off` + "\nbackends[0].weight: 0 is too small; the minimum is 0.01"},
 	} {
@@ -504,7 +504,7 @@ func TestVariableErrors(t *testing.T) {
 		{"WARMROUTE_MODELS_PATTERNS", "a-*", `models.patterns (from WARMROUTE_MODELS_PATTERNS): "a-*" has no =; write entries as in a=b,c=d`},
 		{"WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8,lb",
 			`trusted_proxies[1] (from WARMROUTE_TRUSTED_PROXIES): "lb" is not a network such as 10.0.0.0/8 or an address`},
-		{"WARMROUTE_WAKE", "a", "wake[0] (from WARMROUTE_WAKE): expected a mapping with model and url, got a string"},
+		{"WARMROUTE_START_HOOKS", "a", "start_hooks[0] (from WARMROUTE_START_HOOKS): expected a mapping with model and url, got a string"},
 		{"WARMROUTE_ROUTING_QUEUE_TIME", "5s",
 			"WARMROUTE_ROUTING_QUEUE_TIME: was renamed; use WARMROUTE_ROUTING_QUEUE_NONE_READY_TIMEOUT"},
 		{"WARMROUTE_EXTRA_PATH", "/a", "WARMROUTE_EXTRA_PATH: unknown variable; did you mean WARMROUTE_EXTRA_PATHS?"},

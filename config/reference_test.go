@@ -102,8 +102,8 @@ func writeElementSettings(page *strings.Builder, list string) {
 		names = settingNames[Backend]()
 	case "keys":
 		names = settingNames[Key]()
-	case "wake":
-		names = settingNames[Wake]()
+	case "start_hooks":
+		names = settingNames[StartHook]()
 	}
 	comments := exampleComments(string(defaults), list)
 	for _, name := range names {

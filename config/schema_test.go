@@ -126,8 +126,8 @@ func settingSchema(s *setting) schema {
 		return schema{"type": "array", "items": schema{"anyOf": []schema{{"type": "string"}, elementSchema[Backend]("backends", "url")}}}
 	case map[string]string:
 		return schema{"anyOf": []schema{{"type": "object", "additionalProperties": schema{"type": "string"}}, {"type": "string"}}}
-	case []Wake:
-		return schema{"type": "array", "items": elementSchema[Wake]("wake", "model")}
+	case []StartHook:
+		return schema{"type": "array", "items": elementSchema[StartHook]("start_hooks", "model")}
 	case []Key:
 		return schema{"type": "array", "items": elementSchema[Key]("keys", "name")}
 	}

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	maxPatterns = 64 // each unknown model is compared with them
-	maxWakes    = 64
+	maxPatterns   = 64 // each unknown model is compared with them
+	maxStartHooks = 64
 )
 
 func (c *Config) validateModels(errs *errorList) {
@@ -31,18 +31,18 @@ func (c *Config) validateModels(errs *errorList) {
 			errs.add("models.patterns", "%q has no base model; name the one whose replicas load such adapters", pattern)
 		}
 	}
-	if len(c.Wake) > maxWakes {
-		errs.add("wake", "%d models are too many; the maximum is %d", len(c.Wake), maxWakes)
+	if len(c.StartHooks) > maxStartHooks {
+		errs.add("start_hooks", "%d models are too many; the maximum is %d", len(c.StartHooks), maxStartHooks)
 	}
-	for i, w := range c.Wake {
-		at := fmt.Sprintf("wake[%d]", i)
+	for i, w := range c.StartHooks {
+		at := fmt.Sprintf("start_hooks[%d]", i)
 		if errs.hasAny(at) {
 			continue // it could not be read
 		}
 		if w.Model == "" {
 			errs.add(at+".model", "is missing; name the model")
-		} else if first := slices.IndexFunc(c.Wake, func(o Wake) bool { return o.Model == w.Model }); first < i {
-			errs.add(at+".model", "%s is already wake[%d]; remove one of the two", w.Model, first)
+		} else if first := slices.IndexFunc(c.StartHooks, func(o StartHook) bool { return o.Model == w.Model }); first < i {
+			errs.add(at+".model", "%s is already start_hooks[%d]; remove one of the two", w.Model, first)
 		}
 		// The URL may hold a secret.
 		if u, err := url.Parse(w.URL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.Fragment != "" {
@@ -65,10 +65,10 @@ func (m *Models) adapterPatterns() (patterns []proxy.AdapterPattern) {
 	return patterns
 }
 
-// wakeTimeouts returns for how long requests wait for each model that can be woken.
-func (c *Config) wakeTimeouts() map[string]time.Duration {
+// startTimeouts returns for how long requests wait for each model that has a start hook.
+func (c *Config) startTimeouts() map[string]time.Duration {
 	timeouts := map[string]time.Duration{}
-	for _, w := range c.Wake {
+	for _, w := range c.StartHooks {
 		timeouts[w.Model] = w.Timeout
 	}
 	return timeouts
@@ -82,7 +82,7 @@ func (c *Config) LoadsOnDemand(model string) bool {
 			return true
 		}
 	}
-	for _, w := range c.Wake {
+	for _, w := range c.StartHooks {
 		if w.Model == model {
 			return true
 		}

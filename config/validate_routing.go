@@ -68,8 +68,8 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 	if c.SLO.TTFT > 0 && !chosen.Reads("slo.ttft") {
 		warn("slo.ttft: %v has no effect: policy %s does not use it; remove it or choose policy prefix", c.SLO.TTFT, r.Policy)
 	}
-	if len(c.Wake) > 0 && r.Queue.Requests == 0 {
-		warn("wake: has no effect: the admission queue is off (routing.queue.requests), so that no request waits; remove it or turn the queue on")
+	if len(c.StartHooks) > 0 && r.Queue.Requests == 0 {
+		warn("start_hooks: has no effect: the admission queue is off (routing.queue.requests), so that no request waits; remove it or turn the queue on")
 	}
 	if c.PD.Fallback == "queue" && r.Queue.Requests == 0 {
 		warn("pd.fallback: queue has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on")

@@ -76,7 +76,7 @@ func TestBlockedStdoutDelaysNothing(t *testing.T) {
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	for name, gone := range map[string]bool{"unread": false, "gone": true} {
 		t.Run(name, func(t *testing.T) {
-			config := (&simFleet{urls: []string{replica}}).configFile(t, "access_log: {file: stdout}\ntimeouts: {drain: 0}\n")
+			config := (&simFleet{urls: []string{replica}}).configFile(t, "access_log: {file: stdout}\ntimeouts: {serve_after_term: 0}\n")
 			r, w, err := os.Pipe()
 			if err != nil {
 				t.Fatal(err)

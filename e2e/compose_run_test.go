@@ -98,7 +98,7 @@ func (c *composed) proxy(service string) *program {
 	for _, config := range c.project.Services[service].Configs {
 		c.mapped[config.Target] = writeFile(c.t, c.here(c.project.Configs[config.Source].Content))
 	}
-	elsewhere := []string{"WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_TIMEOUTS_DRAIN=0s"}
+	elsewhere := []string{"WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_TIMEOUTS_SERVE_AFTER_TERM=0s"}
 	p := startCommand(c.t, c.command(service, c.project.Services[service].Command, append(elsewhere, "WARMROUTE_LISTEN=127.0.0.1:0")...))
 	check := execForm(c.t, instruction(c.t, dockerfileStages(c.t)[1], "HEALTHCHECK"))
 	listens := "WARMROUTE_LISTEN=" + strings.TrimPrefix(p.url, "http://")

@@ -45,7 +45,7 @@ func TestHandOverUnderLoad(t *testing.T) {
 	fleet := startSimFleet(t, 2, 200_000)
 	recorded := filepath.Join(t.TempDir(), "traffic")
 	told := filepath.Join(t.TempDir(), "access")
-	file := fleet.configFile(t, "access_log: {file: "+told+"}\nindex: {snapshot: "+filepath.Join(t.TempDir(), "index")+"}\nrecord: {file: "+recorded+"}\ntimeouts: {drain: 500ms}\nlimits: {in_flight: 1000, connections: 1000}")
+	file := fleet.configFile(t, "access_log: {file: "+told+"}\nindex: {snapshot: "+filepath.Join(t.TempDir(), "index")+"}\nrecord: {file: "+recorded+"}\ntimeouts: {serve_after_term: 500ms}\nlimits: {in_flight: 1000, connections: 1000}")
 	p := startProgram(t, "--config", file.path)
 
 	// Streams that last longer than the hand-over takes.
@@ -239,7 +239,7 @@ func TestHandOverHTTP2(t *testing.T) {
 	t.Parallel()
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 2, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {drain: 300ms}").path)
+	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {serve_after_term: 300ms}").path)
 	clients := p.startCrowd(8, pair.transport(true))
 	clients.more(50)
 	p.handOver()
@@ -255,7 +255,7 @@ func TestHandOverHTTP2(t *testing.T) {
 // other is found.
 func TestHandOverKeepsInstance(t *testing.T) {
 	t.Parallel()
-	p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {drain: 10ms}").path)
+	p := startProgram(t, "--config", startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {serve_after_term: 10ms}").path)
 	instance := func() string {
 		req, err := http.NewRequest(http.MethodGet, p.url+"/health", nil)
 		if err != nil {
@@ -324,7 +324,7 @@ func TestHandOverChildStopped(t *testing.T) {
 	p.awaitLog(`msg="hand-over failed, this process keeps serving" err="the new process ended before it served: exit status 0"`)
 	clients.more(100)
 	clients.leave()
-	if log := p.log.String(); strings.Contains(log, "draining") || strings.Contains(log, "shutting down") {
+	if log := p.log.String(); strings.Contains(log, "readiness fails") || strings.Contains(log, "shutting down") {
 		t.Errorf("the log:\n%s", log)
 	}
 }
@@ -342,7 +342,7 @@ func (u unrepeatable) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestHandOverWithoutDrain(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 0}").path)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 0}").path)
 	var clients sync.WaitGroup
 	var answered atomic.Int64
 	over := make(chan struct{})

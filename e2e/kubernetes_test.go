@@ -127,14 +127,14 @@ func TestKubernetesSelectors(t *testing.T) {
 func TestKubernetesProxy(t *testing.T) {
 	pod := readManifests(t)["proxy.yaml"]["Deployment warmroute"].Spec.Template.Spec
 	c := loadConfig(t, "backends: [http://127.0.0.1:8000]\n")
-	if grace := time.Duration(pod.Grace) * time.Second; grace <= c.Timeouts.Drain+c.Timeouts.Shutdown {
+	if grace := time.Duration(pod.Grace) * time.Second; grace <= c.Timeouts.ServeAfterTerm+c.Timeouts.Shutdown {
 		t.Errorf("the grace period %v is too short", grace)
 	}
 	container := pod.Containers[0]
 	if p := container.LivenessProbe; p.HTTPGet.Path != "/livez" {
 		t.Errorf("liveness: %+v", p)
 	}
-	if p := container.ReadinessProbe; p.HTTPGet.Path != "/readyz" || time.Duration(p.PeriodSeconds)*time.Second >= c.Timeouts.Drain {
+	if p := container.ReadinessProbe; p.HTTPGet.Path != "/readyz" || time.Duration(p.PeriodSeconds)*time.Second >= c.Timeouts.ServeAfterTerm {
 		t.Errorf("readiness: %+v", p)
 	}
 	if mount := container.VolumeMounts[0]; mount["subPath"] != nil || mount["mountPath"] != filepath.Dir(container.Env[0].Value) {

@@ -25,7 +25,7 @@ func logLines(t *testing.T, log string) (lines []map[string]any) {
 
 func TestLogInJSON(t *testing.T) {
 	t.Parallel()
-	file := startSimFleet(t, 1, 200_000).configFile(t, "log: {format: json}\ntimeouts: {drain: 1ms, shutdown: 90s}")
+	file := startSimFleet(t, 1, 200_000).configFile(t, "log: {format: json}\ntimeouts: {serve_after_term: 1ms, shutdown: 90s}")
 	p := launch(t, exec.Command(binary, "serve", "--config", file.path))
 	p.awaitLog(`"msg":"backend state"`)
 	p.signal(syscall.SIGTERM)
@@ -60,7 +60,7 @@ func TestLogInJSON(t *testing.T) {
 
 func TestLogEndsWithReason(t *testing.T) {
 	t.Parallel()
-	file := startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {drain: 0}")
+	file := startSimFleet(t, 1, 200_000).configFile(t, "timeouts: {serve_after_term: 0}")
 	p := startProgram(t, "--config", file.path)
 	p.signal(os.Interrupt)
 	p.exit()

@@ -24,7 +24,7 @@ func TestModelsThatAreNotListed(t *testing.T) {
 		called <- string(body)
 	}))
 	t.Cleanup(scaler.Close)
-	settings := fmt.Sprintf("models: {patterns: {\"sql-*\": sim}}\nwake: [{model: big, url: %s/start}]\nrouting: {queue: {none_ready_timeout: 1s}}\n", scaler.URL)
+	settings := fmt.Sprintf("models: {patterns: {\"sql-*\": sim}}\nstart_hooks: [{model: big, url: %s/start}]\nrouting: {queue: {none_ready_timeout: 1s}}\n", scaler.URL)
 	file := fleet.configFile(t, settings)
 	p := startProgram(t, "--config", file.path)
 	ask := func(model string) (status int, text string) {

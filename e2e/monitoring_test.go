@@ -6,9 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -263,12 +265,81 @@ func TestMetricsReferenceIsCurrent(t *testing.T) {
 	} else if got, err := os.ReadFile(metricsReference); err != nil || string(got) != want {
 		t.Errorf("%s is out of date (%v): run go generate ./metrics", metricsReference, err)
 	}
-	part := regexp.MustCompile(`_(bucket|sum|count)$`)
 	for who, query := range queries(t) {
-		for _, name := range regexp.MustCompile(`warmroute_\w+`).FindAllString(query, -1) {
-			if families[name] == nil && families[part.ReplaceAllString(name, "")] == nil {
-				t.Errorf("%s asks for %s, which the proxy does not expose", who, name)
+		checkMetricNames(t, who, query, families)
+		checkMetricLabels(t, who, query, families)
+	}
+	for _, file := range markdownFiles(t) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkMetricNames(t, file, string(text), families)
+	}
+}
+
+// markdownFiles returns the README and the documents.
+func markdownFiles(t *testing.T) []string {
+	t.Helper()
+	files := []string{"README.md"}
+	for _, folder := range []string{"docs", filepath.Join("lab", "docs")} {
+		err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+			if filepath.Ext(path) == ".md" {
+				files = append(files, path)
 			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
+}
+
+// familyOf returns the family of a series: a histogram's have suffixes. It returns nil if there is none.
+func familyOf(series string, families map[string]*dto.MetricFamily) *dto.MetricFamily {
+	if f := families[series]; f != nil {
+		return f
+	}
+	return families[regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(series, "")]
+}
+
+// checkMetricNames reports an error for each name of a metric in text that the proxy does not expose. A name that ends
+// with _ stands for all that begin with it.
+func checkMetricNames(t *testing.T, where, text string, families map[string]*dto.MetricFamily) {
+	t.Helper()
+	for _, name := range regexp.MustCompile(`\bwarmroute_\w+`).FindAllString(text, -1) {
+		known := familyOf(name, families) != nil
+		for other := range families {
+			known = known || strings.HasSuffix(name, "_") && strings.HasPrefix(other, name)
+		}
+		if !known {
+			t.Errorf("%s names %s, which the proxy does not expose", where, name)
+		}
+	}
+}
+
+// checkMetricLabels reports an error for each label by which a query selects or groups series and that these do not have.
+func checkMetricLabels(t *testing.T, where, query string, families map[string]*dto.MetricFamily) {
+	t.Helper()
+	all := []string{"job", "instance", "le"} // of the scrape, and of buckets
+	for _, name := range regexp.MustCompile(`warmroute_\w+`).FindAllString(query, -1) {
+		for _, series := range familyOf(name, families).GetMetric() {
+			for _, l := range series.GetLabel() {
+				all = append(all, l.GetName())
+			}
+		}
+	}
+	var used []string
+	for _, group := range regexp.MustCompile(`\bby ?\(([^)]*)\)`).FindAllStringSubmatch(query, -1) {
+		used = append(used, regexp.MustCompile(`\w+`).FindAllString(group[1], -1)...)
+	}
+	for _, selector := range regexp.MustCompile(`(\w+) ?(=|!=|=~|!~)"`).FindAllStringSubmatch(query, -1) {
+		used = append(used, selector[1])
+	}
+	for _, label := range used {
+		if !slices.Contains(all, label) {
+			t.Errorf("%s uses the label %s, which its metrics do not have", where, label)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func TestShutdownWithOpenPage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fleet := startSimFleet(t, 1, 200_000)
-			p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 10ms}").path)
+			p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 10ms}").path)
 			from := p.hearState()
 			end(p)
 			rest, err := io.ReadAll(from)

@@ -108,7 +108,7 @@ func TestReloadBackends(t *testing.T) {
 	fleet := startSimFleet(t, 3, 200_000)
 	file := fleet.configFile(t, "")
 	list := func(urls ...string) {
-		file.write("timeouts: {drain: 0s}\nbackends: [" + strings.Join(urls, ", ") + "]")
+		file.write("timeouts: {serve_after_term: 0s}\nbackends: [" + strings.Join(urls, ", ") + "]")
 	}
 	list(fleet.urls[:2]...)
 	p := startProgram(t, "--config", file.path)

@@ -119,7 +119,7 @@ func TestRollingRestartOfProxies(t *testing.T) {
 			proxies := make([]*program, 2)
 			var starts []func() *program
 			for i := range proxies {
-				file := fleet.configFile(t, "timeouts: {drain: 500ms}")
+				file := fleet.configFile(t, "timeouts: {serve_after_term: 500ms}")
 				proxies[i] = startProgram(t, "--config", file.path)
 				address := proxies[i].url[len("http://"):]
 				starts = append(starts, func() *program {

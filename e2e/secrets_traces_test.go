@@ -37,7 +37,7 @@ func TestInvalidTracingVariablesAreLoggedWithoutValues(t *testing.T) {
 			t.Parallel()
 			// Of a variable that stands twice, the last value counts.
 			env := []string{endpoint + "=http://127.0.0.1:4318", c.variable + "=" + c.value, "OTEL_BSP_SCHEDULE_DELAY=20", "OTEL_EXPORTER_OTLP_TIMEOUT=500"}
-			p := startTraced(t, env, "timeouts: {drain: 0}\n", replica)
+			p := startTraced(t, env, "timeouts: {serve_after_term: 0}\n", replica)
 			p.read("sim", "lost", false)
 			p.awaitLog("OpenTelemetry error|sending traces failed")
 			p.signal(syscall.SIGTERM)
@@ -95,7 +95,7 @@ func TestCollectorResponseNotLogged(t *testing.T) {
 				"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20" + marked,
 				"OTEL_EXPORTER_OTLP_TIMEOUT=500", // of all attempts where the collector is busy
 				"OTEL_BSP_EXPORT_TIMEOUT=500", "OTEL_BSP_SCHEDULE_DELAY=20",
-			}, "timeouts: {drain: 0}\n", replica)
+			}, "timeouts: {serve_after_term: 0}\n", replica)
 			p.read("sim", "lost", false)
 			p.signal(syscall.SIGTERM)
 			p.exit()

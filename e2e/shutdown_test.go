@@ -87,11 +87,11 @@ func (k *keptConnection) get(path string) *http.Response {
 func TestDrainFailsReadinessAndServesRequests(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}\nbackends: [{url: \""+fleet.urls[0]+"\", max_in_flight: 1}]").path)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 1h}\nbackends: [{url: \""+fleet.urls[0]+"\", max_in_flight: 1}]").path)
 	kept := p.keepConnection()
 	stream := p.startStream(8000)
 	p.signal(syscall.SIGTERM)
-	p.awaitLog(`msg="draining: readiness fails, still serving" for=1h0m0s`)
+	p.awaitLog(`msg="readiness fails, still serving" for=1h0m0s`)
 	for _, path := range []string{"/readyz", "/health"} {
 		if resp, err := p.get(path); err != nil || resp.StatusCode != http.StatusServiceUnavailable {
 			t.Errorf("%s: %v, %v", path, resp, err)
@@ -128,7 +128,7 @@ func TestDrainEndsHTTP2Connections(t *testing.T) {
 	t.Parallel()
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {drain: 1h}").path)
+	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()+"timeouts: {serve_after_term: 1h}").path)
 	client := &http.Client{Transport: pair.transport(true)}
 	defer client.CloseIdleConnections()
 	ask := func() (reused bool) {
@@ -151,7 +151,7 @@ func TestDrainEndsHTTP2Connections(t *testing.T) {
 		t.Error("connections are not reused before the drain")
 	}
 	p.signal(syscall.SIGTERM)
-	p.awaitLog(`msg="draining`)
+	p.awaitLog(`msg="readiness fails`)
 	ask() // is answered with a GOAWAY
 	p.eventually("connections are not reused", func() bool { return !ask() })
 }
@@ -160,7 +160,7 @@ func TestDrainEndsHTTP2Connections(t *testing.T) {
 func TestKeptConnectionServesUntilQuiet(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 0}").path)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 0}").path)
 	kept := p.keepConnection()
 	stream := p.startStream(8000)
 	p.signal(syscall.SIGTERM)
@@ -186,11 +186,11 @@ func TestStreamsFinishAfterDrain(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	snapshot := filepath.Join(t.TempDir(), "index")
-	file := fleet.configFile(t, "timeouts: {drain: 100ms}\nindex: {snapshot: "+snapshot+"}")
+	file := fleet.configFile(t, "timeouts: {serve_after_term: 100ms}\nindex: {snapshot: "+snapshot+"}")
 	p := startProgram(t, "--config", file.path)
 	stream := p.startStream(8000)
 	p.signal(syscall.SIGTERM)
-	p.awaitLog(`(?s)msg="draining.*msg="shutting down"`)
+	p.awaitLog(`(?s)msg="readiness fails.*msg="shutting down"`)
 	p.eventually("the listener is closed", func() bool { _, err := p.get("/livez"); return err != nil })
 	if err := <-stream.ended; err != nil {
 		t.Errorf("the stream: %v", err)
@@ -206,7 +206,7 @@ func TestStreamsFinishAfterDrain(t *testing.T) {
 func TestInterruptSkipsDrain(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 1h}").path)
 	p.signal(os.Interrupt)
 	if status := p.exit(); status != 0 {
 		t.Errorf("status %d", status)
@@ -216,9 +216,9 @@ func TestInterruptSkipsDrain(t *testing.T) {
 func TestSecondSignalKills(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {drain: 1h}").path)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 1h}").path)
 	p.signal(syscall.SIGTERM)
-	p.awaitLog(`msg="draining`)
+	p.awaitLog(`msg="readiness fails`)
 	p.signal(syscall.SIGTERM)
 	if status := p.exit(); status != -1 {
 		t.Errorf("status %d of a process that is to die of the signal", status)
@@ -229,7 +229,7 @@ func TestSecondSignalKills(t *testing.T) {
 func TestRequestsInFlightAtShutdown(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 2_000_000)
-	file := fleet.configFile(t, "timeouts: {drain: 0, shutdown: 300ms}")
+	file := fleet.configFile(t, "timeouts: {serve_after_term: 0, shutdown: 300ms}")
 	p := startProgram(t, "--config", file.path)
 	f := func(name, path, body, begun, want string) (check func()) {
 		t.Helper()

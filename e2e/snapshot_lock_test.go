@@ -30,7 +30,7 @@ func TestSnapshotHasOneWriter(t *testing.T) {
 	t.Parallel()
 	snapshot := filepath.Join(t.TempDir(), "index")
 	fleet := startSimFleet(t, 1, 200_000)
-	yaml := "timeouts: {drain: 0}\nindex: {snapshot: " + snapshot + "}"
+	yaml := "timeouts: {serve_after_term: 0}\nindex: {snapshot: " + snapshot + "}"
 	first := startProgram(t, "--config", fleet.configFile(t, yaml).path)
 	second := fleet.configFile(t, yaml)
 	refused := func(when string) {

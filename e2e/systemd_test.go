@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"warmroute/config"
-
 	"go.yaml.in/yaml/v4"
+
+	"warmroute/config"
 )
 
 // unitFile reads one of scripts/systemd into the values of each key, in order.
@@ -90,8 +90,8 @@ func TestUnitLimits(t *testing.T) {
 	unit := unitFile(t, "warmroute.service")
 	c := loadConfig(t, "", "http://a:8000", "http://b:8000", "http://c:8000")
 	stop, err := time.ParseDuration(only(t, unit, "TimeoutStopSec"))
-	if err != nil || stop <= c.Timeouts.Drain+c.Timeouts.Shutdown {
-		t.Errorf("it is killed after %v (%v), within timeouts.drain and timeouts.shutdown", stop, err)
+	if err != nil || stop <= c.Timeouts.ServeAfterTerm+c.Timeouts.Shutdown {
+		t.Errorf("it is killed after %v (%v), within timeouts.serve_after_term and timeouts.shutdown", stop, err)
 	}
 	files, err := strconv.ParseUint(only(t, unit, "LimitNOFILE"), 10, 64)
 	if err != nil || c.MaxFileDescriptors(0) > files {

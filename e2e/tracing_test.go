@@ -265,7 +265,7 @@ var streamsOn = standIn{chat: func(w http.ResponseWriter, r *http.Request) {
 func TestTraceOfRequestInFlightAtShutdown(t *testing.T) {
 	t.Parallel()
 	c := startCollector(t, "http/protobuf")
-	p := startTraced(t, c.env, "timeouts: {drain: 0, shutdown: 10ms}\n", streamsOn.start(t))
+	p := startTraced(t, c.env, "timeouts: {serve_after_term: 0, shutdown: 10ms}\n", streamsOn.start(t))
 	resp := p.ask("m", "cut-off", true)
 	defer resp.Body.Close()
 	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
@@ -374,7 +374,7 @@ func TestCollectorDownDelaysNothing(t *testing.T) {
 					"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + address, "OTEL_EXPORTER_OTLP_PROTOCOL=" + protocol,
 					"OTEL_BSP_SCHEDULE_DELAY=5", "OTEL_BSP_MAX_QUEUE_SIZE=" + strconv.Itoa(room),
 				}
-				p := startTraced(t, env, "timeouts: {drain: 0}\n", replica)
+				p := startTraced(t, env, "timeouts: {serve_after_term: 0}\n", replica)
 				for i := range 30 {
 					p.read("sim", fmt.Sprint("r", i), i%2 == 0)
 				}
@@ -407,7 +407,7 @@ func TestSpansFlushedAtShutdown(t *testing.T) {
 	c := startCollector(t, "http/protobuf")
 	env := append(c.env, "OTEL_BSP_SCHEDULE_DELAY="+fmt.Sprint(time.Hour.Milliseconds()))
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
-	p := startTraced(t, env, "timeouts: {drain: 0}\n", replica)
+	p := startTraced(t, env, "timeouts: {serve_after_term: 0}\n", replica)
 	p.read("sim", "last", false)
 	if n := len(c.all()); n != 0 {
 		t.Fatalf("%d spans came early: the test shows nothing", n)

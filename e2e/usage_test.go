@@ -32,7 +32,7 @@ func TestUsageOutlivesProcesses(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	usage := filepath.Join(t.TempDir(), "usage")
-	file := fleet.configFile(t, "timeouts: {drain: 0}\nusage: {file: "+usage+"}")
+	file := fleet.configFile(t, "timeouts: {serve_after_term: 0}\nusage: {file: "+usage+"}")
 	p := startProgram(t, "--config", file.path)
 	want := 0
 	ask := func(n int) {

@@ -286,7 +286,7 @@ func wireTimeouts() wireSubject {
 	}
 	return wireSubject{
 		name: "timeouts", replicas: []wireReplica{{name: "a"}}, cases: cases,
-		config: "timeouts: {first_byte: 400ms, response: 400ms, idle: 400ms, drain: 0s, shutdown: 1s}\nretry: {stalled: false, per_second: 1000}",
+		config: "timeouts: {first_byte: 400ms, response: 400ms, idle: 400ms, serve_after_term: 0s, shutdown: 1s}\nretry: {stalled: false, per_second: 1000}",
 	}
 }
 

@@ -201,7 +201,7 @@ func wireRequestHeaders() wireSubject {
 // wireRequestFraming is about the framing of requests.
 func wireRequestFraming() wireSubject {
 	s := wireSubject{name: "request-framing", replicas: twoReplicas,
-		config: "timeouts: {read_header: 300ms, body_idle: 300ms, drain: 0s, shutdown: 1s}"}
+		config: "timeouts: {read_header: 300ms, body_idle: 300ms, serve_after_term: 0s, shutdown: 1s}"}
 	raw := func(name string, client ...wireStep) { s.cases = append(s.cases, wireCase{name: name, client: client}) }
 	const head = "POST " + chatPath + " HTTP/1.1\r\nHost: api.example.com\r\nContent-Type: application/json\r\n"
 	length := fmt.Sprintf("Content-Length: %d\r\n", len(chatJSON))

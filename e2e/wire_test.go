@@ -138,7 +138,7 @@ poll: {interval: 1h, fast_interval: 1h, timeout: 20s}
 health: {interval: 1h, down_interval: 20ms, timeout: 20s}
 routing: {learn: false}
 retry: {per_second: 1000}
-timeouts: {connect: 10s, drain: 0s, shutdown: 1s}
+timeouts: {connect: 10s, serve_after_term: 0s, shutdown: 1s}
 log: {level: debug}
 `
 

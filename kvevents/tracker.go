@@ -122,7 +122,7 @@ func (t *tracker) restart(rank int, complete bool) []change {
 	}
 	hadBlocks := e.hadBlocks || len(e.byHash) > 0
 	t.removeAll(e, what, false)
-	t.forgetSequences(rank)
+	t.forgetSessionEnds(rank)
 	*e = *newEngine()
 	e.complete, e.hadBlocks = complete, hadBlocks && !complete
 	if hadBlocks && t.blocks == 0 && t.isComplete() {
@@ -151,7 +151,7 @@ func (t *tracker) forgetAll() []change {
 	t.changes = t.changes[:0]
 	for i, e := range t.engines {
 		t.removeAll(e, kvForgotten, false)
-		t.forgetSequences(i)
+		t.forgetSessionEnds(i)
 		t.engines[i] = newEngine()
 	}
 	return t.changes
@@ -421,8 +421,8 @@ func (t *tracker) name(parent index.KVBlock, tokens []uint32, extra uint64, lora
 	return index.KVBlock(max(1, xxh3.HashSeed(t.buf, t.seed^uint64(parent))))
 }
 
-// forgetSequences forgets the sequences of an engine.
-func (t *tracker) forgetSequences(rank int) {
+// forgetSessionEnds forgets which blocks the sessions on an engine end with.
+func (t *tracker) forgetSessionEnds(rank int) {
 	for _, session := range t.sequences.Keys() {
 		if q, _ := t.sequences.Peek(session); q.rank == rank {
 			t.sequences.Remove(session)

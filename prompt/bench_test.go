@@ -118,7 +118,7 @@ func BenchmarkPrompt(b *testing.B) {
 				b.Fatal(err)
 			}
 			p.ApplyLayout(DefaultLayout)
-			media := p.AppendMedia(nil)
+			media := p.AppendMediaPositions(nil)
 			for b.Loop() {
 				p.TextClass(media)
 			}

@@ -90,7 +90,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("kind %d: a fresh and a used Prompt differ:\n%s %q\n%s %q", kind, head(&fresh), fresh.Text, head(used), used.Text)
 			}
 			offset := 0 // of the end of the last media item
-			media := fresh.AppendMedia(nil)
+			media := fresh.AppendMediaPositions(nil)
 			for _, m := range media {
 				if m.Offset <= offset || m.Offset+MediaBytes > len(fresh.Text) {
 					t.Fatalf("kind %d: media at %d behind %d in %d bytes of prompt", kind, m.Offset, offset, len(fresh.Text))

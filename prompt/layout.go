@@ -81,7 +81,7 @@ func (p *Prompt) ApplyLayout(l Layout) {
 	if len(p.turns.movable) > 0 {
 		p.forks = p.appendForks(p.forks[:0])
 	}
-	p.removeMovable()
+	p.dropReasoningAndMergeSystem()
 	p.insertHead()
 }
 
@@ -91,9 +91,9 @@ func (p *Prompt) merges() bool {
 	return bit != 0 && p.layout&bit == 0
 }
 
-// removeMovable removes from Text the reasoning that the layout drops, and the system messages
+// dropReasoningAndMergeSystem removes from Text the reasoning that the layout drops, and the system messages
 // that it merges, whose texts it appends to p.merged.
-func (p *Prompt) removeMovable() {
+func (p *Prompt) dropReasoningAndMergeSystem() {
 	t, merges, end, from := &p.turns, p.merges(), 0, 0
 	p.merged = p.merged[:0]
 	for i := range t.movable {

@@ -27,8 +27,8 @@ const (
 // item are the same however many tokens the item is thought to have.
 const MediaBytes = 4000
 
-// Media is a media item of a prompt.
-type Media struct {
+// MediaPosition is where a media item of a prompt is.
+type MediaPosition struct {
 	Offset int // of its MediaBytes in Text
 	Kind   MediaKind
 	Counts MediaCounts // of the items up to this one
@@ -37,8 +37,8 @@ type Media struct {
 // MediaCounts is how many media items of each kind there are.
 type MediaCounts [NumMediaKinds]uint16
 
-// AppendMedia appends the media items of Text to dst, in their order.
-func (p *Prompt) AppendMedia(dst []Media) []Media {
+// AppendMediaPositions appends the positions of the media items of Text to dst, in their order.
+func (p *Prompt) AppendMediaPositions(dst []MediaPosition) []MediaPosition {
 	if p.media == 0 || p.kind == Generate {
 		return dst
 	}
@@ -52,7 +52,7 @@ func (p *Prompt) AppendMedia(dst []Media) []Media {
 			continue
 		}
 		counts[kind]++
-		dst = append(dst, Media{Offset: i + 1, Kind: MediaKind(kind), Counts: counts})
+		dst = append(dst, MediaPosition{Offset: i + 1, Kind: MediaKind(kind), Counts: counts})
 		i += MediaBytes
 	}
 	return dst

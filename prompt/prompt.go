@@ -207,17 +207,17 @@ func (p *Prompt) requireField(name string, exists bool) {
 	}
 }
 
-// Turn is the place of a prompt in its conversation.
-type Turn int8
+// TurnKind is the place of a prompt in its conversation.
+type TurnKind int8
 
 const (
-	TurnUnknown Turn = iota // it is no conversation
-	TurnFirst               // it has no message of the assistant
+	TurnUnknown TurnKind = iota // it is no conversation
+	TurnFirst                   // it has no message of the assistant
 	TurnLater
 )
 
-// Turn returns the place of the prompt in its conversation.
-func (p *Prompt) Turn() Turn {
+// TurnKind returns the place of the prompt in its conversation.
+func (p *Prompt) TurnKind() TurnKind {
 	switch {
 	case p.kind != Chat && p.kind != Messages && p.kind != Responses:
 		return TurnUnknown

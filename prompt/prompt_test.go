@@ -162,11 +162,11 @@ func head(p *Prompt) string {
 		p.Model, p.Stream, p.PreviousResponse, p.ResponseID, p.NoStore, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.SessionField, p.Session)
 }
 
-func TestTurn(t *testing.T) {
+func TestTurnKind(t *testing.T) {
 	const user, response = `{"role":"user","content":"a"}`, `{"role":"assistant","content":"b"}`
 	for body, c := range map[string]struct {
 		kind Kind
-		want Turn
+		want TurnKind
 	}{
 		`{"messages":[{"role":"system","content":"s"},` + user + `]}`: {Chat, TurnFirst},
 		`{"messages":[` + user + `,` + response + `,` + user + `]}`:   {Chat, TurnLater},
@@ -180,7 +180,7 @@ func TestTurn(t *testing.T) {
 		`{"input":"a","previous_response_id":"resp_1"}`:                                                         {Responses, TurnLater},
 		`{"prompt":"a"}`: {Completion, TurnUnknown},
 	} {
-		if got := parse(t, c.kind, body).Turn(); got != c.want {
+		if got := parse(t, c.kind, body).TurnKind(); got != c.want {
 			t.Errorf("%s: turn %d, want %d", body, got, c.want)
 		}
 	}
@@ -303,12 +303,12 @@ func TestMediaLimit(t *testing.T) {
 	if want := 9 * maxMedia * MediaBytes; p.ExtraBytes != want {
 		t.Errorf("%d extra bytes, want %d", p.ExtraBytes, want)
 	}
-	if media := p.AppendMedia(nil); len(media) != maxMedia || media[maxMedia-1].Counts != (MediaCounts{maxMedia}) {
+	if media := p.AppendMediaPositions(nil); len(media) != maxMedia || media[maxMedia-1].Counts != (MediaCounts{maxMedia}) {
 		t.Errorf("%d media items, want %d", len(media), maxMedia)
 	}
 }
 
-func TestAppendMedia(t *testing.T) {
+func TestAppendMediaPositions(t *testing.T) {
 	const image, audio, video = `{"type":"image_url","image_url":{"url":"a"}}`, `{"type":"input_audio","input_audio":{"data":"AA"}}`, `{"type":"video_url","video_url":null,"uuid":"u"}`
 	user := func(parts ...string) string {
 		return `{"messages":[{"role":"user","content":[` + strings.Join(parts, ",") + `]}]}`
@@ -318,19 +318,19 @@ func TestAppendMedia(t *testing.T) {
 		name string
 		kind Kind
 		body string
-		want []Media
+		want []MediaPosition
 	}{
 		{"none", Chat, user(`"text"`), nil},
-		{"one", Chat, user(image), []Media{{head + 1, Image, MediaCounts{1}}}},
-		{"each kind", Chat, user(image, audio, `"text"`, video), []Media{
+		{"one", Chat, user(image), []MediaPosition{{head + 1, Image, MediaCounts{1}}}},
+		{"each kind", Chat, user(image, audio, `"text"`, video), []MediaPosition{
 			{head + 1, Image, MediaCounts{1}}, {head + MediaBytes + 2, Audio, MediaCounts{1, 1}}, {head + 2*MediaBytes + 2 + 4 + 1, Video, MediaCounts{1, 1, 1}},
 		}},
 		{"result of a tool", Messages, user(`{"type":"tool_result","content":[{"type":"image","source":{"type":"base64","data":"AA"}}]}`),
-			[]Media{{1 + 4 + 1 + head + 1, Image, MediaCounts{1}}}},
+			[]MediaPosition{{1 + 4 + 1 + head + 1, Image, MediaCounts{1}}}},
 		{"replaced content", Chat, `{"messages":[{"role":"user","content":[` + image + `],"content":"text"}]}`, nil},
 		{"token ids", Generate, `{"token_ids":[252,252],"features":{"mm_hashes":{"image":["a"]}}}`, nil},
 	} {
-		if got := parse(t, c.kind, c.body).AppendMedia(nil); !slices.Equal(got, c.want) {
+		if got := parse(t, c.kind, c.body).AppendMediaPositions(nil); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

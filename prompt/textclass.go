@@ -72,7 +72,7 @@ var byteCounts = func() (counts [256]uint64) {
 
 // TextClass returns the class of the prompt with these media items, from a sample of the text
 // between them.
-func (p *Prompt) TextClass(media []Media) TextClass {
+func (p *Prompt) TextClass(media []MediaPosition) TextClass {
 	if p.format == formatIDs {
 		return TokenIDs
 	}

@@ -56,7 +56,7 @@ func TestTextClass(t *testing.T) {
 		{image + `,"The committee had been in session since the early morning.",` + image, prose},
 	} {
 		p := parse(t, Chat, `{"messages":[{"role":"user","content":[`+c.content+`]}]}`)
-		if got := p.TextClass(p.AppendMedia(nil)); got != c.want {
+		if got := p.TextClass(p.AppendMediaPositions(nil)); got != c.want {
 			t.Errorf("class %d, want %d: %.80s", got, c.want, c.content)
 		}
 	}

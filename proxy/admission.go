@@ -328,17 +328,17 @@ func (s *Settings) findServingModel(c *backends.Catalog, model string) string {
 }
 
 // mayAwaitModel reports whether a request waits although no replica lists the model that serves it: none has listed
-// any, or the model can be woken.
+// any, or the model can be started.
 func (s *Settings) mayAwaitModel(c *backends.Catalog, model string) bool {
-	return len(c.Models) == 0 || s.WakeTimeouts[model] > 0
+	return len(c.Models) == 0 || s.StartTimeouts[model] > 0
 }
 
 // modelQueueTimeouts returns how long the request may wait for a backend, and the name of the setting that limits this
 // while none is ready.
 func (r *request) modelQueueTimeouts() (t router.QueueTimeouts, noneReadySetting string) {
 	t, noneReadySetting = r.settings.QueueTimeouts, "routing.queue.none_ready_timeout"
-	if wake := r.settings.WakeTimeouts[r.input.request.CatalogID]; wake > 0 && t != (router.QueueTimeouts{}) {
-		t.NoneReady, noneReadySetting = wake, "wake[].timeout"
+	if start := r.settings.StartTimeouts[r.input.request.CatalogID]; start > 0 && t != (router.QueueTimeouts{}) {
+		t.NoneReady, noneReadySetting = start, "start_hooks[].timeout"
 	}
 	return r.queueTimeoutsOr(t), noneReadySetting
 }
@@ -369,7 +369,7 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *fa
 	entry, ok := catalog.Find(serving)
 	switch {
 	case !ok && s.mayAwaitModel(catalog, serving):
-		req.Backends, req.CatalogID, req.Model, req.AwaitsModel = nil, serving, serving, s.WakeTimeouts[serving] > 0
+		req.Backends, req.CatalogID, req.Model, req.AwaitsModel = nil, serving, serving, s.StartTimeouts[serving] > 0
 		return model, nil
 	case !ok:
 		return "", r.proxy.unknownModelError(model, r.account)
@@ -378,7 +378,7 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *fa
 	if listed {
 		r.outcome.Model = own.ID
 	}
-	req.Backends, req.CatalogID, req.AwaitsModel = entry.Backends, entry.ID, s.WakeTimeouts[entry.ID] > 0
+	req.Backends, req.CatalogID, req.AwaitsModel = entry.Backends, entry.ID, s.StartTimeouts[entry.ID] > 0
 	req.Model = catalog.EngineModel(entry.ID)
 	req.ContextLengths = catalog.ContextLengths(entry.ID)
 	if serving != model {

@@ -99,7 +99,7 @@ func TestRequestAwaitsModelThatCanBeWoken(t *testing.T) {
 	r := &replica{script: always(answered("200 OK", whole))}
 	queue := router.QueueSettings{Requests: 10, NoneReadyTimeout: 50 * time.Millisecond, BusyTimeout: time.Minute}
 	f := serveWithQueue(t, queue, func(o *Options) {
-		o.WakeTimeouts = map[string]time.Duration{"big": time.Minute, "late": 100 * time.Millisecond}
+		o.StartTimeouts = map[string]time.Duration{"big": time.Minute, "late": 100 * time.Millisecond}
 		o.AdapterPatterns = []AdapterPattern{{Prefix: "sql-", Base: "big"}}
 	}, r)
 	named := func(model string) string { return strings.Replace(askWhole, `"model":"m"`, `"model":"`+model+`"`, 1) }
@@ -112,7 +112,7 @@ func TestRequestAwaitsModelThatCanBeWoken(t *testing.T) {
 		t.Error("the wrong models are awaited")
 	}
 	resp, got := f.post("/v1/chat/completions", named("late"))
-	if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got, "within 100ms (wake[].timeout)") {
+	if resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got, "within 100ms (start_hooks[].timeout)") {
 		t.Errorf("got %d %s", resp.StatusCode, got)
 	}
 	f.backends[0].SetModels(cards([]string{"m", "other"})) // the catalog changes

@@ -234,7 +234,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c := p.cors.Load(); c != nil && !isPreflight(r) {
 		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
 	}
-	if clientconn.HasTooManyLines(r.Header) {
+	if r.TLS != nil && clientconn.HasTooManyLines(r.Header) { // a clear-text connection has counted them
 		w.Header()["Connection"] = []string{"close"} // its body is not read
 		fault.Write(w, api.DialectOf(r.URL.Path), fault.New(http.StatusRequestHeaderFieldsTooLarge, fault.CodeTooManyHeaders, clientconn.TooManyHeaderLines))
 		return

@@ -80,7 +80,7 @@ type input struct {
 // scratch is what a request keeps of its prompt, in memory that requests pass on to each other.
 type scratch struct {
 	blocks        []prompt.Block
-	media         []prompt.Media
+	media         []prompt.MediaPosition
 	responseStart prompt.ResponseStart
 	prefillEdits  []prompt.Edit // of the body of the prefill leg, if it may be split
 }
@@ -396,7 +396,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 	if in.request.NoEngine = r.endpoint.NoEngine; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream
-		in.request.Turn = pr.Turn()
+		in.request.Turn = pr.TurnKind()
 	}
 	if in.request.Session == 0 { // no header has named one
 		in.request.Session, in.sessionSource = pr.Session, pr.SessionField
@@ -406,7 +406,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 		in.scratch.prefillEdits = pr.AppendPrefillEdits(in.scratch.prefillEdits[:0])
 		in.membersAt, in.hasThinkingBudget = pr.MembersAt(), pr.HasThinkingBudget()
 	}
-	in.scratch.media = pr.AppendMedia(in.scratch.media[:0])
+	in.scratch.media = pr.AppendMediaPositions(in.scratch.media[:0])
 	in.request.Media, in.request.MediaItems = pr.HasMedia(), in.scratch.media
 	in.request.TextClass = pr.TextClass(in.scratch.media)
 	in.request.MaxOutputTokens, in.request.Truncates = pr.MaxTokens, pr.Truncates

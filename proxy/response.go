@@ -307,7 +307,7 @@ func (a *attempt) isRankRefused(resp *http.Response, body []byte) bool {
 // recordRefusedRank records that the server has other ranks than before, and returns the failure: the request is sent
 // again, to the same backend or another one.
 func (a *attempt) recordRefusedRank() *fault.Failure {
-	a.decision.Backend.RecordRankRefusal(time.Now())
+	a.decision.Backend.StopSendingRankHeader(time.Now())
 	return &fault.Failure{Reason: metrics.RetryRank, IsFree: true, Err: fault.ErrRankRefused}
 }
 

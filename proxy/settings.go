@@ -29,8 +29,8 @@ type Settings struct {
 	ReadyIfEmpty   bool                 // GET /readyz is 200 without a ready replica, since others may yet be added
 	// AdapterPatterns are those of adapters that replicas load when they are asked for; the first that matches counts.
 	AdapterPatterns []AdapterPattern
-	// WakeTimeouts are of the models that are started when requests wait for them: for how long these wait.
-	WakeTimeouts map[string]time.Duration
+	// StartTimeouts are of the models that are started when requests wait for them: for how long these wait.
+	StartTimeouts map[string]time.Duration
 
 	ExtraPaths []string // to which POSTs are relayed as well, as CheckExtraPath allows and at most MaxExtraPaths
 

@@ -107,6 +107,9 @@ func (r *request) endTraceAndRecord() {
 
 // clientName returns the client's address, with the port where it is that of the connection.
 func (r *request) clientName() string {
+	if len(r.settings.TrustedProxies) == 0 {
+		return r.httpReq.RemoteAddr
+	}
 	if peer, err := netip.ParseAddrPort(r.httpReq.RemoteAddr); err == nil && admit.NormalizeAddress(peer.Addr()) != r.clientAddress {
 		return r.clientAddress.String()
 	}

@@ -26,16 +26,16 @@ const (
 	AccessLog    Place = "access_log"
 	Removal      Place = "removal" // of a backend
 	ConfigReload Place = "config_reload"
-	Discovery    Place = "discovery" // lookups of a name
-	Wake         Place = "wake"      // of a model
-	Records      Place = "records"   // exchange of what was added and drained
-	History      Place = "history"   // of the queue
-	Usage        Place = "usage"     // saves of the keys' usage
+	Discovery    Place = "discovery"   // lookups of a name
+	StartHooks   Place = "start_hooks" // of models
+	Records      Place = "records"     // exchange of what was added and drained
+	History      Place = "history"     // of the queue
+	Usage        Place = "usage"       // saves of the keys' usage
 )
 
 // Places returns all places.
 func Places() []Place {
-	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, Wake, Records, History, Usage}
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, StartHooks, Records, History, Usage}
 }
 
 // Reporter receives each recovered panic. It is safe for concurrent use.

@@ -42,7 +42,7 @@ func (c *call) addWorker() {
 		c.writeInvalid(err.Error())
 		return
 	}
-	added, err := c.register(given)
+	added, err := c.registerAndWaitReady(given)
 	if added == nil {
 		c.writeUnlessRefused(err, func(message string) { writeError(c.w, http.StatusBadRequest, addFailed, message) })
 		return
@@ -65,7 +65,7 @@ func (c *call) addWorkerByQuery() {
 	var added *addedWorker
 	role, err := roleOfType(query.Get("worker_type"))
 	if err == nil {
-		added, err = c.register(givenWorker{url: query.Get("url"), role: role})
+		added, err = c.registerAndWaitReady(givenWorker{url: query.Get("url"), role: role})
 	}
 	switch {
 	case added == nil:
@@ -140,9 +140,9 @@ type addedWorker struct {
 	Ready    bool    `json:"-"`
 }
 
-// register adds a replica to the fleet, and waits for maxReadyWait until it is ready. A refused call is an error that is
+// registerAndWaitReady adds a replica to the fleet, and waits for maxReadyWait until it is ready. A refused call is an error that is
 // a *refusal.
-func (c *call) register(w givenWorker) (*addedWorker, error) {
+func (c *call) registerAndWaitReady(w givenWorker) (*addedWorker, error) {
 	given := w.url
 	if given == "" {
 		return nil, errors.New("url is missing; send one such as http://10.0.0.5:8000")

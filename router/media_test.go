@@ -22,7 +22,7 @@ func askChat(t *testing.T, fleet []*backends.Backend, parts ...string) (req *Req
 		t.Fatal(err)
 	}
 	p.ApplyLayout(prompt.DefaultLayout)
-	media := p.AppendMedia(nil)
+	media := p.AppendMediaPositions(nil)
 	return &Request{
 		Backends: fleet, Blocks: p.AppendBlocks(nil, "m", 256), Bytes: len(p.Text), Sequences: 1, Streams: true, Media: p.HasMedia(), MediaItems: media,
 	}, (len(p.Text)-len(media)*prompt.MediaBytes)/4 + len(media)*imageTokens

@@ -14,7 +14,7 @@ func reserved(r *Router, slot int, now time.Time) int {
 	return r.fleet.ledger.CountReservedForOthers(slot, queue.ConversationID{}, nil, nil, now)
 }
 
-func turnOf(req *Request, conversation uint64, turn prompt.Turn) *Request {
+func turnOf(req *Request, conversation uint64, turn prompt.TurnKind) *Request {
 	req.PromptKey, req.Turn = conversation, turn
 	return req
 }
@@ -22,7 +22,7 @@ func turnOf(req *Request, conversation uint64, turn prompt.Turn) *Request {
 // TestTokensReservedForNextTurn has a cache of 10,000 tokens, of which 3,840 are in use, and a
 // conversation of 4,800 whose turn has just ended.
 func TestTokensReservedForNextTurn(t *testing.T) {
-	turnEnded := func(t *testing.T, turn prompt.Turn) (*Router, []*backends.Backend, *clock) {
+	turnEnded := func(t *testing.T, turn prompt.TurnKind) (*Router, []*backends.Backend, *clock) {
 		r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 		r.ObserveLoad(fleet[0], &backends.Load{CacheTokens: 10_000, PolledAt: c.now})
 		sent(t, "", submit(r, turnOf(ask(fleet, 2, 60), 2, turn))).RecordFirstEvent()

@@ -98,7 +98,7 @@ func (r *Router) AddWaitingOutsideQueue(req *Request) error {
 	if r.fleet.settings.Queue.Requests > 0 && r.admission.queue.IsFull(req.Class(), req.Tenant, req.BodyBytes) {
 		return ErrQueueFull
 	}
-	r.admission.queue.AddWaitingElsewhere(req.Class(), req.Tenant, req.BodyBytes)
+	r.admission.queue.AddWaitingOutsideQueue(req.Class(), req.Tenant, req.BodyBytes)
 	return nil
 }
 
@@ -106,17 +106,17 @@ func (r *Router) AddWaitingOutsideQueue(req *Request) error {
 func (r *Router) RemoveWaitingOutsideQueue(req *Request) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
-	r.admission.queue.RemoveWaitingElsewhere(req.Class(), req.Tenant, req.BodyBytes)
+	r.admission.queue.RemoveWaitingOutsideQueue(req.Class(), req.Tenant, req.BodyBytes)
 }
 
-// CountWaiting returns how many requests wait, in the queue or elsewhere.
+// CountWaiting returns how many requests wait, in the queue or outside it.
 func (r *Router) CountWaiting() int {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	return r.admission.queue.CountWaiting()
 }
 
-// CountWaitingByClass returns how many requests wait, in the queue or elsewhere, by the
+// CountWaitingByClass returns how many requests wait, in the queue or outside it, by the
 // name of their priority class.
 func (r *Router) CountWaitingByClass() map[string]int {
 	r.mu.Lock()

@@ -193,7 +193,7 @@ func serveByRouter(t *testing.T, jobs []*queuedJob, limit time.Duration) {
 	}
 }
 
-// TestAgeingAgainstFirstComeFirstServed holds what lab/docs/routing.md says about the order: no request
+// TestAgeingAgainstFirstComeFirstServed holds what lab/docs/design.md says about the order: no request
 // is refused that would have started in time in the order of arrival, less one prefill that has
 // begun; and after half of its time none of its priority that came later precedes a request.
 func TestAgeingAgainstFirstComeFirstServed(t *testing.T) {

@@ -150,7 +150,7 @@ func (s *Server) prepareReload(c *config.Config) (apply func(), err error) {
 		s.registration.Configure(c)
 		s.keys.Replace(c.APIKeys())
 		s.responses.Configure(c.Responses)
-		s.waker.configure(c.Wake)
+		s.hookCaller.configure(c.StartHooks)
 		s.admin.SetToken(c.AdminToken)
 		s.checker.SetSettings(c.Health)
 		s.poller.SetSettings(c.Poll)

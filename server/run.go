@@ -35,7 +35,7 @@ func (s *Server) Run(ctx context.Context) error {
 	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads, s.panics)
 	routing.Go(s.fleet.Start(background))
 	routing.Go(func() { s.panics.RunLoop(background, recovery.Tick, s.router.Run) })
-	routing.Go(func() { s.panics.RunLoop(background, recovery.Wake, s.waker.run) })
+	routing.Go(func() { s.panics.RunLoop(background, recovery.StartHooks, s.hookCaller.run) })
 	routing.Go(func() { s.panics.RunLoop(background, recovery.History, s.proxy.SampleQueue) })
 	if s.cluster != nil {
 		routing.Go(func() { s.cluster.Run(background) })

@@ -86,7 +86,7 @@ type Server struct {
 	cluster       *cluster.Cluster // nil: this proxy is the only one
 	metrics       *metrics.Metrics
 	startupChecks *startupChecks
-	waker         *waker
+	hookCaller    *hookCaller
 	resources     *resourceLog
 
 	keyModels         keyModels
@@ -169,7 +169,7 @@ func New(o Options) (*Server, error) {
 	}
 	s.startupChecks = newStartupChecks(registry.All())
 	s.fleet = s.newFleet(initial)
-	s.waker = newWaker(s.router, registry, o.Log, s.panics, c.Wake)
+	s.hookCaller = newHookCaller(s.router, registry, o.Log, s.panics, c.StartHooks)
 	s.proxy = proxy.New(proxy.Options{
 		Registry: registry,
 		Router:   s.router,

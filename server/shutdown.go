@@ -24,7 +24,7 @@ const (
 	minQuietTime = 2 * time.Second
 )
 
-// failReadinessAndWait fails readiness and, after SIGTERM, serves for timeouts.drain, so that a load balancer
+// failReadinessAndWait fails readiness and, after SIGTERM, serves for timeouts.serve_after_term, so that a load balancer
 // learns from its health check and no request fails. Responses tell their clients to close the connection.
 // After another signal, sent by a person, it returns at once.
 func (s *Server) failReadinessAndWait(ctx context.Context) {
@@ -34,12 +34,12 @@ func (s *Server) failReadinessAndWait(ctx context.Context) {
 		return
 	}
 	s.listeners.closing.Store(true)
-	if s.config.Timeouts.Drain == 0 {
+	if s.config.Timeouts.ServeAfterTerm == 0 {
 		return
 	}
-	s.log.Info("draining: readiness fails, still serving", "for", s.config.Timeouts.Drain)
+	s.log.Info("readiness fails, still serving", "for", s.config.Timeouts.ServeAfterTerm)
 	select {
-	case <-time.After(s.config.Timeouts.Drain):
+	case <-time.After(s.config.Timeouts.ServeAfterTerm):
 	case <-s.listeners.failed: // no more requests come
 	}
 }
@@ -71,7 +71,7 @@ func (s *Server) shutDownHTTP() error {
 // shutDownHandedOver ends a Server whose listeners another process has. Accepted requests are served here, and
 // so are those that still come on connections that clients have kept open, with Connection: close: closing
 // those at once would lose a request that is on its way. They are closed when nothing came or was in flight for
-// timeouts.drain.
+// timeouts.serve_after_term.
 func (s *Server) shutDownHandedOver(ctx context.Context) error {
 	s.listeners.closing.Store(true)
 	s.listeners.stopAcceptingAndWait()
@@ -79,7 +79,7 @@ func (s *Server) shutDownHandedOver(ctx context.Context) error {
 	end := time.Now().Add(s.config.Timeouts.Shutdown)
 	untilEnd, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	s.awaitQuiet(untilEnd, max(s.config.Timeouts.Drain, minQuietTime))
+	s.awaitQuiet(untilEnd, max(s.config.Timeouts.ServeAfterTerm, minQuietTime))
 	if ctx.Err() != nil {
 		s.router.StartRefusingUnready()
 	}

@@ -189,22 +189,22 @@ func (t *target) call(ctx context.Context, c vllm.Call) error {
 }
 
 // callSuspended sends a call that stops the engine, for which the backend was suspended, and sets the backend's
-// suspension: after if the call has succeeded, before if it has failed. It sets after also if it is unknown whether the
-// replica carries the call out, since requests might wait there for long.
-func (t *target) callSuspended(ctx context.Context, c vllm.Call, before, after backends.Suspension) error {
+// suspension to onSuccess or onFailure. It is onSuccess also if it is unknown whether the replica carries the call out,
+// since requests might wait there for long.
+func (t *target) callSuspended(ctx context.Context, c vllm.Call, onFailure, onSuccess backends.Suspension) error {
 	if ctx.Err() != nil {
-		t.setSuspension(before)
+		t.setSuspension(onFailure)
 		return context.Cause(ctx)
 	}
 	err := t.call(context.WithoutCancel(ctx), c)
 	switch {
 	case err == nil:
-		t.setSuspension(after)
+		t.setSuspension(onSuccess)
 	case t.status == 0 && !isDialError(err):
-		t.setSuspension(after)
+		t.setSuspension(onSuccess)
 		err = fmt.Errorf("%w: it may happen later, so no requests are sent to the replica until wake or resume", err)
 	default:
-		t.setSuspension(before)
+		t.setSuspension(onFailure)
 	}
 	return err
 }

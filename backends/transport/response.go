@@ -136,7 +136,7 @@ func parseHead(resp *http.Response, head string) error {
 		if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) { // a folded line fails too
 			return errHeaderLine
 		}
-		name = textproto.CanonicalMIMEHeaderKey(name)
+		name = canonicalHeaderName(name)
 		value = strings.Trim(value, " \t")
 		if before := resp.Header[name]; before != nil {
 			resp.Header[name] = append(before, value)
@@ -146,6 +146,24 @@ func parseHead(resp *http.Response, head string) error {
 		resp.Header[name] = values[len(values)-1 : len(values) : len(values)]
 	}
 	return nil
+}
+
+// canonicalHeaderName is textproto.CanonicalMIMEHeaderKey, which looks a name up for several hundred instructions, with a shorter
+// way for the names in nearly every response, as uvicorn writes them.
+func canonicalHeaderName(name string) string {
+	switch name {
+	case "date":
+		return "Date"
+	case "server":
+		return "Server"
+	case "content-type":
+		return "Content-Type"
+	case "content-length":
+		return "Content-Length"
+	case "transfer-encoding":
+		return "Transfer-Encoding"
+	}
+	return textproto.CanonicalMIMEHeaderKey(name)
 }
 
 // setFraming determines how the body ends (RFC 9112, 6.3), for b and resp.

@@ -550,13 +550,14 @@ func (p *sampleSums) setEngines(l *Load, from, to, sharers int) {
 	}
 }
 
-func (p *sampleSums) setPrefixCounters(l *Load, t *totals) {
-	queries, queriesOK := t.firstKnown(prefixQueries)
-	hits, hitsOK := t.firstKnown(prefixHits)
+// setPrefixCounters sets the prefix counters of l, whose block size is set, from the totals, in tokens.
+func (p *sampleSums) setPrefixCounters(l *Load, from *totals) {
+	queries, queriesOK := from.firstKnown(prefixQueries)
+	hits, hitsOK := from.firstKnown(prefixHits)
 	unit := p.unit
 	if !queriesOK || !hitsOK {
-		queries, queriesOK = t.firstKnown(gpuPrefixQueries)
-		hits, hitsOK = t.firstKnown(gpuPrefixHits)
+		queries, queriesOK = from.firstKnown(gpuPrefixQueries)
+		hits, hitsOK = from.firstKnown(gpuPrefixHits)
 		if unit = p.gpuUnit; unit == unitUnknown {
 			unit = unitBlocks // the first versions with this name
 		}
@@ -565,7 +566,7 @@ func (p *sampleSums) setPrefixCounters(l *Load, t *totals) {
 	if unit == unitBlocks {
 		scale = float64(l.BlockSize)
 	}
-	host, hostOK := t.firstKnown(hostHits) // in tokens on all versions
+	host, hostOK := from.firstKnown(hostHits) // in tokens on all versions
 	l.HostHits, l.HostHitsKnown = host.sum, hostOK
 	allHits := hits.sum*scale + l.HostHits
 	if !queriesOK || !hitsOK || scale == 0 || math.IsInf(max(queries.sum*scale, allHits), 0) {

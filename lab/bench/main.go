@@ -11,7 +11,8 @@
 //
 //	go run ./lab/bench --baseline ./old-warmroute --contenders warmroute --only requests,chunks --rounds 6
 //
-// compares with another build of warmroute, here the CPU time per request and per chunk.
+// compares with another build of warmroute, here the CPU time per request and per chunk. lab/docs/benchmarks-history.md has what
+// the difference to 9c8c211 is spent on.
 //
 //	go run ./lab/bench --endure 5m
 //

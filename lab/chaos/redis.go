@@ -54,7 +54,7 @@ func breakRedis(ctx context.Context, r *rig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, server.process.KillAndWait()) }()
-	settings := fmt.Sprintf("timeouts: {drain: 1s}\nredis: {url: %q}", "unix://"+server.socket)
+	settings := fmt.Sprintf("timeouts: {serve_after_term: 1s}\nredis: {url: %q}", "unix://"+server.socket)
 	return r.runTwoProxies(ctx, settings, func(two *twoProxies) error {
 		if err := two.awaitShared(ctx, waitTimeout); err != nil {
 			return err

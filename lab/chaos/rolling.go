@@ -25,7 +25,7 @@ const (
 // restartProxiesInTurn restarts two proxies behind a load balancer in turn, twice, under
 // its own load. The balancer has no health checks.
 func restartProxiesInTurn(ctx context.Context, r *rig) error {
-	return r.runTwoProxies(ctx, "timeouts: {drain: 1s}", func(two *twoProxies) error {
+	return r.runTwoProxies(ctx, "timeouts: {serve_after_term: 1s}", func(two *twoProxies) error {
 		for range 2 {
 			if err := two.restartInTurn(ctx); err != nil {
 				return err

@@ -43,7 +43,7 @@ func sendLaterTurns(ctx context.Context, r *rig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, testbed.KillAndWait(one)) }()
-	settings := fmt.Sprintf("timeouts: {drain: 0}\nkeys: [{name: plain, sha256: %x}, {name: turns, sha256: %x}]",
+	settings := fmt.Sprintf("timeouts: {serve_after_term: 0}\nkeys: [{name: plain, sha256: %x}, {name: turns, sha256: %x}]",
 		sha256.Sum256([]byte(plainKey)), sha256.Sum256([]byte(turnsKey)))
 	proxy, err := r.newProxy("turns", settings)
 	if err != nil {

@@ -103,7 +103,7 @@ func (s *tracedSession) nextJob(at time.Duration) *Job {
 // conversationPlace says which turn of which conversation a request is.
 type conversationPlace struct {
 	key  uint64 // the same for all turns of a conversation, like Job.PromptKey
-	turn prompt.Turn
+	turn prompt.TurnKind
 }
 
 const (

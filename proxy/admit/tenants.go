@@ -35,10 +35,10 @@ const refusalWindow = time.Minute
 // Tenants counts what the requests of each tenant use, and divides what all of them may use: once half of it is in use, each
 // tenant has a share. While nobody else sends requests, a tenant has all of it. Safe for concurrent use. The zero value is ready.
 type Tenants struct {
-	mu        sync.Mutex           // guards what follows
-	use       map[Tenant]tenantUse // of tenants that use something
-	bodyBytes int64                // of all tenants
-	refused   [2]tenantRefusal     // the last one, and the last one of another tenant
+	mu        sync.Mutex            // guards what follows
+	use       map[Tenant]*tenantUse // of tenants that use something
+	bodyBytes int64                 // of all tenants
+	refused   [2]tenantRefusal      // the last one, and the last one of another tenant
 }
 
 // tenantUse is what the requests of one tenant use.
@@ -66,30 +66,29 @@ func (l BodyLimits) share() int64 { return max(l.Total/4, l.Each) }
 func (t *Tenants) BeginUpload(of Tenant, inFlight, limit int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	u := t.use[of]
-	if 2*inFlight > limit && int64(u.uploads) >= max(limit/4, 1) && t.othersActiveLocked(of) {
+	if u := t.use[of]; 2*inFlight > limit && u != nil && int64(u.uploads) >= max(limit/4, 1) && t.othersActiveLocked(of) {
 		t.recordRefusalLocked(of)
 		return ErrUploadShare
 	}
-	u.requests++
-	u.uploads++
-	t.setUseLocked(of, u)
+	t.addLocked(of, tenantUse{requests: 1, uploads: 1})
 	return nil
 }
 
 // EndUpload counts the body of a request as complete, or given up.
-func (t *Tenants) EndUpload(of Tenant) { t.subtract(of, tenantUse{uploads: 1}) }
+func (t *Tenants) EndUpload(of Tenant) { t.add(of, tenantUse{uploads: -1}) }
 
 // EndRequest ends a request that BeginUpload has counted.
-func (t *Tenants) EndRequest(of Tenant) { t.subtract(of, tenantUse{requests: 1}) }
+func (t *Tenants) EndRequest(of Tenant) { t.add(of, tenantUse{requests: -1}) }
 
 // reserveBodyBytes charges n bytes to a tenant, until releaseBodyBytes. It fails, and charges nothing, beyond the total or the
 // tenant's share of it.
 func (t *Tenants) reserveBodyBytes(of Tenant, n int64, limits BodyLimits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	u := t.use[of]
-	all, own := t.bodyBytes+n, u.bodyBytes+n
+	all, own := t.bodyBytes+n, n
+	if u := t.use[of]; u != nil {
+		own += u.bodyBytes
+	}
 	switch {
 	case all > limits.Total:
 		t.recordRefusalLocked(of)
@@ -98,13 +97,12 @@ func (t *Tenants) reserveBodyBytes(of Tenant, n int64, limits BodyLimits) error 
 		t.recordRefusalLocked(of)
 		return ErrBodyShare
 	}
-	t.bodyBytes, u.bodyBytes = all, own
-	t.setUseLocked(of, u)
+	t.addLocked(of, tenantUse{bodyBytes: n})
 	return nil
 }
 
 // releaseBodyBytes ends the reservation of n bytes.
-func (t *Tenants) releaseBodyBytes(of Tenant, n int64) { t.subtract(of, tenantUse{bodyBytes: n}) }
+func (t *Tenants) releaseBodyBytes(of Tenant, n int64) { t.add(of, tenantUse{bodyBytes: -n}) }
 
 // BodyBytesInUse returns the size of the buffers of all bodies.
 func (t *Tenants) BodyBytesInUse() int64 {
@@ -144,25 +142,27 @@ func (t *Tenants) othersActiveLocked(of Tenant) bool {
 	return false
 }
 
-// subtract subtracts from what a tenant uses.
-func (t *Tenants) subtract(of Tenant, ended tenantUse) {
+// add adds to what a tenant uses.
+func (t *Tenants) add(of Tenant, more tenantUse) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	u := t.use[of]
-	u.requests -= ended.requests
-	u.uploads -= ended.uploads
-	u.bodyBytes -= ended.bodyBytes
-	t.bodyBytes -= ended.bodyBytes
-	t.setUseLocked(of, u)
+	t.addLocked(of, more)
 }
 
-func (t *Tenants) setUseLocked(of Tenant, u tenantUse) {
-	if u == (tenantUse{}) {
+func (t *Tenants) addLocked(of Tenant, more tenantUse) {
+	u := t.use[of]
+	if u == nil {
+		u = &tenantUse{}
+		if t.use == nil {
+			t.use = map[Tenant]*tenantUse{}
+		}
+		t.use[of] = u
+	}
+	u.requests += more.requests
+	u.uploads += more.uploads
+	u.bodyBytes += more.bodyBytes
+	t.bodyBytes += more.bodyBytes
+	if *u == (tenantUse{}) {
 		delete(t.use, of)
-		return
 	}
-	if t.use == nil {
-		t.use = map[Tenant]tenantUse{}
-	}
-	t.use[of] = u
 }

@@ -200,6 +200,9 @@ func (r *Recorder) Run(ctx context.Context) {
 		select {
 		case q := <-r.queue:
 			r.write(q)
+			for n := len(r.queue); n > 0; n-- { // for less than a select takes; nobody else receives
+				r.write(<-r.queue)
+			}
 		case <-ticks.C:
 			r.flushFile()
 		case <-ctx.Done():

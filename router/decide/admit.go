@@ -16,7 +16,7 @@ func (b Blocker) String() string {
 	return [...]string{"", "its prefill queue is full", "requests wait there for room", "its KV cache has no room", "its KV cache has no room beside conversations whose next turn is expected"}[b]
 }
 
-// BlockedBy returns why the chosen candidate cannot start the request now, or nearly so; see lab/docs/routing.md.
+// BlockedBy returns why the chosen candidate cannot start the request now, or nearly so; see lab/docs/design.md.
 func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 	b := choice.Backend
 	switch {

@@ -313,7 +313,7 @@ func TestCountedSequences(t *testing.T) {
 
 func TestCountMedia(t *testing.T) {
 	one, both := prompt.MediaCounts{prompt.Image: 1}, prompt.MediaCounts{prompt.Image: 1, prompt.Audio: 1}
-	req := Request{MediaItems: []prompt.Media{{Counts: one}, {Counts: both}}}
+	req := Request{MediaItems: []prompt.MediaPosition{{Counts: one}, {Counts: both}}}
 	if got := req.CountMedia(); got != both {
 		t.Errorf("got %v, want the counts up to the last one", got)
 	}

@@ -21,7 +21,7 @@ func TestIsTooLong(t *testing.T) {
 	learnBoth := func(f *Fleet) { learnTextLength(f); learnMedia(f) }
 	withImage := func(textBlocks int) func(*Request) {
 		return func(req *Request) {
-			req.Media, req.MediaItems = true, []prompt.Media{{Kind: prompt.Image, Counts: prompt.MediaCounts{prompt.Image: 1}}}
+			req.Media, req.MediaItems = true, []prompt.MediaPosition{{Kind: prompt.Image, Counts: prompt.MediaCounts{prompt.Image: 1}}}
 			req.Blocks = make([]prompt.Block, textBlocks+(prompt.MediaBytes+blockBytes-1)/blockBytes)
 		}
 	}
@@ -123,7 +123,7 @@ func TestContextLengthFilters(t *testing.T) {
 		{"embeddings", [2]int{4000, 64_000}, 60, func(_ *Fleet, q *Query) { q.NonGenerative = true }, [2]string{}},
 		{"a list of prompts", [2]int{4000, 64_000}, 10, func(_ *Fleet, q *Query) { q.Sequences, q.Bytes = 8, 8*q.Bytes }, [2]string{}},
 		{"an image of which nothing is known", [2]int{4000, 64_000}, 20, func(_ *Fleet, q *Query) {
-			q.Media, q.MediaItems = true, []prompt.Media{{Kind: prompt.Image, Counts: prompt.MediaCounts{prompt.Image: 1}}}
+			q.Media, q.MediaItems = true, []prompt.MediaPosition{{Kind: prompt.Image, Counts: prompt.MediaCounts{prompt.Image: 1}}}
 			q.Sizes.MediaTokens[prompt.Image] = 2000
 		}, [2]string{long}},
 	} {

@@ -72,7 +72,7 @@ func TestUnindexedMediaTokens(t *testing.T) {
 	if got := f.UnindexedMediaTokens(q, 0); got != 0 {
 		t.Errorf("without media: %d tokens", got)
 	}
-	q.MediaItems = []prompt.Media{{Offset: 0, Kind: prompt.Image, Counts: prompt.MediaCounts{prompt.Image: 1}}}
+	q.MediaItems = []prompt.MediaPosition{{Offset: 0, Kind: prompt.Image, Counts: prompt.MediaCounts{prompt.Image: 1}}}
 	q.Sizes.MediaTokens[prompt.Image] = 3000
 	if got := f.UnindexedMediaTokens(q, 0); got != 3000-prompt.MediaBytes/4 {
 		t.Errorf("an image of 3,000 tokens in 4,000 bytes: %d tokens beyond those of its blocks", got)

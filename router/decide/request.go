@@ -30,7 +30,7 @@ type Request struct {
 	Streams   bool           // its first event can be seen
 	Media     bool           // part of its Bytes is not text
 	// MediaItems are those of its Bytes, as far as their places there are known; unchanged like Blocks.
-	MediaItems []prompt.Media
+	MediaItems []prompt.MediaPosition
 
 	// TextClass is the class of its prompt's text, by which and Model the bytes per token are learned.
 	TextClass prompt.TextClass
@@ -53,7 +53,7 @@ type Request struct {
 	Truncates       bool                    // replicas truncate its prompt, so that none refuses it as too long
 	MaxOutputTokens int                     // that the output may have; 0: not known
 
-	Turn      prompt.Turn
+	Turn      prompt.TurnKind
 	PromptKey uint64 // hash of the model and the beginning of the first user message; 0: none
 	Session   uint64 // hash of its session's name; 0: none
 	Tenant    uint64 // a queue.TenantID, for fairness; 0: none in particular

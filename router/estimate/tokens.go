@@ -88,7 +88,7 @@ type TokenSizes struct {
 }
 
 // CountTokens returns about how many tokens there are in the first bytes of a prompt with these media items.
-func (s *TokenSizes) CountTokens(bytes int, media []prompt.Media) float64 {
+func (s *TokenSizes) CountTokens(bytes int, media []prompt.MediaPosition) float64 {
 	begun := sort.Search(len(media), func(i int) bool { return media[i].Offset >= bytes })
 	if begun == 0 {
 		return float64(bytes) / s.BytesPerToken

@@ -10,7 +10,7 @@ import (
 func TestCountTokens(t *testing.T) {
 	s := TokenSizes{BytesPerToken: 4, MediaTokens: [prompt.NumMediaKinds]float64{prompt.Image: 2000, prompt.Audio: 100, prompt.Video: 10_000}}
 	const image, audio = 800, 800 + prompt.MediaBytes + 400 // where they begin
-	media := []prompt.Media{
+	media := []prompt.MediaPosition{
 		{Offset: image, Kind: prompt.Image, Counts: prompt.MediaCounts{1}},
 		{Offset: audio, Kind: prompt.Audio, Counts: prompt.MediaCounts{1, 1}},
 	}

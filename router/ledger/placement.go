@@ -25,7 +25,7 @@ type Placement struct {
 	Class          queue.Class
 	TextClass      prompt.TextClass
 
-	Turn      prompt.Turn
+	Turn      prompt.TurnKind
 	PromptKey uint64 // of its Request
 	Session   uint64 // likewise
 	Tenant    uint64 // likewise

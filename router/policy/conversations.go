@@ -76,7 +76,7 @@ func (c *conversations) remove(v *conversation) {
 }
 
 // ConversationKey returns what the turns of a conversation have in common, of one of its requests; 0: unknown.
-func ConversationKey(session, promptKey uint64, turn prompt.Turn) uint64 {
+func ConversationKey(session, promptKey uint64, turn prompt.TurnKind) uint64 {
 	if turn == prompt.TurnUnknown {
 		return 0
 	}

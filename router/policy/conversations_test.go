@@ -20,7 +20,7 @@ type turns struct {
 func newTurns() *turns { return &turns{now: time.Unix(1000, 0)} }
 
 // record records a turn of the conversation key, sent to the backend of a slot.
-func (c *turns) record(turn prompt.Turn, key uint64, slot int) {
+func (c *turns) record(turn prompt.TurnKind, key uint64, slot int) {
 	c.countTurn(&Request{Now: c.now, PromptKey: key, Turn: turn}, &Candidate{Slot: slot})
 }
 
@@ -431,7 +431,7 @@ func TestSpareShare(t *testing.T) {
 func TestConversationMovesToRoom(t *testing.T) {
 	for _, c := range []struct {
 		name                 string
-		turn                 prompt.Turn
+		turn                 prompt.TurnKind
 		tokens, othersTokens float64 // of each conversation at the backend, and of one at the other
 		caches               [2]float64
 		want                 int

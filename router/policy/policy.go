@@ -52,7 +52,7 @@ type Request struct {
 	BlockTokens  float64        // tokens in a block
 	PromptTokens float64
 	PromptKey    uint64 // hash of the model and the beginning of the first user message; 0: none
-	Turn         prompt.Turn
+	Turn         prompt.TurnKind
 	Retry        bool   // it was sent to another backend before
 	Session      uint64 // hash of the session's name; 0: none
 	Tenant       uint64 // whose conversations have nothing in common with those of others

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Constants of the cost; see lab/docs/routing.md.
+// Constants of the cost; see lab/docs/design.md.
 const (
 	// decodeWeight is what a second that an output takes longer counts for, beside a second before its first token.
 	decodeWeight = 0.5

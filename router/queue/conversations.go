@@ -33,9 +33,10 @@ type conversations[T any] struct {
 
 // conversation is one of conversations. It may outlive its place there.
 type conversation[T any] struct {
-	heads   []promptHead // the one used last at the end
-	queued  []*Item[T]   // its later turns, by arrival
-	leading *Item[T]     // the one of these that has a lead
+	heads   []promptHead  // the one used last at the end
+	first   [1]promptHead // the memory of heads while there is one, as most conversations have
+	queued  []*Item[T]    // its later turns, by arrival
+	leading *Item[T]      // the one of these that has a lead
 }
 
 // promptHead is the end of a prompt that was sent.
@@ -117,6 +118,7 @@ func (c *conversations[T]) findOrAdd(id ConversationID) *conversation[T] {
 		fallthrough
 	case v == nil:
 		v = &conversation[T]{}
+		v.heads = v.first[:0]
 	}
 	c.byID.Add(tenantlru.Key(id), v)
 	return v

@@ -31,7 +31,7 @@ func TenantID(tenant, part uint64) uint64 {
 type fairness struct {
 	accounts     [classCount][maxTenants]tenantAccount
 	tenants      [classCount]int // that have a queued request
-	waiting      [classCount]int // tenants that have a request in the queue or elsewhere
+	waiting      [classCount]int // tenants that have a request in the queue or outside it
 	tenantsUntil float64         // second up to which the last request with a tenant counts
 }
 
@@ -39,7 +39,7 @@ type fairness struct {
 type tenantAccount struct {
 	parts   [tenantParts]partAccount
 	queued  int     // parts that have a queued request
-	waiting Waiting // its requests in the queue and elsewhere
+	waiting Waiting // its requests in the queue and outside it
 }
 
 // partAccount is what a part of a tenant has asked for.
@@ -103,7 +103,7 @@ func (f *fairness) removeQueued(c Class, tenant uint64, usedSeconds float64) {
 	}
 }
 
-// addWaiting counts a tenant's requests that wait, in the queue or elsewhere, or no longer wait.
+// addWaiting counts a tenant's requests that wait, in the queue or outside it, or no longer wait.
 func (f *fairness) addWaiting(c Class, tenant uint64, count int, bytes int64) {
 	a := f.account(c, tenant)
 	waited := a.waiting.Count > 0

@@ -40,7 +40,7 @@ type Queue[T any] struct {
 	arrivals       uint64
 	conversations  conversations[T]
 	classes        [classCount]Waiting
-	elsewhere      [classCount]Waiting // requests that wait for something else than their turn
+	outside        [classCount]Waiting // requests that wait for something else than their turn
 
 	departures departures
 	fairness   fairness
@@ -284,7 +284,7 @@ func (q *Queue[T]) giveLead(v *conversation[T], now time.Time) {
 // removed for it.
 func (q *Queue[T]) IsFull(c Class, tenant uint64, bytes int) bool {
 	w := q.classes[c]
-	w.add(q.elsewhere[c].Count, q.elsewhere[c].Bytes, 0)
+	w.add(q.outside[c].Count, q.outside[c].Bytes, 0)
 	return !q.fairness.hasRoom(c, tenant, w, q.settings.limits(c), bytes)
 }
 
@@ -303,32 +303,32 @@ func (q *Queue[T]) UnreadyExceedHalf(c Class, tenant uint64, bytes int, isReady 
 	return unready.Count > 0 && !q.fairness.hasRoom(c, tenant, unready, half, bytes)
 }
 
-// AddWaitingElsewhere counts a request that waits for something else than its turn.
-func (q *Queue[T]) AddWaitingElsewhere(c Class, tenant uint64, bytes int) {
-	q.elsewhere[c].add(1, int64(bytes), 0)
+// AddWaitingOutsideQueue counts a request that waits for something else than its turn.
+func (q *Queue[T]) AddWaitingOutsideQueue(c Class, tenant uint64, bytes int) {
+	q.outside[c].add(1, int64(bytes), 0)
 	q.fairness.addWaiting(c, tenant, 1, int64(bytes))
 }
 
-// RemoveWaitingElsewhere undoes AddWaitingElsewhere.
-func (q *Queue[T]) RemoveWaitingElsewhere(c Class, tenant uint64, bytes int) {
-	q.elsewhere[c].add(-1, -int64(bytes), 0)
+// RemoveWaitingOutsideQueue undoes AddWaitingOutsideQueue.
+func (q *Queue[T]) RemoveWaitingOutsideQueue(c Class, tenant uint64, bytes int) {
+	q.outside[c].add(-1, -int64(bytes), 0)
 	q.fairness.addWaiting(c, tenant, -1, -int64(bytes))
 }
 
-// CountWaiting returns how many requests wait, queued or elsewhere.
+// CountWaiting returns how many requests wait, queued or outside the queue.
 func (q *Queue[T]) CountWaiting() int {
 	n := q.count
-	for c := range q.elsewhere {
-		n += q.elsewhere[c].Count
+	for c := range q.outside {
+		n += q.outside[c].Count
 	}
 	return n
 }
 
-// CountWaitingByClass returns how many requests wait, queued or elsewhere, by the name of their class.
+// CountWaitingByClass returns how many requests wait, queued or outside the queue, by the name of their class.
 func (q *Queue[T]) CountWaitingByClass() map[string]int {
 	waiting := make(map[string]int, classCount)
 	for c := range classCount {
-		waiting[c.String()] = q.classes[c].Count + q.elsewhere[c].Count
+		waiting[c.String()] = q.classes[c].Count + q.outside[c].Count
 	}
 	return waiting
 }

@@ -247,9 +247,9 @@ func TestBounds(t *testing.T) {
 	expect("one of two", Normal, 40, false)
 	expect("more bytes than are left", Normal, 41, true)
 	expect("another class", Urgent, 100, false)
-	q.AddWaitingElsewhere(Normal, 1, 10)
-	expect("one queued and one elsewhere", Normal, 0, true)
-	q.RemoveWaitingElsewhere(Normal, 1, 10)
+	q.AddWaitingOutsideQueue(Normal, 1, 10)
+	expect("one queued and one outside the queue", Normal, 0, true)
+	q.RemoveWaitingOutsideQueue(Normal, 1, 10)
 	q.Add(&Item[int]{Backends: b, Class: Batch, Tenant: 1}, 1, 1, false, start)
 	expect("one of one", Batch, 0, true)
 	expect("batch requests have bounds of their own", Normal, 0, false)
@@ -266,7 +266,7 @@ func TestFullQueueLeavesRoomToOtherTenants(t *testing.T) {
 		"bytes":    {Requests: 1 << 20, Bytes: 800, BatchRequests: 1 << 20, BatchBytes: 800},
 	} {
 		for _, class := range []Class{Urgent, Normal, Batch} {
-			for _, elsewhere := range []bool{false, true} {
+			for _, outside := range []bool{false, true} {
 				q := New[int](start)
 				q.Configure(bound)
 				b := []*backends.Backend{{}}
@@ -275,8 +275,8 @@ func TestFullQueueLeavesRoomToOtherTenants(t *testing.T) {
 					t.Helper()
 					added := 0
 					for ; added < 100 && !q.IsFull(class, tenant, 100); added++ {
-						if elsewhere && tenant%2 == 1 {
-							q.AddWaitingElsewhere(class, tenant, 100)
+						if outside && tenant%2 == 1 {
+							q.AddWaitingOutsideQueue(class, tenant, 100)
 							continue
 						}
 						it := &Item[int]{Backends: b, Class: class, Tenant: tenant, Bytes: 100}
@@ -284,7 +284,7 @@ func TestFullQueueLeavesRoomToOtherTenants(t *testing.T) {
 						items = append(items, it)
 					}
 					if added != want {
-						t.Errorf("%s, %v, elsewhere %v: %d requests of tenant %d were added, want %d", name, class, elsewhere, added, tenant, want)
+						t.Errorf("%s, %v, outside %v: %d requests of tenant %d were added, want %d", name, class, outside, added, tenant, want)
 					}
 				}
 				add(1, 8)
@@ -297,14 +297,14 @@ func TestFullQueueLeavesRoomToOtherTenants(t *testing.T) {
 				for _, it := range items {
 					q.Remove(it, start)
 				}
-				if elsewhere {
+				if outside {
 					for range 8 {
-						q.RemoveWaitingElsewhere(class, 1, 100)
+						q.RemoveWaitingOutsideQueue(class, 1, 100)
 					}
 					for range 2 {
-						q.RemoveWaitingElsewhere(class, 3, 100)
+						q.RemoveWaitingOutsideQueue(class, 3, 100)
 					}
-					q.RemoveWaitingElsewhere(class, 5, 100)
+					q.RemoveWaitingOutsideQueue(class, 5, 100)
 				}
 				if q.fairness.waiting != [classCount]int{} || q.fairness.account(class, 1).waiting != (Waiting{}) {
 					t.Errorf("%s: something is left of an empty queue: %v", name, q.fairness.waiting)

@@ -16,21 +16,21 @@ import (
 	"warmroute/lab/sim"
 )
 
-func TestWakeIsDue(t *testing.T) {
+func TestStartHookIsDue(t *testing.T) {
 	const timeout = time.Minute
 	now := time.Unix(1000, 0)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	for name, c := range map[string]struct {
-		state wakeState
+		state hookState
 		want  bool
 	}{
-		"never called":                {wakeState{}, true},
-		"being called":                {wakeState{calling: true}, false},
-		"called a while ago":          {wakeState{calledAt: ago(timeout - 1)}, false},
-		"called a timeout ago":        {wakeState{calledAt: ago(timeout)}, true},
-		"a call has just failed":      {wakeState{calledAt: ago(wakeRetryDelay - 1), failed: true}, false},
-		"a call failed":               {wakeState{calledAt: ago(wakeRetryDelay), failed: true}, true},
-		"being called after failures": {wakeState{calling: true, calledAt: ago(timeout), failed: true}, false},
+		"never called":                {hookState{}, true},
+		"being called":                {hookState{calling: true}, false},
+		"called a while ago":          {hookState{calledAt: ago(timeout - 1)}, false},
+		"called a timeout ago":        {hookState{calledAt: ago(timeout)}, true},
+		"a call has just failed":      {hookState{calledAt: ago(hookRetryDelay - 1), failed: true}, false},
+		"a call failed":               {hookState{calledAt: ago(hookRetryDelay), failed: true}, true},
+		"being called after failures": {hookState{calling: true, calledAt: ago(timeout), failed: true}, false},
 	} {
 		if got := c.state.isDue(timeout, now); got != c.want {
 			t.Errorf("%s: %v", name, got)
@@ -38,28 +38,28 @@ func TestWakeIsDue(t *testing.T) {
 	}
 }
 
-func TestWakeFailuresAreLoggedOnceAMinute(t *testing.T) {
+func TestStartHookFailureLogInterval(t *testing.T) {
 	var log syncBuffer
 	logger, _ := NewLogger(config.Log{Level: "info", Format: "text"}, &log)
-	w := newWaker(nil, nil, logger, nil, nil)
-	state, now := new(wakeState), time.Unix(1000, 0)
+	w := newHookCaller(nil, nil, logger, nil, nil)
+	state, now := new(hookState), time.Unix(1000, 0)
 	for range 25 { // two minutes
-		w.recordResult(state, wakeResult{"m", errors.New("refused")}, now)
-		now = now.Add(wakeRetryDelay)
+		w.recordResult(state, hookResult{"m", errors.New("refused")}, now)
+		now = now.Add(hookRetryDelay)
 	}
-	if n := strings.Count(log.String(), "waking a model failed"); n != 3 || !state.failed {
+	if n := strings.Count(log.String(), "start hook failed"); n != 3 || !state.failed {
 		t.Errorf("%d failures are logged:\n%s", n, log.String())
 	}
-	w.recordResult(state, wakeResult{"m", nil}, now)
-	w.recordResult(state, wakeResult{"m", errors.New("refused")}, now)
-	if n := strings.Count(log.String(), "waking a model failed"); n != 4 {
+	w.recordResult(state, hookResult{"m", nil}, now)
+	w.recordResult(state, hookResult{"m", errors.New("refused")}, now)
+	if n := strings.Count(log.String(), "start hook failed"); n != 4 {
 		t.Errorf("%d failures are logged, one after a success", n)
 	}
 }
 
 // Requests wait for a model whose replica is not there. The URL is called once for all of them, starts it, and is not
 // called again; the queue's own time is shorter than that takes.
-func TestWake(t *testing.T) {
+func TestStartHooks(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -81,13 +81,13 @@ func TestWake(t *testing.T) {
 	t.Cleanup(scaler.Close)
 	other, _ := startSimReplica(t, sim.Config{Model: "small"}, "127.0.0.1:0")
 	f := startFronted(t, func(c *config.Config) {
-		c.Wake = []config.Wake{{Model: "big", URL: scaler.URL + "/start?token=hidden", Timeout: time.Minute}}
+		c.StartHooks = []config.StartHook{{Model: "big", URL: scaler.URL + "/start?token=hidden", Timeout: time.Minute}}
 		c.Routing.Queue.NoneReadyTimeout = time.Second
 		c.Health.DownInterval = 100 * time.Millisecond
 		c.SSE.QueueKeepalive = time.Second
 	}, other, "http://"+address)
 	f.ready(1)
-	time.Sleep(2 * wakeCheckInterval) // nothing waits
+	time.Sleep(2 * hookCheckInterval) // nothing waits
 	if n := calls.Load(); n != 0 {
 		t.Errorf("called %d times while nothing waits", n)
 	}
@@ -119,7 +119,7 @@ func TestWake(t *testing.T) {
 	if got, want := <-bodies, `POST /start?token=hidden {"model":"big"}`; got != want {
 		t.Errorf("called with %s, want %s", got, want)
 	}
-	f.logs(`msg="waking a model failed" model=big err="wake[].url returned 502"`)
+	f.logs(`msg="start hook failed" model=big err="start_hooks[].url returned 502"`)
 	f.logs(`msg="model woken" model=big`)
 	if strings.Contains(f.log.String(), "hidden") {
 		t.Error("the URL's query is logged")

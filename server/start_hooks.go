@@ -21,29 +21,29 @@ import (
 )
 
 const (
-	wakeCheckInterval = time.Second
-	wakeCallTimeout   = 10 * time.Second
-	wakeRetryDelay    = 5 * time.Second // after a call that failed
-	wakeLogInterval   = time.Minute     // between two logs of failures
-	maxWakeResponse   = 64 << 10
+	hookCheckInterval = time.Second
+	hookCallTimeout   = 10 * time.Second
+	hookRetryDelay    = 5 * time.Second // after a call that failed
+	hookLogInterval   = time.Minute     // between two logs of failures
+	maxHookResponse   = 64 << 10
 )
 
-var errWakePanicked = errors.New("the call panicked")
+var errHookPanicked = errors.New("the call panicked")
 
-// waker calls the URLs of models that requests wait for and no ready backend serves.
-type waker struct {
+// hookCaller calls the URLs of models that requests wait for and no ready backend serves.
+type hookCaller struct {
 	router   *router.Router
 	registry *backends.Registry
 	log      *slog.Logger
 	panics   recovery.Reporter
 	client   http.Client
-	settings atomic.Pointer[[]config.Wake]
+	settings atomic.Pointer[[]config.StartHook]
 }
 
-func newWaker(r *router.Router, registry *backends.Registry, log *slog.Logger, panics recovery.Reporter, settings []config.Wake) *waker {
-	w := &waker{router: r, registry: registry, log: log, panics: panics, client: http.Client{
+func newHookCaller(r *router.Router, registry *backends.Registry, log *slog.Logger, panics recovery.Reporter, settings []config.StartHook) *hookCaller {
+	w := &hookCaller{router: r, registry: registry, log: log, panics: panics, client: http.Client{
 		Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
-		Timeout:       wakeCallTimeout,
+		Timeout:       hookCallTimeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	w.settings.Store(&settings)
@@ -51,10 +51,10 @@ func newWaker(r *router.Router, registry *backends.Registry, log *slog.Logger, p
 }
 
 // configure replaces the settings.
-func (w *waker) configure(settings []config.Wake) { w.settings.Store(&settings) }
+func (w *hookCaller) configure(settings []config.StartHook) { w.settings.Store(&settings) }
 
-// wakeState records the calls to wake one model. The zero value: none since the model was ready.
-type wakeState struct {
+// hookState records the calls of the hook of one model. The zero value: none since the model was ready.
+type hookState struct {
 	calling  bool
 	calledAt time.Time // of the last call; zero: none since the model was ready
 	failed   bool      // that call
@@ -62,37 +62,37 @@ type wakeState struct {
 }
 
 // isDue reports whether the URL is to be called for requests that wait while the model is not ready.
-func (s *wakeState) isDue(timeout time.Duration, now time.Time) bool {
+func (s *hookState) isDue(timeout time.Duration, now time.Time) bool {
 	switch {
 	case s.calling:
 		return false
 	case s.calledAt.IsZero():
 		return true
 	case s.failed:
-		return now.Sub(s.calledAt) >= wakeRetryDelay
+		return now.Sub(s.calledAt) >= hookRetryDelay
 	}
 	return now.Sub(s.calledAt) >= timeout
 }
 
 // shouldLogFailure reports whether a failure at a time is to be logged.
-func (s *wakeState) shouldLogFailure(now time.Time) bool {
-	return s.loggedAt.IsZero() || now.Sub(s.loggedAt) >= wakeLogInterval
+func (s *hookState) shouldLogFailure(now time.Time) bool {
+	return s.loggedAt.IsZero() || now.Sub(s.loggedAt) >= hookLogInterval
 }
 
-// wakeResult is the end of a call.
-type wakeResult struct {
+// hookResult is the end of a call.
+type hookResult struct {
 	model string
 	err   error
 }
 
 // run calls URLs until ctx is done. It waits for the calls that are in progress.
-func (w *waker) run(ctx context.Context) {
-	states, results := map[string]*wakeState{}, make(chan wakeResult)
+func (w *hookCaller) run(ctx context.Context) {
+	states, results := map[string]*hookState{}, make(chan hookResult)
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // also if this panics
-	ticks := time.NewTicker(wakeCheckInterval)
+	ticks := time.NewTicker(hookCheckInterval)
 	defer ticks.Stop()
 	for {
 		select {
@@ -107,7 +107,7 @@ func (w *waker) run(ctx context.Context) {
 		for _, s := range settings {
 			state := states[s.Model]
 			if state == nil {
-				state = new(wakeState)
+				state = new(hookState)
 				states[s.Model] = state
 			}
 			if w.isReady(s.Model) {
@@ -119,8 +119,8 @@ func (w *waker) run(ctx context.Context) {
 			}
 			state.calling, state.calledAt = true, time.Now()
 			calls.Go(func() {
-				r := wakeResult{s.Model, errWakePanicked}
-				w.panics.CallAndRecover(recovery.Wake, func() { r.err = w.call(ctx, s) })
+				r := hookResult{s.Model, errHookPanicked}
+				w.panics.CallAndRecover(recovery.StartHooks, func() { r.err = w.call(ctx, s) })
 				select {
 				case results <- r:
 				case <-ctx.Done():
@@ -132,7 +132,7 @@ func (w *waker) run(ctx context.Context) {
 }
 
 // recordResult records the end of a call, and logs it.
-func (w *waker) recordResult(state *wakeState, r wakeResult, now time.Time) {
+func (w *hookCaller) recordResult(state *hookState, r hookResult, now time.Time) {
 	state.calling, state.failed = false, r.err != nil
 	switch {
 	case r.err == nil:
@@ -140,12 +140,12 @@ func (w *waker) recordResult(state *wakeState, r wakeResult, now time.Time) {
 		w.log.Info("model woken", "model", r.model)
 	case state.shouldLogFailure(now):
 		state.loggedAt = now
-		w.log.Warn("waking a model failed", "model", r.model, "err", r.err)
+		w.log.Warn("start hook failed", "model", r.model, "err", r.err)
 	}
 }
 
 // forgetRemoved removes the states of models that are not configured any more.
-func (w *waker) forgetRemoved(states map[string]*wakeState, settings []config.Wake) {
+func (w *hookCaller) forgetRemoved(states map[string]*hookState, settings []config.StartHook) {
 	if len(states) == len(settings) {
 		return
 	}
@@ -161,20 +161,20 @@ func (w *waker) forgetRemoved(states map[string]*wakeState, settings []config.Wa
 }
 
 // isReady reports whether a ready backend serves a model.
-func (w *waker) isReady(model string) bool {
+func (w *hookCaller) isReady(model string) bool {
 	entry, listed := w.registry.Catalog().Find(model)
 	return listed && w.router.CountReady(entry.Backends) > 0
 }
 
 // call calls the URL of a model. The error does not show the URL, which may hold a secret.
-func (w *waker) call(ctx context.Context, s config.Wake) error {
+func (w *hookCaller) call(ctx context.Context, s config.StartHook) error {
 	body, err := json.Marshal(map[string]string{"model": s.Model})
 	if err != nil {
 		return err
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL, bytes.NewReader(body))
 	if err != nil {
-		return errors.New("wake[].url is invalid")
+		return errors.New("start_hooks[].url is invalid")
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := w.client.Do(req)
@@ -185,9 +185,9 @@ func (w *waker) call(ctx context.Context, s config.Wake) error {
 		return err
 	}
 	defer resp.Body.Close()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxWakeResponse))
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxHookResponse))
 	if resp.StatusCode >= http.StatusMultipleChoices {
-		return fmt.Errorf("wake[].url returned %d", resp.StatusCode)
+		return fmt.Errorf("start_hooks[].url returned %d", resp.StatusCode)
 	}
 	return nil
 }
