@@ -4,6 +4,8 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -140,5 +142,30 @@ func TestImportDirection(t *testing.T) {
 	}
 	if files == 0 {
 		t.Fatal("no Go file found; is the test run in the root of the module?")
+	}
+}
+
+// TestImportsInDocuments compares the table of docs/architecture.md with allowedImports.
+func TestImportsInDocuments(t *testing.T) {
+	page, err := os.ReadFile("docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "| Package | May import |\n|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	documented := map[string]string{}
+	for row := range strings.SplitSeq(table, "\n") {
+		cells := strings.Split(row, "|")
+		if len(cells) != 4 {
+			t.Fatalf("a row of the table is %q", row)
+		}
+		name, others := strings.Trim(cells[1], " `"), strings.NewReplacer("`", "", ",", "").Replace(strings.TrimSpace(cells[2]))
+		if others == "none" {
+			others = ""
+		}
+		documented[name] = others
+	}
+	if !maps.Equal(documented, allowedImports) {
+		t.Errorf("docs/architecture.md has %v\nwant %v", documented, allowedImports)
 	}
 }
