@@ -69,7 +69,7 @@ func describeForeignFlag(name string) string {
 	case "queue-size":
 		return "set routing.queue.requests"
 	case "queue-timeout-secs":
-		return "set routing.queue.none_ready_timeout"
+		return "set routing.queue.busy_timeout"
 	}
 	return ""
 }

@@ -152,6 +152,8 @@ func selectSettings(given map[string]any, prefix string, known []string, errs *e
 		inner, isSection := given[key].(map[string]any)
 		isSetting := slices.Contains(known, path) && !strings.Contains(key, ".")
 		switch {
+		case renamedSettings[strings.ToLower(path)] != "":
+			addUnknownSetting(errs, path, key, known)
 		case isSetting && given[key] == nil:
 			errs.add(path, "has no value; give it one or delete the line")
 		case isSetting:
@@ -193,7 +195,7 @@ func addUnknownSetting(errs *errorList, path, key string, known []string) {
 		errs.add(path, "write it in %d lines, %s", len(parts), written)
 		return
 	}
-	if now, renamed := renamedSettings[path]; renamed {
+	if now, renamed := renamedSettings[strings.ToLower(path)]; renamed {
 		errs.addUnknown(path, now, "was renamed; use %s", now)
 		return
 	}

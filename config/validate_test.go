@@ -33,6 +33,8 @@ func TestValidationErrors(t *testing.T) {
 		{"unknown setting with a dash", backend + "timeouts: {first-byte: 1s}", "timeouts.first-byte: unknown setting; did you mean timeouts.first_byte?"},
 		{"renamed setting", backend + "routing: {queue: {time: 5s}}", "routing.queue.time: was renamed; use routing.queue.none_ready_timeout"},
 		{"renamed setting beside its default", backend + "timeouts: {drain: 1s}", "timeouts.drain: was renamed; use timeouts.serve_after_term"},
+		{"renamed list that is a mapping", backend + "wake: {model: m, url: http://a/b}", "wake: was renamed; use start_hooks"},
+		{"renamed setting in another case", backend + "timeouts: {Drain: 1s}", "timeouts.Drain: was renamed; use timeouts.serve_after_term"},
 		{"renamed list", backend + "wake: [{model: m, url: http://a/b}]", "wake: was renamed; use start_hooks"},
 		{"unknown setting outside its section", backend + "policy: prefix", "policy: unknown setting; did you mean routing.policy?"},
 		{"unknown setting", backend + "telemetry: {endpoint: x}", "telemetry.endpoint: unknown setting; config.yaml lists all settings"},

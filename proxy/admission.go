@@ -57,7 +57,7 @@ func (p *Proxy) findAccount(r *http.Request, d api.Dialect) (*apikey.Account, *f
 		return nil, nil
 	}
 	problem, message := metrics.KeyMissing, "missing API key: send it as Authorization: Bearer KEY"
-	for _, secret := range admit.Secrets(r.Header, d) {
+	for _, secret := range admit.PresentedSecrets(r.Header, d) {
 		if secret == "" {
 			continue
 		}
@@ -89,18 +89,18 @@ func (p *Proxy) requireKey(handler func(http.ResponseWriter, *http.Request, *api
 // authenticate finds who sends the request.
 func (r *request) authenticate() (apiErr *fault.Error) {
 	r.account, apiErr = r.proxy.findAccount(r.httpReq, r.endpoint.Dialect())
-	r.tenant = r.tenantOf()
+	r.tenant = r.tenantAt(r.clientAddress)
 	return apiErr
 }
 
-// acquireKeyLease counts the request against the limits of its key, and writes their state to the client's header.
-func (r *request) acquireKeyLease() *fault.Error {
-	if r.account == nil {
+// acquireLease counts the request against the limits of its key, and writes their state to h.
+func (c *caller) acquireLease(h http.Header) *fault.Error {
+	if c.account == nil {
 		return nil
 	}
-	lease, refusal := r.account.TryAcquire()
-	r.lease = lease
-	r.writeRateHeaders(r.client.Header())
+	lease, refusal := c.account.TryAcquire()
+	c.lease = lease
+	c.writeRateHeaders(h)
 	if refusal != nil {
 		return rateLimitError(refusal)
 	}
@@ -108,17 +108,17 @@ func (r *request) acquireKeyLease() *fault.Error {
 }
 
 // chargePrompt charges the prompt's tokens to the key's rate limit; where no engine works on it, its bytes to a limit of their own.
-func (r *request) chargePrompt() *fault.Error {
+func (c *caller) chargePrompt(e *api.Endpoint, in *input, h http.Header) *fault.Error {
 	var refusal *apikey.LimitError
-	if r.endpoint.NoEngine {
-		refusal = r.lease.ChargeTokenize(len(r.input.body))
+	if e.NoEngine {
+		refusal = c.lease.ChargeTokenize(len(in.body))
 	} else {
-		refusal = r.lease.ChargePrompt(r.input.request.Bytes / bytesPerToken)
+		refusal = c.lease.ChargePrompt(in.request.Bytes / bytesPerToken)
 	}
 	if refusal == nil {
 		return nil
 	}
-	r.writeRateHeaders(r.client.Header())
+	c.writeRateHeaders(h)
 	return rateLimitError(refusal)
 }
 
@@ -149,7 +149,7 @@ func (a *attempt) setTokenUsage() {
 		prefilled = a.handover.Prefill
 	}
 	if !a.result.CachedKnown {
-		a.req.outcome.CachedTokens = min(prefilled.MatchedTokens, a.req.promptTokens)
+		a.req.outcome.CachedTokens = min(a.req.outcome.PredictedTokens, a.req.promptTokens)
 		a.req.estimated.cached = a.req.outcome.CachedTokens
 	}
 	a.req.outcome.SavedPrefillSeconds = prefilled.SavedPrefillSeconds(a.req.promptTokens, a.req.outcome.CachedTokens)
@@ -200,22 +200,22 @@ func (c *caller) writeRateHeaders(h http.Header) {
 }
 
 // mayShowRoute reports whether the client may know where its request went: a match tells what others have sent.
-func (r *request) mayShowRoute() bool {
-	if r.account == nil && !r.proxy.keys.Empty() { // it is not authenticated
+func (c *caller) mayShowRoute(p *Proxy, s *Settings) bool {
+	if c.account == nil && !p.keys.Empty() { // it is not authenticated
 		return false
 	}
-	return r.settings.RouteHeaders && (r.account == nil || r.account.RouteHeaders)
+	return s.RouteHeaders && (c.account == nil || c.account.RouteHeaders)
 }
 
-// fairnessID returns whose share of the fleet the request uses: its tenant's. Without keys, what clients send as a key
+// fairnessID returns whose share of the fleet a request with that header uses: its tenant's. Without keys, what clients send as a key
 // divides the share of their address: any number of made-up ones is worth no more.
-func (r *request) fairnessID() uint64 {
+func fairnessID(t admit.Tenant, h http.Header) uint64 {
 	switch {
-	case r.tenant.Key != "":
-		return router.TenantID(admit.NonzeroHash(xxh3.HashString(r.tenant.Key)), 0)
-	case r.tenant.Network.IsValid():
-		address := r.tenant.Network.Addr().As16()
-		return router.TenantID(admit.NonzeroHash(xxh3.Hash(address[:])), admit.KeyFingerprint(r.httpReq.Header))
+	case t.Key != "":
+		return router.TenantID(admit.NonzeroHash(xxh3.HashString(t.Key)), 0)
+	case t.Network.IsValid():
+		address := t.Network.Addr().As16()
+		return router.TenantID(admit.NonzeroHash(xxh3.Hash(address[:])), admit.KeyFingerprint(h))
 	}
 	return 0
 }
@@ -241,19 +241,17 @@ func (c *caller) queueTimeoutsOr(configured router.QueueTimeouts) router.QueueTi
 	return configured
 }
 
-const (
-	// maxPriority is the lowest priority. A client cannot ask for a higher one than its key has.
-	maxPriority = 100
-)
+// maxPriority is the lowest priority. A client cannot ask for a higher one than its key has.
+const maxPriority = 100
 
 // applyRoutingHints takes the tenant, the session and the priority from the client's headers.
 func (r *request) applyRoutingHints() *fault.Error {
 	h, req := r.httpReq.Header, &r.input.request
-	req.Tenant = r.fairnessID()
+	req.Tenant = fairnessID(r.tenant, h)
 	if r.account != nil {
 		req.Priority = r.account.Priority
 	}
-	r.setSessionFromHeader()
+	r.input.setSession(r.settings.SessionHeaders, h)
 	given := h[upstream.PriorityHeader]
 	if len(given) == 0 {
 		return nil
@@ -267,12 +265,12 @@ func (r *request) applyRoutingHints() *fault.Error {
 	return nil
 }
 
-// setSessionFromHeader sets the session from the first of the session headers that the request has.
-func (r *request) setSessionFromHeader() {
-	for _, name := range r.settings.SessionHeaders {
-		if id := httpheader.First(r.httpReq.Header, name); id != "" {
-			r.input.request.Session = admit.NonzeroHash(xxh3.HashString(id[:min(len(id), prompt.MaxSessionBytes)]))
-			r.input.sessionSource = name
+// setSession sets the session from the first of the headers of these names that h has.
+func (in *input) setSession(names []string, h http.Header) {
+	for _, name := range names {
+		if id := httpheader.First(h, name); id != "" {
+			in.request.Session = admit.NonzeroHash(xxh3.HashString(id[:min(len(id), prompt.MaxSessionBytes)]))
+			in.sessionSource = name
 			return
 		}
 	}
@@ -285,7 +283,7 @@ func (r *request) removeClientKey() (query string) {
 	if r.account == nil {
 		return query
 	}
-	for _, secret := range admit.Secrets(r.httpReq.Header, r.endpoint.Dialect()) {
+	for _, secret := range admit.PresentedSecrets(r.httpReq.Header, r.endpoint.Dialect()) {
 		if len(secret) < apikey.MinKeyLength {
 			continue
 		}
@@ -333,14 +331,14 @@ func (s *Settings) mayAwaitModel(c *backends.Catalog, model string) bool {
 	return len(c.Models) == 0 || s.StartTimeouts[model] > 0
 }
 
-// modelQueueTimeouts returns how long the request may wait for a backend, and the name of the setting that limits this
+// queueTimeoutsOf returns how long a request for the model may wait for a backend, and the name of the setting that limits this
 // while none is ready.
-func (r *request) modelQueueTimeouts() (t router.QueueTimeouts, noneReadySetting string) {
-	t, noneReadySetting = r.settings.QueueTimeouts, "routing.queue.none_ready_timeout"
-	if start := r.settings.StartTimeouts[r.input.request.CatalogID]; start > 0 && t != (router.QueueTimeouts{}) {
+func (s *Settings) queueTimeoutsOf(model string, c *caller) (t router.QueueTimeouts, noneReadySetting string) {
+	t, noneReadySetting = s.QueueTimeouts, "routing.queue.none_ready_timeout"
+	if start := s.StartTimeouts[model]; start > 0 && t != (router.QueueTimeouts{}) {
 		t.NoneReady, noneReadySetting = start, "start_hooks[].timeout"
 	}
-	return r.queueTimeoutsOr(t), noneReadySetting
+	return c.queueTimeoutsOr(t), noneReadySetting
 }
 
 // setModelBackends has the request routed to the backends that serve the model; empty: the default one. It
@@ -350,11 +348,11 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *fa
 	req.Endpoint = r.endpoint.Number
 	req.NonGenerative = r.endpoint.Format == api.PlainFormat
 	if model == "" {
-		if r.canGoToAnyBackend(catalog) {
+		if canGoToAnyBackend(catalog, r.endpoint, r.account) {
 			req.Backends = r.proxy.registry.All()
 			return "", nil
 		}
-		if model, apiErr = r.defaultModel(catalog); apiErr != nil {
+		if model, apiErr = r.proxy.defaultModel(catalog, r.account); apiErr != nil {
 			return "", apiErr
 		}
 	}
@@ -387,11 +385,11 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *fa
 	return req.Model, nil
 }
 
-// canGoToAnyBackend reports whether the request, which names no model, may go to any backend: extra paths need none, and
+// canGoToAnyBackend reports whether a request of the holder of a key to e, which names no model, may go to any backend: extra paths need none, and
 // there is no default one.
-func (r *request) canGoToAnyBackend(c *backends.Catalog) bool {
+func canGoToAnyBackend(c *backends.Catalog, e *api.Endpoint, holder *apikey.Account) bool {
 	_, hasDefault := c.OnlyBaseModel()
-	return r.endpoint.IsExtra && !hasDefault && len(c.Models) > 0 && (r.account == nil || r.account.Models == nil)
+	return e.IsExtra && !hasDefault && len(c.Models) > 0 && (holder == nil || holder.Models == nil)
 }
 
 // parseForm finds the model of a multipart upload. What is not a form at all is left to the replica to refuse.
@@ -407,7 +405,7 @@ func (r *request) parseForm(pr *prompt.Prompt) *fault.Error {
 	case err != nil && limited: // the replica could find a model in it that this key may not use
 		return fault.InvalidRequest("", "the request body must be a multipart form, since this API key is limited to some models")
 	}
-	if apiErr := r.checkFormTransferParams(pr, fields.Xargs); apiErr != nil {
+	if apiErr := r.settings.checkFormTransferParams(pr, fields.Xargs); apiErr != nil {
 		return apiErr
 	}
 	_, apiErr := r.setModelBackends(fields.Model)
@@ -419,28 +417,28 @@ func (r *request) parseForm(pr *prompt.Prompt) *fault.Error {
 
 // checkFormTransferParams is checkTransferParams for a form's vllm_xargs. JSON that is not understood here is
 // refused, since vLLM might understand it. It is parsed into pr.
-func (r *request) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *fault.Error {
-	if len(xargs) == 0 || r.allowsTransferParams() {
+func (s *Settings) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *fault.Error {
+	if len(xargs) == 0 || s.allowsTransferParams() {
 		return nil
 	}
 	if err := pr.Parse(prompt.Other, xargs); err != nil {
 		return fault.InvalidRequest("vllm_xargs", "vllm_xargs must be a JSON object: "+err.Error())
 	}
-	return r.checkTransferParams(pr)
+	return s.checkTransferParams(pr)
 }
 
 // defaultModel returns the model of a request that names none: the only base model that its key may use.
-func (r *request) defaultModel(c *backends.Catalog) (id string, apiErr *fault.Error) {
-	known := visibleModels(c, r.account)
+func (p *Proxy) defaultModel(c *backends.Catalog, holder *apikey.Account) (id string, apiErr *fault.Error) {
+	known := visibleModels(c, holder)
 	only, ok := c.OnlyBaseModel()
-	if r.account != nil && r.account.Models != nil {
+	if holder != nil && holder.Models != nil {
 		only, ok = backends.OnlyBaseModel(known)
 	}
 	switch {
 	case ok:
 		return only, nil
 	case len(known) == 0:
-		return "", r.proxy.unknownModelError("", r.account)
+		return "", p.unknownModelError("", holder)
 	}
 	return "", fault.InvalidRequest("model", "model is missing: set it to one of those that GET /v1/models lists")
 }

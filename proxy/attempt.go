@@ -68,9 +68,9 @@ func (r *request) tryBackend(d *router.Reservation) *fault.Failure {
 		leg, notAfter = "decode", a.handover.NotAfter
 	}
 	a.startSpan(leg)
-	r.setSessionHeader(d.KVSession)
+	r.input.setSessionHeader(r.httpReq.Header, d.KVSession)
 	resp, err := a.send(a.handoverEdits(), notAfter)
-	r.stopQueueKeepalive()
+	r.queueKeepalive.stop()
 	var f *fault.Failure
 	if err != nil {
 		f = a.classifyOrEndRequest(err)
@@ -135,12 +135,12 @@ func (a *attempt) startReplyHashing() {
 // could be sent only after notAfter; zero: whenever.
 func (a *attempt) send(edits []prompt.Edit, notAfter time.Time) (*http.Response, error) {
 	r, b := a.req, a.decision.Backend
-	if scope := r.input.stored.Edits(); scope != nil {
+	if scope := r.input.stored.ScopeEdits(); scope != nil {
 		edits = append(scope, edits...)
 		slices.SortStableFunc(edits, func(x, y prompt.Edit) int { return cmp.Compare(x.Start, y.Start) })
 	}
 	return upstream.Send(r.context, &upstream.Request{
-		Client: r.httpReq, Method: r.endpoint.AllowedMethod(), Path: r.replicaPath(), Query: r.input.query,
+		Client: r.httpReq, Method: r.endpoint.AllowedMethod(), Path: r.input.replicaPath(r.endpoint), Query: r.input.query,
 		Body: r.input.body, Edits: edits, NotAfter: notAfter,
 		Backend: b, Priority: r.input.request.Priority,
 		NewConnection: r.history.countConnectionFailures() > 0,
@@ -148,41 +148,41 @@ func (a *attempt) send(edits []prompt.Edit, notAfter time.Time) (*http.Response,
 }
 
 // setSessionHeader sets the session by which KV events name the request; "": what the client sent.
-func (r *request) setSessionHeader(session string) {
-	switch h := r.httpReq.Header; {
+func (in *input) setSessionHeader(h http.Header, session string) {
+	switch {
 	case session != "":
 		h[upstream.SessionHeader] = []string{session}
-	case r.input.sessionHeader != nil:
-		h[upstream.SessionHeader] = r.input.sessionHeader
+	case in.sessionHeader != nil:
+		h[upstream.SessionHeader] = in.sessionHeader
 	default:
 		delete(h, upstream.SessionHeader)
 	}
 }
 
 // replicaPath returns the path of the request at a replica.
-func (r *request) replicaPath() string {
-	if !r.endpoint.IsAboutResponse() {
-		return r.endpoint.Path
+func (in *input) replicaPath(e *api.Endpoint) string {
+	if !e.IsAboutResponse() {
+		return e.Path
 	}
-	return strings.Replace(r.endpoint.Path, api.ResponseIDPart, r.input.stored.ReplicaID, 1)
+	return strings.Replace(e.Path, api.ResponseIDPart, in.stored.ReplicaID, 1)
 }
 
 // classifyOrEndRequest returns the failure of an attempt without a complete response. If the client or the proxy has
 // ended the request, it records that, sends the error, and returns a failure that is done.
 func (a *attempt) classifyOrEndRequest(err error) *fault.Failure {
-	if a.req.isEndedByProxy() {
+	if a.req.lifetime.isEndedByProxy() {
 		a.result.End = router.ClientDisconnected
 		a.req.sendError(a.req.recordProxyEnd())
 		return &fault.Failure{Err: err, Done: true}
 	}
-	if a.req.isDisconnected() {
+	if a.req.lifetime.isDisconnected() {
 		a.recordDisconnect(a.req.client.AbortPhase(metrics.AbortBeforeResponse))
 		return &fault.Failure{Err: err, Done: true}
 	}
-	suspectsCrash := a.req.history.anyAttempt(func(r *attemptRecord) bool {
+	afterStale := a.req.history.anyAttempt(func(r *attemptRecord) bool {
 		return r.failure.Reason == metrics.RetryStale && r.backend == a.decision.Backend
 	})
-	return fault.OfTransport(err, a.req.settings.Retry.Timeouts, suspectsCrash)
+	return fault.OfTransport(err, a.req.settings.Retry.Timeouts, afterStale)
 }
 
 // recordDisconnect records, also for the router, that the client has disconnected or the request was cancelled. When the
@@ -196,7 +196,7 @@ func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
 // an operator has cancelled the request.
 func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
 	r.aborted = true
-	if r.isCancelled() {
+	if r.lifetime.isCancelled() {
 		r.outcome.Code = r.recordProxyEnd().Status
 		return
 	}
@@ -258,7 +258,7 @@ func (a *attempt) relayWhole(resp *http.Response, body relay.Body) *fault.Failur
 
 // recordCommittedResponse records that the client gets this response: earlier failures do not matter any more.
 func (a *attempt) recordCommittedResponse(resp *http.Response) {
-	a.req.replaceBestFailure(nil)
+	a.req.history.replaceBest(nil, &a.req.proxy.buffers)
 	a.req.inFlight.BeginResponding()
 	a.req.outcome.Code = resp.StatusCode
 	if a.handover != nil {
@@ -359,7 +359,7 @@ func (a *attempt) checkResponseID(id string) *fault.Failure {
 	if others == nil {
 		return nil
 	}
-	requested := a.req.requestedResponseID()
+	requested := a.req.input.requestedResponseID(a.req.endpoint)
 	for _, token := range others {
 		if !strings.Contains(requested, upstream.TokenMark+token) {
 			return a.recordWrongResponse()
@@ -370,12 +370,12 @@ func (a *attempt) checkResponseID(id string) *fault.Failure {
 
 // requestedResponseID returns the id that the client wants the response to have, or to begin or end with: that of the stored
 // response which the request is about, or the request_id in the body. It is "" where replicas read neither.
-func (r *request) requestedResponseID() string {
+func (in *input) requestedResponseID(e *api.Endpoint) string {
 	switch {
-	case r.endpoint.IsAboutResponse():
-		return r.input.stored.RefersTo
-	case r.endpoint.ReadsRequestID():
-		return gjson.GetBytes(r.input.body, "request_id").Str
+	case e.IsAboutResponse():
+		return in.stored.RefersTo
+	case e.ReadsRequestID():
+		return gjson.GetBytes(in.body, "request_id").Str
 	}
 	return ""
 }

@@ -222,7 +222,7 @@ func (b *backgroundAttempt) isOverdue() bool {
 // endUnfinished ends a response that an operator has cancelled, also at the replica. If the proxy is closed, the replica goes on,
 // and what may be generated stays charged.
 func (b *backgroundAttempt) endUnfinished() {
-	if !b.attempt.req.isCancelled() {
+	if !b.attempt.req.lifetime.isCancelled() {
 		b.attempt.result.End, b.attempt.estimatedTokens = router.Truncated, b.maxTokens
 		return
 	}

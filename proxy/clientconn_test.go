@@ -125,8 +125,19 @@ func TestTooManyHeaderLinesStatus431(t *testing.T) {
 			t.Errorf("got %v, %v", resp, err)
 		}
 	}
-	// The next requests on a connection have headers of their own.
+	// A request that comes together with the one before.
 	conn := f.dial()
+	fmt.Fprintf(conn, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n%s\r\n", strings.Repeat("a:\n", 1000))
+	first := bufio.NewReader(conn)
+	for _, want := range []int{http.StatusOK, http.StatusRequestHeaderFieldsTooLarge} {
+		resp, err := http.ReadResponse(first, nil)
+		if err != nil || resp.StatusCode != want {
+			t.Fatalf("got %v, %v, want %d", resp, err, want)
+		}
+		io.Copy(io.Discard, resp.Body)
+	}
+	// The next requests on a connection have headers of their own.
+	conn = f.dial()
 	br := bufio.NewReader(conn)
 	for range 3 {
 		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n%s", len(askWhole), strings.Repeat("A: b\r\n", 200), askWhole)

@@ -123,7 +123,7 @@ func (r *request) parseDryRun(q DryRunRequest) *fault.Error {
 			r.httpReq.Header[name] = values
 		}
 	}
-	r.tenant = r.tenantOf()
+	r.tenant = r.tenantAt(r.clientAddress)
 	if apiErr := r.applyRoutingHints(); apiErr != nil {
 		return apiErr
 	}
@@ -131,13 +131,13 @@ func (r *request) parseDryRun(q DryRunRequest) *fault.Error {
 	limits := admit.BodyLimits{Each: r.settings.BodyBytes, Total: r.settings.BodyBytesTotal}
 	r.input.body, err = r.proxy.bodies.ReadBody(q.Body, q.Length, r.tenant, limits)
 	if err != nil {
-		return cmp.Or(r.bodyLimitError(err), fault.InvalidRequest("", "the body is incomplete"))
+		return cmp.Or(bodyLimitError(err, r.settings.BodyBytes, r.tenant), fault.InvalidRequest("", "the body is incomplete"))
 	}
 	if apiErr := r.parseInput(); apiErr != nil {
 		return apiErr
 	}
 	if r.input.stored.Refers() {
-		return r.pinTo(r.findStoredResponse())
+		return r.pinTo(r.proxy.findStored(&r.input.stored, r.account))
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func TestExtraEndpointNumbers(t *testing.T) {
 		lists[4][i], lists[5][i] = "/x"+string(rune('a'+i)), "/y"+string(rune('a'+i))
 	}
 	for _, paths := range lists {
-		after := api.NewExtra(paths, before)
+		after := api.NewExtraEndpoints(paths, before)
 		for i, e := range after {
 			at := slices.IndexFunc(before, func(b api.Endpoint) bool { return b.Path == e.Path })
 			taken := slices.ContainsFunc(before, func(b api.Endpoint) bool { return b.Number == e.Number }) ||

@@ -16,6 +16,7 @@ import (
 	"warmroute/proxy/api"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/relay"
+	"warmroute/proxy/tracing"
 	"warmroute/proxy/upstream"
 	"warmroute/router"
 )
@@ -29,20 +30,20 @@ func (r *request) forward() {
 	p.instance.AppendTo(r.httpReq.Header)
 	p.retries.CountRequest()
 	h.receivedAt = r.bodyReceivedAt
-	h.queueTimeouts, h.noneReadySetting = r.modelQueueTimeouts()
+	h.queueTimeouts, h.noneReadySetting = r.settings.queueTimeoutsOf(r.input.request.CatalogID, &r.caller)
 	retry := &r.settings.Retry
 	h.queuesIfFull = h.mayWait() && !r.input.request.NoEngine && r.settings.Attempts > 1 && (retry.Share > 0 || retry.PerSecond > 0)
-	defer r.replaceBestFailure(nil)
+	defer h.replaceBest(nil, &p.buffers)
 	defer r.endSplit()
 	stopWaiting := func() {
-		r.stopQueueKeepalive()
-		r.releaseQueuePlace()
+		r.queueKeepalive.stop()
+		r.place.release(r.proxy.router, &r.input.request)
 	}
 	defer stopWaiting() // also if a wait panics
 	r.startQueueKeepalive()
 	r.beginAttemptContext()
 	for {
-		h.end = r.endReason()
+		h.end = r.lifetime.endReason()
 		if apiErr := r.checkStoredResponse(); apiErr != nil {
 			r.context.End()
 			stopWaiting()
@@ -76,7 +77,7 @@ func (r *request) forward() {
 			if f.Decision == nil {
 				f.Decision = d
 			}
-			r.logFailureAndRecheck(f)
+			p.logFailureAndRecheck(f, r.endpoint, r.inFlight.ID)
 			r.recordFailure(f)
 			r.recordSplitFailure(f)
 		case actWait:
@@ -91,11 +92,11 @@ func (r *request) forward() {
 }
 
 // endReason returns why the request needs no response of a replica any more, if it needs none.
-func (r *request) endReason() requestEnd {
+func (l *lifetime) endReason() requestEnd {
 	switch {
-	case !r.isDone():
+	case !l.isDone():
 		return notEnded
-	case r.isEndedByProxy():
+	case l.isEndedByProxy():
 		return endedByProxy
 	}
 	return disconnected
@@ -115,7 +116,7 @@ func (r *request) fleetView() fleetView {
 	}
 	now := time.Now()
 	for _, b := range list {
-		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now) && !r.isForPrefillOnly(b) && slices.Contains(fitting, b))
+		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now) && !r.settings.isForPrefillOnly(b, &r.input.request) && slices.Contains(fitting, b))
 	}
 	for i := range h.attempts {
 		if b := h.attempts[i].backend; !slices.Contains(list, b) {
@@ -132,7 +133,7 @@ func (r *request) recordFailure(f *fault.Failure) {
 	}
 	r.history.addFailure(f.Decision.Backend, f, time.Now())
 	if r.history.isBetterFailure(f) {
-		r.replaceBestFailure(f)
+		r.history.replaceBest(f, &r.proxy.buffers)
 	} else {
 		r.proxy.buffers.Release(f.Reserved)
 		f.Body, f.Reserved = nil, 0
@@ -140,26 +141,26 @@ func (r *request) recordFailure(f *fault.Failure) {
 }
 
 // logFailureAndRecheck logs a failed attempt, and has its backend's health checked.
-func (r *request) logFailureAndRecheck(f *fault.Failure) {
+func (p *Proxy) logFailureAndRecheck(f *fault.Failure, e *api.Endpoint, requestID string) {
 	level, more := slog.LevelDebug, []any(nil)
 	switch {
 	case f.Reason == metrics.RetryStale:
-	case f.IsMissingEndpoint() && f.Decision.Backend.LacksEndpoint(r.endpoint.Number, time.Now()):
+	case f.IsMissingEndpoint() && f.Decision.Backend.LacksEndpoint(e.Number, time.Now()):
 		level = slog.LevelInfo // it is remembered, so there are few
 	case f.IsUnsuited():
 	case f.Reason == metrics.RetryDescriptors:
-		r.proxy.outOfDescriptors(f.Err)
+		p.outOfDescriptors(f.Err)
 	default:
-		r.proxy.recheckHealth(f.Decision.Backend)
-		if due, left := r.proxy.failureLog.allowWarning(f.Decision.Backend, time.Now()); due {
+		p.recheckHealth(f.Decision.Backend)
+		if due, left := p.failureLog.allowWarning(f.Decision.Backend, time.Now()); due {
 			level = slog.LevelWarn
 			if left > 0 {
 				more = []any{"suppressed", left}
 			}
 		}
 	}
-	r.proxy.log.Log(r.httpReq.Context(), level, "attempt failed", append([]any{
-		"backend", f.Decision.Backend.Name, "reason", string(f.Reason), "err", f.Err, "request_id", r.inFlight.ID}, more...)...)
+	p.log.Log(context.Background(), level, "attempt failed", append([]any{
+		"backend", f.Decision.Backend.Name, "reason", string(f.Reason), "err", f.Err, "request_id", requestID}, more...)...)
 }
 
 // awaitAndRecord waits until the condition of a holds, its deadline or the end of the request, and records the
@@ -176,7 +177,9 @@ func (r *request) awaitAndRecord(a *action) {
 	case a.isMet(r.fleetView(), begun, begun):
 		outcome = waitMet
 	case !a.deadline.After(begun):
-	case !r.reserveQueuePlace():
+	case !r.place.take(p.router, &r.input.request):
+		h.ownQueueFull = true
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueFull, router.Waited{})
 		outcome = waitRefused
 	default:
 		outcome = r.awaitEvents(a, begun)
@@ -227,7 +230,7 @@ func (r *request) awaitEvents(a *action, begun time.Time) (outcome waitOutcome) 
 		timer.Reset(wake.Sub(now))
 		select {
 		case <-grant:
-			if r.isDone() {
+			if r.lifetime.isDone() {
 				return waitExpired
 			}
 			return waitMet
@@ -245,12 +248,12 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 	switch {
 	case outcome == waitMet:
 		queued, budget = metrics.QueueSent, metrics.RetryWaitSent
-	case r.isDone():
+	case r.lifetime.isDone():
 		queued, budget = metrics.QueueDisconnected, metrics.RetryWaitDisconnected
 	}
 	switch {
 	case kind == waitBackoff && outcome != waitRefused:
-		r.recordQueueTime(queued, router.Waited{Busy: waited})
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, queued, router.Waited{Busy: waited})
 	case kind == waitBudget:
 		r.proxy.metrics.CountRetryWait(budget)
 		r.history.waited.Busy += waited
@@ -261,7 +264,7 @@ func (r *request) recordWait(kind waitKind, outcome waitOutcome, waited time.Dur
 
 // awaitPick asks the router for a backend, and blocks while the request is in the admission queue.
 func (r *request) awaitPick() (*router.Reservation, error) {
-	r.releaseQueuePlace()
+	r.place.release(r.proxy.router, &r.input.request)
 	asked := time.Now()
 	ctx := context.Context(r.context)
 	h := &r.history
@@ -281,69 +284,67 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excludedBackends()...)
 	if err == nil {
 		r.input.request.Arrival = d.Arrival
-		r.setAwaitedModel()
+		r.proxy.setAwaitedModel(&r.input.request, &r.outcome)
 		if d.QueueTime > 0 {
-			r.recordQueueTime(metrics.QueueSent, router.Waited{NoneReady: d.NoneReadyTime, Busy: d.QueueTime - d.NoneReadyTime})
+			r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueSent, router.Waited{NoneReady: d.NoneReadyTime, Busy: d.QueueTime - d.NoneReadyTime})
 		}
 		return d, nil
 	}
 	waited := time.Since(asked)
 	switch {
 	case errors.Is(err, router.ErrQueueFull):
-		r.recordQueueTime(metrics.QueueFull, router.Waited{})
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueFull, router.Waited{})
 	case errors.Is(err, router.ErrBusy):
-		r.recordQueueTime(metrics.QueueBusy, router.Waited{Busy: waited})
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueBusy, router.Waited{Busy: waited})
 	case errors.Is(err, context.DeadlineExceeded) && h.hasPickableBackend(r.fleetView()):
 		err = router.ErrBusy
-		r.recordQueueTime(metrics.QueueBusy, router.Waited{Busy: waited})
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueBusy, router.Waited{Busy: waited})
 	case errors.Is(err, context.DeadlineExceeded):
 		err = router.ErrNoneReady
-		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{NoneReady: waited})
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueNoneReady, router.Waited{NoneReady: waited})
 	case errors.Is(err, context.Canceled):
-		r.recordQueueTime(metrics.QueueDisconnected, router.Waited{Busy: waited})
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueDisconnected, router.Waited{Busy: waited})
 	case h.mayWait() && waited >= h.queueTimeouts.Left(h.waited, true):
-		r.recordQueueTime(metrics.QueueNoneReady, router.Waited{NoneReady: waited})
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueNoneReady, router.Waited{NoneReady: waited})
 	}
 	return d, err
 }
 
 // setAwaitedModel sets the model and the backends of a request whose model no replica listed when it arrived.
-func (r *request) setAwaitedModel() {
-	req := &r.input.request
+func (p *Proxy) setAwaitedModel(req *router.Request, o *metrics.Request) {
 	if len(req.Backends) > 0 || req.CatalogID == "" {
 		return
 	}
-	if entry, ok := r.proxy.registry.Catalog().Find(req.CatalogID); ok {
-		r.outcome.Model, req.Backends = entry.ID, entry.Backends
-		req.ContextLengths = r.proxy.registry.Catalog().ContextLengths(entry.ID)
+	if entry, ok := p.registry.Catalog().Find(req.CatalogID); ok {
+		o.Model, req.Backends = entry.ID, entry.Backends
+		req.ContextLengths = p.registry.Catalog().ContextLengths(entry.ID)
 	}
 }
 
 // recordQueueTime counts a time in the queue, and how it ended.
-func (r *request) recordQueueTime(end metrics.QueueResult, waited router.Waited) {
-	r.history.waited.Busy += waited.Busy
-	r.history.waited.NoneReady += waited.NoneReady
-	r.proxy.metrics.RecordQueueExit(end, waited.Total())
-	r.spans.AddQueueWaitSpan(waited.Total(), string(end))
+func (h *history) recordQueueTime(m *metrics.Metrics, spans *tracing.Request, end metrics.QueueResult, waited router.Waited) {
+	h.waited.Busy += waited.Busy
+	h.waited.NoneReady += waited.NoneReady
+	m.RecordQueueExit(end, waited.Total())
+	spans.AddQueueWaitSpan(waited.Total(), string(end))
 }
 
-// reserveQueuePlace counts the request among those that wait, and reports whether one more may.
-func (r *request) reserveQueuePlace() (reserved bool) {
-	if r.waiting {
-		return true
+// waitingPlace is a request's place among those that the router counts in the queue while they wait elsewhere.
+type waitingPlace struct{ taken bool }
+
+// take takes a place for req, and reports whether there is one.
+func (w *waitingPlace) take(r *router.Router, req *router.Request) bool {
+	if !w.taken {
+		w.taken = r.AddWaitingOutsideQueue(req) == nil
 	}
-	if r.waiting = r.proxy.router.AddWaitingOutsideQueue(&r.input.request) == nil; !r.waiting {
-		r.history.ownQueueFull = true
-		r.recordQueueTime(metrics.QueueFull, router.Waited{})
-	}
-	return r.waiting
+	return w.taken
 }
 
-// releaseQueuePlace ends reserveQueuePlace.
-func (r *request) releaseQueuePlace() {
-	if r.waiting {
-		r.waiting = false
-		r.proxy.router.RemoveWaitingOutsideQueue(&r.input.request)
+// release ends take. A second call does nothing.
+func (w *waitingPlace) release(r *router.Router, req *router.Request) {
+	if w.taken {
+		w.taken = false
+		r.RemoveWaitingOutsideQueue(req)
 	}
 }
 
@@ -367,14 +368,14 @@ func (r *request) respondWithError(a *action) {
 	case respondNotPicked:
 		r.sendError(r.notPickedError(a.err))
 	default:
-		r.sendError(fault.OfAttempts(best))
+		r.sendError(fault.AttemptsError(best))
 	}
 }
 
 // notPickedError returns the error for a request without a backend.
 func (r *request) notPickedError(err error) *fault.Error {
 	if r.input.stored.Backend != nil && errors.Is(err, router.ErrNoneReady) {
-		return r.lostResponseError("the replica that holds it is not ready")
+		return lostResponseError(&r.input.stored, r.endpoint, "the replica that holds it is not ready")
 	}
 	wait := 0
 	if all := r.input.request.Backends; r.proxy.router.CountReady(all) == 0 {
@@ -415,7 +416,7 @@ type queueKeepalive struct {
 }
 
 // startQueueKeepalive sends a keep-alive event to the client of a stream whenever nothing was sent
-// for Settings.QueueKeepalive, until stopQueueKeepalive. The first one sends the header: from then
+// for Settings.QueueKeepalive, until queueKeepalive.stop. The first one sends the header: from then
 // on a failure is an event of the stream. It commits to no backend.
 func (r *request) startQueueKeepalive() {
 	if r.settings.QueueKeepalive == 0 || !r.input.request.Streams || r.endpoint.Format == api.PlainFormat {
@@ -437,10 +438,9 @@ func (r *request) startQueueKeepalive() {
 	}
 }
 
-// stopQueueKeepalive ends startQueueKeepalive. It waits for the end of a write that has begun. It
+// stop ends startQueueKeepalive. It waits for the end of a write that has begun. It
 // may be called when none runs.
-func (r *request) stopQueueKeepalive() {
-	k := &r.queueKeepalive
+func (k *queueKeepalive) stop() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.running {
@@ -462,7 +462,7 @@ func (r *request) sendAndScheduleKeepalive() {
 		r.headersSent = true
 		h := r.client.Header()
 		h["Content-Type"] = []string{"text/event-stream; charset=utf-8"}
-		if r.mayShowRoute() {
+		if r.caller.mayShowRoute(r.proxy, r.settings) {
 			h["X-Warmroute-Reason"] = []string{reasonQueued}
 		}
 		r.client.WriteHeader(http.StatusOK)

@@ -44,7 +44,7 @@ func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (c
 			h[name] = value
 		}
 	}
-	if !r.mayShowRoute() {
+	if !r.caller.mayShowRoute(r.proxy, r.settings) {
 		return h
 	}
 	values := []string{
@@ -60,14 +60,14 @@ func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (c
 	if r.prefillBackend != "" {
 		h[prefillBackendHeader] = []string{r.prefillBackend}
 	}
-	r.addQueueTimeHeader(h)
+	r.history.addQueueTimeHeader(h)
 	return h
 }
 
 // addQueueTimeHeader adds how long the request was queued.
-func (r *request) addQueueTimeHeader(h http.Header) {
-	if waited := r.history.waited.Total(); waited > 0 {
-		h[queueTimeHeader] = []string{strconv.FormatInt(waited.Milliseconds(), 10)}
+func (h *history) addQueueTimeHeader(header http.Header) {
+	if waited := h.waited.Total(); waited > 0 {
+		header[queueTimeHeader] = []string{strconv.FormatInt(waited.Milliseconds(), 10)}
 	}
 }
 
@@ -80,7 +80,7 @@ const (
 
 // addErrorRouteHeaders adds the route to a response of the proxy's own. It names no backend.
 func (r *request) addErrorRouteHeaders() {
-	if !r.mayShowRoute() {
+	if !r.caller.mayShowRoute(r.proxy, r.settings) {
 		return
 	}
 	h, reason := r.client.Header(), reasonRefused
@@ -92,19 +92,19 @@ func (r *request) addErrorRouteHeaders() {
 		reason = reasonQueued
 	}
 	h["X-Warmroute-Reason"] = []string{reason}
-	r.addQueueTimeHeader(h)
+	r.history.addQueueTimeHeader(h)
 }
 
 // isProxyHeader reports whether a response header is set by this proxy alone. A replica may be another proxy of this kind, whose
 // route and rates are not for the client.
-func (r *request) isProxyHeader(name string) bool {
-	return strings.HasPrefix(name, "X-Warmroute-") || r.account != nil && strings.HasPrefix(name, "X-Ratelimit-")
+func (c *caller) isProxyHeader(name string) bool {
+	return strings.HasPrefix(name, "X-Warmroute-") || c.account != nil && strings.HasPrefix(name, "X-Ratelimit-")
 }
 
 // requestIDOrNew returns the client's own id if it is short and plain enough for headers and logs, else a new one.
 func requestIDOrNew(h http.Header) string {
 	id := httpheader.First(h, upstream.RequestIDHeader)
-	if upstream.IsPlainID(id) && !admit.ContainsSecret(h, id) {
+	if upstream.IsPlainID(id) && !admit.IDContainsSecret(h, id) {
 		return id
 	}
 	made := append(make([]byte, 0, 35), "wr-"...)

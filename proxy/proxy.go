@@ -122,7 +122,7 @@ type observers struct {
 type pools struct {
 	scratch sync.Pool // of *scratch
 	prompts sync.Pool // of *prompt.Prompt
-	chunks  sync.Pool // of *[]byte, chunkBytes long
+	chunks  sync.Pool // of *[]byte, relay.ChunkBytes long
 	replies sync.Pool // of *prompt.Response
 }
 
@@ -234,7 +234,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c := p.cors.Load(); c != nil && !isPreflight(r) {
 		c.HandlerFunc(w, r) // adds headers to the response, whatever it will be
 	}
-	if r.TLS != nil && clientconn.HasTooManyLines(r.Header) { // a clear-text connection has counted them
+	if clientconn.HasTooManyLines(r.Header) { // over clear text this is a request that came together with the one before
 		w.Header()["Connection"] = []string{"close"} // its body is not read
 		fault.Write(w, api.DialectOf(r.URL.Path), fault.New(http.StatusRequestHeaderFieldsTooLarge, fault.CodeTooManyHeaders, clientconn.TooManyHeaderLines))
 		return
@@ -252,7 +252,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serveLocal serves a request without a replica, to a client that may read none of the response. handler is nil where the request
 // has no route.
 func (p *Proxy) serveLocal(w http.ResponseWriter, r *http.Request, routes *api.Table, handler http.HandlerFunc) {
-	c := relay.NewClient(w, r, p.settings.Load().WriteIdle)
+	c := relay.NewClientWriter(w, r, p.settings.Load().WriteIdle)
 	if r.ContentLength != 0 {
 		c.SetLingerReadDeadline() // none of them reads a body
 	}

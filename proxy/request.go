@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -36,7 +37,7 @@ type request struct {
 	proxy          *Proxy
 	settings       *Settings // as of its arrival
 	endpoint       *api.Endpoint
-	client         relay.Client
+	client         relay.ClientWriter
 	httpReq        *http.Request
 	clientAddress  netip.Addr // as trusted proxies state it
 	bodyReceivedAt time.Time  // zero: not yet
@@ -48,11 +49,12 @@ type request struct {
 	tenant         admit.Tenant
 	counted        bool // among the requests of tenant
 	finished       bool // it is not counted in flight any more
-	waiting        bool // the router counts it in the queue
+	place          waitingPlace
 	aborted        bool // the client did not get all of the response
 	headersSent    bool // the client has the header of a stream
 	queueKeepalive queueKeepalive
 	inFlight       activity.Request // what operators see of it
+	lifetime       lifetime
 
 	background *backgroundAttempt // whose response its replica generates after it has responded; nil: none
 
@@ -103,13 +105,13 @@ func (p *Proxy) serveEndpoint(e *api.Endpoint, responseID string, w http.Respons
 		p.background.start(p.panics, x.background.follow)
 	}()
 	if apiErr := x.admit(); apiErr != nil {
-		if x.isCancelled() {
+		if x.lifetime.isCancelled() {
 			apiErr = x.recordProxyEnd()
 		}
 		x.sendError(apiErr)
 		return
 	}
-	x.beginRecording()
+	x.beginRecording(p.recorder, e, x.inFlight.Arrived, &x.input)
 	x.forward()
 	if x.aborted {
 		panic(http.ErrAbortHandler) // else the server would end the response as if it were complete
@@ -120,12 +122,13 @@ func (p *Proxy) serveEndpoint(e *api.Endpoint, responseID string, w http.Respons
 func (p *Proxy) beginRequest(e *api.Endpoint, w http.ResponseWriter, r *http.Request) *request {
 	s := p.settings.Load()
 	x := &request{
-		proxy: p, settings: s, endpoint: e, client: relay.NewClient(w, r, s.WriteIdle),
+		proxy: p, settings: s, endpoint: e, client: relay.NewClientWriter(w, r, s.WriteIdle),
 		httpReq: r,
 	}
 	x.inFlight.ID, x.inFlight.Arrived = httpheader.First(r.Header, upstream.RequestIDHeader), time.Now()
 	x.inFlight.Endpoint, x.inFlight.Conn = e.Path, &x.client.Conn
 	x.client.Cancellable = &x.inFlight
+	x.lifetime = lifetime{r.Context(), &x.inFlight}
 	x.outcome.Endpoint = e.Path
 	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], s.TrustedProxies)
 	x.spans = p.tracer.StartRequest(r, e.Path, x.clientAddress, x.inFlight.Arrived)
@@ -143,13 +146,13 @@ func (r *request) admit() *fault.Error {
 	for _, step := range [...]func(*request) *fault.Error{
 		(*request).authenticate,
 		(*request).checkInFlightLimit,
-		(*request).checkQueryLength,
-		(*request).acquireKeyLease,
-		(*request).checkContentEncoding,
+		func(r *request) *fault.Error { return r.settings.checkQueryLength(r.httpReq.URL) },
+		func(r *request) *fault.Error { return r.acquireLease(r.client.Header()) },
+		func(r *request) *fault.Error { return checkContentEncoding(r.httpReq.Header, r.client.Header()) },
 		(*request).applyRoutingHints,
 		(*request).checkInFlightLimit, // the priority is known now
 		(*request).readAndParseInput,
-		(*request).chargePrompt,
+		func(r *request) *fault.Error { return r.chargePrompt(r.endpoint, &r.input, r.client.Header()) },
 		(*request).routeToStoredResponse,
 	} {
 		if apiErr := step(r); apiErr != nil {
@@ -169,7 +172,7 @@ func (r *request) finish() {
 	r.proxy.metrics.CountSplit(r.splitResult)
 	r.proxy.activity.CountEnded(&r.inFlight, &r.outcome)
 	r.recordKeyUsage(now)
-	r.finishRecording()
+	r.finishRecording(r.proxy.recorder)
 	r.endTraceAndRecord()
 }
 
@@ -181,7 +184,7 @@ func (r *request) endInFlight() {
 	r.finished = true
 	r.proxy.inFlight.Add(-1)
 	r.proxy.activity.Remove(&r.inFlight)
-	if r.isCancelled() && r.settings.WriteIdle == 0 && r.background == nil { // then the next response sets no write deadline
+	if r.lifetime.isCancelled() && r.settings.WriteIdle == 0 && r.background == nil { // then the next response sets no write deadline
 		_ = r.client.Conn.SetWriteDeadline(time.Time{})
 	}
 	r.lease.Release(r.promptTokens, r.completionTokens)
@@ -221,14 +224,14 @@ func (r *request) sendError(e *fault.Error) {
 
 // readAndParseInput reads the body and parses it.
 func (r *request) readAndParseInput() *fault.Error {
-	limit := r.limitForPriority(int64(r.settings.InFlight))
+	limit := r.input.limitForPriority(int64(r.settings.InFlight))
 	err := r.proxy.tenants.BeginUpload(r.tenant, r.proxy.inFlight.Load(), limit)
 	if err != nil {
-		return r.uploadShareError()
+		return uploadShareError(r.tenant)
 	}
 	r.counted = true
 	upload := admit.NewBodyReader(r.httpReq.Body, r.settings.BodyIdle, &r.inFlight)
-	limits := admit.BodyLimits{Each: r.settings.BodyBytes, Total: r.limitForPriority(r.settings.BodyBytesTotal)}
+	limits := admit.BodyLimits{Each: r.settings.BodyBytes, Total: r.input.limitForPriority(r.settings.BodyBytesTotal)}
 	r.proxy.activity.BeginUpload(&r.inFlight)
 	r.input.body, err = r.proxy.bodies.ReadBody(&upload, r.httpReq.ContentLength, r.tenant, limits)
 	r.proxy.tenants.EndUpload(r.tenant)
@@ -243,12 +246,12 @@ func (r *request) readAndParseInput() *fault.Error {
 	return r.parseInput()
 }
 
-// tenantOf returns whom the request is charged to.
-func (r *request) tenantOf() admit.Tenant {
-	if r.account != nil {
-		return admit.Tenant{Key: r.account.Name}
+// tenantAt returns whom the request of a client with that address is charged to.
+func (c *caller) tenantAt(address netip.Addr) admit.Tenant {
+	if c.account != nil {
+		return admit.Tenant{Key: c.account.Name}
 	}
-	return admit.Tenant{Network: admit.ClientNetwork(r.clientAddress)}
+	return admit.Tenant{Network: admit.ClientNetwork(address)}
 }
 
 // maxParsedBytes bounds the bodies that are parsed at a time, since each takes several times its size then. Those
@@ -300,29 +303,29 @@ func (r *request) recordUploadError(err error) *fault.Error {
 	r.client.Header().Set("Connection", "close") // the rest of the body is not read
 	var socket *net.OpError
 	switch {
-	case r.isCancelled():
+	case r.lifetime.isCancelled():
 		return r.recordProxyEnd()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fault.New(http.StatusRequestTimeout, fault.CodeBodyTimeout,
 			"the rest of the request body did not arrive in time: each timeouts.body_idle needs 1 KiB per second of it")
 	// One whose body ends too soon may still read: over HTTP/1.1 it has closed its half.
-	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.isDisconnected():
+	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.lifetime.isDisconnected():
 		return r.recordEndInUpload()
 	}
-	return cmp.Or(r.bodyLimitError(err), fault.InvalidRequest("", "the request body is incomplete: "+err.Error()))
+	return cmp.Or(bodyLimitError(err, r.settings.BodyBytes, r.tenant), fault.InvalidRequest("", "the request body is incomplete: "+err.Error()))
 }
 
 // bodyLimitError returns the error for a body beyond a limit, or nil if err is another one.
-func (r *request) bodyLimitError(err error) *fault.Error {
+func bodyLimitError(err error, limit int64, t admit.Tenant) *fault.Error {
 	e := fault.Unavailable(fault.CodeBodiesTooLarge, "")
 	switch {
 	case err == admit.ErrBodyTooLarge:
 		return fault.New(http.StatusRequestEntityTooLarge, fault.CodeBodyTooLarge,
-			"the request body exceeds the limit of "+formatBytes(r.settings.BodyBytes)+" (limits.body_bytes)")
+			"the request body exceeds the limit of "+formatBytes(limit)+" (limits.body_bytes)")
 	case err == admit.ErrBodyMemory:
 		e.Message = "the request bodies in memory have reached the limit (limits.body_bytes_total); try again"
 	case err == admit.ErrBodyShare:
-		e.Message = "the request bodies of this " + r.tenant.Kind() + " in memory have reached its share while others send requests, " +
+		e.Message = "the request bodies of this " + t.Kind() + " in memory have reached its share while others send requests, " +
 			"a quarter of limits.body_bytes_total; try again when one of its requests has ended"
 	default:
 		return nil
@@ -345,7 +348,7 @@ func formatBytes(n int64) string {
 
 // recordEndInUpload returns the error for a request that ended before it was parsed, and counts a disconnect.
 func (r *request) recordEndInUpload() *fault.Error {
-	if r.isEndedByProxy() {
+	if r.lifetime.isEndedByProxy() {
 		return r.recordProxyEnd()
 	}
 	r.phase = metrics.AbortInUpload
@@ -364,7 +367,7 @@ func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *fault.Error {
 		}
 		return fault.InvalidRequest(apiErr.Param, apiErr.Message)
 	}
-	return r.checkTransferParams(pr)
+	return r.settings.checkTransferParams(pr)
 }
 
 // isNoJSONType reports whether a media type is that of bodies which cannot be JSON, unlike types that clients send by mistake.
@@ -421,7 +424,7 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 }
 
 const (
-	// maxLingering is how many refused requests may do that at once. They do not count as in flight, or some
+	// maxLingering is how many refused requests may have the rest of their bodies read at once. They do not count as in flight, or some
 	// hundred unauthenticated ones a second would lock out all others.
 	maxLingering = 1000
 	// One part in interactiveShare of limits.in_flight and limits.body_bytes_total is not for batch requests.
@@ -448,8 +451,8 @@ func (r *request) sendErrorAndDiscardBody(e *fault.Error) {
 }
 
 // limitForPriority returns how much of a limit on all requests the request may use.
-func (r *request) limitForPriority(limit int64) int64 {
-	if r.input.request.Priority > 0 {
+func (in *input) limitForPriority(limit int64) int64 {
+	if in.request.Priority > 0 {
 		return limit - limit/interactiveShare
 	}
 	return limit
@@ -458,7 +461,7 @@ func (r *request) limitForPriority(limit int64) int64 {
 // checkInFlightLimit refuses a request beyond limits.in_flight, or the part of it that its priority may
 // use, before its body is read.
 func (r *request) checkInFlightLimit() *fault.Error {
-	if r.proxy.inFlight.Load() <= r.limitForPriority(int64(r.settings.InFlight)) {
+	if r.proxy.inFlight.Load() <= r.input.limitForPriority(int64(r.settings.InFlight)) {
 		return nil
 	}
 	r.proxy.tenants.RecordRefusal(r.tenant)
@@ -471,25 +474,25 @@ func tooManyRequestsError(message string) *fault.Error {
 	return e
 }
 
-// uploadShareError returns the error for a request beyond its tenant's share of those whose bodies are incomplete.
-func (r *request) uploadShareError() *fault.Error {
-	return tooManyRequestsError("too many requests of this " + r.tenant.Kind() + " have an incomplete body: while others send requests, " +
+// uploadShareError returns the error for a request beyond the share of its tenant of those whose bodies are incomplete.
+func uploadShareError(t admit.Tenant) *fault.Error {
+	return tooManyRequestsError("too many requests of this " + t.Kind() + " have an incomplete body: while others send requests, " +
 		"they may be a quarter of limits.in_flight; send each body at once, and try again")
 }
 
-func (r *request) checkQueryLength() *fault.Error {
-	if int64(len(r.httpReq.URL.RawQuery)) > r.settings.QueryBytes {
+func (s *Settings) checkQueryLength(u *url.URL) *fault.Error {
+	if int64(len(u.RawQuery)) > s.QueryBytes {
 		return fault.New(http.StatusRequestURITooLong, fault.CodeQueryTooLong, "the query of the URL is too long (limits.query_bytes)")
 	}
 	return nil
 }
 
 // checkContentEncoding refuses a compressed body: routing needs its text, and replicas read none.
-func (r *request) checkContentEncoding() *fault.Error {
-	if !httpheader.IsEncoded(r.httpReq.Header) {
+func checkContentEncoding(from, response http.Header) *fault.Error {
+	if !httpheader.IsEncoded(from) {
 		return nil
 	}
-	r.client.Header()["Accept-Encoding"] = upstream.IdentityEncoding
+	response["Accept-Encoding"] = upstream.IdentityEncoding
 	return contentEncodingError()
 }
 
@@ -505,23 +508,29 @@ var ErrShutdown = errors.New("proxy ended before the response was complete (time
 // FailReadiness makes /readyz and /health fail from now on. Requests are served as before.
 func (p *Proxy) FailReadiness() { p.unready.Store(true) }
 
+// lifetime tells whether a request was ended before its response was complete.
+type lifetime struct {
+	ctx      context.Context // of the request: done when its client disconnects
+	inFlight *activity.Request
+}
+
 // isCancelled reports whether an operator has cancelled the request.
-func (r *request) isCancelled() bool { return r.inFlight.IsCancelled() }
+func (l *lifetime) isCancelled() bool { return l.inFlight.IsCancelled() }
 
 // isEndedByProxy reports whether an operator or the shutdown of the proxy has ended the request.
-func (r *request) isEndedByProxy() bool {
-	return r.isCancelled() || context.Cause(r.httpReq.Context()) == ErrShutdown
+func (l *lifetime) isEndedByProxy() bool {
+	return l.isCancelled() || context.Cause(l.ctx) == ErrShutdown
 }
 
 // isDone reports whether the request was ended by its client or the proxy.
-func (r *request) isDone() bool { return r.isCancelled() || r.httpReq.Context().Err() != nil }
+func (l *lifetime) isDone() bool { return l.isCancelled() || l.ctx.Err() != nil }
 
-func (r *request) isDisconnected() bool { return r.isDone() && !r.isEndedByProxy() }
+func (l *lifetime) isDisconnected() bool { return l.isDone() && !l.isEndedByProxy() }
 
 // recordProxyEnd returns the error for a request that an operator or the shutdown has ended. A
 // cancelled one is counted, and its client has activity.CancelGrace to read the error.
 func (r *request) recordProxyEnd() *fault.Error {
-	if !r.isCancelled() {
+	if !r.lifetime.isCancelled() {
 		return fault.ShuttingDown()
 	}
 	if r.phase != metrics.AbortCancelled {
@@ -534,14 +543,14 @@ func (r *request) recordProxyEnd() *fault.Error {
 }
 
 // allowsTransferParams reports whether clients may send, and get, parameters of KV transfers.
-func (r *request) allowsTransferParams() bool {
-	return r.settings.KVTransferParams == AllowTransferParams
+func (s *Settings) allowsTransferParams() bool {
+	return s.KVTransferParams == AllowTransferParams
 }
 
 // checkTransferParams refuses a body in which pr found parameters of KV transfers. With them a client can have a replica connect to any
 // host, read the KV cache of another tenant's prompts, and end the replica's process.
-func (r *request) checkTransferParams(pr *prompt.Prompt) *fault.Error {
-	if pr.TransferParams == "" || r.allowsTransferParams() {
+func (s *Settings) checkTransferParams(pr *prompt.Prompt) *fault.Error {
+	if pr.TransferParams == "" || s.allowsTransferParams() {
 		return nil
 	}
 	return fault.InvalidRequest(pr.TransferParams,

@@ -23,11 +23,6 @@ import (
 	"warmroute/router"
 )
 
-const (
-	// errorBodyTimeout bounds the reading of such a body, before whose end no other backend is asked.
-	errorBodyTimeout = 5 * time.Second
-)
-
 // comesInPieces reports whether a replica may send a response that is not a stream of events while it makes it, such as
 // audio. What has a Content-Length was complete before.
 func (a *attempt) comesInPieces(resp *http.Response) bool {
@@ -89,7 +84,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body relay.Body) *fault.Fai
 	if ok {
 		a.result.End = router.Completed
 	}
-	if !encoded && !a.req.allowsTransferParams() {
+	if !encoded && !a.req.settings.allowsTransferParams() {
 		relay.BlankTransferParams(buf.Bytes())
 	}
 	length := contentLengthHeader(resp, buf.Len())
@@ -105,7 +100,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body relay.Body) *fault.Fai
 
 // checkBuffered returns the failure that a complete response is, or nil.
 func (a *attempt) checkBuffered(resp *http.Response, body []byte) *fault.Failure {
-	end := relay.EndOf(a.req.endpoint.Format, body)
+	end := relay.EndOfBody(a.req.endpoint.Format, body)
 	switch {
 	case end == vllm.EndAborted, end == vllm.EndUnexplained && a.awaitDown():
 		return a.recordReplicaAbort()
@@ -114,7 +109,7 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *fault.Failure
 	case a.req.endpoint.Format.HasChoices() && vllm.IsEmptyCompletion(body):
 		return a.newErrorFailure(fault.New(http.StatusBadGateway, fault.CodeReplicaFailed, "the replica's response has no choices"), nil)
 	case a.req.endpoint.Format == api.ResponsesFormat && vllm.IsFailedResponse(body):
-		return a.newErrorFailure(fault.OfReplica(vllm.ErrorEventStatus(body), body), body)
+		return a.newErrorFailure(fault.ReplicaError(vllm.ErrorEventStatus(body), body), body)
 	}
 	return nil
 }
@@ -161,7 +156,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failu
 	}
 	a.req.client.WriteHeader(resp.StatusCode)
 	from := relay.TailReader{Reader: resp.Body}
-	to := relay.NewPieceWriter(&a.req.client, httpheader.IsEncoded(resp.Header) || a.req.allowsTransferParams(), false)
+	to := relay.NewPieceWriter(&a.req.client, httpheader.IsEncoded(resp.Header) || a.req.settings.allowsTransferParams(), false)
 	_, err := to.Write(head)
 	if err == nil {
 		_, err = io.Copy(&to, &from)
@@ -170,7 +165,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failu
 		err = to.WriteUndecided()
 	}
 	length := len(head) + from.BytesRead
-	if from.Err == nil || a.req.isDone() { // the engine had generated the rest as well
+	if from.Err == nil || a.req.lifetime.isDone() { // the engine had generated the rest as well
 		length = max(length, int(resp.ContentLength))
 	}
 	a.recordTailUsage(&from, length)
@@ -181,10 +176,10 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failu
 			a.result.End = router.Completed
 		}
 		return nil
-	case a.req.isEndedByProxy():
+	case a.req.lifetime.isEndedByProxy():
 		a.result.End, a.req.outcome.Code = router.ClientDisconnected, a.req.recordProxyEnd().Status
 		panic(http.ErrAbortHandler) // as below
-	case from.Err == nil || from.Err == io.EOF || a.req.isDisconnected(): // it was the writing that failed
+	case from.Err == nil || from.Err == io.EOF || a.req.lifetime.isDisconnected(): // it was the writing that failed
 		a.recordDisconnect(a.req.client.AbortPhase(metrics.AbortInBody))
 		return nil
 	}
@@ -199,7 +194,7 @@ func (a *attempt) readErrorResponse(resp *http.Response) *fault.Failure {
 	switch body, err := a.readErrorBody(resp); {
 	case err == nil:
 		f.Body, f.Reserved = body, int64(len(body))
-	case errors.Is(err, fault.ErrBodyMemory):
+	case errors.Is(err, fault.ErrErrorBodyMemory):
 		f.SetProxyErrorBody(a.req.endpoint.Dialect())
 	default:
 		return a.classifyOrEndRequest(err)
@@ -225,12 +220,12 @@ func (a *attempt) checkQueueFull(resp *http.Response, body []byte) *fault.Failur
 func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err error) {
 	buffers := &a.req.proxy.buffers
 	if !buffers.Reserve(relay.MaxErrorBodyBytes) {
-		return nil, fault.ErrBodyMemory
+		return nil, fault.ErrErrorBodyMemory
 	}
 	reserved := int64(relay.MaxErrorBodyBytes)
 	defer func() { buffers.Release(reserved) }()
 	c := a.req.context
-	timer := time.AfterFunc(errorBodyTimeout, func() { c.Cancel(fault.ErrBodyTimeout) })
+	timer := time.AfterFunc(fault.ErrorBodyTimeout, func() { c.Cancel(fault.ErrErrorBodyTimeout) })
 	defer timer.Stop()
 	buf := buffers.Get()
 	defer buffers.Put(buf)
@@ -238,7 +233,7 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 	case err != nil:
 		return nil, err
 	case n > relay.MaxErrorBodyBytes: // no error that a client could use, and a part is not the whole
-		return nil, fault.ErrBodyTooLong
+		return nil, fault.ErrErrorBodyTooLong
 	}
 	body := bytes.Clone(buf.Bytes())
 	reserved -= int64(len(body))
@@ -276,7 +271,7 @@ func (a *attempt) isRefusedAsTooLong(status int, body []byte) bool {
 	length := req.ContextLengths.Of(b.Slot)
 	return length > 0 && slices.ContainsFunc(req.Backends, func(other *backends.Backend) bool {
 		longer := req.ContextLengths.Of(other.Slot) // 0: not known
-		return other != b && (longer == 0 || longer > length) && !a.req.isForPrefillOnly(other) && !other.LacksEndpoint(req.Endpoint, time.Now())
+		return other != b && (longer == 0 || longer > length) && !a.req.settings.isForPrefillOnly(other, req) && !other.LacksEndpoint(req.Endpoint, time.Now())
 	})
 }
 
@@ -347,24 +342,24 @@ func (a *attempt) awaitDown() bool {
 	}
 }
 
-// replaceBestFailure makes f the failure that the client gets should no attempt succeed, and
+// replaceBest makes f the failure that the client gets should no attempt succeed, and
 // frees the body of the one before. A nil f only frees.
-func (r *request) replaceBestFailure(f *fault.Failure) {
-	if best := r.history.best; best != nil {
-		r.proxy.buffers.Release(best.Reserved)
+func (h *history) replaceBest(f *fault.Failure, buffers *relay.Buffers) {
+	if best := h.best; best != nil {
+		buffers.Release(best.Reserved)
 		best.Body, best.Reserved = nil, 0
 	}
-	r.history.best = f
+	h.best = f
 }
 
 // relayFailure sends the kept response of a failed attempt.
 func (r *request) relayFailure(f *fault.Failure) {
 	r.outcome.Backend = f.Decision.Backend.Name
 	if r.headersSent {
-		r.sendError(fault.OfReplica(f.Status, f.Body))
+		r.sendError(fault.ReplicaError(f.Status, f.Body))
 		return
 	}
-	if !r.allowsTransferParams() && !httpheader.IsEncoded(f.Header) {
+	if !r.settings.allowsTransferParams() && !httpheader.IsEncoded(f.Header) {
 		relay.BlankTransferParams(f.Body)
 	}
 	h := r.fillResponseHeader(f.Decision, f.Header)
@@ -463,7 +458,7 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from relay.Body) *fault
 		a.sendLostResponse()
 		return nil
 	}
-	if err != nil && !errors.Is(err, fault.ErrBodyTooLong) && !errors.Is(err, fault.ErrBodyMemory) {
+	if err != nil && !errors.Is(err, fault.ErrErrorBodyTooLong) && !errors.Is(err, fault.ErrErrorBodyMemory) {
 		return a.classifyOrEndRequest(err)
 	}
 	if a.quotesHandover(resp.StatusCode, body, true) {
@@ -481,6 +476,6 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from relay.Body) *fault
 	if f := a.checkQueueFull(resp, body); f != nil {
 		return f
 	}
-	a.req.sendError(fault.OfReplica(resp.StatusCode, body))
+	a.req.sendError(fault.ReplicaError(resp.StatusCode, body))
 	return nil
 }

@@ -590,7 +590,7 @@ func FuzzBufferedResponse(f *testing.F) {
 		shape := api.Format(kind) % 7
 		vllm.IsEmptyCompletion([]byte(body))
 		vllm.IsFailedResponse([]byte(body))
-		if relay.EndOf(shape, []byte(body)) == vllm.EndAborted && shape.HasChoices() && !strings.Contains(body, "abort") {
+		if relay.EndOfBody(shape, []byte(body)) == vllm.EndAborted && shape.HasChoices() && !strings.Contains(body, "abort") {
 			t.Error("an abort that is not there")
 		}
 		var u relay.Usage

@@ -25,7 +25,7 @@ func (f *fleet) understood(path, body string, headers ...string) (router.Request
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Add(headers[i], headers[i+1])
 	}
-	x := &request{proxy: f.proxy, settings: f.proxy.settings.Load(), client: relay.NewClient(httptest.NewRecorder(), r, 0), httpReq: r}
+	x := &request{proxy: f.proxy, settings: f.proxy.settings.Load(), client: relay.NewClientWriter(httptest.NewRecorder(), r, 0), httpReq: r}
 	x.clientAddress = admit.ClientAddress(r.RemoteAddr, r.Header["X-Forwarded-For"], x.settings.TrustedProxies)
 	defer x.releaseInput()
 	for i := range api.Endpoints {

@@ -32,7 +32,7 @@ type Settings struct {
 	// StartTimeouts are of the models that are started when requests wait for them: for how long these wait.
 	StartTimeouts map[string]time.Duration
 
-	ExtraPaths []string // to which POSTs are relayed as well, as CheckExtraPath allows and at most MaxExtraPaths
+	ExtraPaths []string // to which POSTs are relayed as well, as api.CheckExtraPath allows and at most api.MaxExtraPaths
 
 	// DescriptorConnections is for how many client connections there are file descriptors. Beyond it a new one closes all
 	// that have been idle for a second. 0: unknown.
@@ -84,7 +84,7 @@ func (p *Proxy) configureExtraPaths(paths []string) {
 	if t := p.routes.Load(); t != nil {
 		before = t.Extra
 	}
-	after := api.NewExtra(paths, before)
+	after := api.NewExtraEndpoints(paths, before)
 	t := api.NewTable(after)
 	p.addLocalRoutes(t)
 	p.routes.Store(t)

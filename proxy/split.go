@@ -50,10 +50,9 @@ func (a *attempt) prepareDecode() *fault.Failure {
 	return nil
 }
 
-// isForPrefillOnly reports whether the router has the request wait for another backend rather than be served by b.
-func (r *request) isForPrefillOnly(b *backends.Backend) bool {
-	req := &r.input.request
-	return r.settings.QueueForRoles && b.Options().Role == backends.RolePrefill && !req.NoEngine && !req.Stored
+// isForPrefillOnly reports whether the router has a request wait for another backend rather than be served by b.
+func (s *Settings) isForPrefillOnly(b *backends.Backend, req *router.Request) bool {
+	return s.QueueForRoles && b.Options().Role == backends.RolePrefill && !req.NoEngine && !req.Stored
 }
 
 // handoverEdits returns the edits that make the client's body that of the decode leg. Other attempts have none.
@@ -73,12 +72,12 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*upstream.Transfer, *fa
 	begun := time.Now()
 	a.req.context.BeginPrefill(p, a.req.settings.Response)
 	leg.startSpan("prefill")
-	a.req.setSessionHeader(p.KVSession)
+	a.req.input.setSessionHeader(a.req.httpReq.Header, p.KVSession)
 	resp, err := leg.send(a.req.input.scratch.prefillEdits, time.Time{})
 	o := &upstream.Transfer{Prefill: p, EndedAt: time.Now()}
 	var f *fault.Failure
 	if err != nil {
-		a.req.stopQueueKeepalive()
+		a.req.queueKeepalive.stop()
 		f = leg.classifyOrEndRequest(err)
 	} else {
 		defer resp.Body.Close()
@@ -108,11 +107,11 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*upstream.Transfer, *fa
 // It may stop the keep-alives of the queue.
 func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fault.Failure) {
 	if resp.StatusCode != http.StatusOK {
-		a.req.stopQueueKeepalive()
+		a.req.queueKeepalive.stop()
 	}
 	body, ok := resp.Body.(relay.Body)
 	if !ok {
-		a.req.stopQueueKeepalive()
+		a.req.queueKeepalive.stop()
 		return "", a.classifyOrEndRequest(fmt.Errorf("the transport's body is a %T", resp.Body))
 	}
 	body.ForbidReuse()
@@ -167,7 +166,7 @@ func (a *attempt) readTransferParams(resp *http.Response, body relay.Body) (memb
 		buffers.Release(reserved)
 		buffers.Put(buf)
 	}()
-	a.req.stopQueueKeepalive()
+	a.req.queueKeepalive.stop()
 	if err != nil {
 		return "", a.classifyOrEndRequest(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"warmroute/backends/vllm"
 	"warmroute/metrics"
 	"warmroute/proxy/api"
+	"warmroute/proxy/apikey"
 	"warmroute/proxy/fault"
 	"warmroute/proxy/httpheader"
 	"warmroute/proxy/stored"
@@ -23,20 +24,20 @@ import (
 // routeToStoredResponse has a request that refers to a stored response routed to the backend that holds it. It may wait for the
 // backends to say which one does.
 func (r *request) routeToStoredResponse() *fault.Error {
-	if !r.input.stored.Refers() {
+	s := &r.input.stored
+	if !s.Refers() {
 		return nil
 	}
-	b, result := r.findStoredResponse()
-	if result == metrics.ResponseUnknown && r.maySearchResponse() {
-		b, result = r.searchStoredResponse()
+	b, result := r.proxy.findStored(s, r.account)
+	if result == metrics.ResponseUnknown && r.proxy.maySearchStored(s, r.account) {
+		b, result = r.proxy.searchStored(s, r.httpReq, r.input.request.Backends)
 	}
 	r.proxy.metrics.CountResponseLookup(result)
 	return r.pinTo(b, result)
 }
 
-// findStoredResponse returns the backend that is known to hold the response to which the request refers, or nil.
-func (r *request) findStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
-	p, s := r.proxy, &r.input.stored
+// findStored returns the backend that is known to hold the response to which the request refers, or nil.
+func (p *Proxy) findStored(s *stored.Input, holder *apikey.Account) (b *backends.Backend, result metrics.ResponseLookup) {
 	s.ReplicaID = s.Scope + s.RefersTo
 	e, known := p.responses.Index.Find(s.ReplicaID)
 	if !known && s.Scope != "" { // then the replica has chosen the id
@@ -46,7 +47,7 @@ func (r *request) findStoredResponse() (b *backends.Backend, result metrics.Resp
 	switch {
 	case !known:
 		return nil, metrics.ResponseUnknown
-	case r.account != nil && e.Owner != r.account.Name:
+	case holder != nil && e.Owner != holder.Name:
 		return nil, metrics.ResponseOfOtherKey
 	}
 	p.responses.Index.RecordUse(s.ReplicaID)
@@ -60,13 +61,13 @@ func (r *request) findStoredResponse() (b *backends.Backend, result metrics.Resp
 func (r *request) pinTo(b *backends.Backend, result metrics.ResponseLookup) *fault.Error {
 	switch {
 	case result == metrics.ResponseLost:
-		return r.lostResponseError("the replica that held it was removed")
+		return lostResponseError(&r.input.stored, r.endpoint, "the replica that held it was removed")
 	case b == nil:
-		return r.lostResponseError("no replica is known to hold it")
+		return lostResponseError(&r.input.stored, r.endpoint, "no replica is known to hold it")
 	}
 	req := &r.input.request
 	if !req.NoEngine && !slices.Contains(req.Backends, b) {
-		return r.lostResponseError("the replica that holds it does not serve the model of this request")
+		return lostResponseError(&r.input.stored, r.endpoint, "the replica that holds it does not serve the model of this request")
 	}
 	r.input.stored.Backend = b
 	req.Backends, req.Stored = []*backends.Backend{b}, true
@@ -82,18 +83,18 @@ func (r *request) checkStoredResponse() *fault.Error {
 	refused := len(h.attempts) > 0 && errors.Is(h.latestAttempt().failure.Err, syscall.ECONNREFUSED)
 	switch {
 	case refused, b.State() == backends.Down && b.RefusesConnections():
-		r.forgetStoredResponse()
-		return r.lostResponseError("the replica that held it has ended")
+		r.proxy.forgetStored(&r.input.stored)
+		return lostResponseError(&r.input.stored, r.endpoint, "the replica that held it has ended")
 	case (b.Drained() || b.Retiring()) && !r.input.request.NoEngine: // not if it is only suspended
-		return r.lostResponseError("the replica that holds it is about to be removed")
+		return lostResponseError(&r.input.stored, r.endpoint, "the replica that holds it is about to be removed")
 	}
 	return nil
 }
 
-// forgetStoredResponse forgets where the response was, since its replica has lost it.
-func (r *request) forgetStoredResponse() {
-	r.proxy.responses.Index.Remove(r.input.stored.ReplicaID)
-	r.proxy.metrics.CountResponseLookup(metrics.ResponseLost)
+// forgetStored forgets where the response was, since its replica has lost it.
+func (p *Proxy) forgetStored(s *stored.Input) {
+	p.responses.Index.Remove(s.ReplicaID)
+	p.metrics.CountResponseLookup(metrics.ResponseLost)
 }
 
 // isResponseLost reports whether a replica says that it does not have the response to which the request refers.
@@ -103,47 +104,47 @@ func (a *attempt) isResponseLost(status int, body []byte) bool {
 
 // sendLostResponse sends the error for a request of which isResponseLost is true.
 func (a *attempt) sendLostResponse() {
-	a.req.forgetStoredResponse()
-	a.req.replaceBestFailure(nil)
-	a.req.sendError(a.req.lostResponseError("the replica that held it was restarted, or has dropped it"))
+	a.req.proxy.forgetStored(&a.req.input.stored)
+	a.req.history.replaceBest(nil, &a.req.proxy.buffers)
+	a.req.sendError(lostResponseError(&a.req.input.stored, a.req.endpoint, "the replica that held it was restarted, or has dropped it"))
 }
 
 // lostResponseError returns the API's error for a response that does not exist, for a reason.
-func (r *request) lostResponseError(reason string) *fault.Error {
-	e := fault.New(http.StatusNotFound, fault.CodeResponseNotFound, "")
-	e.Param = "response_id"
-	id := r.input.stored.RefersTo
+func lostResponseError(s *stored.Input, e *api.Endpoint, reason string) *fault.Error {
+	lost := fault.New(http.StatusNotFound, fault.CodeResponseNotFound, "")
+	lost.Param = "response_id"
+	id := s.RefersTo
 	if !responseindex.IsValidID(id) {
 		id = "…"
 	}
-	e.Message = "Response with id '" + id + "' not found: " + reason + "."
-	if !r.endpoint.IsAboutResponse() {
-		e.Param, e.Code = "previous_response_id", fault.CodePreviousResponseNotFound
-		e.Message += " Send the whole conversation as input, without previous_response_id."
+	lost.Message = "Response with id '" + id + "' not found: " + reason + "."
+	if !e.IsAboutResponse() {
+		lost.Param, lost.Code = "previous_response_id", fault.CodePreviousResponseNotFound
+		lost.Message += " Send the whole conversation as input, without previous_response_id."
 	}
-	return e
+	return lost
 }
 
-// maySearchResponse reports whether the backends may be asked for the response. With keys configured a response is known to the key
+// maySearchStored reports whether the backends may be asked for the response. With keys configured a response is known to the key
 // that made it or to none.
-func (r *request) maySearchResponse() bool {
-	id, known := r.input.stored.RefersTo, &r.proxy.responses
-	return r.account == nil && responseindex.IsValidID(id) && known.Index.Enabled() && !known.Index.IsAbsent(id)
+func (p *Proxy) maySearchStored(s *stored.Input, holder *apikey.Account) bool {
+	id, known := s.RefersTo, &p.responses
+	return holder == nil && responseindex.IsValidID(id) && known.Index.Enabled() && !known.Index.IsAbsent(id)
 }
 
-// searchStoredResponse asks the backends that may hold the response, and remembers what they say. It blocks for searchTimeout at
-// most, and while other searches run.
-func (r *request) searchStoredResponse() (b *backends.Backend, result metrics.ResponseLookup) {
-	p, id := r.proxy, r.input.stored.RefersTo
+// searchStored asks the backends that may hold the response, and remembers what they say. It blocks while
+// stored.MaxSearches others run, and then for 3 s at most.
+func (p *Proxy) searchStored(s *stored.Input, r *http.Request, list []*backends.Backend) (b *backends.Backend, result metrics.ResponseLookup) {
+	id := s.RefersTo
 	select {
 	case p.responses.Searches <- struct{}{}:
 		defer func() { <-p.responses.Searches }()
-	case <-r.httpReq.Context().Done():
+	case <-r.Context().Done():
 		return nil, metrics.ResponseUnknown
 	}
-	passed := http.Header{backends.InstanceHeader: r.httpReq.Header[backends.InstanceHeader]}
+	passed := http.Header{backends.InstanceHeader: r.Header[backends.InstanceHeader]}
 	p.instance.AppendTo(passed) // so that no search goes round in circles
-	b, allResponded := stored.Search(r.httpReq.Context(), p.panics, id, r.input.request.Backends, httpheader.First(passed, backends.InstanceHeader))
+	b, allResponded := stored.Search(r.Context(), p.panics, id, list, httpheader.First(passed, backends.InstanceHeader))
 	switch {
 	case b != nil:
 		p.responses.Index.Add(id, responseindex.Entry{Backend: b.Address()})

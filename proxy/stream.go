@@ -54,7 +54,7 @@ func (a *attempt) relayStream(resp *http.Response, body relay.Body) *fault.Failu
 	if a.req.endpoint.Format == api.ResponsesFormat && !a.req.input.stored.Unstored {
 		s.unsaved = &stored
 	}
-	s.pieces = relay.NewPieceWriter(&a.req.client, a.req.allowsTransferParams(), true)
+	s.pieces = relay.NewPieceWriter(&a.req.client, a.req.settings.allowsTransferParams(), true)
 	s.out = relay.NewLineWriter(&s.pieces, &a.req.proxy.pools.chunks)
 	defer s.out.ReleaseChunk()
 	buffered := a.req.proxy.buffers.Get()
@@ -179,7 +179,7 @@ func (s *streamRelay) checkErrorEvent() *fault.Failure {
 	}
 	f.SetMeaning(body)
 	if s.attempt.req.endpoint.Format == api.ResponsesFormat { // its events have another form than its errors
-		body = fault.Body(s.attempt.req.endpoint.Dialect(), fault.OfReplica(status, body))
+		body = fault.Body(s.attempt.req.endpoint.Dialect(), fault.ReplicaError(status, body))
 	}
 	f.KeepBody(s.attempt.req.proxy.buffers.Reserve, s.attempt.req.endpoint.Dialect(), body)
 	return f
@@ -330,9 +330,9 @@ func (s *streamRelay) finish() {
 		} else if status := e.ErrorStatus(); !s.isOfRequest(status, e.ErrorEvent) {
 			s.attempt.recordTruncated(status, errors.New("error event after content"))
 		}
-	case s.writeErr != nil || s.attempt.req.isDisconnected():
+	case s.writeErr != nil || s.attempt.req.lifetime.isDisconnected():
 		s.attempt.recordDisconnect(s.attempt.req.client.AbortPhase(metrics.AbortInStream))
-	case s.attempt.req.isEndedByProxy():
+	case s.attempt.req.lifetime.isEndedByProxy():
 		err := s.attempt.req.recordProxyEnd()
 		s.attempt.result.End, s.attempt.req.outcome.Code = router.ClientDisconnected, err.Status
 		s.sendErrorEvent(err)

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/activity"
 	"warmroute/proxy/admit"
+	"warmroute/proxy/api"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
@@ -35,10 +37,10 @@ type summary struct {
 }
 
 // recordDecision records the decision of a new attempt.
-func (r *request) recordDecision(d *router.Reservation) {
-	r.outcome.Backend = d.Backend.Name
-	r.reason, r.matchedTokens, r.estimatedInput, r.outcome.CachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
-	r.prefillBackend, r.prefillTime = "", 0
+func (s *summary) recordDecision(d *router.Reservation) {
+	s.outcome.Backend = d.Backend.Name
+	s.reason, s.matchedTokens, s.estimatedInput, s.outcome.CachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
+	s.prefillBackend, s.prefillTime = "", 0
 }
 
 // startSpan starts the span of an attempt, or of that leg of a split one.
@@ -86,7 +88,7 @@ func (a *attempt) endAttemptSpan() {
 func (r *request) endTraceAndRecord() {
 	o, s := &r.outcome, &r.summary
 	f := &activity.FinishedRequest{Entry: accesslog.Entry{
-		At: r.inFlight.Arrived.Add(o.Duration), ID: r.inFlight.ID, Client: r.clientName(), Key: r.keyName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
+		At: r.inFlight.Arrived.Add(o.Duration), ID: r.inFlight.ID, Client: clientName(r.httpReq, r.clientAddress, r.settings), Key: r.keyName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
 		PrefillBackend: s.prefillBackend, Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
 		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.BytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Cached: -1, Output: r.completionTokens},
@@ -94,6 +96,8 @@ func (r *request) endTraceAndRecord() {
 	}}
 	if f.Tokens.Prompt == 0 {
 		f.Tokens.Prompt = s.estimatedInput
+	} else {
+		f.Tokens.Predicted = o.PredictedTokens // in the tokens of the reported prompt
 	}
 	if o.CachedKnown {
 		f.Tokens.Cached = o.CachedTokens
@@ -106,26 +110,26 @@ func (r *request) endTraceAndRecord() {
 }
 
 // clientName returns the client's address, with the port where it is that of the connection.
-func (r *request) clientName() string {
-	if len(r.settings.TrustedProxies) == 0 {
-		return r.httpReq.RemoteAddr
+func clientName(r *http.Request, address netip.Addr, s *Settings) string {
+	if len(s.TrustedProxies) == 0 {
+		return r.RemoteAddr
 	}
-	if peer, err := netip.ParseAddrPort(r.httpReq.RemoteAddr); err == nil && admit.NormalizeAddress(peer.Addr()) != r.clientAddress {
-		return r.clientAddress.String()
+	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && admit.NormalizeAddress(peer.Addr()) != address {
+		return address.String()
 	}
-	return r.httpReq.RemoteAddr
+	return r.RemoteAddr
 }
 
 // beginRecording copies what the recording needs of the input. Endpoints that generate nothing are not recorded.
-func (r *request) beginRecording() {
-	if r.proxy.recorder == nil || !r.endpoint.Format.IsRead() {
+func (s *summary) beginRecording(to *recorder.Recorder, e *api.Endpoint, arrived time.Time, in *input) {
+	if to == nil || !e.Format.IsRead() {
 		return
 	}
-	q, req := r.proxy.recorder.NewRequest(), &r.input.request
-	q.Arrived, q.Model, q.Session = r.inFlight.Arrived, req.Model, req.Session
-	q.Streams, q.Bytes, q.ExtraBytes, q.Plain = req.Streams, req.Bytes-r.input.extraBytes, r.input.extraBytes, r.input.isPlain
+	q, req := to.NewRequest(), &in.request
+	q.Arrived, q.Model, q.Session = arrived, req.Model, req.Session
+	q.Streams, q.Bytes, q.ExtraBytes, q.Plain = req.Streams, req.Bytes-in.extraBytes, in.extraBytes, in.isPlain
 	q.Blocks = append(q.Blocks, req.Blocks...)
-	r.recording = q
+	s.recording = q
 }
 
 // addTokensToRecording records the tokens of an attempt. The last attempt's count.
@@ -136,10 +140,10 @@ func (a *attempt) addTokensToRecording() {
 	}
 }
 
-func (r *request) finishRecording() {
-	if q := r.recording; q != nil {
-		q.Code, q.TTFT, q.Duration = r.outcome.Code, r.outcome.TTFT, r.outcome.Duration
-		r.proxy.recorder.Enqueue(q)
-		r.recording = nil
+func (s *summary) finishRecording(to *recorder.Recorder) {
+	if q := s.recording; q != nil {
+		q.Code, q.TTFT, q.Duration = s.outcome.Code, s.outcome.TTFT, s.outcome.Duration
+		to.Enqueue(q)
+		s.recording = nil
 	}
 }

@@ -121,7 +121,7 @@ var (
 	// ErrQueueFull means that the admission queue is full.
 	ErrQueueFull = errors.New("admission queue is full")
 	// ErrBusy means that a request reached its maximum time in the queue.
-	ErrBusy = errors.New("queue timeout")
+	ErrBusy = errors.New("no replica had room in time")
 	// ErrPanicked means that the decision about a queued request panicked.
 	ErrPanicked = errors.New("panic while the queued request was routed")
 )

@@ -137,7 +137,7 @@ func (w *hookCaller) recordResult(state *hookState, r hookResult, now time.Time)
 	switch {
 	case r.err == nil:
 		state.loggedAt = time.Time{}
-		w.log.Info("model woken", "model", r.model)
+		w.log.Info("model started", "model", r.model)
 	case state.shouldLogFailure(now):
 		state.loggedAt = now
 		w.log.Warn("start hook failed", "model", r.model, "err", r.err)

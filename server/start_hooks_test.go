@@ -120,7 +120,7 @@ func TestStartHooks(t *testing.T) {
 		t.Errorf("called with %s, want %s", got, want)
 	}
 	f.logs(`msg="start hook failed" model=big err="start_hooks[].url returned 502"`)
-	f.logs(`msg="model woken" model=big`)
+	f.logs(`msg="model started" model=big`)
 	if strings.Contains(f.log.String(), "hidden") {
 		t.Error("the URL's query is logged")
 	}

@@ -30,7 +30,7 @@ var (
 	AmbiguousFields = map[error]string{errTwoModels: "model", errTwoXArgs: "vllm_xargs"} // constant
 )
 
-// Form are the fields of a form that are read here; empty if absent.
+// Form has the fields of a multipart form that are read here; empty if absent.
 type Form struct {
 	Model string
 	Xargs []byte // vllm_xargs, which vLLM parses as JSON

@@ -41,15 +41,15 @@ func RedactQuery(query, secret string) string {
 	return strings.Join(kept, "&")
 }
 
-// ContainsSecret reports whether a request's id, which is logged, contains a key of it.
-func ContainsSecret(h http.Header, id string) bool {
-	secrets := Secrets(h, api.Anthropic)
+// IDContainsSecret reports whether a request's id, which is logged, contains a key of it.
+func IDContainsSecret(h http.Header, id string) bool {
+	secrets := PresentedSecrets(h, api.Anthropic)
 	return slices.ContainsFunc(secrets[:], func(secret string) bool { return secret != "" && strings.Contains(id, secret) })
 }
 
-// Secrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
+// PresentedSecrets returns the secrets that a request came with, "" for none. The first that is a valid key counts.
 // Anthropic's clients send a key in X-Api-Key, some of them beside a token of their own.
-func Secrets(h http.Header, d api.Dialect) (secrets [2]string) {
+func PresentedSecrets(h http.Header, d api.Dialect) (secrets [2]string) {
 	secrets[0] = apikey.Bearer(h)
 	if d == api.Anthropic {
 		secrets[1] = apikey.XAPIKey(h)

@@ -19,7 +19,7 @@ type Endpoint struct {
 	Multipart  bool   // the body is multipart, not JSON
 	NoEngine   bool   // the replica responds without its engine
 	method     string // empty: POST
-	IsExtra    bool   // of Settings.ExtraPaths
+	IsExtra    bool   // of proxy.Settings.ExtraPaths
 
 	Number backends.Endpoint // by which backends know it; unique
 }
@@ -35,6 +35,7 @@ func (e *Endpoint) ReadsRequestID() bool {
 	return !e.Multipart && !e.NoEngine && !e.IsExtra && e.PromptKind != prompt.Messages
 }
 
+// AllowedMethod returns the method of its requests.
 func (e *Endpoint) AllowedMethod() string { return cmp.Or(e.method, http.MethodPost) }
 
 // Format is the format of an endpoint's responses, as far as the relay reads them.
@@ -66,8 +67,10 @@ const (
 	Anthropic
 )
 
+// Dialect returns the API whose clients use the endpoint.
 func (e *Endpoint) Dialect() Dialect { return DialectOf(e.Path) }
 
+// DialectOf is Endpoint.Dialect for a path, served or not.
 func DialectOf(path string) Dialect {
 	if path == "/v1/messages" || strings.HasPrefix(path, "/v1/messages/") {
 		return Anthropic

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// MaxExtraPaths bounds Settings.ExtraPaths. Those before and after a reload, and the endpoints of every proxy,
+	// MaxExtraPaths bounds proxy.Settings.ExtraPaths. Those before and after a reload, and the endpoints of every proxy,
 	// have different numbers below backends.MaxEndpoints.
 	MaxExtraPaths     = 16
 	maxExtraPathBytes = 200
@@ -33,7 +33,7 @@ var reservedPaths = [...]string{
 	"/finish_session", "/get_server_info", "/get_model_info",
 }
 
-// CheckExtraPath returns why a path cannot be one of Settings.ExtraPaths, or nil.
+// CheckExtraPath returns why a path cannot be one of proxy.Settings.ExtraPaths, or nil.
 func CheckExtraPath(path string) error {
 	isReserved := func(p string) bool { return path == p || strings.HasPrefix(path, p+"/") }
 	switch {
@@ -55,9 +55,9 @@ func isServed(path string) bool {
 	return found.Endpoint != nil
 }
 
-// NewExtra returns the endpoints of Settings.ExtraPaths. Those that were there before keep their numbers,
+// NewExtraEndpoints returns the endpoints of proxy.Settings.ExtraPaths. Those that were there before keep their numbers,
 // and no other gets the number of one that was.
-func NewExtra(paths []string, before []Endpoint) []Endpoint {
+func NewExtraEndpoints(paths []string, before []Endpoint) []Endpoint {
 	extra := make([]Endpoint, 0, len(paths))
 	hasNumber := func(list []Endpoint, n backends.Endpoint) bool {
 		return slices.ContainsFunc(list, func(e Endpoint) bool { return e.Number == n })
@@ -79,11 +79,11 @@ func NewExtra(paths []string, before []Endpoint) []Endpoint {
 	return extra
 }
 
-// Table has the paths of the public listener. Never modified once it is made.
+// Table has the paths of the public listener. It is not modified once it is served.
 type Table struct {
 	Mux       *httpapi.Mux
 	ByPattern map[string]Route
-	Extra     []Endpoint // of Settings.ExtraPaths
+	Extra     []Endpoint // of proxy.Settings.ExtraPaths
 }
 
 // Route is what serves the requests of a pattern: replicas, or a handler that needs none.

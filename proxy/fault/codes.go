@@ -86,7 +86,7 @@ const (
 	// message says which.
 	// Fix: raise the limit if there is memory, or lower `limits.in_flight`; name load balancers in `trusted_proxies`.
 	CodeBodiesTooLarge = "bodies_too_large"
-	// 503. The proxy is stopping and aborted the request after `timeouts.shutdown`; or it is `/readyz` during the drain.
+	// 503. The proxy is stopping and aborted the request after `timeouts.shutdown`; or it is `/readyz` during `timeouts.serve_after_term`.
 	// Fix: retry; raise `timeouts.shutdown`.
 	codeShuttingDown = "shutting_down"
 	// 504. The first event of a stream took longer than `timeouts.first_byte`.

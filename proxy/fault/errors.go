@@ -40,10 +40,12 @@ var errorKinds = map[int]string{
 	http.StatusLoopDetected:        "loop",
 }
 
+// New returns an error whose Kind is that of its status.
 func New(status int, code, message string) *Error {
 	return &Error{Status: status, Kind: cmp.Or(errorKinds[status], "invalid_request_error"), Code: code, Message: message}
 }
 
+// InvalidRequest returns a 400 about a parameter; "": about none.
 func InvalidRequest(param, message string) *Error {
 	e := New(http.StatusBadRequest, "", message)
 	e.Param = param
@@ -57,6 +59,7 @@ func Unavailable(code, message string) *Error {
 	return e
 }
 
+// FirstByteTimeout returns the error for a stream whose first event was late.
 func FirstByteTimeout() *Error {
 	return New(http.StatusGatewayTimeout, codeFirstByteTimeout, "the replica sent no event in time (timeouts.first_byte)")
 }
@@ -154,8 +157,8 @@ func Event(f api.Format, e *Error, sequenceNumber int64) []byte {
 	return fmt.Appendf(nil, "data: %s\n\ndata: [DONE]\n\n", Body(api.OpenAI, e))
 }
 
-// OfReplica returns the error of a replica, to be sent as an event of a stream.
-func OfReplica(status int, body []byte) *Error {
+// ReplicaError returns the error of a replica, to be sent as an event of a stream.
+func ReplicaError(status int, body []byte) *Error {
 	if status < 400 {
 		return New(http.StatusBadGateway, CodeReplicaFailed, "the replica did not respond with a stream")
 	}
@@ -171,8 +174,8 @@ func OfReplica(status int, body []byte) *Error {
 	return e
 }
 
-// OfAttempts returns the error for attempts that failed without a response.
-func OfAttempts(best *Failure) *Error {
+// AttemptsError returns the error for attempts that failed without a response.
+func AttemptsError(best *Failure) *Error {
 	switch {
 	case best.Reason == metrics.RetryStalled:
 		return New(http.StatusGatewayTimeout, codeReplicaStalled, "the replica is stalled, and no other could serve the request")
@@ -194,10 +197,12 @@ func OfAttempts(best *Failure) *Error {
 	return e
 }
 
+// Overloaded returns a 429 whose message says to wait for so many seconds. The caller sets RetryAfter.
 func Overloaded(code, message string, wait int) *Error {
 	return New(http.StatusTooManyRequests, code, fmt.Sprintf("%s; try again in %ds", message, wait))
 }
 
+// ShuttingDown returns the error for requests that the end of the proxy has ended.
 func ShuttingDown() *Error {
 	return Unavailable(codeShuttingDown, "this proxy is shutting down; try again")
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"time"
 
 	"warmroute/backends/transport"
 	"warmroute/backends/vllm"
@@ -28,7 +29,7 @@ type Failure struct {
 	QueueFull     bool // the replica refused the request, perhaps as its queue is full
 	SuspectsCrash bool // the replica may have crashed by the request
 	ShuttingDown  bool // the replica shuts down or scales in good order, and has dropped the request
-	SameBackend   bool // it was about the handover of a split request: the same backend may be asked again
+	SameBackend   bool // it was about the KV transfer of a split request: the same backend may be asked again
 	Done          bool // the client has disconnected, or has an error: nothing is left to do
 
 	Split metrics.SplitResult // what the request counts as by it; empty: it was not split
@@ -37,7 +38,7 @@ type Failure struct {
 	Status   int
 	Header   http.Header
 	Body     []byte
-	Reserved int64 // bytes of body that responseBuffers has reserved
+	Reserved int64 // bytes of Body that are reserved in relay.Buffers
 	Decision *router.Reservation
 }
 
@@ -56,6 +57,10 @@ func (f *Failure) IsUnsuited() bool {
 	return f.IsMissingEndpoint() || f.Reason == metrics.RetryContextLength
 }
 
+// ErrorBodyTimeout bounds the reading of the body of an error, before whose end no other backend is asked.
+const ErrorBodyTimeout = 5 * time.Second
+
+// Causes of failures.
 var (
 	ErrFirstByte = errors.New("no first event in time (timeouts.first_byte)")
 	ErrResponse  = errors.New("no response and no progress in time (timeouts.response)")
@@ -90,15 +95,16 @@ func formatRedirectOrigin(location string) string {
 	return u.Scheme + "://" + u.Host
 }
 
+// Causes of failures by a response.
 var (
-	ErrTruncated   = errors.New("response ended early")
-	ErrNoOutput    = errors.New("response has no output")
-	ErrAborted     = errors.New("replica aborted the request")
-	ErrRankRefused = errors.New("replica does not have the data-parallel rank: its ranks are read again")
-	errScaling     = errors.New("replica is changing the number of its engines")
-	ErrBodyTooLong = errors.New("error body is too long")
-	ErrBodyTimeout = fmt.Errorf("error body did not end in time: %w", os.ErrDeadlineExceeded)
-	ErrBodyMemory  = errors.New("no memory is left for the error body")
+	ErrTruncated        = errors.New("response ended early")
+	ErrNoOutput         = errors.New("response has no output")
+	ErrAborted          = errors.New("replica aborted the request")
+	ErrRankRefused      = errors.New("replica does not have the data-parallel rank: its ranks are read again")
+	errScaling          = errors.New("replica is changing the number of its engines")
+	ErrErrorBodyTooLong = errors.New("error body is too long")
+	ErrErrorBodyTimeout = fmt.Errorf("error body did not end in %v: %w", ErrorBodyTimeout, os.ErrDeadlineExceeded)
+	ErrErrorBodyMemory  = errors.New("no memory is left for the error body")
 )
 
 // OfStatus returns the failure that a response is by its status, without its body.
@@ -135,9 +141,10 @@ func (f *Failure) KeepBody(reserve func(bytes int64) bool, d api.Dialect, body [
 
 // SetProxyErrorBody replaces a response that cannot be kept by an error of the proxy's own with its status.
 func (f *Failure) SetProxyErrorBody(d api.Dialect) {
-	f.Body, f.Header = Body(d, OfReplica(f.Status, nil)), JSONHeader()
+	f.Body, f.Header = Body(d, ReplicaError(f.Status, nil)), JSONHeader()
 }
 
+// JSONHeader returns a new header for a JSON body.
 func JSONHeader() http.Header { return http.Header{"Content-Type": {"application/json"}} }
 
 // NothingSent reports whether no connection could be made.
@@ -146,8 +153,8 @@ func (f *Failure) NothingSent() bool {
 	return ok
 }
 
-// OfTransport returns the failure of an attempt that has ended with err, without a complete response. afterStale says that the
-// connection before this one to the same backend was stale: the replica may have crashed by the request at once.
+// OfTransport returns the failure of an attempt that has ended with err, without a complete response. afterStale says that an earlier
+// attempt on the same backend found a stale connection: the replica may have crashed by the request at once.
 func OfTransport(err error, retryTimeouts, afterStale bool) *Failure {
 	var connect *transport.ConnectError
 	var stale *transport.StaleError

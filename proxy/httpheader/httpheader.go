@@ -47,9 +47,10 @@ func DeleteNamedByConnection(h http.Header) {
 	}
 }
 
-// IsEventStream goes by what the response says, never by what the request asked for.
+// IsEventStream reports whether a response is a stream of events by its own header, whatever the request asked for.
 func IsEventStream(h http.Header) bool { return HasContentType(h, "text/event-stream") }
 
+// HasContentType reports whether a header names a media type, whatever its parameters.
 func HasContentType(h http.Header, mediaType string) bool {
 	kind, _, _ := strings.Cut(First(h, "Content-Type"), ";")
 	return strings.EqualFold(strings.TrimSpace(kind), mediaType)

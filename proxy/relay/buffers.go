@@ -21,12 +21,13 @@ const (
 	MaxTailBytes = 2 << 10
 )
 
-// Buffers holds what is buffered of responses, and bounds it. Safe for concurrent use.
+// Buffers holds what is buffered of responses, and bounds it. Pool.New must be set. Safe for concurrent use.
 type Buffers struct {
 	Pool     sync.Pool    // of *bytes.Buffer
 	Reserved atomic.Int64 // bytes, of MaxBufferedTotalBytes
 }
 
+// Get returns an empty buffer. Put must follow.
 func (b *Buffers) Get() *bytes.Buffer { return b.Pool.Get().(*bytes.Buffer) }
 
 // Put returns a buffer to the pool, unless it has grown too large.
@@ -46,6 +47,7 @@ func (b *Buffers) Reserve(n int64) (ok bool) {
 	return true
 }
 
+// Release returns n bytes that were reserved.
 func (b *Buffers) Release(n int64) { b.Reserved.Add(-n) }
 
 // MakeRoom reserves what buf takes with n more bytes, in steps that double, and adds it to
@@ -95,6 +97,7 @@ type TailReader struct {
 	Tail      []byte // at most MaxTailBytes
 }
 
+// Read implements io.Reader.
 func (r *TailReader) Read(p []byte) (n int, err error) {
 	n, r.Err = r.Reader.Read(p)
 	r.BytesRead += n

@@ -12,9 +12,9 @@ import (
 // maxWriteBytes is how much is written under one deadline, so that a slow reader is not disconnected in a long write.
 const maxWriteBytes = 32 << 10
 
-// Client writes the response to the client. A write blocks while the client does not read, and with it the reading from
+// ClientWriter writes the response to the client. A write blocks while the client does not read, and with it the reading from
 // the replica. It fails when the client reads nothing for WriteTimeout.
-type Client struct {
+type ClientWriter struct {
 	http.ResponseWriter
 	Conn           http.ResponseController
 	WriteTimeout   time.Duration // 0: no limit
@@ -27,8 +27,9 @@ type Client struct {
 	Cancellable *activity.Request
 }
 
-func NewClient(w http.ResponseWriter, r *http.Request, writeTimeout time.Duration) Client {
-	c := Client{ResponseWriter: w, Conn: *http.NewResponseController(w), WriteTimeout: writeTimeout, isHTTP2: r.ProtoMajor == 2}
+// NewClientWriter returns the writer of the response to r. writeTimeout 0: no limit.
+func NewClientWriter(w http.ResponseWriter, r *http.Request, writeTimeout time.Duration) ClientWriter {
+	c := ClientWriter{ResponseWriter: w, Conn: *http.NewResponseController(w), WriteTimeout: writeTimeout, isHTTP2: r.ProtoMajor == 2}
 	if r.Header["Expect"] != nil && !c.isHTTP2 { // a "100 Continue" is written while the body is read, to a client that may not read it
 		c.ExtendWriteDeadline()
 		c.Deadline = time.Time{}
@@ -37,7 +38,7 @@ func NewClient(w http.ResponseWriter, r *http.Request, writeTimeout time.Duratio
 }
 
 // Write implements io.Writer. The deadline stays, for what the server itself writes at the end.
-func (c *Client) Write(p []byte) (n int, err error) {
+func (c *ClientWriter) Write(p []byte) (n int, err error) {
 	for {
 		c.ExtendWriteDeadline()
 		var m int
@@ -50,7 +51,7 @@ func (c *Client) Write(p []byte) (n int, err error) {
 }
 
 // WriteAndFlush writes p and sends it at once: more may follow much later.
-func (c *Client) WriteAndFlush(p []byte) error {
+func (c *ClientWriter) WriteAndFlush(p []byte) error {
 	if _, err := c.Write(p); err != nil {
 		return err
 	}
@@ -64,7 +65,7 @@ func (c *Client) WriteAndFlush(p []byte) error {
 }
 
 // ExtendWriteDeadline moves the deadline if a quarter of the time has passed: setting it costs a lock and a timer.
-func (c *Client) ExtendWriteDeadline() {
+func (c *ClientWriter) ExtendWriteDeadline() {
 	c.WriteStartedAt = time.Now()
 	if c.WriteTimeout == 0 {
 		return
@@ -75,7 +76,7 @@ func (c *Client) ExtendWriteDeadline() {
 }
 
 // setWriteDeadline sets the write deadline, unless an operator has set the last one.
-func (c *Client) setWriteDeadline(until time.Time) {
+func (c *ClientWriter) setWriteDeadline(until time.Time) {
 	if c.Cancellable != nil && c.Cancellable.IsCancelled() {
 		return
 	}
@@ -87,7 +88,7 @@ func (c *Client) setWriteDeadline(until time.Time) {
 }
 
 // AbortPhase returns the phase in which a failed write lost the client: usual, or not reading.
-func (c *Client) AbortPhase(usual metrics.AbortPhase) metrics.AbortPhase {
+func (c *ClientWriter) AbortPhase(usual metrics.AbortPhase) metrics.AbortPhase {
 	if !c.Deadline.IsZero() && !time.Now().Before(c.Deadline) {
 		return metrics.AbortNotReading
 	}
@@ -95,6 +96,6 @@ func (c *Client) AbortPhase(usual metrics.AbortPhase) metrics.AbortPhase {
 }
 
 // SetLingerReadDeadline makes reads from the client fail after clientconn.LingerTimeout.
-func (c *Client) SetLingerReadDeadline() {
+func (c *ClientWriter) SetLingerReadDeadline() {
 	_ = c.Conn.SetReadDeadline(time.Now().Add(clientconn.LingerTimeout))
 }

@@ -21,7 +21,7 @@ const ChunkBytes = 4 << 10
 type LineWriter struct {
 	To      io.Writer
 	Chunks  *sync.Pool // of *[]byte
-	chunk   *[]byte    // borrowed from chunks; nil: none
+	chunk   *[]byte    // borrowed from Chunks; nil: none
 	Pending int        // bytes of chunk that are not written yet
 	tail    [3]byte    // the last bytes written
 }
@@ -48,6 +48,7 @@ func (l *LineWriter) ReleaseChunkIfEmpty() {
 	}
 }
 
+// ReleaseChunk returns the chunk to the pool. What is pending is lost.
 func (l *LineWriter) ReleaseChunk() {
 	if l.chunk != nil {
 		l.Chunks.Put(l.chunk)
@@ -149,6 +150,7 @@ type ChunkIntervals struct {
 	Last     time.Time // zero: there was none yet
 }
 
+// Observe records a chunk that was written at a time.
 func (g *ChunkIntervals) Observe(at time.Time) {
 	if !g.Last.IsZero() {
 		g.Observer.Observe(at.Sub(g.Last).Seconds())

@@ -598,8 +598,8 @@ func readEventID(event []byte) string {
 	return ReadBodyID(event)
 }
 
-// EndOf returns how a complete response ended.
-func EndOf(f api.Format, body []byte) vllm.ResponseEnd {
+// EndOfBody returns how a complete response ended.
+func EndOfBody(f api.Format, body []byte) vllm.ResponseEnd {
 	switch f {
 	case api.ChatFormat, api.CompletionFormat, api.TokensFormat:
 		if vllm.HasAbortedChoice(body) {

@@ -29,8 +29,8 @@ type UnscopedBody struct {
 	Body
 	Scope      []byte
 	Buf        []byte
-	ready      []byte // of buf: not returned yet
-	held       []byte // of buf: may be the beginning of a scope
+	ready      []byte // of Buf: not returned yet
+	held       []byte // of Buf: may be the beginning of a scope
 	afterScope bool   // a scope was removed at the end of what was returned
 	err        error  // of the replica's body, to be returned after ready
 }
@@ -55,7 +55,7 @@ func (b *UnscopedBody) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// split removes the scopes from read, the beginning of buf, and splits the rest into ready and held.
+// split removes the scopes from read, the beginning of Buf, and splits the rest into ready and held.
 func (b *UnscopedBody) split(read []byte) {
 	kept, rest := 0, read
 	for len(rest) > 0 {

@@ -15,13 +15,13 @@ func BlankTransferParams(response []byte) {
 
 // PieceWriter writes a response in pieces and flushes each.
 type PieceWriter struct {
-	client      *Client
+	client      *ClientWriter
 	passThrough bool // parameters of KV transfers are not overwritten
 	blanker     TransferParamsBlanker
 }
 
 // NewPieceWriter returns a writer to client. events says that the response is a stream of events.
-func NewPieceWriter(client *Client, passThrough, events bool) PieceWriter {
+func NewPieceWriter(client *ClientWriter, passThrough, events bool) PieceWriter {
 	return PieceWriter{client: client, passThrough: passThrough, blanker: TransferParamsBlanker{events: events}}
 }
 
@@ -45,13 +45,13 @@ func (w *PieceWriter) WriteUndecided() error {
 	return w.client.WriteAndFlush(w.blanker.Undecided)
 }
 
-// TransferParamsBlanker does so to a response that arrives in pieces, at any depth. The text of models and clients is in
+// TransferParamsBlanker is BlankTransferParams for a response that arrives in pieces, at any depth. The text of models and clients is in
 // strings, where no key is found, except for the tools and schemas that /v1/responses repeats. Keys are found as vLLM writes them:
 // without escapes, and followed by little white space. Not safe for concurrent use.
 type TransferParamsBlanker struct {
 	events    bool   // the response is a stream of events, where an object ends with its line
 	Undecided []byte // the end of the last piece, which may be the beginning of a key and its object
-	last      byte   // the byte before undecided
+	last      byte   // the byte before Undecided
 	object    objectBlanker
 }
 
@@ -164,7 +164,7 @@ type objectBlanker struct {
 	escaped  bool // the next byte of the string is
 }
 
-// Blank overwrites the part of the object that b begins with, and returns its length.
+// blank overwrites the part of the object that b begins with, and returns its length.
 func (o *objectBlanker) blank(b []byte, endsWithLine bool) int {
 	if !o.open {
 		return 0

@@ -8,18 +8,18 @@ import (
 )
 
 const (
-	budgetSlotDuration = 100 * time.Millisecond
-	budgetSlots        = 100 // the window: the last 10 s
-	slotsPerSecond     = 10
+	slotDuration   = 100 * time.Millisecond
+	slots          = 100 // the window: the last 10 s
+	slotsPerSecond = 10
 )
 
 // Budget bounds what a failing fleet is asked on top of what its clients ask: retries are at most a share of the requests of
-// the last 10 s, or a few a second. Those beyond it wait in their order. Safe for concurrent use.
+// the last 10 s, or a few a second. Those beyond it wait in their order. Safe for concurrent use; the zero value is ready.
 type Budget struct {
 	mu           sync.Mutex
 	currentSlot  int64 // number of the newest, since 1970
-	requests     [budgetSlots]int
-	retries      [budgetSlots]int
+	requests     [slots]int
+	retries      [slots]int
 	requestCount int // sum of requests
 	retryCount   int // sum of retries
 
@@ -35,6 +35,7 @@ type Wait struct {
 	perSecond int
 }
 
+// CountRequest counts a request of a client, and grants the retries that it makes possible.
 func (b *Budget) CountRequest() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -48,17 +49,17 @@ func (b *Budget) CountRequest() {
 
 // advanceWindow drops what is too old, and returns the index of the slot of now. mu is held.
 func (b *Budget) advanceWindow(now time.Time) (slotIndex int) {
-	slot := now.UnixNano() / int64(budgetSlotDuration)
+	slot := now.UnixNano() / int64(slotDuration)
 	for ; b.currentSlot < slot; b.currentSlot++ {
-		if slot-b.currentSlot > budgetSlots {
-			b.currentSlot = slot - budgetSlots
+		if slot-b.currentSlot > slots {
+			b.currentSlot = slot - slots
 		}
-		at := (b.currentSlot + 1) % budgetSlots
+		at := (b.currentSlot + 1) % slots
 		b.requestCount -= b.requests[at]
 		b.retryCount -= b.retries[at]
 		b.requests[at], b.retries[at] = 0, 0
 	}
-	return int(b.currentSlot % budgetSlots)
+	return int(b.currentSlot % slots)
 }
 
 // TryAcquire counts a retry if the budget allows it and nobody waits.
@@ -73,7 +74,7 @@ func (b *Budget) tryAcquireLocked(share float64, perSecond int) (ok bool) {
 	at := b.advanceWindow(time.Now())
 	lately := 0
 	for i := range slotsPerSecond {
-		lately += b.retries[(at-i+budgetSlots)%budgetSlots]
+		lately += b.retries[(at-i+slots)%slots]
 	}
 	if lately >= perSecond && float64(b.retryCount+1) > share*float64(b.requestCount) {
 		return false
@@ -113,8 +114,8 @@ func (b *Budget) RemoveWait(w *Wait, used bool) {
 // refund takes back a retry that was counted in slot, if that is still in the window.
 func (b *Budget) refund(slot int64) {
 	b.advanceWindow(time.Now())
-	if b.currentSlot-slot < budgetSlots {
-		b.retries[slot%budgetSlots]--
+	if b.currentSlot-slot < slots {
+		b.retries[slot%slots]--
 		b.retryCount--
 	}
 }
@@ -133,7 +134,7 @@ func (b *Budget) grantWaiting() {
 	if len(b.waiting) == 0 || b.retryCount == 0 {
 		return // the next request calls it
 	}
-	nextSlot := time.Unix(0, (b.currentSlot+1)*int64(budgetSlotDuration))
+	nextSlot := time.Unix(0, (b.currentSlot+1)*int64(slotDuration))
 	b.timer = time.AfterFunc(time.Until(nextSlot), func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()

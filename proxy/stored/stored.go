@@ -27,7 +27,7 @@ const (
 	searchTimeout = 3 * time.Second
 )
 
-// Responses finds the backends that hold stored responses.
+// Responses has what is known of the backends that hold stored responses, and bounds the searches for others.
 type Responses struct {
 	Index    *responseindex.Index
 	Searches chan struct{} // capacity MaxSearches: those that run
@@ -57,8 +57,8 @@ func ScopeOf(keyName string) string {
 	return "resp_wr-" + hex.EncodeToString(hash[:16]) + "-"
 }
 
-// Edits returns the edits that insert the scope before each id in the body that has one at the replica.
-func (s *Input) Edits() (edits []prompt.Edit) {
+// ScopeEdits returns the edits that insert the scope before each id in the body that has one at the replica.
+func (s *Input) ScopeEdits() (edits []prompt.Edit) {
 	if s.Scope == "" {
 		return nil
 	}

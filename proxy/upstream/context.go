@@ -10,7 +10,7 @@ import (
 )
 
 // Context is the context with which an attempt is sent. Until the response is committed it ends with the client, a
-// time limit, a stall or a cancel; context.Cause says which. Safe for concurrent use, but for begin.
+// time limit, a stall or a cancel; context.Cause says which. Safe for concurrent use, but for Begin.
 type Context struct {
 	context.Context
 	Cancel context.CancelCauseFunc
@@ -24,7 +24,7 @@ type Context struct {
 	idle       *time.Timer
 }
 
-// ContextOptions say what ends an Context.
+// ContextOptions say what ends a Context.
 type ContextOptions struct {
 	FirstByteTimeout time.Duration // 0: no limit
 	Streams          bool
@@ -33,20 +33,20 @@ type ContextOptions struct {
 	Relocated        bool // an earlier attempt has ended by a stall
 }
 
-// Begin makes c a context that ends with parent. It is called once, before the others.
+// Begin makes c a context that ends with parent. It must be called once, before any other method.
 func (c *Context) Begin(parent context.Context, o ContextOptions) {
 	c.Context, c.Cancel = context.WithCancelCause(parent)
 	c.ContextOptions = o
 }
 
-// StartFirstByteTimer ends the attempt with errFirstByte after the limit.
+// StartFirstByteTimer ends the attempt with fault.ErrFirstByte after the limit.
 func (c *Context) StartFirstByteTimer() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.startFirstByteTimerLocked()
 }
 
-// startFirstByteTimerLocked ends the attempt with errFirstByte after the limit. c.mu is held.
+// startFirstByteTimerLocked ends the attempt with fault.ErrFirstByte after the limit. c.mu is held.
 func (c *Context) startFirstByteTimerLocked() {
 	if c.FirstByteTimeout == 0 || c.timer != nil {
 		return
@@ -62,7 +62,7 @@ func (c *Context) startFirstByteTimerLocked() {
 	c.timer = t
 }
 
-// StartProgressTimer ends the attempt with errResponse when the backend of d has made no progress for limit.
+// StartProgressTimer ends the attempt with fault.ErrResponse when the backend of d has made no progress for limit.
 func (c *Context) StartProgressTimer(d *router.Reservation, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,7 @@ func (c *Context) stopTimersLocked() {
 }
 
 // BackendStalled implements router.StallListener. A stall moves a request once, unless the replica is hung: the request may
-// itself be what takes so long. Where it stays, a response that is not a stream has from now on Timeouts.FirstByte.
+// itself be what takes so long. Where it stays, a response that is not a stream has FirstByteTimeout from now on.
 func (c *Context) BackendStalled(anotherAvailable, hung bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

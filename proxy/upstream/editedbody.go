@@ -17,7 +17,7 @@ const (
 	maxLastWrite = 64 << 10
 )
 
-var ErrLateTransfer = errors.New("the handover took longer than half of pd.lease")
+var ErrLateTransfer = errors.New("the KV transfer took longer than half of pd.lease")
 
 // editedBody is a body in memory with edits. It is read once, by Read or by WriteTo.
 type editedBody struct {
@@ -57,7 +57,7 @@ func newEditedBody(body []byte, edits []prompt.Edit) *editedBody {
 	return b
 }
 
-// Read implements io.Reader. It does not regard NotAfter.
+// Read implements io.Reader. It does not regard notAfter.
 func (b *editedBody) Read(p []byte) (int, error) { return b.parts.Read(p) }
 
 // WriteTo implements io.WriterTo.

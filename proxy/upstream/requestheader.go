@@ -47,8 +47,10 @@ func RewriteHeader(h http.Header) {
 	h["Accept-Encoding"] = IdentityEncoding
 }
 
+// MaxRequestIDBytes bounds the id of a request.
 const MaxRequestIDBytes = 128
 
+// IsPlainID reports whether an id is short and plain enough for headers and logs.
 func IsPlainID(id string) bool {
 	const plain = "-_.:0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	return id != "" && len(id) <= MaxRequestIDBytes && strings.Trim(id, plain) == ""

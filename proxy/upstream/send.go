@@ -28,7 +28,7 @@ func (*memoryBody) Close() error { return nil }
 
 // Request is what is sent to a replica.
 type Request struct {
-	Client        *http.Request // of which it has the header, as RewriteHeader has prepared it
+	Client        *http.Request // the client's request, whose header RewriteHeader has prepared
 	Method        string
 	Path, Query   string
 	Body          []byte
@@ -39,7 +39,8 @@ type Request struct {
 	NewConnection bool // see transport.StaleError
 }
 
-// Send sends r, with the headers that its backend's options add, and returns the response.
+// Send sends r, with the headers that its backend's options add, and returns the response. It
+// changes the header of r.Client.
 func Send(ctx context.Context, r *Request) (*http.Response, error) {
 	b, header := r.Backend, r.Client.Header
 	o := b.Options()

@@ -18,14 +18,15 @@ const (
 	// TokenMark precedes the token of an attempt in an id.
 	TokenMark = "-wr"
 	// A token is a random number of 56 bits and a checksum of it of 40 bits, in hexadecimal digits.
-	attemptTokenRandomChars = 14
-	TokenChars              = attemptTokenRandomChars + 10
+	tokenRandomChars = 14
+	TokenChars       = tokenRandomChars + 10
 	// MaxResponseIDBytes is how much of an id is searched for tokens: several proxies may have added theirs.
 	MaxResponseIDBytes = 1 << 10
 	// MaxIDSearchBytes is how much of a body is searched for its id, which vLLM writes first.
 	MaxIDSearchBytes = 64 << 10
 )
 
+// ErrWrongResponse is the cause of a failure by a response to another attempt.
 var ErrWrongResponse = errors.New("the connection carried the response to another request: " +
 	"the replica, or a proxy in front of it, sent a response too many")
 
@@ -33,6 +34,7 @@ var ErrWrongResponse = errors.New("the connection carried the response to anothe
 // checksum of a token is seeded by the process. Safe for concurrent use.
 type Tokens struct{ seed maphash.Seed }
 
+// NewTokens returns a Tokens that recognizes its own tokens only.
 func NewTokens() Tokens { return Tokens{maphash.MakeSeed()} }
 
 // SetRequestID names a new attempt in the header for the replica, by a token after the end of the request's id, and returns the token.
@@ -56,7 +58,7 @@ func (t Tokens) append(b []byte, random uint64) []byte {
 
 // IsOwn reports whether a token was made by SetRequestID.
 func (t Tokens) IsOwn(token string) bool {
-	random, err := strconv.ParseUint(token[:attemptTokenRandomChars], 16, 64)
+	random, err := strconv.ParseUint(token[:tokenRandomChars], 16, 64)
 	return err == nil && string(t.append(make([]byte, 0, TokenChars), random)) == token
 }
 

@@ -21,8 +21,8 @@ var (
 	ErrNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
 		"start the replica with --kv-transfer-config, or set its role to both")
 	ErrThinkingBudget       = errors.New("the replica refused the prefill leg of a request with thinking.budget_tokens: vLLM 0.33 accepts it")
-	ErrTransferParamsMemory = errors.New("no memory is left for the parameters of the handover")
-	ErrQuotesTransfer       = errors.New("the error response quotes the parameters of the handover")
+	ErrTransferParamsMemory = errors.New("no memory is left for the parameters of the KV transfer")
+	ErrQuotesTransfer       = errors.New("the error response quotes the parameters of the KV transfer")
 	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
 )
 
@@ -34,7 +34,7 @@ type Transfer struct {
 	NotAfter time.Time           // when the decode leg may be sent at the latest
 	Result   router.Outcome      // of the prefill leg
 	Member   string              // of the decode leg's body, with a comma after it; empty: not needed any more
-	Reserved int64               // bytes of it that responseBuffers has reserved
+	Reserved int64               // bytes of Member that are reserved in relay.Buffers
 	Address  []string            // host, port and engine id by which the KV cache is read, as the parameters have them
 }
 
@@ -52,7 +52,7 @@ func (o *Transfer) Check(now time.Time) *fault.Failure {
 	return f
 }
 
-// CanDecodeOn reports whether b can do the decode leg. A nil handover has none.
+// CanDecodeOn reports whether b can do the decode leg of the transfer: not of a nil one.
 func (o *Transfer) CanDecodeOn(b *backends.Backend) bool {
 	return o != nil && b.Options().Role != backends.RolePrefill && b.KVForm().PairsWith(o.Prefill.Backend.KVForm())
 }
@@ -118,7 +118,7 @@ func ContainsWord(text []byte, word string) bool {
 	}
 }
 
-// Release frees the parameters. A nil handover has none.
+// Release frees the parameters. A nil Transfer has none.
 func (o *Transfer) Release(buffers *relay.Buffers) {
 	if o != nil {
 		buffers.Release(o.Reserved)

@@ -75,7 +75,8 @@ func (l *queueLimit) recordAccepted(a *Attempt, now time.Time) {
 	l.probe = nil
 }
 
-// recordEnd records that a, which the replica did not refuse, is no longer in flight.
+// recordEnd records that a, which the replica did not refuse, is no longer in flight. Ends of requests of peers and of other
+// clients are not known in time.
 func (l *queueLimit) recordEnd(a *Attempt) {
 	if a != l.probe {
 		l.ended = true
