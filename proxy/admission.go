@@ -145,8 +145,8 @@ func (a *attempt) setTokenUsage() {
 	a.req.outcome.PredictedTokens = a.req.matchedTokens * a.req.promptTokens / max(a.req.estimatedInput, 1)
 	a.req.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.req.promptTokens)
 	prefilled := a.decision
-	if a.handover != nil {
-		prefilled = a.handover.Prefill
+	if a.kvTransfer != nil {
+		prefilled = a.kvTransfer.Prefill
 	}
 	if !a.result.CachedKnown {
 		a.req.outcome.CachedTokens = min(a.req.outcome.PredictedTokens, a.req.promptTokens)

@@ -28,7 +28,7 @@ import (
 type attempt struct {
 	req             *request
 	decision        *router.Reservation
-	handover        *upstream.Transfer   // of which it is the decode leg; nil: it is none
+	kvTransfer      *upstream.KVTransfer // of which it is the decode leg; nil: it is none
 	isPrefillLeg    bool                 // of a split request
 	token           string               // names the attempt in its X-Request-Id
 	failureReason   string               // empty: it has not failed
@@ -64,12 +64,12 @@ func (r *request) tryBackend(d *router.Reservation) *fault.Failure {
 		r.context.StartProgressTimer(d, s.Response)
 	}
 	leg, notAfter := "", time.Time{}
-	if a.handover != nil {
-		leg, notAfter = "decode", a.handover.NotAfter
+	if a.kvTransfer != nil {
+		leg, notAfter = "decode", a.kvTransfer.NotAfter
 	}
 	a.startSpan(leg)
 	r.input.setSessionHeader(r.httpReq.Header, d.KVSession)
-	resp, err := a.send(a.handoverEdits(), notAfter)
+	resp, err := a.send(a.kvTransferEdits(), notAfter)
 	r.queueKeepalive.stop()
 	var f *fault.Failure
 	if err != nil {
@@ -261,9 +261,9 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 	a.req.history.replaceBest(nil, &a.req.proxy.buffers)
 	a.req.inFlight.BeginResponding()
 	a.req.outcome.Code = resp.StatusCode
-	if a.handover != nil {
+	if a.kvTransfer != nil {
 		a.req.splitResult = metrics.SplitDone
-		a.req.proxy.router.RecordTransfer(a.handover.Prefill.Backend, a.decision.Backend, false)
+		a.req.proxy.router.RecordTransfer(a.kvTransfer.Prefill.Backend, a.decision.Backend, false)
 	}
 	a.req.outcome.Spilled = a.decision.Reason == router.ReasonSpill
 }
@@ -340,7 +340,7 @@ func (a *attempt) setRequestIDHeader() {
 // header of the request with --enable-request-id-headers.
 func (a *attempt) checkResponseHeaderID(h http.Header) *fault.Failure {
 	for _, id := range h[upstream.RequestIDHeader] {
-		if a.req.proxy.tokens.FindOthers(id, a.token) != nil {
+		if a.req.proxy.tokens.FindOtherAttempts(id, a.token) != nil {
 			return a.recordWrongResponse()
 		}
 	}
@@ -355,7 +355,7 @@ func (a *attempt) checkBodyID(body []byte) *fault.Failure {
 // checkResponseID is checkResponseHeaderID for the id of a response. Tokens that the client has sent as part of the response's
 // id do not count: it has them from an earlier response. The request's input must not be released yet.
 func (a *attempt) checkResponseID(id string) *fault.Failure {
-	others := a.req.proxy.tokens.FindOthers(id, a.token)
+	others := a.req.proxy.tokens.FindOtherAttempts(id, a.token)
 	if others == nil {
 		return nil
 	}

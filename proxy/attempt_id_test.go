@@ -225,10 +225,10 @@ func TestAttemptsHaveDistinctIDs(t *testing.T) {
 	}
 }
 
-func newToken(t upstream.Tokens) string { return t.SetRequestID(http.Header{}, "id") }
+func newToken(t upstream.AttemptTokens) string { return t.SetRequestID(http.Header{}, "id") }
 
 func TestIDNamesAnotherAttempt(t *testing.T) {
-	ours, others := upstream.NewTokens(), upstream.NewTokens()
+	ours, others := upstream.NewAttemptTokens(), upstream.NewAttemptTokens()
 	this, another, foreign := newToken(ours), newToken(ours), newToken(others)
 	changed := strings.Map(func(c rune) rune {
 		if c == '0' {
@@ -256,25 +256,25 @@ func TestIDNamesAnotherAttempt(t *testing.T) {
 		{"chatcmpl-x-wr" + changed, false},
 		{strings.Repeat("x", upstream.MaxResponseIDBytes) + "-wr" + another, false},
 	} {
-		if got := ours.FindOthers(c.id, this) != nil; got != c.want {
+		if got := ours.FindOtherAttempts(c.id, this) != nil; got != c.want {
 			t.Errorf("%q: %v, want %v", c.id, got, c.want)
 		}
 	}
 }
 
 func FuzzIDNamesAnotherAttempt(f *testing.F) {
-	tokens := upstream.NewTokens()
+	tokens := upstream.NewAttemptTokens()
 	this, another := newToken(tokens), newToken(tokens)
 	f.Add("chatcmpl-", "-0")
 	f.Add("-wr-wr", "-wr0123456789abcdef01234567")
 	f.Fuzz(func(t *testing.T, before, after string) {
-		if tokens.FindOthers(before+after, this) != nil {
+		if tokens.FindOtherAttempts(before+after, this) != nil {
 			t.Errorf("%q names an attempt", before+after)
 		}
-		if id := before + upstream.TokenMark + this + after; tokens.FindOthers(id, this) != nil && len(id) <= upstream.MaxResponseIDBytes {
+		if id := before + upstream.TokenMark + this + after; tokens.FindOtherAttempts(id, this) != nil && len(id) <= upstream.MaxResponseIDBytes {
 			t.Errorf("%q names another attempt", id)
 		}
-		if id := before + upstream.TokenMark + another + after; tokens.FindOthers(id, this) == nil && len(id) <= upstream.MaxResponseIDBytes {
+		if id := before + upstream.TokenMark + another + after; tokens.FindOtherAttempts(id, this) == nil && len(id) <= upstream.MaxResponseIDBytes {
 			t.Errorf("%q names no other attempt", id)
 		}
 	})

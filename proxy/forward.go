@@ -44,7 +44,7 @@ func (r *request) forward() {
 	r.beginAttemptContext()
 	for {
 		h.end = r.lifetime.endReason()
-		if apiErr := r.checkStoredResponse(); apiErr != nil {
+		if apiErr := r.storedResponseLostError(); apiErr != nil {
 			r.context.End()
 			stopWaiting()
 			r.sendError(apiErr)
@@ -112,7 +112,7 @@ func (r *request) fleetView() fleetView {
 	}
 	f := make(fleetView, 0, len(list)+len(h.attempts))
 	add := func(b *backends.Backend, candidate bool) {
-		f = append(f, backendView{backend: b, state: b.State(), candidate: candidate, decodes: h.handover.CanDecodeOn(b)})
+		f = append(f, backendView{backend: b, state: b.State(), candidate: candidate, decodes: h.kvTransfer.CanDecodeOn(b)})
 	}
 	now := time.Now()
 	for _, b := range list {
@@ -275,8 +275,8 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 			ctx = limited
 		}
 	}
-	if h.handover != nil {
-		inTime, cancel := context.WithDeadline(ctx, h.handover.NotAfter)
+	if h.kvTransfer != nil {
+		inTime, cancel := context.WithDeadline(ctx, h.kvTransfer.NotAfter)
 		defer cancel()
 		ctx = inTime
 	}

@@ -59,7 +59,7 @@ func TestNext(t *testing.T) {
 	}
 	pick, pickDecode := action{kind: actPick}, action{kind: actPick, decode: true}
 	prefilled := func(notAfter time.Duration) func(*history, *Settings) {
-		return func(h *history, _ *Settings) { h.handover = &upstream.Transfer{NotAfter: start.Add(notAfter)} }
+		return func(h *history, _ *Settings) { h.kvTransfer = &upstream.KVTransfer{NotAfter: start.Add(notAfter)} }
 	}
 	answer := func(r responseKind) action { return action{kind: actRespond, response: r} }
 	for _, c := range []struct {

@@ -82,7 +82,7 @@ type Proxy struct {
 
 	version    string
 	instance   upstream.Instance
-	tokens     upstream.Tokens
+	tokens     upstream.AttemptTokens
 	blockBytes int
 	unready    atomic.Bool // FailReadiness was called
 
@@ -167,7 +167,7 @@ func New(o Options) *Proxy {
 		keys:       o.Keys,
 		version:    o.Version,
 		instance:   upstream.Instance(o.Instance),
-		tokens:     upstream.NewTokens(),
+		tokens:     upstream.NewAttemptTokens(),
 		blockBytes: o.BlockBytes,
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
 		buffers:    relay.Buffers{Pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},

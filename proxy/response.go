@@ -47,7 +47,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body relay.Body) *fault.Fai
 		return f
 	}
 	body.AllowReuse()
-	if a.quotesHandover(resp.StatusCode, buf.Bytes(), complete && !httpheader.IsEncoded(resp.Header)) {
+	if a.quotesKVTransfer(resp.StatusCode, buf.Bytes(), complete && !httpheader.IsEncoded(resp.Header)) {
 		return a.newQuoteFailure(resp.StatusCode)
 	}
 	if !complete {
@@ -436,8 +436,8 @@ func (a *attempt) setResultUsage(u *relay.Usage) {
 // recordUsage records what the response said of its tokens.
 func (a *attempt) recordUsage(u *relay.Usage) {
 	a.setResultUsage(u)
-	if a.handover != nil { // most replicas repeat this figure; others would count all that was transferred
-		a.result.CachedTokens, a.result.CachedKnown = a.handover.Result.CachedTokens, a.handover.Result.CachedKnown
+	if a.kvTransfer != nil { // most replicas repeat this figure; others would count all that was transferred
+		a.result.CachedTokens, a.result.CachedKnown = a.kvTransfer.Result.CachedTokens, a.kvTransfer.Result.CachedKnown
 	}
 	a.req.outcome.PromptTokens = a.decision.PromptTokens
 	if u.PromptTokens > 0 {
@@ -461,7 +461,7 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from relay.Body) *fault
 	if err != nil && !errors.Is(err, fault.ErrErrorBodyTooLong) && !errors.Is(err, fault.ErrErrorBodyMemory) {
 		return a.classifyOrEndRequest(err)
 	}
-	if a.quotesHandover(resp.StatusCode, body, true) {
+	if a.quotesKVTransfer(resp.StatusCode, body, true) {
 		return a.newQuoteFailure(resp.StatusCode)
 	}
 	if err == nil && a.isRankRefused(resp, body) {

@@ -76,7 +76,7 @@ type history struct {
 	outageAttempt  bool          // an attempt beyond the limit was considered, as all backends were down
 	ownQueueFull   bool          // the request was not allowed to wait
 
-	handover *upstream.Transfer // of a prefill leg, for a decode leg of which nothing was sent yet; nil: none
+	kvTransfer *upstream.KVTransfer // of a prefill leg, for a decode leg of which nothing was sent yet; nil: none
 }
 
 // step is a kind of thing that a request does between its arrival and its response.
@@ -129,7 +129,7 @@ type action struct {
 	probeInterval time.Duration // between health checks that are asked for; 0: none
 	backoff       time.Duration // of waitBackoff
 
-	decode bool // the backend is picked for the decode leg of history.handover
+	decode bool // the backend is picked for the decode leg of history.kvTransfer
 
 	response responseKind
 	err      error // why no backend was picked, for respondNotPicked
@@ -163,7 +163,7 @@ type backendView struct {
 	backend   *backends.Backend
 	state     backends.State
 	candidate bool // it serves the request
-	decodes   bool // it can do the decode leg of history.handover
+	decodes   bool // it can do the decode leg of history.kvTransfer
 }
 
 func (f fleetView) state(b *backends.Backend) backends.State {
@@ -191,14 +191,14 @@ func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 	return a
 }
 
-// mayDecode reports whether a backend can still do the decode leg of the handover, if there is one.
+// mayDecode reports whether a backend can still do the decode leg of the KV transfer, if there is one.
 func (h *history) mayDecode(f fleetView, now time.Time) bool {
-	return h.handover != nil && !now.After(h.handover.NotAfter) && slices.ContainsFunc(f, func(v backendView) bool {
+	return h.kvTransfer != nil && !now.After(h.kvTransfer.NotAfter) && slices.ContainsFunc(f, func(v backendView) bool {
 		return v.candidate && v.decodes && v.state == backends.Ready && !h.isExcluded(v.backend)
 	})
 }
 
-// nextStep is nextAction, but for the handover of a split request.
+// nextStep is nextAction, but for the KV transfer of a split request.
 func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 	if h.end != notEnded {
 		return respond(h, f)
@@ -207,7 +207,7 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 	case stepNone:
 		return pickOrAwaitReconnect(h, f, now)
 	case stepPick:
-		if h.handover != nil { // there is no backend for the decode leg, but may be one for the whole request
+		if h.kvTransfer != nil { // there is no backend for the decode leg, but may be one for the whole request
 			return pickOrAwaitReconnect(h, f, now)
 		}
 		if errors.Is(h.pickErr, router.ErrNoneReady) && h.hasRetriableExcluded(f, now) && !h.reconnectExpired(f, now) {

@@ -35,17 +35,17 @@ func (a *attempt) prepareDecode() *fault.Failure {
 		if f != nil {
 			return f
 		}
-		h.handover = o
+		h.kvTransfer = o
 	}
-	if h.handover == nil {
+	if h.kvTransfer == nil {
 		return nil
 	}
-	if f := h.handover.Check(time.Now()); f != nil {
+	if f := h.kvTransfer.CheckUsable(time.Now()); f != nil {
 		return f
 	}
-	a.handover = h.handover
-	a.req.prefillBackend, a.req.prefillTime = a.handover.Prefill.Backend.Name, a.handover.Took
-	a.req.matchedTokens = a.handover.Prefill.MatchedTokens // what the backends had before this request
+	a.kvTransfer = h.kvTransfer
+	a.req.prefillBackend, a.req.prefillTime = a.kvTransfer.Prefill.Backend.Name, a.kvTransfer.Took
+	a.req.matchedTokens = a.kvTransfer.Prefill.MatchedTokens // what the backends had before this request
 	a.decision.StartDecode()
 	return nil
 }
@@ -55,18 +55,18 @@ func (s *Settings) isForPrefillOnly(b *backends.Backend, req *router.Request) bo
 	return s.QueueForRoles && b.Options().Role == backends.RolePrefill && !req.NoEngine && !req.Stored
 }
 
-// handoverEdits returns the edits that make the client's body that of the decode leg. Other attempts have none.
-func (a *attempt) handoverEdits() []prompt.Edit {
-	if a.handover == nil {
+// kvTransferEdits returns the edits that make the client's body that of the decode leg. Other attempts have none.
+func (a *attempt) kvTransferEdits() []prompt.Edit {
+	if a.kvTransfer == nil {
 		return nil
 	}
 	at := a.req.input.membersAt
-	return []prompt.Edit{{Start: at, End: at, Text: a.handover.Member}}
+	return []prompt.Edit{{Start: at, End: at, Text: a.kvTransfer.Member}}
 }
 
 // sendPrefillLeg has the backend of p do the prefill of the request, and releases p. It returns what the decode leg
 // needs, or the failure of the attempt.
-func (a *attempt) sendPrefillLeg(p *router.Reservation) (*upstream.Transfer, *fault.Failure) {
+func (a *attempt) sendPrefillLeg(p *router.Reservation) (*upstream.KVTransfer, *fault.Failure) {
 	leg := &attempt{req: a.req, decision: p, isPrefillLeg: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
 	defer leg.releasePrefill()
 	begun := time.Now()
@@ -74,7 +74,7 @@ func (a *attempt) sendPrefillLeg(p *router.Reservation) (*upstream.Transfer, *fa
 	leg.startSpan("prefill")
 	a.req.input.setSessionHeader(a.req.httpReq.Header, p.KVSession)
 	resp, err := leg.send(a.req.input.scratch.prefillEdits, time.Time{})
-	o := &upstream.Transfer{Prefill: p, EndedAt: time.Now()}
+	o := &upstream.KVTransfer{Prefill: p, EndedAt: time.Now()}
 	var f *fault.Failure
 	if err != nil {
 		a.req.queueKeepalive.stop()
@@ -181,7 +181,7 @@ func (a *attempt) readTransferParams(resp *http.Response, body relay.Body) (memb
 	u.Parse(gjson.GetBytes(buf.Bytes(), "usage"), a.req.endpoint.Format)
 	a.setResultUsage(&u)
 	a.result.End = router.Completed
-	member, ok := upstream.TransferMember(buf.Bytes(), a.decision.Backend.Host())
+	member, ok := upstream.KVTransferMember(buf.Bytes(), a.decision.Backend.Host())
 	if !ok || !complete {
 		return "", &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: upstream.ErrNoTransferParams}
 	}
@@ -214,21 +214,21 @@ func (a *attempt) releasePrefill() {
 	a.decision.Release(a.result)
 }
 
-// adjustDecodeFailure makes f, if there is one, the failure of a decode leg: where only the handover may have failed,
+// adjustDecodeFailure makes f, if there is one, the failure of a decode leg: where only the KV transfer may have failed,
 // the request is sent as a whole, to whichever backend, as if this attempt had not been made.
 func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
-	if f == nil || f.Done || a.handover == nil {
+	if f == nil || f.Done || a.kvTransfer == nil {
 		return
 	}
 	if f.Status != 0 && !f.QueueFull && !f.ShuttingDown && !f.IsUnsuited() {
-		a.req.proxy.router.RecordTransfer(a.handover.Prefill.Backend, a.decision.Backend, true)
+		a.req.proxy.router.RecordTransfer(a.kvTransfer.Prefill.Backend, a.decision.Backend, true)
 	}
 	f.NoRetry, f.Split = false, metrics.SplitDecodeFailed
 	isLate := errors.Is(f.Err, upstream.ErrLateTransfer)
 	if isLate {
 		f.Reason, f.Split = metrics.RetryHandover, metrics.SplitLate
 	}
-	if a.quotesHandover(f.Status, f.Body, true) {
+	if a.quotesKVTransfer(f.Status, f.Body, true) {
 		a.req.proxy.buffers.Release(f.Reserved)
 		f.Reserved = 0
 		f.SetProxyErrorBody(a.req.endpoint.Dialect())
@@ -236,17 +236,17 @@ func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
 	if isLate || f.Status != 0 && !f.QueueFull && !f.ShuttingDown && !f.IsUnsuited() {
 		f.IsFree, f.SameBackend, f.SuspectsCrash = true, true, false
 	}
-	a.req.proxy.recheckHealth(a.handover.Prefill.Backend) // it may be what has failed
+	a.req.proxy.recheckHealth(a.kvTransfer.Prefill.Backend) // it may be what has failed
 }
 
-// quotesHandover reports whether an error response to a leg of a split request may have parameters of the handover in it, as one
+// quotesKVTransfer reports whether an error response to a leg of a split request may have parameters of the KV transfer in it, as one
 // that is not readable in full may: vLLM quotes a body that it finds invalid, and where a transfer failed.
-func (a *attempt) quotesHandover(status int, body []byte, isReadable bool) bool {
-	if a.handover == nil && !a.isPrefillLeg || status < 400 {
+func (a *attempt) quotesKVTransfer(status int, body []byte, isReadable bool) bool {
+	if a.kvTransfer == nil && !a.isPrefillLeg || status < 400 {
 		return false
 	}
 	quotes := func(text string) bool { return upstream.ContainsWord(body, text) }
-	return !isReadable || slices.ContainsFunc(upstream.TransferWords[:], quotes) || a.handover != nil && slices.ContainsFunc(a.handover.Address, quotes)
+	return !isReadable || slices.ContainsFunc(upstream.TransferWords[:], quotes) || a.kvTransfer != nil && slices.ContainsFunc(a.kvTransfer.Address, quotes)
 }
 
 // newQuoteFailure returns the failure of a decode leg whose error response no client may get. The request is sent again
@@ -264,14 +264,14 @@ func (r *request) recordSplitFailure(f *fault.Failure) {
 		return
 	}
 	r.splitResult = f.Split
-	if r.history.handover == nil || !f.NothingSent() {
+	if r.history.kvTransfer == nil || !f.NothingSent() {
 		r.endSplit()
 	}
 }
 
-// setPickedLeg has the router pick a backend for the decode leg of the handover, or else for the whole request.
+// setPickedLeg has the router pick a backend for the decode leg of the KV transfer, or else for the whole request.
 func (r *request) setPickedLeg(decode bool) {
-	switch o := r.history.handover; {
+	switch o := r.history.kvTransfer; {
 	case decode:
 		r.input.request.PrefilledOn = o.Prefill.Backend
 	case o != nil:
@@ -279,10 +279,10 @@ func (r *request) setPickedLeg(decode bool) {
 	}
 }
 
-// endSplit makes all further attempts those of a request that is not split, and frees the parameters of the handover. A
+// endSplit makes all further attempts those of a request that is not split, and frees the parameters of the KV transfer. A
 // second call does nothing.
 func (r *request) endSplit() {
 	r.input.request.Splittable, r.input.request.PrefilledOn = false, nil
-	r.history.handover.Release(&r.proxy.buffers)
-	r.history.handover = nil
+	r.history.kvTransfer.Release(&r.proxy.buffers)
+	r.history.kvTransfer = nil
 }

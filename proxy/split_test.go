@@ -840,7 +840,7 @@ func TestTransferMember(t *testing.T) {
 		{`{"do_remote_prefill":true,"a":{"remote_host":"localhost"}}`, "p", `{"do_remote_prefill":true,"a":{"remote_host":"localhost"}}`},
 		{`{"do_remote_prefill":true,"remote_host":null}`, "p", `{"do_remote_prefill":true,"remote_host":null}`},
 	} {
-		member, ok := upstream.TransferMember([]byte(`{"a":{"kv_transfer_params":{}},"kv_transfer_params":`+c.params+`}`), c.host)
+		member, ok := upstream.KVTransferMember([]byte(`{"a":{"kv_transfer_params":{}},"kv_transfer_params":`+c.params+`}`), c.host)
 		if want := `"kv_transfer_params":` + c.want + ","; !ok || member != want {
 			t.Errorf("of %s: %q, %v", c.host, member, ok)
 		}
@@ -850,12 +850,12 @@ func TestTransferMember(t *testing.T) {
 // A list without blocks ends the process of the replica that reads it.
 func TestTransferParamsWithoutBlocks(t *testing.T) {
 	for _, ids := range []string{"null", "[]", "[[]]", "[[],[]]"} {
-		if member, ok := upstream.TransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); ok {
+		if member, ok := upstream.KVTransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); ok {
 			t.Errorf("%s: %s", ids, member)
 		}
 	}
 	for _, ids := range []string{"[3]", "[[],[0]]"} {
-		if _, ok := upstream.TransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); !ok {
+		if _, ok := upstream.KVTransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); !ok {
 			t.Errorf("%s has no blocks", ids)
 		}
 	}
@@ -867,7 +867,7 @@ func FuzzTransferMember(f *testing.F) {
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"localh\u006fst"}}`), "a\"b")
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"a":[}}`), "")
 	f.Fuzz(func(t *testing.T, response []byte, host string) {
-		member, ok := upstream.TransferMember(response, host)
+		member, ok := upstream.KVTransferMember(response, host)
 		if !ok {
 			return
 		}

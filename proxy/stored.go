@@ -74,8 +74,8 @@ func (r *request) pinTo(b *backends.Backend, result metrics.ResponseLookup) *fau
 	return nil
 }
 
-// checkStoredResponse returns the error for a request whose response cannot be reached any more, else nil.
-func (r *request) checkStoredResponse() *fault.Error {
+// storedResponseLostError returns the error for a request whose response cannot be reached any more, else nil.
+func (r *request) storedResponseLostError() *fault.Error {
 	b, h := r.input.stored.Backend, &r.history
 	if b == nil || h.end != notEnded {
 		return nil

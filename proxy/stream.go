@@ -40,7 +40,7 @@ type streamRelay struct {
 	out      relay.LineWriter
 	pieces   relay.PieceWriter // where out writes
 	unsaved  *stored.Input     // of a response that is not remembered yet; nil: it is, or is not to be
-	withheld bool              // the replica's error event, as it may name the handover
+	withheld bool              // the replica's error event, as it may name the address of the KV transfer
 	flooded  bool              // committed without an event, behind more than may be buffered
 	readErr  error             // why there is no more to read
 	writeErr error             // why nothing can be written any more
@@ -101,7 +101,7 @@ func (s *streamRelay) readAndCommit(buffered *bytes.Buffer) (reserved int64, f *
 // may be buffered. It returns what it has reserved for buffered.
 func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) (reserved int64, err error) {
 	e, commentedAt, withheldEvents := &s.events, time.Now(), 0
-	if s.attempt.handover != nil {
+	if s.attempt.kvTransfer != nil {
 		withheldEvents = 1
 	}
 	var relayAt time.Time
@@ -139,7 +139,7 @@ func (s *streamRelay) checkBeginning() *fault.Failure {
 	}
 	s.explainEnd()
 	switch {
-	case e.ErrorEvent != nil && s.attempt.quotesHandover(e.ErrorStatus(), e.ErrorEvent, true):
+	case e.ErrorEvent != nil && s.attempt.quotesKVTransfer(e.ErrorStatus(), e.ErrorEvent, true):
 		return s.attempt.newQuoteFailure(e.ErrorStatus())
 	case e.Aborted:
 		return s.attempt.recordReplicaAbort()
@@ -256,7 +256,7 @@ func (s *streamRelay) relayChunks() {
 			}
 			return
 		}
-		if at, found := s.findQuotedHandover(); found {
+		if at, found := s.findQuotedKVTransfer(); found {
 			s.withheld = true
 			s.writeErr = s.out.WriteAllButLast(n, e.ScannedBytes-at)
 			return
@@ -269,14 +269,14 @@ func (s *streamRelay) relayChunks() {
 	}
 }
 
-// findQuotedHandover returns the offset of an error event of a decode leg that may not be relayed, if there is one.
-func (s *streamRelay) findQuotedHandover() (offset int64, found bool) {
+// findQuotedKVTransfer returns the offset of an error event of a decode leg that may not be relayed, if there is one.
+func (s *streamRelay) findQuotedKVTransfer() (offset int64, found bool) {
 	e := &s.events
 	switch {
-	case s.attempt.handover == nil:
+	case s.attempt.kvTransfer == nil:
 		return 0, false
 	case e.ErrorEvent != nil:
-		return e.ErrorOffset, s.attempt.quotesHandover(e.ErrorStatus(), e.ErrorEvent, true)
+		return e.ErrorOffset, s.attempt.quotesKVTransfer(e.ErrorStatus(), e.ErrorEvent, true)
 	}
 	return e.EventOffset, e.BeginsLongError()
 }
@@ -297,7 +297,7 @@ func (s *streamRelay) readUsageAfterAbort(chunk []byte) {
 func (s *streamRelay) releaseUploadedInput() {
 	if s.body.Uploaded() {
 		s.attempt.req.releaseInput()
-		s.attempt.req.history.handover.Release(&s.attempt.req.proxy.buffers)
+		s.attempt.req.history.kvTransfer.Release(&s.attempt.req.proxy.buffers)
 	}
 }
 
@@ -306,8 +306,8 @@ func (s *streamRelay) recordFirstToken() {
 	if s.events.Content && s.attempt.req.outcome.TTFT == 0 {
 		s.attempt.req.outcome.TTFT = time.Since(s.attempt.req.inFlight.Arrived)
 		s.attempt.req.spans.AddFirstTokenSpan()
-		if s.attempt.handover != nil {
-			s.attempt.req.proxy.metrics.ObserveHandover(time.Since(s.attempt.handover.EndedAt))
+		if s.attempt.kvTransfer != nil {
+			s.attempt.req.proxy.metrics.ObserveHandover(time.Since(s.attempt.kvTransfer.EndedAt))
 		}
 	}
 }

@@ -30,15 +30,15 @@ const (
 var ErrWrongResponse = errors.New("the connection carried the response to another request: " +
 	"the replica, or a proxy in front of it, sent a response too many")
 
-// Tokens makes the tokens that tell attempts apart, and recognizes those that it made: the
+// AttemptTokens makes the tokens that tell attempts apart, and recognizes those that it made: the
 // checksum of a token is seeded by the process. Safe for concurrent use.
-type Tokens struct{ seed maphash.Seed }
+type AttemptTokens struct{ seed maphash.Seed }
 
-// NewTokens returns a Tokens that recognizes its own tokens only.
-func NewTokens() Tokens { return Tokens{maphash.MakeSeed()} }
+// NewAttemptTokens returns an AttemptTokens that recognizes its own tokens only.
+func NewAttemptTokens() AttemptTokens { return AttemptTokens{maphash.MakeSeed()} }
 
 // SetRequestID names a new attempt in the header for the replica, by a token after the end of the request's id, and returns the token.
-func (t Tokens) SetRequestID(h http.Header, id string) (token string) {
+func (t AttemptTokens) SetRequestID(h http.Header, id string) (token string) {
 	kept := id[max(0, len(id)+len(TokenMark)+TokenChars-MaxRequestIDBytes):]
 	b := append(append(make([]byte, 0, MaxRequestIDBytes), kept...), TokenMark...)
 	sent := string(t.append(b, rand.Uint64()>>8))
@@ -50,21 +50,21 @@ func (t Tokens) SetRequestID(h http.Header, id string) (token string) {
 }
 
 // append appends the token of which random is the random part to b.
-func (t Tokens) append(b []byte, random uint64) []byte {
+func (t AttemptTokens) append(b []byte, random uint64) []byte {
 	token := binary.BigEndian.AppendUint64(make([]byte, 0, 16), random<<8)[:7]
 	token = binary.BigEndian.AppendUint64(token, maphash.Comparable(t.seed, random))[:TokenChars/2]
 	return hex.AppendEncode(b, token)
 }
 
 // IsOwn reports whether a token was made by SetRequestID.
-func (t Tokens) IsOwn(token string) bool {
+func (t AttemptTokens) IsOwn(token string) bool {
 	random, err := strconv.ParseUint(token[:tokenRandomChars], 16, 64)
 	return err == nil && string(t.append(make([]byte, 0, TokenChars), random)) == token
 }
 
-// FindOthers returns the tokens of this process in an id of a response, none if the given one is among them. Ids without any
+// FindOtherAttempts returns the tokens of this process in an id of a response, none if the given one is among them. Ids without any
 // say nothing: vLLM may make its own. A client that repeats the id of an earlier response has both tokens in it.
-func (t Tokens) FindOthers(id, token string) (others []string) {
+func (t AttemptTokens) FindOtherAttempts(id, token string) (others []string) {
 	rest := id[:min(len(id), MaxResponseIDBytes)]
 	for {
 		_, after, found := strings.Cut(rest, TokenMark)

@@ -26,8 +26,8 @@ var (
 	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
 )
 
-// Transfer is what a prefill leg leaves for the decode leg.
-type Transfer struct {
+// KVTransfer is what a prefill leg leaves for the decode leg.
+type KVTransfer struct {
 	Prefill  *router.Reservation // of the prefill leg; it has been released
 	Took     time.Duration       // the prefill leg
 	EndedAt  time.Time           // when its response began
@@ -38,13 +38,13 @@ type Transfer struct {
 	Address  []string            // host, port and engine id by which the KV cache is read, as the parameters have them
 }
 
-// Check returns the failure of a decode leg that may not be sent any more, else nil.
-func (o *Transfer) Check(now time.Time) *fault.Failure {
+// CheckUsable returns the failure of a decode leg that may not be sent any more, else nil.
+func (t *KVTransfer) CheckUsable(now time.Time) *fault.Failure {
 	f := &fault.Failure{Reason: metrics.RetryHandover, IsFree: true, SameBackend: true}
 	switch {
-	case o.Prefill.Backend.State() != backends.Ready:
+	case t.Prefill.Backend.State() != backends.Ready:
 		f.Err, f.Split = errPrefillNotReady, metrics.SplitPrefillFailed
-	case now.After(o.NotAfter):
+	case now.After(t.NotAfter):
 		f.Err, f.Split = ErrLateTransfer, metrics.SplitLate
 	default:
 		return nil
@@ -53,14 +53,14 @@ func (o *Transfer) Check(now time.Time) *fault.Failure {
 }
 
 // CanDecodeOn reports whether b can do the decode leg of the transfer: not of a nil one.
-func (o *Transfer) CanDecodeOn(b *backends.Backend) bool {
-	return o != nil && b.Options().Role != backends.RolePrefill && b.KVForm().PairsWith(o.Prefill.Backend.KVForm())
+func (t *KVTransfer) CanDecodeOn(b *backends.Backend) bool {
+	return t != nil && b.Options().Role != backends.RolePrefill && b.KVForm().PairsWith(t.Prefill.Backend.KVForm())
 }
 
-// TransferMember returns the member of a response with the parameters of a transfer, with a comma after it. It is as
+// KVTransferMember returns the member of a response with the parameters of a transfer, with a comma after it. It is as
 // the replica on that host has written it, but for a host that only the replica itself can reach. ok is false if there
 // are no such parameters.
-func TransferMember(response []byte, host string) (member string, ok bool) {
+func KVTransferMember(response []byte, host string) (member string, ok bool) {
 	v := gjson.GetBytes(response, "kv_transfer_params")
 	if !v.IsObject() || !gjson.Valid(v.Raw) || v.Get("do_remote_prefill").Type != gjson.True {
 		return "", false
@@ -76,7 +76,7 @@ func TransferMember(response []byte, host string) (member string, ok bool) {
 	return `"kv_transfer_params":` + params + ",", true
 }
 
-// TransferAddress returns the host, the port and the engine id in the member that TransferMember returns, of those that are long
+// TransferAddress returns the host, the port and the engine id in the member that KVTransferMember returns, of those that are long
 // enough to be told from other text.
 func TransferAddress(member string) (address []string) {
 	_, params, _ := strings.Cut(strings.TrimSuffix(member, ","), ":")
@@ -118,10 +118,10 @@ func ContainsWord(text []byte, word string) bool {
 	}
 }
 
-// Release frees the parameters. A nil Transfer has none.
-func (o *Transfer) Release(buffers *relay.Buffers) {
-	if o != nil {
-		buffers.Release(o.Reserved)
-		o.Member, o.Reserved = "", 0
+// Release frees the parameters. A nil KVTransfer has none.
+func (t *KVTransfer) Release(buffers *relay.Buffers) {
+	if t != nil {
+		buffers.Release(t.Reserved)
+		t.Member, t.Reserved = "", 0
 	}
 }
