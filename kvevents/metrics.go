@@ -22,7 +22,7 @@ var metrics = []struct {
 	{newDesc("blocks_total", "KV blocks stored and removed by these."), prometheus.CounterValue, func(s wire.Stats) float64 { return float64(s.Blocks) }},
 	{newDesc("lost_batches_total", "Batches that were missing or invalid, and could not be replayed."), prometheus.CounterValue, func(s wire.Stats) float64 { return float64(s.LostBatches) }},
 	{newDesc("replays_total", "Requests for batches that were missed."), prometheus.CounterValue, func(s wire.Stats) float64 { return float64(s.Replays) }},
-	{newDesc("restarts_total", "Times that what was known of a replica's cache was dropped: it restarted, or batches were lost."), prometheus.CounterValue, func(s wire.Stats) float64 { return float64(s.Restarts) }},
+	{newDesc("restarts_total", "Number of times that the known content of a replica's cache was dropped, because the replica restarted or batches of events were lost."), prometheus.CounterValue, func(s wire.Stats) float64 { return float64(s.Restarts) }},
 }
 
 func newDesc(name, help string) *prometheus.Desc {

@@ -114,7 +114,7 @@ var backendMetrics = []struct {
 			func(b *backendState) float64 { return b.estimates.Step.Base }),
 		newBackendMetric(prometheus.GaugeValue, "learned_step_prompt_tokens_per_second", "Prompt tokens per second of a step, without tokens before them.",
 			func(b *backendState) float64 { return b.estimates.Step.Rate }),
-		newBackendMetric(prometheus.GaugeValue, "learned_step_attention", "Share by which each token before it makes a prompt token take longer.",
+		newBackendMetric(prometheus.GaugeValue, "learned_step_attention", "Increase of the time of a prompt token for each token before it, as a share of the time without any.",
 			func(b *backendState) float64 { return b.estimates.Step.Attention }),
 		newBackendMetric(prometheus.GaugeValue, "learned_step_sequence_seconds", "Time of a step for each sequence that decodes.",
 			func(b *backendState) float64 { return b.estimates.Step.Sequence }),
