@@ -62,9 +62,9 @@ class Chat(unittest.TestCase):
             if turn > 0:
                 self.assertEqual(backend, home, "a chat moved between idle replicas")
                 self.assertGreater(completion.usage.prompt_tokens_details.cached_tokens, 0)
-                matched, total = map(int, answer.headers["x-warmroute-prefix-match"].split("/"))
-                self.assertLess(0, matched)
-                self.assertLessEqual(matched, total)
+                predicted, total = map(int, answer.headers["x-warmroute-predicted-tokens"].split("/"))
+                self.assertLess(0, predicted)
+                self.assertLessEqual(predicted, total)
             home = backend
             messages.append({"role": "assistant", "content": completion.choices[0].message.content})
             messages.append({"role": "user", "content": fleet.words(10)})

@@ -44,7 +44,7 @@ class Messages(unittest.TestCase):
             if turn > 0:
                 self.assertEqual(backend, home, "a conversation moved between idle replicas")
                 self.assertGreater(message.usage.cache_read_input_tokens, 0)
-                self.assertGreater(int(answer.headers["x-warmroute-prefix-match"].split("/")[0]), 0)
+                self.assertGreater(int(answer.headers["x-warmroute-predicted-tokens"].split("/")[0]), 0)
             home = backend
             request["messages"].append({"role": "assistant", "content": message.content})
             request["messages"].append({"role": "user", "content": fleet.words(10)})

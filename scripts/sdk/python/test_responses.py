@@ -45,7 +45,7 @@ class Responses(unittest.TestCase):
             if turn > 0:
                 self.assertEqual(backend, home, "a conversation moved between idle replicas")
                 self.assertGreater(response.usage.input_tokens_details.cached_tokens, 0)
-                self.assertGreater(int(answer.headers["x-warmroute-prefix-match"].split("/")[0]), 0)
+                self.assertGreater(int(answer.headers["x-warmroute-predicted-tokens"].split("/")[0]), 0)
             home = backend
             request["input"] += [{"role": "assistant", "content": response.output_text}, {"role": "user", "content": fleet.words(10)}]
 
