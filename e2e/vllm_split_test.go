@@ -294,9 +294,12 @@ func TestSplitInFrontOfVLLM(t *testing.T) {
 	p := f.startSplitProxy("prefill", "decode", "decode")
 	for _, victim := range []int{0, 2} {
 		killed := make(chan struct{})
+		prompted := func() float64 { return metricSum(t, f.url(victim), "vllm:prompt_tokens_total") }
+		before := prompted()
 		go func() {
 			defer close(killed)
-			p.eventually("the victim works", func() bool { return running(t, f.url(victim)) > 0 })
+			// A prefill of one token may be over before it is seen.
+			p.eventually("the victim works", func() bool { return running(t, f.url(victim)) > 0 || prompted() > before })
 			f.kill(victim)
 		}()
 		got, failed := f.splitTexts(p.url, keys)
