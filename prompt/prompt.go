@@ -211,7 +211,7 @@ func (p *Prompt) requireField(name string, exists bool) {
 type TurnKind int8
 
 const (
-	TurnUnknown TurnKind = iota // it is no conversation
+	TurnUnknown TurnKind = iota // the prompt is not a conversation
 	TurnFirst                   // it has no message of the assistant
 	TurnLater
 )

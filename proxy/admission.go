@@ -385,8 +385,8 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *fa
 	return req.Model, nil
 }
 
-// canGoToAnyBackend reports whether a request of the holder of a key to e, which names no model, may go to any backend: extra paths need none, and
-// there is no default one.
+// canGoToAnyBackend reports whether a request to e that names no model, sent by the holder of a key, may go to any backend: e is an
+// extra path, whose requests need no model, and there is no default model.
 func canGoToAnyBackend(c *backends.Catalog, e *api.Endpoint, holder *apikey.Account) bool {
 	_, hasDefault := c.OnlyBaseModel()
 	return e.IsExtra && !hasDefault && len(c.Models) > 0 && (holder == nil || holder.Models == nil)

@@ -171,7 +171,7 @@ func New(o Options) *Proxy {
 		blockBytes: o.BlockBytes,
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
 		buffers:    relay.Buffers{Pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
-		responses:  stored.Responses{Index: o.Responses, Searches: make(chan struct{}, stored.MaxSearches)},
+		responses:  stored.NewResponses(o.Responses),
 		background: newBackgroundResponses(),
 
 		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors, panics: o.Panics,

@@ -332,7 +332,7 @@ func heldTooLong(t *testing.T, name string, a answer) {
 }
 
 // TestKeyQueueTime holds that a key's queue_time takes the place of
-// routing.queue.none_ready_timeout, be it longer or shorter.
+// routing.queue.none_ready_timeout, whether it is longer or shorter.
 func TestKeyQueueTime(t *testing.T) {
 	t.Parallel()
 	users := withKeys(keyOf("plain", nil),

@@ -207,7 +207,7 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 	case stepNone:
 		return pickOrAwaitReconnect(h, f, now)
 	case stepPick:
-		if h.kvTransfer != nil { // there is no backend for the decode leg, but may be one for the whole request
+		if h.kvTransfer != nil { // no backend can do the decode leg, but one may serve the whole request
 			return pickOrAwaitReconnect(h, f, now)
 		}
 		if errors.Is(h.pickErr, router.ErrNoneReady) && h.hasRetriableExcluded(f, now) && !h.reconnectExpired(f, now) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/tidwall/gjson"
@@ -245,8 +244,7 @@ func (a *attempt) quotesKVTransfer(status int, body []byte, isReadable bool) boo
 	if a.kvTransfer == nil && !a.isPrefillLeg || status < 400 {
 		return false
 	}
-	quotes := func(text string) bool { return upstream.ContainsWord(body, text) }
-	return !isReadable || slices.ContainsFunc(upstream.TransferWords[:], quotes) || a.kvTransfer != nil && slices.ContainsFunc(a.kvTransfer.Address, quotes)
+	return !isReadable || a.kvTransfer.IsQuotedIn(body)
 }
 
 // newQuoteFailure returns the failure of a decode leg whose error response no client may get. The request is sent again

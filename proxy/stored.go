@@ -132,19 +132,12 @@ func (p *Proxy) maySearchStored(s *stored.Input, holder *apikey.Account) bool {
 	return holder == nil && responseindex.IsValidID(id) && known.Index.Enabled() && !known.Index.IsAbsent(id)
 }
 
-// searchStored asks the backends that may hold the response, and remembers what they say. It blocks while
-// stored.MaxSearches others run, and then for 3 s at most.
+// searchStored asks the backends that may hold the response, and remembers what they say. It blocks as stored.Responses.Search does.
 func (p *Proxy) searchStored(s *stored.Input, r *http.Request, list []*backends.Backend) (b *backends.Backend, result metrics.ResponseLookup) {
 	id := s.RefersTo
-	select {
-	case p.responses.Searches <- struct{}{}:
-		defer func() { <-p.responses.Searches }()
-	case <-r.Context().Done():
-		return nil, metrics.ResponseUnknown
-	}
 	passed := http.Header{backends.InstanceHeader: r.Header[backends.InstanceHeader]}
 	p.instance.AppendTo(passed) // so that no search goes round in circles
-	b, allResponded := stored.Search(r.Context(), p.panics, id, list, httpheader.First(passed, backends.InstanceHeader))
+	b, allResponded := p.responses.Search(r.Context(), p.panics, id, list, httpheader.First(passed, backends.InstanceHeader))
 	switch {
 	case b != nil:
 		p.responses.Index.Add(id, responseindex.Entry{Backend: b.Address()})

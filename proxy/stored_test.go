@@ -326,7 +326,8 @@ func TestPanicOfSearch(t *testing.T) {
 	broken.SetState(backends.Ready)
 	reported := make(chan any, 2)
 	report := func(_ recovery.Place, cause any, _ []byte) { reported <- cause }
-	found, all := stored.Search(t.Context(), report, "resp_1", []*backends.Backend{broken, holder}, "")
+	responses := stored.NewResponses(nil)
+	found, all := responses.Search(t.Context(), report, "resp_1", []*backends.Backend{broken, holder}, "")
 	if found != holder || all || <-reported != "broken" {
 		t.Errorf("found %v, all responded: %v", found, all)
 	}

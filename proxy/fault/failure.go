@@ -65,6 +65,15 @@ var (
 	ErrFirstByte = errors.New("no first event in time (timeouts.first_byte)")
 	ErrResponse  = errors.New("no response and no progress in time (timeouts.response)")
 	ErrStalled   = errors.New("backend stalled")
+
+	ErrTruncated        = errors.New("response ended early")
+	ErrNoOutput         = errors.New("response has no output")
+	ErrAborted          = errors.New("replica aborted the request")
+	ErrRankRefused      = errors.New("replica does not have the data-parallel rank: its ranks are read again")
+	errScaling          = errors.New("replica is changing the number of its engines")
+	ErrErrorBodyTooLong = errors.New("error body is too long")
+	ErrErrorBodyTimeout = fmt.Errorf("error body did not end in %v: %w", ErrorBodyTimeout, os.ErrDeadlineExceeded)
+	ErrErrorBodyMemory  = errors.New("no memory is left for the error body")
 )
 
 // IsRemoval reports whether a response ended with err because its backend was removed: then its transport is closed.
@@ -94,18 +103,6 @@ func formatRedirectOrigin(location string) string {
 	}
 	return u.Scheme + "://" + u.Host
 }
-
-// Causes of failures by a response.
-var (
-	ErrTruncated        = errors.New("response ended early")
-	ErrNoOutput         = errors.New("response has no output")
-	ErrAborted          = errors.New("replica aborted the request")
-	ErrRankRefused      = errors.New("replica does not have the data-parallel rank: its ranks are read again")
-	errScaling          = errors.New("replica is changing the number of its engines")
-	ErrErrorBodyTooLong = errors.New("error body is too long")
-	ErrErrorBodyTimeout = fmt.Errorf("error body did not end in %v: %w", ErrorBodyTimeout, os.ErrDeadlineExceeded)
-	ErrErrorBodyMemory  = errors.New("no memory is left for the error body")
-)
 
 // OfStatus returns the failure that a response is by its status, without its body.
 func OfStatus(resp *http.Response) *Failure {

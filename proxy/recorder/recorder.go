@@ -200,7 +200,7 @@ func (r *Recorder) Run(ctx context.Context) {
 		select {
 		case q := <-r.queue:
 			r.write(q)
-			for n := len(r.queue); n > 0; n-- { // for less than a select takes; nobody else receives
+			for n := len(r.queue); n > 0; n-- { // this goroutine is the only receiver, and a receive costs less than a select
 				r.write(<-r.queue)
 			}
 		case <-ticks.C:

@@ -12,7 +12,7 @@ const (
 	// client: another backend is asked if the replica fails until then.
 	MaxBufferedBytes = 1 << 20
 	// FreeBufferBytes is what each response may take of that, MaxBufferedTotalBytes what all of them may
-	// beyond it. Where there is no more, a response is relayed as one that is too long.
+	// beyond it. When it is used up, a response is relayed as it comes, like one that is too long.
 	FreeBufferBytes       = 64 << 10
 	MaxBufferedTotalBytes = 256 << 20
 	maxPooledBufferBytes  = 64 << 10 // more than most responses need
@@ -51,7 +51,7 @@ func (b *Buffers) Reserve(n int64) (ok bool) {
 func (b *Buffers) Release(n int64) { b.Reserved.Add(-n) }
 
 // MakeRoom reserves what buf takes with n more bytes, in steps that double, and adds it to
-// reserved. ok is false if there is no more to reserve, or buf would be longer than may be buffered.
+// reserved. ok is false if the total is used up, or if buf would exceed MaxBufferedBytes.
 func (b *Buffers) MakeRoom(buf *bytes.Buffer, n int, reserved *int64) (ok bool) {
 	for {
 		step := FreeBufferBytes + *reserved

@@ -81,7 +81,7 @@ func (c *ClientWriter) setWriteDeadline(until time.Time) {
 		return
 	}
 	c.Deadline = until
-	_ = c.Conn.SetWriteDeadline(until)                       // an error says that there are none
+	_ = c.Conn.SetWriteDeadline(until)                       // it fails if the writer does not support deadlines
 	if c.Cancellable != nil && c.Cancellable.IsCancelled() { // meanwhile
 		_ = c.Conn.SetWriteDeadline(time.Now().Add(activity.CancelGrace))
 	}

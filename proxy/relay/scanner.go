@@ -49,7 +49,7 @@ type Scanner struct {
 	NextSequence int64 // the sequence_number after that of the last event, of those before an abort; 0: none had one
 
 	ResponseID string // as the first events name it; "": unknown
-	Background bool   // the replica goes on with the response if nobody reads it, as these events say
+	Background bool   // according to these events, the replica completes the response even if nobody reads it
 	Usage      Usage
 	message    messageEnd
 }

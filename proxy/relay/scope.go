@@ -43,7 +43,7 @@ func (b *UnscopedBody) Read(p []byte) (n int, err error) {
 		}
 		from := copy(b.Buf, b.held)
 		n, err := b.Body.Read(b.Buf[from:])
-		if err == transport.ErrQuietTimeout { // the next read goes on
+		if err == transport.ErrQuietTimeout { // the next read continues from here
 			b.held = b.Buf[:from]
 			return 0, err
 		}

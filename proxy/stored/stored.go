@@ -20,9 +20,10 @@ import (
 )
 
 const (
-	// maxSearched is how many backends one search asks at a time, MaxSearches how many searches there are: a client can name any id.
+	// maxSearched is how many backends one search asks at a time, maxSearches how many searches run at once: a client can name
+	// any id.
 	maxSearched = 4
-	MaxSearches = 16
+	maxSearches = 16
 	// searchTimeout bounds a search. A replica responds from memory.
 	searchTimeout = 3 * time.Second
 )
@@ -30,7 +31,12 @@ const (
 // Responses has what is known of the backends that hold stored responses, and bounds the searches for others.
 type Responses struct {
 	Index    *responseindex.Index
-	Searches chan struct{} // capacity MaxSearches: those that run
+	searches chan struct{} // capacity maxSearches: those that run
+}
+
+// NewResponses returns a Responses that knows what index has.
+func NewResponses(index *responseindex.Index) Responses {
+	return Responses{index, make(chan struct{}, maxSearches)}
 }
 
 // Input is what a request says of stored responses.
@@ -72,8 +78,17 @@ func (s *Input) ScopeEdits() (edits []prompt.Edit) {
 }
 
 // Search asks backends for a stored response, maxSearched at a time, and returns one that has it, or nil. allResponded is
-// false if some did not respond. proxyInstances names the proxies that the request has passed.
-func Search(ctx context.Context, panics recovery.Reporter, id string, list []*backends.Backend, proxyInstances string) (holder *backends.Backend, allResponded bool) {
+// false if some did not respond. proxyInstances names the proxies that the request has passed. It blocks while maxSearches
+// others run, and then for searchTimeout at most.
+func (r *Responses) Search(
+	ctx context.Context, panics recovery.Reporter, id string, list []*backends.Backend, proxyInstances string,
+) (holder *backends.Backend, allResponded bool) {
+	select {
+	case r.searches <- struct{}{}:
+		defer func() { <-r.searches }()
+	case <-ctx.Done():
+		return nil, false
+	}
 	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
 	var unresponsive atomic.Int64

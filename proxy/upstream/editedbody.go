@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"errors"
 	"io"
 	"net"
 	"time"
@@ -16,8 +15,6 @@ const (
 	// take, so that the write does not wait for the replica.
 	maxLastWrite = 64 << 10
 )
-
-var ErrLateTransfer = errors.New("the KV transfer took longer than half of pd.lease")
 
 // editedBody is a body in memory with edits. It is read once, by Read or by WriteTo.
 type editedBody struct {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,9 @@ import (
 	"warmroute/router"
 )
 
+// Causes of failures of a split request.
 var (
+	ErrLateTransfer     = errors.New("the KV transfer took longer than half of pd.lease")
 	ErrNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
 		"start the replica with --kv-transfer-config, or set its role to both")
 	ErrThinkingBudget       = errors.New("the replica refused the prefill leg of a request with thinking.budget_tokens: vLLM 0.33 accepts it")
@@ -97,11 +100,17 @@ func isLocalHost(host string) bool {
 	return strings.EqualFold(host, "localhost") || err == nil && (addr.IsLoopback() || addr.IsUnspecified())
 }
 
-// TransferWords are names of parameters of a transfer.
-var TransferWords = [...]string{"kv_transfer_params", "remote_host", "remote_port", "remote_engine_id", "engine_id"}
+// IsQuotedIn reports whether a text may have parameters of the transfer in it. Of a nil KVTransfer only their names are known.
+func (t *KVTransfer) IsQuotedIn(text []byte) bool {
+	quotes := func(word string) bool { return containsWord(text, word) }
+	return slices.ContainsFunc(transferWords[:], quotes) || t != nil && slices.ContainsFunc(t.Address, quotes)
+}
 
-// ContainsWord reports whether text contains word, not as a part of a longer number or name.
-func ContainsWord(text []byte, word string) bool {
+// transferWords are names of parameters of a transfer.
+var transferWords = [...]string{"kv_transfer_params", "remote_host", "remote_port", "remote_engine_id", "engine_id"}
+
+// containsWord reports whether text contains word, not as a part of a longer number or name.
+func containsWord(text []byte, word string) bool {
 	isWordByte := func(c byte) bool {
 		return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
 	}
