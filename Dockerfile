@@ -13,7 +13,7 @@ RUN mkdir /state
 FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /warmroute /warmroute
-# For index.snapshot and record.file. A new volume mounted here gets this owner.
+# For index.snapshot and recording.file. A new volume mounted here gets this owner.
 COPY --from=build --chown=65532:65532 /state /var/lib/warmroute
 # A number, because there is no /etc/passwd and Kubernetes' runAsNonRoot requires one.
 USER 65532:65532

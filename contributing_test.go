@@ -1,12 +1,17 @@
 package main
 
 import (
+	"bytes"
+	"go/scanner"
+	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func readText(t *testing.T, path string) string {
@@ -93,7 +98,8 @@ func TestWorkflowRunsEachStage(t *testing.T) {
 	ci := readText(t, ".ci/run")
 	stages := strings.Fields(regexp.MustCompile(`(?m)^\[ \$# -gt 0 \] \|\| stages=\((.*)\)$`).FindStringSubmatch(ci)[1])
 	var run []string
-	for _, list := range regexp.MustCompile(`(?m)^ *stages: \[(.*)\]$`).FindAllStringSubmatch(readText(t, ".github/workflows/checks.yml"), -1) {
+	for _, list := range regexp.MustCompile(`(?m)^ *stages: \[(.*)\]$`).FindAllStringSubmatch(readText(t, ".github/workflows/checks.yml"),
+		-1) {
 		run = append(run, strings.Fields(strings.ReplaceAll(list[1], ",", " "))...)
 	}
 	stages = append(stages, "nightly")
@@ -119,6 +125,63 @@ func TestGoVersionInDocuments(t *testing.T) {
 			if match[1] != required[1] {
 				t.Errorf("%s names Go %s, go.mod %s", path, match[1], required[1])
 			}
+		}
+	}
+}
+
+// maxLineLength is how many characters a line of Go has at most. A tab counts as one.
+const maxLineLength = 140
+
+// TestLineLength checks the length of all lines of Go, but for those in strings of several lines, which are data of another language.
+func TestLineLength(t *testing.T) {
+	files := 0
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != "." || d.Name() == "node_modules"):
+			return filepath.SkipDir
+		case filepath.Ext(path) != ".go":
+			return nil
+		}
+		files++
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for number, line := range codeLines(source) {
+			if n := utf8.RuneCount(line); n > maxLineLength {
+				t.Errorf("%s:%d: %d characters, the limit is %d", path, number, n, maxLineLength)
+			}
+		}
+		return nil
+	})
+	if err != nil || files < 100 {
+		t.Errorf("%d files, %v", files, err)
+	}
+}
+
+// codeLines returns the lines of a file by number, without those that are in a string of several lines.
+func codeLines(source []byte) map[int][]byte {
+	lines := map[int][]byte{}
+	for i, line := range bytes.Split(source, []byte("\n")) {
+		lines[i+1] = line
+	}
+	files := token.NewFileSet()
+	file := files.AddFile("", -1, len(source))
+	var s scanner.Scanner
+	s.Init(file, source, nil, 0)
+	for {
+		pos, kind, text := s.Scan()
+		if kind == token.EOF {
+			return lines
+		}
+		if kind != token.STRING || !strings.Contains(text, "\n") {
+			continue
+		}
+		first := file.Line(pos)
+		for n := range strings.Count(text, "\n") + 1 {
+			delete(lines, first+n)
 		}
 	}
 }

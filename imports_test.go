@@ -33,9 +33,10 @@ var allowedImports = map[string]string{
 	"fleet":        "atomicfile clock filelock recovery backends router metrics cluster config",
 	"registration": "httpapi backends metrics proxy config fleet",
 	"admin":        "httpapi usage backends prompt router metrics proxy cluster config fleet",
-	"server":       "atomicfile clock filelock recovery usage backends prompt router kvevents metrics proxy cluster config fleet registration admin",
-	"cli":          "usage backends prompt router metrics proxy cluster config fleet registration admin server",
-	"main":         "cli config server lab",
+	"server": "atomicfile clock filelock recovery usage backends prompt router kvevents metrics proxy cluster config fleet " +
+		"registration admin",
+	"cli":  "usage backends prompt router metrics proxy cluster config fleet registration admin server",
+	"main": "cli config server lab",
 
 	"lab":     "clock filelock backends prompt router kvevents metrics proxy cluster config fleet registration admin server cli",
 	"e2e":     "filelock usage backends prompt router metrics proxy cluster config fleet registration admin server cli lab",

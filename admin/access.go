@@ -74,7 +74,8 @@ func (h *Handler) requireKnownOrigin(next http.Handler) http.Handler {
 		}
 		switch {
 		case isLocal(r) && !h.isAllowedHost(r.Host):
-			writeError(w, http.StatusForbidden, "the Host header is neither this machine nor the address in the setting admin: use http://127.0.0.1 and the port")
+			writeError(w, http.StatusForbidden, "the Host header is neither this machine nor the address in the setting admin: use "+
+				"http://127.0.0.1 and the port")
 		case !isSameOrigin(r) && !isNavigationToPage(r):
 			writeError(w, http.StatusForbidden, "request of a web page from another origin")
 		default:

@@ -42,9 +42,9 @@ func TestStalledBody(t *testing.T) {
 	for range 5 { // the times to read and to write must not run out together
 		a.stalls("/api/backends/gpu-0/drain", http.StatusBadRequest, "body is incomplete")
 		a.stalls("/api/explain", http.StatusBadRequest, "body is incomplete")
-		a.stalls("/api/placed?backend=gpu-0", http.StatusBadRequest, "body is incomplete")
+		a.stalls("/api/sent?backend=gpu-0", http.StatusBadRequest, "body is incomplete")
 	}
-	a.stalls("/api/placed", http.StatusBadRequest, "missing backend")
+	a.stalls("/api/sent", http.StatusBadRequest, "missing backend")
 	if a.fleet[0].Drained() {
 		t.Error("a request that did not come drained a backend")
 	}

@@ -30,7 +30,7 @@ type Options struct {
 	Fleet    *fleet.Fleet
 	Cluster  func() cluster.Status // nil: this proxy is the only one
 	Usage    *usage.Table          // of the API keys
-	Recorder *recorder.Recorder    // nil: traffic is not recorded
+	Recorder *recorder.Recorder    // nil: requests are not recorded
 	Metrics  http.Handler
 	Version  string
 	Log      *slog.Logger

@@ -231,7 +231,8 @@ func TestAccess(t *testing.T) {
 
 func TestPostContentType(t *testing.T) {
 	l := listen(t, false, Options{})
-	for _, kind := range []string{"", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp", "text/plain; application/json"} {
+	for _, kind := range []string{"", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
+		"application/jsonp", "text/plain; application/json"} {
 		if status, response := l.ask("POST", drainPath, "Content-Type", kind); status != 415 || !strings.Contains(response, jsonType) {
 			t.Errorf("%q: got %d %s", kind, status, response)
 		}
@@ -247,11 +248,13 @@ func TestPostContentType(t *testing.T) {
 func TestUnknownPaths(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, c := range []struct{ method, path string }{
-		{"GET", "/index.html"}, {"GET", "/page/page.js"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"GET", "/api"}, {"GET", "/api/"},
+		{"GET", "/index.html"}, {"GET", "/page/page.js"}, {"POST", "/api/backends/x/none"}, {"GET", "/debug/vars"}, {"GET", "/api"},
+		{"GET", "/api/"},
 		{"GET", "/api/state/"}, {"PURGE", "/none"}, {"GET", "/api%2Fstate"}, {"GET", "/api/backends/"},
 	} {
 		status, response := l.ask(c.method, c.path, "Content-Type", jsonType)
-		if status != 404 || !strings.Contains(response, "available: GET /, ") || !strings.Contains(response, "GET /metrics") || !strings.Contains(response, "POST /api/backends/{name}/drain") {
+		if status != 404 || !strings.Contains(response, "available: GET /, ") || !strings.Contains(response, "GET /metrics") ||
+			!strings.Contains(response, "POST /api/backends/{name}/drain") {
 			t.Errorf("%s %s: got %d %s", c.method, c.path, status, response)
 		}
 	}
@@ -285,7 +288,8 @@ func TestMethodNotAllowed(t *testing.T) {
 		if c.method == "HEAD" {
 			want = ""
 		}
-		if resp.StatusCode != 405 || strings.Join(resp.Header["Allow"], "|") != c.allow || !strings.HasPrefix(string(body), want) || resp.Header.Get("Content-Type") != jsonType || err != nil {
+		if resp.StatusCode != 405 || strings.Join(resp.Header["Allow"], "|") != c.allow || !strings.HasPrefix(string(body), want) ||
+			resp.Header.Get("Content-Type") != jsonType || err != nil {
 			t.Errorf("%s %s: got %d %v %s, %v", c.method, c.path, resp.StatusCode, resp.Header, body, err)
 		}
 	}
@@ -321,7 +325,8 @@ func TestRouteErrorsAfterAccess(t *testing.T) {
 
 func TestHeadAsGet(t *testing.T) {
 	a := askable(t)
-	for _, path := range []string{"/", "/page.js", "/api/state", "/api/backends", "/api/backends/gpu-0", "/api/history", "/api/requests", "/api/usage", "/debug/pprof/", "/debug/pprof/heap"} {
+	for _, path := range []string{"/", "/page.js", "/api/state", "/api/backends", "/api/backends/gpu-0", "/api/history", "/api/requests",
+		"/api/usage", "/debug/pprof/", "/debug/pprof/heap"} {
 		if status, body := a.ask("HEAD", path); status != 200 || body != "" {
 			t.Errorf("HEAD %s: got %d %s", path, status, body)
 		}
@@ -336,7 +341,8 @@ func TestHeadAsGet(t *testing.T) {
 func TestEscapesInPaths(t *testing.T) {
 	l := listen(t, false, Options{})
 	for _, path := range []string{
-		"/api/backends/10.0.0.9:8000%2Fa", "/api/backends/10.0.0.9:8000%2fa", "/api/backends/10.0.0.9%3A8000%2F%61", "/%61pi/b%61ckends/10.0.0.9:8000%2Fa",
+		"/api/backends/10.0.0.9:8000%2Fa", "/api/backends/10.0.0.9:8000%2fa", "/api/backends/10.0.0.9%3A8000%2F%61",
+		"/%61pi/b%61ckends/10.0.0.9:8000%2Fa",
 		"//api/backends/10.0.0.9:8000%2Fa", "/api/./backends/x/../10.0.0.9:8000%2Fa",
 	} {
 		if status, response := l.ask("GET", path); status != 200 || !strings.HasPrefix(response, `{"name":"10.0.0.9:8000/a",`) {

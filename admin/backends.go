@@ -173,7 +173,8 @@ func (h *Handler) addBackend(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusBadRequest, strings.Join(config.ErrorLines(err), "; "))
 		return
 	}
-	name, added, err := h.Fleet.Add(r.Context(), fleet.Registration{Backend: b, GivenURL: b.URL, By: r.RemoteAddr, At: time.Now(), Operator: true})
+	name, added, err := h.Fleet.Add(r.Context(), fleet.Registration{Backend: b, GivenURL: b.URL, By: r.RemoteAddr, At: time.Now(),
+		Operator: true})
 	if err != nil {
 		writeError(w, http.StatusConflict, err.Error())
 		return

@@ -56,7 +56,8 @@ func (h *Handler) changeBackend(action string, change func(*backends.Backend)) h
 		for _, b := range list {
 			inFlight += b.CountInFlight()
 		}
-		writeJSON(w, http.StatusOK, ChangedBackend{Backend: name, State: string(h.condition(list[0]).State), InFlight: inFlight, Warning: warning})
+		writeJSON(w, http.StatusOK, ChangedBackend{Backend: name, State: string(h.condition(list[0]).State), InFlight: inFlight,
+			Warning: warning})
 	}
 }
 
@@ -156,15 +157,17 @@ func (h *Handler) explainDecision(w http.ResponseWriter, r *http.Request) {
 	h.serveDryRun(w, r, []string{"endpoint", "key", "tried"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.Explain(q) })
 }
 
-// recordPlacement serves POST /api/placed. The body is a request that another client or proxy has
+// recordSentRequest serves POST /api/sent. The body is a request that another client or proxy has
 // sent to the backend in the query.
-func (h *Handler) recordPlacement(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) recordSentRequest(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("backend")
 	if name == "" {
-		writeError(w, http.StatusBadRequest, "missing backend: use POST /api/placed?backend=NAME with the body of the request")
+		writeError(w, http.StatusBadRequest, "missing backend: use POST /api/sent?backend=NAME with the body of the request")
 		return
 	}
-	h.serveDryRun(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.DryRunRequest) (any, error) { return h.Proxy.RecordPlacement(q, name) })
+	h.serveDryRun(w, r, []string{"endpoint", "key", "backend"}, func(q proxy.DryRunRequest) (any, error) {
+		return h.Proxy.RecordPlacement(q, name)
+	})
 }
 
 const maxTried = 64

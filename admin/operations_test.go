@@ -61,10 +61,12 @@ func askable(t testing.TB, list ...apikey.Key) *asked {
 	log := slog.New(slog.DiscardHandler)
 	p := proxy.New(proxy.Options{
 		Registry: registry, Router: a.router, Metrics: metrics.New(registry, a.router, "test"), Log: log, BlockBytes: 64, Keys: apikey.New(list),
-		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20}, SessionHeaders: []string{"X-Session-Id"}, IsolateTenants: list != nil},
+		Settings: proxy.Settings{Limits: proxy.Limits{InFlight: 10, BodyBytes: 64 << 10, BodyBytesTotal: 1 << 20},
+			ConversationHeaders: []string{"X-Session-Id"}, IsolateTenants: list != nil},
 	})
 	h := New(Options{
-		Registry: registry, Fleet: newFleet(t, registry), Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Usage: usage.NewInMemory(), Log: log,
+		Registry: registry, Fleet: newFleet(t, registry), Router: a.router, Proxy: p, Reset: a.router.ResetBackend, Usage: usage.NewInMemory(),
+		Log:     log,
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "warmroute_up 1\n") }),
 	})
 	s := httptest.NewServer(h)
@@ -79,7 +81,7 @@ func newRouter(t testing.TB, registry *backends.Registry, now func() time.Time) 
 	r, err := router.New(router.Options{
 		Settings: router.Settings{
 			Policy: "prefix", Queue: router.QueueSettings{Requests: 10, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute},
-			Breaker: router.BreakerSettings{Failures: 1, Open: time.Minute}, PollInterval: time.Hour,
+			Breaker: router.BreakerSettings{Failures: 1, OpenTime: time.Minute}, PollInterval: time.Hour,
 		},
 		Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 64, IndexMaxBytes: 1 << 20,
 		Now: now, Rand: rand.NewPCG(1, 2),
@@ -140,19 +142,21 @@ func (a *asked) post(path, body string, status int, says string) {
 func TestExplainAfterPlacementAndReset(t *testing.T) {
 	a := askable(t)
 	body := chat("m", "a prompt")
-	if e := a.explain("", body); e.Reason != router.ReasonCold || e.Blocks < 30 || len(e.Backends) != 3 || e.Endpoint != "/v1/chat/completions" {
+	if e := a.explain("", body); e.Reason != router.ReasonNoMatch || e.Blocks < 30 || len(e.Backends) != 3 ||
+		e.Endpoint != "/v1/chat/completions" {
 		t.Errorf("of a cold fleet: %+v", e)
 	}
-	a.post("/api/placed?backend=gpu-1", body, 200, `"backend":"gpu-1","model":"m","blocks":35,"known":35`)
+	a.post("/api/sent?backend=gpu-1", body, 200, `"backend":"gpu-1","model":"m","blocks":35,"known":35`)
 	e := a.explain("", body)
-	if e.Choice != "gpu-1" || e.Reason != router.ReasonPrefix || e.Backends[1].MatchedBlocks != e.Blocks || !strings.HasPrefix(e.Sentence, "gpu-1 holds ") {
-		t.Errorf("of what was placed: %+v", e)
+	if e.Choice != "gpu-1" || e.Reason != router.ReasonPrefix || e.Backends[1].MatchedBlocks != e.Blocks ||
+		!strings.HasPrefix(e.Sentence, "gpu-1 holds ") {
+		t.Errorf("of what was sent: %+v", e)
 	}
 	if e := a.explain("?tried=gpu-1&tried=gpu-0", body); e.Choice != "gpu-2" || e.Backends[1].WhyNot != "was tried already" {
 		t.Errorf("of a retry: %+v", e)
 	}
 	a.post("/api/backends/gpu-1/reset", "", 200, `"forgotten_blocks":35,"breaker_was":"closed"`)
-	if e := a.explain("", body); e.Reason != router.ReasonCold || e.Backends[1].MatchedBlocks != 0 {
+	if e := a.explain("", body); e.Reason != router.ReasonNoMatch || e.Backends[1].MatchedBlocks != 0 {
 		t.Errorf("after the reset: %+v", e)
 	}
 	if in := a.fleet[1].InFlight.Load(); in != 0 || a.router.CountWaiting() != 0 {
@@ -160,21 +164,24 @@ func TestExplainAfterPlacementAndReset(t *testing.T) {
 	}
 }
 
-func TestExplainSession(t *testing.T) {
+func TestExplainConversation(t *testing.T) {
 	a := askable(t)
 	body := `{"model":"m","prompt_cache_key":"someone","messages":[{"role":"user","content":"some words"}]}`
-	inBody, inHeader, none := a.explain("", body), a.explain("", body, "x-session-id", "someone"), a.explain("", chat("m", "text"), "X-Chat", "c")
-	if inBody.Session != "prompt_cache_key" || inHeader.Session != "X-Session-Id" || inBody.Choice != inHeader.Choice || none.Session != "" {
-		t.Errorf("got %q for %s, %q for %s and %q", inBody.Session, inBody.Choice, inHeader.Session, inHeader.Choice, none.Session)
+	inBody, inHeader, none := a.explain("", body), a.explain("", body, "x-session-id", "someone"),
+		a.explain("", chat("m", "text"), "X-Chat", "c")
+	if inBody.Conversation != "prompt_cache_key" || inHeader.Conversation != "X-Session-Id" || inBody.Choice != inHeader.Choice ||
+		none.Conversation != "" {
+		t.Errorf("got %q for %s, %q for %s and %q", inBody.Conversation, inBody.Choice, inHeader.Conversation, inHeader.Choice, none.Conversation)
 	}
 	if _, response := a.send("POST", "/api/explain", body, "Content-Type", jsonType); strings.Contains(response, "someone") {
-		t.Errorf("the name of the session is shown: %s", response)
+		t.Errorf("the name of the conversation is shown: %s", response)
 	}
 }
 
 func TestExplainEndpointAndModel(t *testing.T) {
 	a := askable(t)
-	if e := a.explain("?endpoint=/v1/completions", `{"model":"other","prompt":"some words"}`); e.Choice != "gpu-2" || e.Reason != router.ReasonOnly || e.Backends[0].WhyNot != "does not list the model" {
+	if e := a.explain("?endpoint=/v1/completions", `{"model":"other","prompt":"some words"}`); e.Choice != "gpu-2" ||
+		e.Reason != router.ReasonOnly || e.Backends[0].WhyNot != "does not list the model" {
 		t.Errorf("got %+v", e)
 	}
 	if e := a.explain("?endpoint=/v1/embeddings", `{"model":"m","input":"some words"}`); e.Reason != router.ReasonLoad || e.Blocks != 0 {
@@ -186,14 +193,15 @@ func TestExplainEndpointAndModel(t *testing.T) {
 }
 
 func TestExplainForAKey(t *testing.T) {
-	a := askable(t, apikey.Key{Name: "team", Hashes: []apikey.Hash{apikey.HashOf("the-key-of-the-team-012345")}, Models: []string{"m"}, Priority: 3})
+	a := askable(t, apikey.Key{Name: "team", Hashes: []apikey.Hash{apikey.HashOf("the-key-of-the-team-012345")}, Models: []string{"m"},
+		Priority: 3})
 	body := chat("m", "a prompt")
-	a.post("/api/placed?backend=gpu-1&key=team", body, 200, `"known":35`)
+	a.post("/api/sent?backend=gpu-1&key=team", body, 200, `"known":35`)
 	if e := a.explain("?key=team", body); e.Choice != "gpu-1" || e.Priority != 3 {
 		t.Errorf("got %+v", e)
 	}
 	// Tenants are isolated: no other key matches what the team has sent.
-	if e := a.explain("", body, "Authorization", "Bearer the-key-of-the-team-012345"); e.Reason != router.ReasonCold {
+	if e := a.explain("", body, "Authorization", "Bearer the-key-of-the-team-012345"); e.Reason != router.ReasonNoMatch {
 		t.Errorf("got %+v", e)
 	}
 	a.post("/api/explain?key=team", chat("other", "a prompt"), 404, "Available: m")
@@ -213,9 +221,9 @@ func TestInvalidDryRuns(t *testing.T) {
 	a.post("/api/explain", "{", 400, "")
 	a.post("/api/explain", chat("none", "x"), 404, "does not exist")
 	a.post("/api/explain", chat("m", strings.Repeat("x", 64<<10)), 413, "limits.body_bytes")
-	a.post("/api/placed", body, 400, "?backend=NAME")
-	a.post("/api/placed?backend=none", body, 404, "available: gpu-0")
-	a.post("/api/placed?backend=gpu-0", chat("other", "x"), 400, "gpu-0 does not list the model other")
+	a.post("/api/sent", body, 400, "?backend=NAME")
+	a.post("/api/sent?backend=none", body, 404, "available: gpu-0")
+	a.post("/api/sent?backend=gpu-0", chat("other", "x"), 400, "gpu-0 does not list the model other")
 	a.post("/api/backends/none/reset", "", 404, "available: gpu-0")
 	if status, _ := a.send("POST", "/api/explain", body, "Content-Type", "text/plain"); status != 415 {
 		t.Errorf("a body that is not said to be JSON: %d", status)
@@ -230,12 +238,13 @@ func TestInvalidDryRuns(t *testing.T) {
 func FuzzQuestion(f *testing.F) {
 	f.Add("endpoint=/v1/completions", `{"model":"m","prompt":["a","b"]}`, true)
 	f.Add("backend=gpu-1", chat("m", "x"), false)
-	f.Add("backend=gpu-1&key=&tried=gpu-0", `{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"a"}]}],"n":900}`, false)
+	f.Add("backend=gpu-1&key=&tried=gpu-0", `{"model":"m","messages":[{"role":"system","content":[{"type":"text","text":"a"}]}],"n":900}`,
+		false)
 	f.Add("tried=gpu-0&tried=gpu-1&tried=gpu-2", `{"messages":[]}`, true)
 	f.Add("endpoint=/tokenize", `{"model":"other","prompt":"\ud800"}`, true)
 	a := askable(f)
 	f.Fuzz(func(t *testing.T, query, body string, explain bool) {
-		path := "/api/placed"
+		path := "/api/sent"
 		if explain {
 			path = "/api/explain"
 		}

@@ -20,7 +20,7 @@ const recordingWriteTimeout = time.Minute
 type RecordingHeader struct {
 	recorder.Header
 	Now      time.Time         `json:"now"`
-	Cut      bool              `json:"cut"` // record.memory has no room for all of the last hour
+	Cut      bool              `json:"cut"` // recording.memory has no room for all of the last hour
 	Policy   string            `json:"policy"`
 	Backends []RecordedBackend `json:"backends"`
 }
@@ -42,7 +42,7 @@ func (h *Handler) serveRecording(w http.ResponseWriter, r *http.Request) {
 		recent = h.Recorder.Recent()
 	}
 	if recent == nil {
-		writeError(w, http.StatusNotFound, "no traffic is recorded in memory: set record.memory and restart")
+		writeError(w, http.StatusNotFound, "no requests are recorded in memory: set recording.memory and restart")
 		return
 	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(recordingWriteTimeout)) // as in setTimeouts
@@ -62,7 +62,8 @@ func (h *Handler) serveRecording(w http.ResponseWriter, r *http.Request) {
 
 // recordingHeader describes the fleet as it is now, with the models of a recording.
 func (h *Handler) recordingHeader(recent *recorder.Recent) RecordingHeader {
-	header := RecordingHeader{Header: recent.Header, Now: time.Now().UTC(), Cut: recent.Cut, Policy: h.Router.Policy(), Backends: []RecordedBackend{}}
+	header := RecordingHeader{Header: recent.Header, Now: time.Now().UTC(), Cut: recent.Cut, Policy: h.Router.Policy(),
+		Backends: []RecordedBackend{}}
 	catalog, estimates := h.Registry.Catalog(), h.Router.Estimates()
 	for _, b := range h.Registry.All() {
 		if h.Registry.Find(b.Name) != b || b.Slot >= len(estimates) || estimates[b.Slot].Backend != b {
@@ -70,7 +71,8 @@ func (h *Handler) recordingHeader(recent *recorder.Recent) RecordingHeader {
 		}
 		learned := &estimates[b.Slot]
 		backend := RecordedBackend{
-			Ready: h.Router.Status(b).Condition.State == router.Ready, Device: b.Options().Device, Role: roleName(b), Step: learned.Step, Models: []uint64{},
+			Ready: h.Router.Status(b).Condition.State == router.Ready, Device: b.Options().Device, Role: roleName(b), Step: learned.Step,
+			Models: []uint64{},
 		}
 		if l := b.Load(); l != nil {
 			backend.KVTokens = int(float64(l.CacheTokens) * learned.CapacityFactor)

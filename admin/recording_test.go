@@ -67,7 +67,7 @@ func TestRecording(t *testing.T) {
 	}
 
 	a.handler.Recorder = nil
-	if status, text := a.ask("GET", "/api/recording"); status != 404 || !strings.Contains(text, "set record.memory and restart") {
+	if status, text := a.ask("GET", "/api/recording"); status != 404 || !strings.Contains(text, "set recording.memory and restart") {
 		t.Errorf("without a recorder: %d %s", status, text)
 	}
 }

@@ -36,8 +36,11 @@ type FinishedRequest struct {
 	Key       string    `json:"key,omitempty"`
 	Endpoint  string    `json:"endpoint"`
 	Model     string    `json:"model,omitempty"`
-	Status    int       `json:"status"`            // 499: client disconnected
-	Aborted   string    `json:"aborted,omitempty"` // phase in which it was
+	ModelName string    `json:"model_name,omitempty"` // by which it was asked for, of models.names
+	Status    int       `json:"status"`               // 499: client disconnected
+	// Disconnected is what the request was doing when its client disconnected.
+	Disconnected string `json:"disconnected,omitempty"`
+	Cancelled    bool   `json:"cancelled,omitempty"` // by an operator
 
 	// Of the last attempt.
 	Backend        string `json:"backend,omitempty"`
@@ -65,8 +68,9 @@ type failedAttempt struct {
 
 func newFinishedRequest(r *activity.FinishedRequest) FinishedRequest {
 	f := FinishedRequest{
-		Number: r.Number, At: r.At.UTC(), RequestID: r.ID, TraceID: r.TraceID, Client: r.Client, Key: r.Key, Endpoint: r.Endpoint, Model: r.Model,
-		Status: r.Code, Aborted: r.Phase, Backend: r.Backend, PrefillBackend: r.PrefillBackend, Reason: r.Reason, Attempts: r.Attempts, Failures: []failedAttempt{},
+		Number: r.Number, At: r.At.UTC(), RequestID: r.ID, TraceID: r.TraceID, Client: r.Client, Key: r.Key, Endpoint: r.Endpoint,
+		Model: r.Model, ModelName: r.ModelName, Status: r.Code, Disconnected: r.Disconnected, Cancelled: r.Cancelled,
+		Backend: r.Backend, PrefillBackend: r.PrefillBackend, Reason: r.Reason, Attempts: r.Attempts, Failures: []failedAttempt{},
 		PromptTokens: r.Tokens.Prompt, PredictedTokens: r.Tokens.Predicted, OutputTokens: r.Tokens.Output,
 		Duration: seconds(r.Times.Total), QueueTime: seconds(r.Times.Queued),
 	}

@@ -60,7 +60,7 @@ func (h *Handler) addAPIRoutes(r chi.Router) {
 	r.Group(func(r chi.Router) {
 		r.Use(limitConcurrency(maxDryRuns))
 		r.Post("/explain", h.explainDecision)
-		r.Post("/placed", h.recordPlacement)
+		r.Post("/sent", h.recordSentRequest)
 	})
 	r.Get("/backends", h.listBackends)
 	r.Post("/backends", h.addBackend)

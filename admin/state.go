@@ -70,12 +70,13 @@ type recentState struct {
 	PerSecond number `json:"requests_per_second"` // finished, including refused ones
 	Failed    number `json:"failed_ratio"`        // share with an error
 	HitRatio  number `json:"hit_ratio"`
+	Elsewhere number `json:"elsewhere_ratio"` // share of prompt tokens that another backend held
 	TTFT50    number `json:"ttft_p50_seconds"`
 	TTFT99    number `json:"ttft_p99_seconds"`
 }
 
 func newRecentState(r *activity.Recent) recentState {
-	return recentState{number(r.PerSecond), number(r.Failed), number(r.HitRatio), number(r.TTFT50), number(r.TTFT99)}
+	return recentState{number(r.PerSecond), number(r.Failed), number(r.HitRatio), number(r.ElsewhereRatio), number(r.TTFT50), number(r.TTFT99)}
 }
 
 // fleetState explains why the backends may differ from what the configuration and DNS say now.
@@ -331,7 +332,9 @@ func (h *Handler) backendStates(f *fleetSnapshot, recent map[*backends.Backend]a
 	for _, b := range f.backends {
 		c := f.conditions[b]
 		s := backendState{
-			Name: b.Name, URL: b.URL.Redacted(), Address: b.Addr, Source: b.Options().Source.String(), Role: roleName(b), Version: b.Version(), State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(), Suspended: b.Suspension() != backends.NotSuspended, LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
+			Name: b.Name, URL: b.URL.Redacted(), Address: b.Addr, Source: b.Options().Source.String(), Role: roleName(b), Version: b.Version(),
+			State: string(c.State), Reason: c.Reason, Since: timeOrNull(c.Since), Drained: b.Drained(),
+			Suspended: b.Suspension() != backends.NotSuspended, LastReadyFor: f.lastReadyFor[b], MissingEndpoints: h.Proxy.MissingEndpoints(b, now),
 			Breaker: breakerNames[h.Router.Status(b).Breaker], Aborted: b.Aborted.Load(), InFlight: b.InFlight.Load(), HitRatio: number(math.NaN()),
 		}
 		if rank, ok := b.Engine(); ok {

@@ -102,15 +102,18 @@ func TestState(t *testing.T) {
 	if s.Backends[0].Aborted != 0 || s.Backends[2].Aborted != 5 {
 		t.Errorf("aborted responses: %s", text)
 	}
-	if len(s.Backends) != 3 || s.Backends[0].Name != "gpu-0" || s.Backends[0].State != "ready" || s.Backends[1].State != "draining" || !s.Backends[1].Drained ||
-		s.Backends[0].InFlight+s.Backends[1].InFlight != 1 || s.Backends[0].Breaker != "closed" || *s.Backends[2].Running != 2 || *s.Backends[2].KVUsage != 0.5 {
+	if len(s.Backends) != 3 || s.Backends[0].Name != "gpu-0" || s.Backends[0].State != "ready" || s.Backends[1].State != "draining" ||
+		!s.Backends[1].Drained ||
+		s.Backends[0].InFlight+s.Backends[1].InFlight != 1 || s.Backends[0].Breaker != "closed" || *s.Backends[2].Running != 2 ||
+		*s.Backends[2].KVUsage != 0.5 {
 		t.Errorf("backends: %s", text)
 	}
 	if s.Policy != "prefix" || s.Queue.Requests != 0 || len(s.Queue.First) != 0 || s.Requests.All != 1 {
 		t.Errorf("got %s", text)
 	}
 	r := s.Requests.Oldest[0]
-	if r.RequestID != "mine" || r.Phase != "first token" || r.Model != "m" || r.Endpoint != "/v1/chat/completions" || r.Backend == "" || r.PromptTokens < 500 || r.Attempts != 1 {
+	if r.RequestID != "mine" || r.Phase != "first token" || r.Model != "m" || r.Endpoint != "/v1/chat/completions" || r.Backend == "" ||
+		r.PromptTokens < 500 || r.Attempts != 1 {
 		t.Errorf("got %+v", r)
 	}
 	if len(s.Decisions) != 1 || s.Decisions[0].RequestID != "mine" || s.Decisions[0].Backend != r.Backend || s.Decisions[0].Sentence == "" {
@@ -138,7 +141,8 @@ func TestQueueState(t *testing.T) {
 
 func TestStateWithoutRequests(t *testing.T) {
 	_, text := askable(t).state()
-	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_seconds":null`, `"kv_usage":null`, `"hit_ratio":null`, `"requests_per_second":0`, `"failed_ratio":null`} {
+	for _, want := range []string{`"oldest":[]`, `"first":[]`, `"decisions":[]`, `"oldest_seconds":null`, `"kv_usage":null`,
+		`"hit_ratio":null`, `"requests_per_second":0`, `"failed_ratio":null`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s is missing in %s", want, text)
 		}
@@ -321,7 +325,8 @@ func TestPageAccess(t *testing.T) {
 		{"afar, token set", true, token, nil, 200, 401},
 		{"a name that was made to lead here", false, "", []string{"Host", "evil.example"}, 403, 403},
 		{"a link on another's page", false, "", link, 200, 403},
-		{"in another's frame", false, "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, 403, 403},
+		{"in another's frame", false, "", []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, 403,
+			403},
 		{"another's page asks", false, "", []string{"Origin", "http://evil.example", "Sec-Fetch-Site", "cross-site"}, 403, 403},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -341,7 +346,8 @@ func TestPageAccess(t *testing.T) {
 
 func TestPageContentSecurityPolicy(t *testing.T) {
 	l := listen(t, false, Options{})
-	for path, kind := range map[string]string{"/": "text/html", "/style.css": "text/css", "/page.js": "text/javascript", "/history.js": "text/javascript", "/finished.js": "text/javascript", "/usage.js": "text/javascript", "/icon.svg": "image/svg+xml"} {
+	for path, kind := range map[string]string{"/": "text/html", "/style.css": "text/css", "/page.js": "text/javascript",
+		"/history.js": "text/javascript", "/finished.js": "text/javascript", "/usage.js": "text/javascript", "/icon.svg": "image/svg+xml"} {
 		resp, err := l.client.Get(l.url + path)
 		if err != nil {
 			t.Fatal(err)
@@ -349,10 +355,12 @@ func TestPageContentSecurityPolicy(t *testing.T) {
 		body, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		h := resp.Header
-		if resp.StatusCode != 200 || !strings.HasPrefix(h.Get("Content-Type"), kind) || h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Cache-Control") != "no-store" {
+		if resp.StatusCode != 200 || !strings.HasPrefix(h.Get("Content-Type"), kind) || h.Get("X-Content-Type-Options") != "nosniff" ||
+			h.Get("Cache-Control") != "no-store" {
 			t.Errorf("%s: %d %v", path, resp.StatusCode, h)
 		}
-		for _, part := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"} {
+		for _, part := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+			"frame-ancestors 'none'"} {
 			if !strings.Contains(h.Get("Content-Security-Policy"), part) {
 				t.Errorf("%s: no %s in %s", path, part, h.Get("Content-Security-Policy"))
 			}
@@ -434,7 +442,8 @@ func TestStateOfRanks(t *testing.T) {
 	ranks[0].SetModels([]backends.Model{{ID: "ours", Root: "ours", Card: []byte(`{"id":"ours"}`)}})
 	s, text := a.state()
 	for i, got := range s.Backends[3:] {
-		if got.Server != "eight" || got.Rank == nil || *got.Rank != i || got.Source != "file" || got.Address != "192.0.2.10:8000" || got.ServerDrained || strings.Join(got.LastReadyFor, ",") != "ours" || got.Role != "prefill" || got.Version != "0.32.0" {
+		if got.Server != "eight" || got.Rank == nil || *got.Rank != i || got.Source != "file" || got.Address != "192.0.2.10:8000" ||
+			got.ServerDrained || strings.Join(got.LastReadyFor, ",") != "ours" || got.Role != "prefill" || got.Version != "0.32.0" {
 			t.Errorf("rank %d: %+v in %s", i, got, text)
 		}
 	}
@@ -470,7 +479,8 @@ func TestStateHasOneWord(t *testing.T) {
 }
 
 func TestFleetState(t *testing.T) {
-	names := []fleet.Name{{Name: "good:80", Addresses: []string{"10.0.0.1:80"}}, {Name: "large:80", Addresses: []string{"10.0.0.1:80"}, Omitted: 2}}
+	names := []fleet.Name{{Name: "good:80", Addresses: []string{"10.0.0.1:80"}}, {Name: "large:80", Addresses: []string{"10.0.0.1:80"},
+		Omitted: 2}}
 	for i := range 2 * maxFailingNames {
 		names = append(names, fleet.Name{Name: fmt.Sprint("failing-", i), Error: "timeout"})
 	}

@@ -27,6 +27,20 @@ const (
 
 // Write replaces the file at path by what content writes. Only the owner can read it.
 func Write(path string, content func(io.Writer) error) error {
+	return writeTemp(path, content, os.Rename)
+}
+
+// Create creates the file at path with what content writes. Only the owner can read it. If the file exists, Create
+// changes nothing and its error is fs.ErrExist.
+func Create(path string, content func(io.Writer) error) error {
+	return writeTemp(path, content, func(temp, path string) error {
+		defer os.Remove(temp)
+		return os.Link(temp, path)
+	})
+}
+
+// writeTemp writes a temporary file beside path and passes both to place, which gives it its name.
+func writeTemp(path string, content func(io.Writer) error, place func(temp, path string) error) error {
 	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*"+tempSuffix)
 	if err != nil {
 		return err
@@ -43,7 +57,7 @@ func Write(path string, content func(io.Writer) error) error {
 		err = closing
 	}
 	if err == nil {
-		err = os.Rename(file.Name(), path)
+		err = place(file.Name(), path)
 	}
 	if err != nil {
 		os.Remove(file.Name())

@@ -4,6 +4,7 @@
 package backends
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -50,7 +51,8 @@ type Backend struct {
 }
 
 // Address returns what no two backends have in common: the normalized URL of the replica, with Addr
-// instead of the URL's host and port if that is set, and for a rank with "#" and its engine's label. It is "" for a backend without a URL, as in tests.
+// instead of the URL's host and port if that is set, and for a rank with "#" and its engine's label. It is "" for a
+// backend without a URL, as in tests.
 func (b *Backend) Address() string {
 	switch {
 	case b.URL == nil:
@@ -69,6 +71,14 @@ func (b *Backend) Host() string {
 		return host
 	}
 	return b.URL.Hostname()
+}
+
+// Port returns the port of Addr, or of URL, or of its scheme.
+func (b *Backend) Port() string {
+	if _, port, err := net.SplitHostPort(b.Addr); err == nil {
+		return port
+	}
+	return cmp.Or(b.URL.Port(), map[string]string{"http": "80", "https": "443"}[b.URL.Scheme])
 }
 
 // Counters are what proxies have sent to a backend.
@@ -95,7 +105,7 @@ type Options struct {
 
 	EnginePriority bool // requests carry their priority for the engine's queue
 
-	// KVEvents is where the replica publishes KV cache events: KVEventsAuto, KVEventsOff or a
+	// KVEvents is where the replica publishes KV cache events: KVEventsAuto, KVEventsListen, KVEventsOff or a
 	// ZeroMQ endpoint, with KVReplay as the endpoint of earlier events ("": none).
 	KVEvents, KVReplay string
 
@@ -137,8 +147,9 @@ func (s Source) String() string { return [...]string{"configuration", "file", "r
 
 // Values of Options.KVEvents that are not endpoints.
 const (
-	KVEventsAuto = "auto" // those that the replica lists, if any
-	KVEventsOff  = "off"
+	KVEventsAuto   = "auto"   // those that the replica lists, if any
+	KVEventsListen = "listen" // the replica connects to the proxy
+	KVEventsOff    = "off"
 )
 
 var defaultOptions = new(Options)

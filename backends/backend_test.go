@@ -39,7 +39,8 @@ func TestStatus(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		s := b.Status()
-		if lasts := time.Since(s.Since); s.State != Down || !strings.Contains(s.Reason, "/health returned 503") || lasts <= 0 || lasts > 10*time.Second || time.Until(s.NextCheck) > 1100*time.Millisecond {
+		if lasts := time.Since(s.Since); s.State != Down || !strings.Contains(s.Reason, "/health returned 503") || lasts <= 0 ||
+			lasts > 10*time.Second || time.Until(s.NextCheck) > 1100*time.Millisecond {
 			t.Errorf("got %+v", s)
 		}
 		down := s.Since
@@ -68,7 +69,9 @@ func TestAsleepSince(t *testing.T) {
 		var asleep atomic.Bool
 		b := virtual(t, func(*http.Request) (*http.Response, error) {
 			if asleep.Load() {
-				return respond(200, "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} 1.0\n")
+				return respond(200,
+					"vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} "+
+						"0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} 1.0\n")
 			}
 			return respond(200, "vllm:num_requests_running{engine=\"0\"} 0.0\nvllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n")
 		})

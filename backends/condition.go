@@ -232,10 +232,17 @@ func (c *condition) recordCheckBegun() {
 func (c *condition) recordCheckResult(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer c.finished.Notify()
-	c.finishedLast = c.begunChecks
 	c.checked, c.checkError, c.refused = true, "", errors.Is(err, syscall.ECONNREFUSED)
 	if err != nil {
 		c.checkError = err.Error()
 	}
+}
+
+// recordCheckFinished wakes the callers of AwaitCheck, at the end of the health check that was begun last: its
+// outcome is recorded, the flags are set and changes were reported.
+func (c *condition) recordCheckFinished() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.finishedLast = c.begunChecks
+	c.finished.Notify()
 }

@@ -182,6 +182,7 @@ func (w *checkState) updateVersion(ctx context.Context, passes bool, timeout tim
 // applyCheckResult sets the backend's state and models to the outcome of a check.
 func (w *checkState) applyCheckResult(models []Model, err error) {
 	b := w.backend
+	defer b.recordCheckFinished()
 	reason := fmt.Sprintf("healthy, models: %d", len(models))
 	if before := b.Models(); err != nil {
 		reason = err.Error()
@@ -297,7 +298,8 @@ func (c *Checker) getBodyAndRecordProxyInstance(ctx context.Context, b *Backend,
 	case status == http.StatusLoopDetected:
 		return nil, c.newLoopError(path, instance)
 	case vllm.IsScalingError(status, res.Body()):
-		return nil, fmt.Errorf("%s: the replica is changing the number of its engines, or is not used any more (elastic expert parallelism)", path)
+		return nil, fmt.Errorf("%s: the replica is changing the number of its engines, or is not used any more (elastic expert parallelism)",
+			path)
 	case status != http.StatusOK:
 		return nil, fmt.Errorf("%s returned %d%s", path, status, statusAdvice(status, b.URL.Scheme))
 	case err != nil:
@@ -331,7 +333,8 @@ func connectionAdvice(err error, scheme string, hasResponded bool) string {
 		return "; use a certificate with a subject alternative name for the host, or set the backend's server_name to one that it has"
 	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return "; set the backend's ca_file to the certificate of the authority, or to the server's own if that is self-signed"
-	case scheme == "http" && !hasResponded && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)):
+	case scheme == "http" && !hasResponded && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET)):
 		return "; if the server expects HTTPS, give the backend an https:// URL"
 	}
 	return ""

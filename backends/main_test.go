@@ -81,7 +81,8 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func (f roundTrip) Do(ctx context.Context, req *fasthttp.Request, resp *fasthttp.Response, read func(io.Reader) error) error {
-	r, err := http.NewRequestWithContext(ctx, string(req.Header.Method()), "http://replica:8000"+string(req.RequestURI()), bytes.NewReader(req.Body()))
+	r, err := http.NewRequestWithContext(ctx, string(req.Header.Method()), "http://replica:8000"+string(req.RequestURI()),
+		bytes.NewReader(req.Body()))
 	if err != nil {
 		return err
 	}

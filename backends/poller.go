@@ -65,9 +65,11 @@ type Poller struct {
 
 // PollSettings configure a Poller. Zero means the default.
 type PollSettings struct {
-	Interval     time.Duration `mapstructure:"interval" range:"10ms.."`      // from the end of a poll to the next, up to MaxPollInterval while they show nothing new; 1 s
-	FastInterval time.Duration `mapstructure:"fast_interval" range:"10ms.."` // while a backend has external load or waits for room in its KV cache; 250 ms
-	Timeout      time.Duration `mapstructure:"timeout" range:"1ms.."`        // of one poll, body included; Interval
+	// from the end of a poll to the next, up to MaxPollInterval while they show nothing new; 1 s
+	Interval time.Duration `mapstructure:"interval" range:"10ms.."`
+	// while a backend has external load or waits for room in its KV cache; 250 ms
+	FastInterval time.Duration `mapstructure:"fast_interval" range:"10ms.."`
+	Timeout      time.Duration `mapstructure:"timeout" range:"1ms.."` // of one poll, body included; Interval
 }
 
 // SetSettings applies from the next poll on; current waits restart.
@@ -141,7 +143,7 @@ func (w *pollState) applyPollResult(ctx context.Context, load *Load, err error) 
 			m.SetLoad(nil)
 		}
 	}
-	w.backend.SetLoad(load) // at last, because PollUntil returns then
+	w.backend.SetLoad(load) // at last, and after the callbacks, because PollUntil returns then
 }
 
 // applyLoad records the load of a part, where before is the one before it.
@@ -161,7 +163,7 @@ func (w *pollState) applyLoad(b *Backend, before, load *Load) {
 	if ended || before != nil && before.Asleep && !load.Asleep {
 		b.SetSuspension(NotSuspended) // another process or operator has ended it
 	}
-	b.SetLoad(load)
+	b.load.Store(load)
 	if reason := cacheLossReason(before, load); reason != "" {
 		backendLogger(w.Logger, b).Info("prefix cache reset", "reason", reason)
 		b.ForgetMissingEndpoints()

@@ -95,10 +95,12 @@ func TestPollErrors(t *testing.T) {
 		handler http.HandlerFunc
 		want    string
 	}{
-		"a status":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, "/metrics returned 500"},
-		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "/metrics returned 302"},
-		"a page":     {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>\n") }, "metrics line 1"},
-		"too much":   {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a 1\n", 1000)) }, "longer than 1000 bytes"},
+		"a status": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, "/metrics returned 500"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/elsewhere", http.StatusFound)
+		}, "/metrics returned 302"},
+		"a page":   {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>\n") }, "metrics line 1"},
+		"too much": {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a 1\n", 1000)) }, "longer than 1000 bytes"},
 		"a broken body": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "9")
 			io.WriteString(w, "a 1\n")
@@ -269,9 +271,10 @@ func TestCacheLoss(t *testing.T) {
 	}
 	asleep := "vllm:engine_sleep_state{sleep_state=\"awake\"} 0\n"
 	for name, c := range map[string]struct{ before, after, want string }{
-		"another start time":         {vllmMetrics(1, 9, 0, 0), vllmMetrics(2, 9, 0, 0), "restarted"},
-		"a counter decreased":        {vllmMetrics(0, 9, 0, 0), vllmMetrics(0, 8, 0, 0), "decreased"},
-		"prefix queries went back":   {"vllm:prefix_cache_queries 9\nvllm:prefix_cache_hits 1\n", "vllm:prefix_cache_queries 8\nvllm:prefix_cache_hits 1\n", "decreased"},
+		"another start time":  {vllmMetrics(1, 9, 0, 0), vllmMetrics(2, 9, 0, 0), "restarted"},
+		"a counter decreased": {vllmMetrics(0, 9, 0, 0), vllmMetrics(0, 8, 0, 0), "decreased"},
+		"prefix queries went back": {"vllm:prefix_cache_queries 9\nvllm:prefix_cache_hits 1\n",
+			"vllm:prefix_cache_queries 8\nvllm:prefix_cache_hits 1\n", "decreased"},
 		"asleep":                     {vllmMetrics(1, 9, 0, 0), vllmMetrics(1, 9, 0, 0) + asleep, "asleep"},
 		"another size":               {config(100), config(200), "from 100 to 200"},
 		"more tokens":                {vllmMetrics(1, 8, 0, 0), vllmMetrics(1, 9, 0, 0), ""},

@@ -148,7 +148,8 @@ func TestRankHeader(t *testing.T) {
 	now := time.Now()
 	ranks[0].StopSendingRankHeader(now)
 	ranks[1].StopSendingRankHeader(now.Add(time.Second))
-	if at, rejected := server.RanksRejectedAt(); !rejected || !at.Equal(now) || ranks[0].RankHeader() != nil || ranks[1].RankHeader() != nil || len(server.pollRequested) != 1 {
+	if at, rejected := server.RanksRejectedAt(); !rejected || !at.Equal(now) || ranks[0].RankHeader() != nil || ranks[1].RankHeader() != nil ||
+		len(server.pollRequested) != 1 {
 		t.Error("refused ranks are still sent, or no poll was asked for")
 	}
 	server.SetParts(ranks[:1])
@@ -161,7 +162,8 @@ func TestRankHeader(t *testing.T) {
 	}
 	undivided := NewUndivided(server)
 	server.SetParts([]*Backend{undivided})
-	if _, isRank := undivided.Engine(); isRank || undivided.RankHeader() != nil || undivided.Name != server.Name || undivided.Address() != server.Address() {
+	if _, isRank := undivided.Engine(); isRank || undivided.RankHeader() != nil || undivided.Name != server.Name ||
+		undivided.Address() != server.Address() {
 		t.Error("a server with one part has ranks")
 	}
 	server.Drain()
@@ -210,8 +212,10 @@ func TestPollOfRanks(t *testing.T) {
 		text.Store(strings.Replace(rankMetrics(1, 10, 4, 5), `prompt_tokens_total{engine="5"} 10`, `prompt_tokens_total{engine="5"} 9`, 1))
 		time.Sleep(70 * time.Second)
 		synctest.Wait()
-		if !slices.Equal(lost, []string{"replica:8000-rank5"}) || ranks[0].Load().OwnInFlight != 3 || ranks[1].Load().OwnInFlight != 0 || server.Load().OwnInFlight != 3 {
-			t.Errorf("caches of %q lost, in flight %d, %d and %d", lost, ranks[0].Load().OwnInFlight, ranks[1].Load().OwnInFlight, server.Load().OwnInFlight)
+		if !slices.Equal(lost, []string{"replica:8000-rank5"}) || ranks[0].Load().OwnInFlight != 3 || ranks[1].Load().OwnInFlight != 0 ||
+			server.Load().OwnInFlight != 3 {
+			t.Errorf("caches of %q lost, in flight %d, %d and %d", lost, ranks[0].Load().OwnInFlight, ranks[1].Load().OwnInFlight,
+				server.Load().OwnInFlight)
 		}
 		text.Store(rankMetrics(1, 10, 4, 6))
 		time.Sleep(70 * time.Second)
@@ -236,7 +240,8 @@ func TestProbeRanks(t *testing.T) {
 		want   string
 	}{
 		{"Python front end", 400, `{"error":{"message":"data_parallel_rank 65534 is out of range [0, 4)."}}`, "&{65534 4 []} <nil>"},
-		{"Rust front end", 400, `{"error":{"message":"data parallel rank 65534 is not connected to this frontend; connected ranks: [4, 5]"}}`, "&{65534 0 [4 5]} <nil>"},
+		{"Rust front end", 400, `{"error":{"message":"data parallel rank 65534 is not connected to this frontend; connected ranks: [4, 5]"}}`,
+			"&{65534 0 [4 5]} <nil>"},
 		{"header ignored", 200, `{"choices":[]}`, "<nil> <nil>"},
 		{"another rank refused", 400, `{"error":{"message":"data_parallel_rank 1 is out of range [0, 4)."}}`, "<nil> <nil>"},
 		{"endless", 400, strings.Repeat("x", 2*maxProbeResponseBytes), "<nil> <nil>"},
@@ -244,7 +249,8 @@ func TestProbeRanks(t *testing.T) {
 	} {
 		b := virtual(t, func(r *http.Request) (*http.Response, error) {
 			body, _ := io.ReadAll(r.Body)
-			if r.Method != http.MethodPost || r.URL.Path != "/v1/completions" || r.Header.Get(vllm.RankHeader) != "65534" || string(body) != `{"model":"m","prompt":"a","max_tokens":1}` {
+			if r.Method != http.MethodPost || r.URL.Path != "/v1/completions" || r.Header.Get(vllm.RankHeader) != "65534" ||
+				string(body) != `{"model":"m","prompt":"a","max_tokens":1}` {
 				t.Errorf("%s %s, %v, %s", r.Method, r.URL.Path, r.Header, body)
 			}
 			return respond(c.status, c.body)

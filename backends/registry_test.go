@@ -64,7 +64,8 @@ func TestRegistryConflicts(t *testing.T) {
 	if err == nil {
 		t.Fatal("duplicates were accepted")
 	}
-	for _, want := range []string{`two backends are named "one"`, `"one" and "two" are the same replica`, `"three" and "four" are the same replica`} {
+	for _, want := range []string{`two backends are named "one"`, `"one" and "two" are the same replica`,
+		`"three" and "four" are the same replica`} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q says nothing of %q", err, want)
 		}
@@ -196,7 +197,8 @@ func TestContextLengths(t *testing.T) {
 		}
 		// The longest is listed, and blocks keep the seed of the first.
 		first := catalog.EngineModel("m")
-		if e, _ := catalog.Find("m"); string(e.Card) != c.card || string(catalog.Models[0].Card) != c.card || first != e.Root || c.each[0] != notListed && first != "/a" {
+		if e, _ := catalog.Find("m"); string(e.Card) != c.card || string(catalog.Models[0].Card) != c.card || first != e.Root ||
+			c.each[0] != notListed && first != "/a" {
 			t.Errorf("%s: listed is the card of %s, and the engine's model is %s", c.name, catalog.Models[0].Card, first)
 		}
 	}

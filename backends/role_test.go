@@ -94,7 +94,8 @@ func (p *process) RoundTrip(r *http.Request) (*http.Response, error) {
 		return respond(200, `{"version":"`+*version+`"}`)
 	case r.URL.Path == "/metrics":
 		return respond(200, vllmMetrics(float64(p.started.Load()), 1, 0, 0)+fmt.Sprintf(
-			"vllm:nixl_num_kv_expired_reqs_total 0\nvllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",num_gpu_blocks=\"%d\"} 1\n", p.started.Load()))
+			"vllm:nixl_num_kv_expired_reqs_total 0\nvllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",num_gpu_blocks=\"%d\"} 1\n",
+			p.started.Load()))
 	}
 	return health(well).RoundTrip(r)
 }

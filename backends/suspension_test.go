@@ -86,7 +86,13 @@ func TestAwaitCheck(t *testing.T) {
 		}
 		replica.ServeHTTP(w, r)
 	}))
-	c := &Checker{}
+	c := &Checker{OnState: func(b *Backend, s State, _ string) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.finishedLast == b.begunChecks {
+			t.Errorf("AwaitCheck returns before the change to %v is reported", s)
+		}
+	}}
 	c.SetSettings(HealthSettings{Interval: time.Hour, DownInterval: time.Hour})
 	watchUntilCleanup(t, c.Watch, b)
 	if err := b.AwaitCheck(t.Context()); err == nil || !strings.Contains(err.Error(), "/health returned 503") {

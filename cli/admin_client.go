@@ -56,7 +56,8 @@ func (l *AdminListener) Get(ctx context.Context, configs config.Loader, path str
 func (l *AdminListener) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&l.URL, "admin", "", "`URL` of the admin listener (default: from the configuration)")
 	f.StringVar(&l.TokenFile, "token-file", "", "read the admin token from `FILE` (default: from the configuration)")
-	f.StringVar(&l.CAFile, "ca-file", "", "trust the certificate authorities in `FILE` (default: the configured certificate; with --admin, the system's authorities)")
+	f.StringVar(&l.CAFile, "ca-file", "", "trust the certificate authorities in `FILE` (default: the configured certificate; with --admin, "+
+		"the system's authorities)")
 	f.StringVar(&l.Config, "config", "", "configuration `FILE` of the proxy (default: $WARMROUTE_CONFIG)")
 }
 
@@ -149,7 +150,8 @@ func (a *adminEndpoint) roundTrip(req *http.Request) (*http.Response, error) {
 		return nil, described
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connect to the admin listener at %s: %w: check that the proxy runs, or name another address with %s", a.url, err, a.flag)
+		return nil, fmt.Errorf("connect to the admin listener at %s: %w: check that the proxy runs, or name another address with %s", a.url, err,
+			a.flag)
 	}
 	return resp, nil
 }
@@ -176,7 +178,8 @@ func (a *adminEndpoint) responseError(resp *http.Response, response []byte) erro
 	case IsHTTPSRequired(resp.StatusCode, response):
 		return fmt.Errorf("%s requires https: use %s https://…", a.url, a.flag)
 	case body.Error.Src != "warmroute", body.Error.Code == "not_found": // not_found: the public listener
-		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with %s", a.url, stripUnprintable(resp.Status), a.flag)
+		return fmt.Errorf("%s is not an admin listener of warmroute (%s): name the right one with %s", a.url, stripUnprintable(resp.Status),
+			a.flag)
 	case resp.StatusCode == http.StatusUnauthorized && a.token != "":
 		return fmt.Errorf("%s: %s (the token is that of %s)", a.url, stripUnprintable(body.Error.Message), a.from)
 	case resp.StatusCode == http.StatusUnauthorized:

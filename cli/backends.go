@@ -131,7 +131,7 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&o.name, "name", "", "`NAME` of the backend (default: host and port)")
-	cmd.Flags().StringVar(&o.device, "device", "", "`NAME` of the GPU that it shares with other backends (default: it has its own)")
+	cmd.Flags().StringVar(&o.device, "device", "", "`NAME` of the device (GPU) that it shares with other backends (default: it has its own)")
 	cmd.Flags().StringVar(&o.role, "role", "", "`PART` of requests that it is meant for: prefill, decode or both (default: both)")
 	cmd.Flags().DurationVar(&o.wait, "wait", 0, "wait for at most `DURATION` until it is ready; exit with status 1 if it is not")
 	return cmd
@@ -140,7 +140,7 @@ func newBackendsAddCommand(configs config.Loader) *cobra.Command {
 func newBackendsRemoveCommand(configs config.Loader) *cobra.Command {
 	var o backendsOptions
 	cmd := &cobra.Command{
-		Use: "remove NAME ...", Short: "Remove added replicas after their requests have ended",
+		Use: "remove NAME ...", Short: "Remove added backends after their requests have ended",
 		Args:    requireArgs(1, anyNumber, "name one or more backends"),
 		Example: "  warmroute backends remove 10.0.0.7:8000 --wait 10m",
 		RunE: func(cmd *cobra.Command, names []string) error {
@@ -231,7 +231,8 @@ func (o *backendsOptions) request(ctx context.Context, configs config.Loader, me
 }
 
 // forEach calls do for each backend and prints its result. The error says how many failed.
-func (o *backendsOptions) forEach(cmd *cobra.Command, names []string, do func(ctx context.Context, name string) (result string, err error)) error {
+func (o *backendsOptions) forEach(cmd *cobra.Command, names []string, do func(ctx context.Context, name string) (result string,
+	err error)) error {
 	failed := 0
 	for _, name := range names {
 		result, err := do(cmd.Context(), name)
@@ -256,7 +257,8 @@ func writeBackends(out io.Writer, list *admin.BackendList) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tSTATE\tIN FLIGHT\tSOURCE\tROLE\tVERSION\tDEVICE\tURL\tREASON")
 	for _, b := range list.Backends {
-		cells := []string{b.Name, b.State, strconv.FormatInt(b.InFlight, 10), b.Source, cmp.Or(b.Role, "both"), b.Version, b.Device, b.URL, b.Reason}
+		cells := []string{b.Name, b.State, strconv.FormatInt(b.InFlight, 10), b.Source, cmp.Or(b.Role, "both"), b.Version, b.Device, b.URL,
+			b.Reason}
 		for i := range cells {
 			cells[i] = stripUnprintable(cells[i])
 		}

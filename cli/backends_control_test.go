@@ -21,7 +21,8 @@ func TestControlCommands(t *testing.T) {
 	defer admin.Close()
 	const (
 		ok     = `{"action":"a","results":[{"backend":"gpu-0","ok":true,"status":200,"seconds":0.314}]}`
-		failed = `{"action":"a","results":[{"backend":"gpu-0","ok":true,"status":200,"seconds":2},{"backend":"gpu-1","ok":false,"error":"no\u0007response","seconds":60}],` +
+		failed = `{"action":"a","results":[{"backend":"gpu-0","ok":true,"status":200,"seconds":2},{"backend":"gpu-1","ok":false,` +
+			`"error":"no\u0007response","seconds":60}],` +
 			`"error":{"message":"a failed on 1 of 2 backends","src":"warmroute"}}`
 		none = `{"error":{"message":"unknown backend; available: gpu-0","src":"warmroute"}}`
 	)
@@ -33,15 +34,22 @@ func TestControlCommands(t *testing.T) {
 		exit          int
 		stdout, error string
 	}{
-		{"sleep --all", 200, ok, "POST /api/backends/sleep {}", 0, "NAME   RESULT  STATUS  SECONDS  ERROR\ngpu-0  ok      200     0.31     \n", ""},
-		{"sleep gpu-0 --level 2 --wait 90s --force", 200, ok, `POST /api/backends/sleep {"backends":["gpu-0"],"force":true,"level":2,"wait":"1m30s"}`, 0, "gpu-0", ""},
-		{"wake gpu-0 gpu-1 --tags weights,kv_cache", 200, ok, `POST /api/backends/wake {"backends":["gpu-0","gpu-1"],"tags":["weights","kv_cache"]}`, 0, "gpu-0", ""},
-		{"pause --all --mode keep --clear-cache=false --timeout 5m", 200, ok, `POST /api/backends/pause {"clear_cache":false,"mode":"keep","timeout":"5m0s"}`, 0, "gpu-0", ""},
+		{"sleep --all", 200, ok, "POST /api/backends/sleep {}", 0, "NAME   RESULT  STATUS  SECONDS  ERROR\ngpu-0  ok      200     0.31     \n",
+			""},
+		{"sleep gpu-0 --level 2 --wait 90s --force", 200, ok,
+			`POST /api/backends/sleep {"backends":["gpu-0"],"force":true,"level":2,"wait":"1m30s"}`, 0, "gpu-0", ""},
+		{"wake gpu-0 gpu-1 --tags weights,kv_cache", 200, ok,
+			`POST /api/backends/wake {"backends":["gpu-0","gpu-1"],"tags":["weights","kv_cache"]}`, 0, "gpu-0", ""},
+		{"pause --all --mode keep --clear-cache=false --timeout 5m", 200, ok,
+			`POST /api/backends/pause {"clear_cache":false,"mode":"keep","timeout":"5m0s"}`, 0, "gpu-0", ""},
 		{"resume --all --json", 200, ok, `POST /api/backends/resume {}`, 0, ok + "\n", ""},
-		{"reset-cache --all", 502, failed, `POST /api/backends/reset-cache {}`, 1, "gpu-1  failed  -       60.00    no", "a failed on 1 of 2 backends"},
+		{"reset-cache --all", 502, failed, `POST /api/backends/reset-cache {}`, 1, "gpu-1  failed  -       60.00    no",
+			"a failed on 1 of 2 backends"},
 		{"reset-cache none", 404, none, `POST /api/backends/reset-cache {"backends":["none"]}`, 1, "", "available: gpu-0"},
-		{"load-adapter --all --adapter sql --path /a/sql --in-place", 200, ok, `POST /api/backends/load-adapter {"adapter":"sql","in_place":true,"path":"/a/sql"}`, 0, "gpu-0", ""},
-		{"unload-adapter gpu-0 --adapter sql", 200, ok, `POST /api/backends/unload-adapter {"adapter":"sql","backends":["gpu-0"]}`, 0, "gpu-0", ""},
+		{"load-adapter --all --adapter sql --path /a/sql --in-place", 200, ok,
+			`POST /api/backends/load-adapter {"adapter":"sql","in_place":true,"path":"/a/sql"}`, 0, "gpu-0", ""},
+		{"unload-adapter gpu-0 --adapter sql", 200, ok, `POST /api/backends/unload-adapter {"adapter":"sql","backends":["gpu-0"]}`, 0, "gpu-0",
+			""},
 		{"resume --all", 200, "hello", `POST /api/backends/resume {}`, 1, "", "unexpected response"},
 		{"sleep", 200, ok, "", 2, "", "name backends, or use --all"},
 		{"sleep gpu-0 --all", 200, ok, "", 2, "", "name backends, or use --all"},
@@ -50,7 +58,8 @@ func TestControlCommands(t *testing.T) {
 	} {
 		request, response, status = "", c.response, c.status
 		exit, stdout, stderr := execute(t.Context(), t, append([]string{"backends"}, strings.Fields(c.args+" --admin "+admin.URL)...)...)
-		if request != c.request || exit != c.exit || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.error) || strings.Contains(stdout, "\a") {
+		if request != c.request || exit != c.exit || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.error) ||
+			strings.Contains(stdout, "\a") {
 			t.Errorf("%s: exit status %d, request %q, output %q%q", c.args, exit, request, stdout, stderr)
 		}
 	}

@@ -81,7 +81,8 @@ func TestHelpFits(t *testing.T) {
 			if n := utf8.RuneCountInString(line) - 1; n > 110 {
 				t.Errorf("%s: %d columns: %s", cmd.Name(), n, line)
 			}
-			if strings.Contains(line, "(default )") || strings.Contains(line, "(default [])") || strings.Contains(line, "<nil>") || strings.Contains(line, "%!") {
+			if strings.Contains(line, "(default )") || strings.Contains(line, "(default [])") || strings.Contains(line, "<nil>") ||
+				strings.Contains(line, "%!") {
 				t.Errorf("%s: %s", cmd.Name(), line)
 			}
 		}
@@ -98,7 +99,8 @@ func TestErrorMessages(t *testing.T) {
 	defer listener.Close()
 	usedPort := listener.Addr().String()
 	_, port, _ := net.SplitHostPort(usedPort)
-	portInUse := usedPort + " is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :" + port + "' lists it), or set another address with --"
+	portInUse := usedPort + " is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :" + port +
+		"' lists it), or set another address with --"
 	for name, content := range map[string]string{"bad.yaml": "listn: :80\npoll: {interval: 5}\n", "empty.key": "\n", "bad.jsonl": "{}\n"} {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -111,19 +113,23 @@ func TestErrorMessages(t *testing.T) {
 	}{
 		{"--bogus", 2, "unknown flag: --bogus"},
 		{"version now", 2, `unknown command "now" for "warmroute version"`},
-		{"check --config bad.yaml http://a:8000", 2, "listn: unknown setting; did you mean listen?\npoll.interval: 5 has no unit; write a duration such as 250ms, 5s or 1m30s\n"},
+		{"check --config bad.yaml http://a:8000", 2,
+			"listn: unknown setting; did you mean listen?\npoll.interval: 5 has no unit; write a duration such as 250ms, 5s or 1m30s\n"},
 
-		{"serve", 2, "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration\n"},
+		{"serve", 2, "backends: the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the " +
+			"file; it may be empty with backends_file, state_file or registration\n"},
 		{"serve --lisen :1", 2, "unknown flag: --lisen"},
 		{"serve --listen", 2, "--listen has no value: it takes ADDRESS (listen on ADDRESS for clients (default :8080))"},
 		{"serve --listen 8080 http://a:8000", 2, "listen (from --listen): \"8080\" is not an address such as :8080 or 127.0.0.1:8080\n"},
 		{"serve --config none.yaml", 2, "--config none.yaml: no such file\n"},
 		{"serve --config .", 2, "--config . is a directory, expected a file\n"},
-		{"serve 10.0.0.5:8000", 2, "backends[0].url (from the command line): backend URL \"10.0.0.5:8000\": no scheme; write http://HOST:PORT or https://HOST:PORT\n"},
+		{"serve 10.0.0.5:8000", 2, "backends[0].url (from the command line): backend URL \"10.0.0.5:8000\": no scheme; write http://HOST:PORT " +
+			"or https://HOST:PORT\n"},
 		{"serve --policy prefx http://a:8000", 2, "routing.policy (from --policy): unknown policy \"prefx\"; did you mean prefix?\n"},
 		{"serve --log-level error --listen " + usedPort + " http://127.0.0.1:1", 1, portInUse + "listen\n"},
 		{"serve --log-level error --listen 127.0.0.1:0 --admin " + usedPort + " http://127.0.0.1:1", 1, portInUse + "admin\n"},
-		{"serve --log-level error --listen 192.0.2.1:8080 http://127.0.0.1:1", 1, "192.0.2.1:8080 is not an address of this machine: set another address with --listen\n"},
+		{"serve --log-level error --listen 192.0.2.1:8080 http://127.0.0.1:1", 1,
+			"192.0.2.1:8080 is not an address of this machine: set another address with --listen\n"},
 
 		{"demo --for 30", 2, `--for: "30" is not a duration such as 250ms, 30s or 1m30s`},
 		{"demo --backends many", 2, `--backends: "many" is not a whole number`},
@@ -149,14 +155,15 @@ func TestErrorMessages(t *testing.T) {
 		{"bench http://a", 2, `unknown command "http://a" for "warmroute bench"`},
 		{"bench --url a:80", 2, `--url: "a:80": no scheme; write http://HOST:PORT or https://HOST:PORT`},
 		{"bench --url http://u:secret@a", 2, `--url: "http://***@a": user and password are not supported; use --api-key-file instead`},
-		{"bench --url http://a --sessions 0", 2, "--sessions 0 is not between 1 and 10000"},
+		{"bench --url http://a --concurrency 0", 2, "--concurrency 0 is not between 1 and 10000"},
 		{"bench --url http://a --for 1ms", 2, "--for 1ms is not between 1s and 24h"},
 		{"bench --url http://a --rounds 0", 2, "--rounds 0 is not between 1 and 99"},
 		{"bench --url http://a --api-key-file none", 2, "--api-key-file: open none: no such file or directory"},
 		{"bench --url http://a --api-key-file empty.key", 2, "--api-key-file: empty.key is empty"},
 		{"bench --url http://a --api-key-env NO_SUCH_KEY", 2, "--api-key-env: NO_SUCH_KEY is empty"},
 		{"bench --url http://a --for 5s --conversations 9", 2, "--for and --conversations exclude each other"},
-		{"bench --url http://127.0.0.1:1", 1, "connect to http://127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: check that the server runs at this address\n"},
+		{"bench --url http://127.0.0.1:1", 1, "connect to http://127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: check that " +
+			"the server runs at this address\n"},
 
 		{"health --policy prefix", 2, "unknown flag: --policy"},
 		{"health http://127.0.0.1:1/livez", 1, "http://127.0.0.1:1/livez: dial tcp 127.0.0.1:1: connect: connection refused\n"},
@@ -177,7 +184,8 @@ func TestErrorMessages(t *testing.T) {
 }
 
 func TestHelpGoesToStdout(t *testing.T) {
-	for _, args := range [][]string{{}, {"help"}, {"--help"}, {"help", "bench"}, {"bench", "--help"}, {"bench", "-h"}, {"version"}, {"--version"}, {"completion", "zsh"}} {
+	for _, args := range [][]string{{}, {"help"}, {"--help"}, {"help", "bench"}, {"bench", "--help"}, {"bench", "-h"}, {"version"},
+		{"--version"}, {"completion", "zsh"}} {
 		if status, stdout, stderr := execute(t.Context(), args...); status != 0 || stdout == "" || stderr != "" {
 			t.Errorf("%q: status %d, stdout %q, stderr %q", args, status, stdout, stderr)
 		}

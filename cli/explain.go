@@ -44,7 +44,7 @@ request is sent to a replica, and the state of the router does not change.
 The address and the token of the admin listener come from the configuration of
 the proxy (--config or WARMROUTE_CONFIG, WARMROUTE_ADMIN, WARMROUTE_ADMIN_TOKEN)
 or from --admin, --token-file and --ca-file. Request headers that affect routing,
-such as a session or a priority, are given with --header, and the API key by its
+such as a conversation or a priority, are given with --header, and the API key by its
 name with --key.`,
 		Example: `  warmroute explain -f request.json
   echo '{"model":"m","messages":[{"role":"user","content":"Hello"}]}' | warmroute explain -f -
@@ -126,7 +126,8 @@ func (o *explainOptions) parseHeaders() (http.Header, error) {
 		}
 		switch http.CanonicalHeaderKey(name) {
 		case "Authorization", "X-Api-Key":
-			return nil, fmt.Errorf("--header %s: keys are not sent: name the request's API key with --key NAME, and the admin token with --token-file", name)
+			return nil, fmt.Errorf("--header %s: keys are not sent: name the request's API key with --key NAME, and the admin token with "+
+				"--token-file", name)
 		}
 		h.Add(name, value)
 	}

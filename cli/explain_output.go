@@ -28,9 +28,10 @@ const (
 func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	var s strings.Builder
 	fmt.Fprintf(&s, "about %s prompt tokens in %d blocks of %d bytes; model %s, policy %s",
-		formatIntegerWithCommas(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(stripUnprintable(e.Model), "-"), stripUnprintable(e.Policy))
-	if e.Session != "" {
-		fmt.Fprintf(&s, ", session from %s", stripUnprintable(e.Session))
+		formatIntegerWithCommas(float64(e.PromptTokens)), e.Blocks, e.BlockBytes, cmp.Or(stripUnprintable(e.Model), "-"),
+		stripUnprintable(e.Policy))
+	if e.Conversation != "" {
+		fmt.Fprintf(&s, ", conversation from %s", stripUnprintable(e.Conversation))
 	}
 	s.WriteString("\n\n")
 	list := backendsBestFirst(e)
@@ -47,8 +48,8 @@ func writeExplanation(out io.Writer, e *proxy.Explanation) error {
 	hasSteps := writeSteps(&s, list)
 	legend := fmt.Sprintf("PREDICTED: prompt tokens predicted to be cached there. UNCACHED: those to compute, at least %d. "+
 		"IN-FLIGHT: sequences on it. KV: use of its cache, as last reported. TOKENS/S: at which UNCACHED are computed. WAIT: seconds "+
-		"before that, for what is computed before them, an adapter to load and room in the cache. STEP: seconds that the steps and "+
-		"the network take beside that. TTFT: predicted seconds to the first token, WAIT + UNCACHED / TOKENS/S + STEP.",
+		"before that, for what is computed before them, tokens to fetch, an adapter to load and room in the cache. STEP: seconds that "+
+		"the steps and the network take beside that. TTFT: predicted seconds to the first token, WAIT + UNCACHED / TOKENS/S + STEP.",
 		estimate.MinUncachedTokens)
 	switch {
 	case len(meanings) > 0:
@@ -165,7 +166,8 @@ func formatBackendRow(b *router.BackendExplanation, chosen bool) []string {
 		note = "must load the adapter"
 	}
 	return []string{
-		mark, truncate(stripUnprintable(b.Name), maxBackendName), formatIntegerWithCommas(b.MatchedTokens), formatIntegerWithCommas(b.UncachedTokens),
+		mark, truncate(stripUnprintable(b.Name), maxBackendName), formatIntegerWithCommas(b.MatchedTokens),
+		formatIntegerWithCommas(b.UncachedTokens),
 		formatIntegerWithCommas(b.InFlight), kv, formatIntegerWithCommas(b.PrefillRate),
 		formatDecimal(b.WaitSeconds, 3), formatDecimal(b.StepSeconds, 3), formatDecimal(b.TTFTSeconds, 3), score, note,
 	}

@@ -86,11 +86,17 @@ func TestExplainTable(t *testing.T) {
 	e := &proxy.Explanation{Explanation: router.Explanation{
 		Policy: "prefix", Model: "sim", PromptTokens: 2113, Blocks: 33, BlockBytes: 256, Choice: "gpu-1",
 		Backends: []router.BackendExplanation{
-			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterSeconds: 0.25, WaitSeconds: 0.25, StepSeconds: 0.01, TTFTSeconds: 0.524, Score: score(0.264), Weight: 1, Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Seconds: 0.227}, {Name: "later turns", Seconds: 0.037}}, Step: step.Default()},
-			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16, QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, WaitSeconds: 5.144, StepSeconds: 0.04, TTFTSeconds: 5.185},
-			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, StepSeconds: 0.01, TTFTSeconds: 0.026, Score: score(0.016), Weight: 2, Terms: []policy.Term{{Name: "prefill", Seconds: 0.016}, {Name: "delay", Seconds: 0.016}}, Step: step.Default(), Queued: "its prefill queue is full"},
+			{Name: "gpu-0", Candidate: true, UncachedTokens: 2113, PrefillRate: 8000, KVUsage: 0.124, AdapterSeconds: 0.25, WaitSeconds: 0.25,
+				StepSeconds: 0.01, TTFTSeconds: 0.524, Score: score(0.264), Weight: 1,
+				Terms: []policy.Term{{Name: "queue"}, {Name: "prefill", Seconds: 0.227}, {Name: "later turns", Seconds: 0.037}}, Step: step.Default()},
+			{Name: "a-name-that-is-longer-than-most-names", WhyNot: "refused a request for its full queue", MatchedTokens: 2112, UncachedTokens: 16,
+				QueuedTokens: 123456, InFlight: 512, PrefillRate: 24000, KVUsage: -1, WaitSeconds: 5.144, StepSeconds: 0.04, TTFTSeconds: 5.185},
+			{Name: "gpu-1", Candidate: true, MatchedTokens: 1984, UncachedTokens: 129, PrefillRate: 8000, KVUsage: 0.5, StepSeconds: 0.01,
+				TTFTSeconds: 0.026, Score: score(0.016), Weight: 2, Terms: []policy.Term{{Name: "prefill", Seconds: 0.016},
+					{Name: "delay", Seconds: 0.016}}, Step: step.Default(), Queued: "its prefill queue is full"},
 		},
-		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds nothing. It would wait first.",
+		Sentence: "gpu-1 holds 1,984 of 2,113 prompt tokens and responds soonest: 0.02 s against 0.26 s on gpu-0, which is idle but holds " +
+			"nothing. It would wait first.",
 	}}
 	want := `about 2,113 prompt tokens in 33 blocks of 256 bytes; model sim, policy prefix
 
@@ -111,21 +117,22 @@ which is idle but holds nothing. It would wait first.
 
 PREDICTED: prompt tokens predicted to be cached there. UNCACHED: those to compute, at least 16.
 IN-FLIGHT: sequences on it. KV: use of its cache, as last reported. TOKENS/S: at which UNCACHED
-are computed. WAIT: seconds before that, for what is computed before them, an adapter to load
-and room in the cache. STEP: seconds that the steps and the network take beside that. TTFT:
-predicted seconds to the first token, WAIT + UNCACHED / TOKENS/S + STEP. COST: the sum of its
-terms, in seconds. prefill: its uncached tokens. delay: of the requests beside and behind it.
-later turns: what the next turns of its conversation are expected to compute again there. STEP
-of a backend: what a step of its engine takes at least, and for what is computed in it.
+are computed. WAIT: seconds before that, for what is computed before them, tokens to fetch, an
+adapter to load and room in the cache. STEP: seconds that the steps and the network take beside
+that. TTFT: predicted seconds to the first token, WAIT + UNCACHED / TOKENS/S + STEP. COST: the
+sum of its terms, in seconds. prefill: its uncached tokens. delay: of the requests beside and
+behind it. later turns: what the next turns of its conversation and of others there are expected
+to compute again, and how long they delay each other. STEP of a backend: what a step of its
+engine takes at least, and for what is computed in it.
 `
 	var out bytes.Buffer
 	if err := writeExplanation(&out, e); err != nil || out.String() != want {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, out.String(), want)
 	}
-	e.Session = "X-Session-Id"
+	e.Conversation = "X-Session-Id"
 	var named bytes.Buffer
-	if err := writeExplanation(&named, e); err != nil || !strings.Contains(named.String(), "policy prefix, session from X-Session-Id\n") {
-		t.Errorf("%v, got\n%s\nwant the session's header", err, named.String())
+	if err := writeExplanation(&named, e); err != nil || !strings.Contains(named.String(), "policy prefix, conversation from X-Session-Id\n") {
+		t.Errorf("%v, got\n%s\nwant the conversation's header", err, named.String())
 	}
 	for line := range strings.Lines(out.String()) {
 		if n := utf8.RuneCountInString(line); n > 100 {
@@ -161,7 +168,9 @@ func TestExplainOutputHasNoControlCharacters(t *testing.T) {
 		t.Helper()
 		_, out, stderr := runExplain(t, append(args, "-f", writeFile(t, "{}"), "--admin", s.URL)...)
 		output := out + stderr
-		if at := strings.IndexFunc(output, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); at >= 0 || !strings.Contains(output, want) {
+		if at := strings.IndexFunc(output, func(r rune) bool {
+			return r != '\n' && !unicode.IsPrint(r)
+		}); at >= 0 || !strings.Contains(output, want) {
 			t.Errorf("control character at %d of %q, or no %q", at, output, want)
 		}
 		for line := range strings.Lines(output) {

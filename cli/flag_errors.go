@@ -51,7 +51,7 @@ func describeForeignFlag(name string) string {
 	case "static-models":
 		return "the models are those that each replica lists"
 	case "session-key":
-		return "name the header in routing.session_headers"
+		return "name the header in routing.conversation_headers"
 	case "service-discovery":
 		return "name all replicas at once as dns://NAME:PORT, or set backends_file or registration"
 	case "prefill", "decode", "pd-disaggregation", "vllm-pd-disaggregation":

@@ -127,7 +127,8 @@ func timeParameter(flag, text string, now time.Time) (string, error) {
 // query returns the query of GET /api/requests.
 func (o *requestsOptions) query() url.Values {
 	query := url.Values{"limit": {strconv.Itoa(o.limit)}}
-	for name, value := range map[string]string{"id": o.id, "key": o.key, "model": o.model, "backend": o.backend, "status": o.status, "since": o.since, "until": o.until} {
+	for name, value := range map[string]string{"id": o.id, "key": o.key, "model": o.model, "backend": o.backend, "status": o.status,
+		"since": o.since, "until": o.until} {
 		if value != "" {
 			query.Set(name, value)
 		}
@@ -141,12 +142,16 @@ func (o *requestsOptions) query() url.Values {
 // writeRequests writes a table of the requests, and how many there are.
 func writeRequests(out io.Writer, found *admin.FinishedRequests) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "ENDED\tREQUEST\tKEY\tMODEL\tSTATUS\tBACKEND\tREASON\tQUEUE\tTTFT\tOUTPUT\tTOTAL\tPROMPT\tPREDICTED\tCACHED\tGENERATED\tFAILURES")
+	fmt.Fprintln(table,
+		"ENDED\tREQUEST\tKEY\tMODEL\tSTATUS\tBACKEND\tREASON\tQUEUE\tTTFT\tOUTPUT\tTOTAL\tPROMPT\tPREDICTED\tCACHED\tGENERATED\tFAILURES")
 	for i := range found.Requests {
 		r := &found.Requests[i]
 		status, cached := strconv.Itoa(r.Status), "-"
-		if r.Aborted != "" {
-			status += " " + r.Aborted
+		switch {
+		case r.Cancelled:
+			status += " cancelled"
+		case r.Disconnected != "":
+			status += " " + r.Disconnected
 		}
 		if r.CachedTokens != nil {
 			cached = strconv.Itoa(*r.CachedTokens)

@@ -16,7 +16,7 @@ const finishedRequests = `{"finished":12345,"oldest":"2026-03-01T10:00:00Z","fou
 {"number":12345,"at":"2026-03-01T11:22:33Z","request_id":"a","client":"10.0.0.1:5","key":"team","endpoint":"/v1/chat/completions","model":"m","status":200,
  "backend":"gpu-1","reason":"prefix","attempts":2,"failures":[{"backend":"gpu-0","reason":"connect"}],"prompt_tokens":2113,"predicted_tokens":1984,"cached_tokens":1920,"output_tokens":64,
  "duration_seconds":2.5,"queue_seconds":0.125,"ttft_seconds":0.5,"output_seconds":2},
-{"number":12340,"at":"2026-03-01T11:22:30Z","request_id":"b","client":"10.0.0.1:5","endpoint":"/v1/chat/completions","status":499,"aborted":"before_response",
+{"number":12340,"at":"2026-03-01T11:22:30Z","request_id":"b","client":"10.0.0.1:5","endpoint":"/v1/chat/completions","status":499,"disconnected":"before_response",
  "attempts":0,"failures":[],"prompt_tokens":0,"predicted_tokens":0,"cached_tokens":null,"output_tokens":0,"duration_seconds":0.001,"queue_seconds":0,"ttft_seconds":null,"output_seconds":null}]}`
 
 func TestRequestsTable(t *testing.T) {
@@ -35,11 +35,15 @@ func TestRequestsTable(t *testing.T) {
 		}
 		return at.Local().Format("15:04:05")
 	}
-	want := `ENDED     REQUEST  KEY   MODEL  STATUS               BACKEND  REASON  QUEUE  TTFT   OUTPUT  TOTAL  PROMPT  PREDICTED  CACHED  GENERATED  FAILURES
-` + local("2026-03-01T11:22:33Z") + `  a        team  m      200                  gpu-1    prefix  0.125  0.500  2.000   2.500  2113    1984       1920    64         gpu-0: connect
-` + local("2026-03-01T11:22:30Z") + `  b        -     -      499 before_response  -        -       0.000  -      -       0.001  0       0          -       0          
+	want := `ENDED     REQUEST  KEY   MODEL  STATUS               BACKEND  REASON  QUEUE  TTFT   OUTPUT  TOTAL  PROMPT  PREDICTED  CACHED  ` +
+		`GENERATED  FAILURES
+` + local("2026-03-01T11:22:33Z") + `  a        team  m      200                  gpu-1    prefix  0.125  0.500  2.000   2.500  2113    ` +
+		`1984       1920    64         gpu-0: connect
+` + local("2026-03-01T11:22:30Z") + `  b        -     -      499 before_response  -        -       0.000  -      -       0.001  0       ` +
+		`0          -       0          
 `
-	if got, rest, _ := strings.Cut(out.String(), "\n\n"); got+"\n" != want || !strings.HasPrefix(rest, "2 of 2 found are listed; kept are those since 2026-03-01 ") {
+	if got, rest, _ := strings.Cut(out.String(), "\n\n"); got+"\n" != want ||
+		!strings.HasPrefix(rest, "2 of 2 found are listed; kept are those since 2026-03-01 ") {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 }
@@ -54,8 +58,11 @@ func TestRequestsCommand(t *testing.T) {
 	run := func(args ...string) (int, string, string) {
 		return execute(t.Context(), t, append([]string{"requests", "--admin", listener.URL, "--token-file", writeFile(t, "token")}, args...)...)
 	}
-	status, out, stderr := run("--id", "a b", "--key", "k", "--model", "o/m", "--backend", "g", "--status", "5xx", "--slower-than", "1m", "--since", "1h", "--until", "2026-03-01T11:00:00Z", "--limit", "5", "--json")
-	if status != 0 || query != "GET /api/requests?backend=g&id=a+b&key=k&limit=5&model=o%2Fm&since=1h&slower_than=1m0s&status=5xx&until=2026-03-01T11%3A00%3A00Z" || !strings.Contains(out, `"request_id":"a"`) {
+	status, out, stderr := run("--id", "a b", "--key", "k", "--model", "o/m", "--backend", "g", "--status", "5xx", "--slower-than", "1m",
+		"--since", "1h", "--until", "2026-03-01T11:00:00Z", "--limit", "5", "--json")
+	if status != 0 ||
+		query != "GET /api/requests?backend=g&id=a+b&key=k&limit=5&model=o%2Fm&since=1h&slower_than=1m0s&status=5xx&"+
+			"until=2026-03-01T11%3A00%3A00Z" || !strings.Contains(out, `"request_id":"a"`) {
 		t.Errorf("status %d, asked for %s, got %s%s", status, query, out, stderr)
 	}
 	for args, want := range map[string]string{

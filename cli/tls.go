@@ -69,7 +69,8 @@ func IsHTTPSRequired(status int, body []byte) bool {
 	if status != http.StatusBadRequest {
 		return false
 	}
-	for _, text := range []string{"HTTP request to an HTTPS server", "plain HTTP request was sent to HTTPS port", "speaking plain HTTP to an SSL-enabled server port"} {
+	for _, text := range []string{"HTTP request to an HTTPS server", "plain HTTP request was sent to HTTPS port",
+		"speaking plain HTTP to an SSL-enabled server port"} {
 		if bytes.Contains(body, []byte(text)) {
 			return true
 		}

@@ -61,7 +61,7 @@ them; SAVED is always an estimate.`,
 	f.SortFlags = false
 	f.StringVar(&o.from, "from", "", "`TIME`, a date or a time as in RFC 3339, of whose hour on usage counts; UTC")
 	f.StringVar(&o.to, "to", "", "`TIME` before which it counts")
-	f.StringVar(&o.by, "by", "key,model", "what has a row of its own: `key`, model or key,model")
+	f.StringVar(&o.by, "by", "key,model", "what has a row of its own: `key`, model, model_name or several of them")
 	f.BoolVar(&o.csv, "csv", false, "print CSV")
 	f.BoolVar(&o.json, "json", false, "print JSON, as GET /api/usage does")
 	cmd.MarkFlagsMutuallyExclusive("csv", "json")
@@ -98,18 +98,25 @@ func sumUsageFiles(q usage.Query, names []string) (r *usage.Report, ignored int,
 // writeUsage writes a table of the rows with their sum.
 func writeUsage(out io.Writer, r *usage.Report) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "KEY\tMODEL\tREQUESTS\tERRORS\tPROMPT\tCACHED\tOUTPUT\tESTIMATED\tQUEUE\tSAVED")
-	line := func(key, model string, c *usage.Counts) {
+	named, column := r.HasModelNames(), ""
+	if named {
+		column = "NAME\t"
+	}
+	fmt.Fprintln(table, "KEY\tMODEL\t"+column+"REQUESTS\tERRORS\tPROMPT\tCACHED\tOUTPUT\tESTIMATED\tQUEUE\tSAVED")
+	line := func(key, model, modelName string, c *usage.Counts) {
 		fmt.Fprint(table, key, "\t", model)
+		if named {
+			fmt.Fprint(table, "\t", modelName)
+		}
 		for _, n := range []int64{c.Requests, c.Errors, c.PromptTokens, c.CachedTokens, c.OutputTokens, c.EstimatedTokens} {
 			fmt.Fprint(table, "\t", strconv.FormatInt(n, 10))
 		}
 		fmt.Fprintf(table, "\t%.1f\t%.1f\n", c.QueueSeconds, c.SavedPrefillSeconds)
 	}
 	for i := range r.Rows {
-		line(nameOrDash(r.Rows[i].Key), nameOrDash(r.Rows[i].Model), &r.Rows[i].Counts)
+		line(nameOrDash(r.Rows[i].Key), nameOrDash(r.Rows[i].Model), nameOrDash(r.Rows[i].ModelName), &r.Rows[i].Counts)
 	}
-	line("total", "", &r.Total)
+	line("total", "", "", &r.Total)
 	return table.Flush()
 }
 

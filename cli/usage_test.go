@@ -21,9 +21,11 @@ func writeUsageFile(t *testing.T, name string, rows ...string) (path string) {
 
 func TestUsageCommand(t *testing.T) {
 	a := writeUsageFile(t, "a",
-		`{"hour":"2026-11-27T12:00:00Z","key":"team","model":"m","requests":2,"errors":1,"prompt_tokens":100,"cached_tokens":60,"output_tokens":10,"queue_seconds":1.5,"saved_prefill_seconds":0.25}`,
+		`{"hour":"2026-11-27T12:00:00Z","key":"team","model":"m","requests":2,"errors":1,"prompt_tokens":100,"cached_tokens":60,`+
+			`"output_tokens":10,"queue_seconds":1.5,"saved_prefill_seconds":0.25}`,
 		`{"hour":"2026-11-28T12:00:00Z","key":"team","model":"n","requests":1,"prompt_tokens":1}`)
-	b := writeUsageFile(t, "b", `{"hour":"2026-11-27T13:00:00Z","key":"team","model":"m","requests":3,"prompt_tokens":50,"estimated_tokens":50}`, "damaged")
+	b := writeUsageFile(t, "b", `{"hour":"2026-11-27T13:00:00Z","key":"team","model":"m","requests":3,"prompt_tokens":50,`+
+		`"estimated_tokens":50}`, "damaged")
 	escape := writeUsageFile(t, "escape", `{"hour":"2026-11-27T13:00:00Z","key":"","model":"a\u001b[2J\tb\u007f","requests":1}`)
 	other := filepath.Join(t.TempDir(), "notes")
 	if err := os.WriteFile(other, []byte("notes"), 0o600); err != nil {
@@ -38,12 +40,14 @@ team   m      5         1       150     60      10      50         1.5    0.2
 team   n      1         0       1       0       0       0          0.0    0.0
 total         6         1       151     60      10      50         1.5    0.2
 `, ""},
-		{b + " --by model --csv", "key,model,requests,errors,prompt_tokens,cached_tokens,output_tokens,estimated_tokens,estimated_cached_tokens,queue_seconds,saved_prefill_seconds\n,m,3,0,50,0,0,50,0,0.000,0.000\n", ""},
+		{b + " --by model --csv",
+			"key,model,requests,errors,prompt_tokens,cached_tokens,output_tokens,estimated_tokens," +
+				"estimated_cached_tokens,queue_seconds,saved_prefill_seconds\n,m,3,0,50,0,0,50,0,0.000,0.000\n", ""},
 		{a + " --from 2026-11-28 --by key --csv", "team,,1,0,1,", ""},
 		{a + " --json", `"rows":[{"key":"team","model":"m","requests":2,`, ""},
 		{escape, "\n-      a[2J b  1 ", ""},
 		{a + " " + a, "", "are the same file, which would count twice"},
-		{a + " --by user", "", `--by: "user" is not key, model or key,model`},
+		{a + " --by user", "", `--by: "user" is not key, model, model_name or several of them`},
 		{other, "", "is not a usage file of warmroute"},
 		{filepath.Join(t.TempDir(), "absent"), "", "no such file"},
 	} {

@@ -54,7 +54,8 @@ func BenchmarkDecision(b *testing.B) {
 					}
 					p.ApplyLayout(r.PromptLayout("sim"))
 					blocks = p.AppendBlocks(blocks[:0], "sim", 256)
-					d, err := r.Pick(context.Background(), &router.Request{Backends: list, Model: "sim", Blocks: blocks, Bytes: len(p.Text), Sequences: 1, Streams: true})
+					d, err := r.Pick(context.Background(), &router.Request{Backends: list, Model: "sim", Blocks: blocks, Bytes: len(p.Text), Sequences: 1,
+						Streams: true})
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -113,13 +114,13 @@ func BenchmarkApply(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				records, err := parseRecords(rest, registry.FindAddress)
+				updates, err := parseUpdates(rest, registry.FindAddress)
 				if err != nil {
 					b.Fatal(err)
 				}
 				var events []router.PlacementEvent
-				for k := range records {
-					events = append(events, records[k].event)
+				for k := range updates {
+					events = append(events, updates[k].event)
 				}
 				r.ApplyPlacements(1, events, 0)
 			}

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	// batchDelay is how long the first event of a message waits for others: one that makes room on a
+	// messageDelay is how long the first event of a message waits for others: one that makes room on a
 	// backend, and the request that takes the room, are to be known together.
-	batchDelay = time.Millisecond
+	messageDelay = time.Millisecond
 	// minBatchInterval is the time between two messages: what happens meanwhile is one message.
 	minBatchInterval = 5 * time.Millisecond
 	// inFlightInterval is how often a proxy lists what it has in flight, by which the others notice
@@ -138,7 +138,7 @@ func New(o Options) (*Cluster, error) {
 		removed: removed, peers: map[uint64]*peer{},
 		status: Status{
 			RedisStats: metrics.RedisStats{Proxies: 1}, Since: time.Now(), Reason: "not connected yet", readFailed: "not connected yet",
-			meanBytes: batchBytes,
+			meanBytes: fullMessageBytes,
 		},
 	}
 	for _, l := range []*rate.Sometimes{&c.logs.connected, &c.logs.unusable, &c.logs.ignored, &c.logs.unread, &c.logs.snapshot} {
@@ -168,7 +168,7 @@ func (c *Cluster) Status() Status {
 	c.mu.Lock()
 	s := c.status
 	c.mu.Unlock()
-	s.WaitingBytes, s.DroppedRecords = c.Outbox.waiting()
+	s.WaitingBytes, s.DroppedMessages = c.Outbox.waiting()
 	s.PeerRequests = c.Router.CountPeerRequests()
 	return s
 }
@@ -211,14 +211,14 @@ func (c *Cluster) writeStream(ctx context.Context) {
 		default:
 		}
 		if e := c.Outbox.removeOldest(); e != nil {
-			c.writeBatch(ctx, e)
+			c.writeMessage(ctx, e)
 			c.Outbox.recycle(e)
 			clock.Sleep(ctx, minBatchInterval)
 			continue
 		}
 		select {
 		case <-c.Outbox.ready:
-			clock.Sleep(ctx, batchDelay)
+			clock.Sleep(ctx, messageDelay)
 		case <-inFlight.C:
 			c.Outbox.addInFlight()
 		case <-usage.C:
@@ -228,8 +228,8 @@ func (c *Cluster) writeStream(ctx context.Context) {
 	}
 }
 
-// writeBatch writes a batch, again and again until it is written or ctx is done.
-func (c *Cluster) writeBatch(ctx context.Context, e *encoder) {
+// writeMessage writes a message, again and again until it is written or ctx is done.
+func (c *Cluster) writeMessage(ctx context.Context, e *encoder) {
 	c.number++
 	for delay := minRetryDelay; ; delay = min(2*delay, maxRetryDelay) {
 		err := c.addMessage(ctx, c.newMessage(e))
@@ -374,13 +374,13 @@ func (c *Cluster) applyEntry(entry *redis.Entry, late bool, now time.Time) {
 		c.ignoreMessage(fmt.Errorf("the message was written %v ago: set the clocks of all proxies", now.Sub(m.written).Round(time.Second)))
 		return
 	}
-	records, err := parseRecords(rest, c.Registry.FindAddress)
+	updates, err := parseUpdates(rest, c.Registry.FindAddress)
 	if err != nil {
 		c.ignoreMessage(err)
 		return
 	}
 	if apply, turn := c.recordPeerMessage(m.sender, m.number, entryTime(entry.ID), now); apply {
-		c.applyRecords(m.sender, records, late, time.Duration(turn)*turnDelay)
+		c.applyUpdates(m.sender, updates, late, time.Duration(turn)*turnDelay)
 	}
 }
 
@@ -486,28 +486,28 @@ func (c *Cluster) updateProxies() {
 	c.Keys.SetProxies(c.status.Proxies, c.status.Connected)
 }
 
-// applyRecords applies the records of a peer in their order. delay is that of ApplyPlacements.
-func (c *Cluster) applyRecords(sender uint64, records []record, late bool, delay time.Duration) {
+// applyUpdates applies the updates of a peer in their order. delay is that of ApplyPlacements.
+func (c *Cluster) applyUpdates(sender uint64, updates []update, late bool, delay time.Duration) {
 	var events []router.PlacementEvent
 	flush := func() {
 		c.Router.ApplyPlacements(sender, events, delay)
 		events = nil
 	}
-	for i := range records {
-		switch r := &records[i]; r.kind {
-		case recordSent, recordPrefilled, recordEnded, recordIndexed:
+	for i := range updates {
+		switch r := &updates[i]; r.kind {
+		case updateSent, updatePrefilled, updateEnded, updateIndexed:
 			r.event.Late = late
 			events = append(events, r.event)
-		case recordInFlight:
+		case updateInFlight:
 			flush()
 			c.Router.SyncPeer(sender, r.inFlight)
-		case recordKeyUsage:
+		case updateKeyUsage:
 			c.Keys.ApplyCharge(apikey.Charge{Name: r.usage.name, Requests: r.usage.requests, Tokens: r.usage.tokens})
-		case recordResponse:
+		case updateResponse:
 			c.addResponse(&r.response)
-		case recordForgotten:
+		case updateForgotten:
 			c.Responses.RemoveOfPeer(r.response.id)
-		case recordLeaving:
+		case updateLeaving:
 			flush()
 			c.removePeer(sender)
 		}

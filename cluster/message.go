@@ -24,7 +24,7 @@ import (
 //	number       uint64: 1 for the sender's first message, and one more for each
 //	time         uint64: when it was written, in Unix milliseconds
 //	names        uvarint number; for each, uvarint length and bytes: addresses, models, keys
-//	records      until the sum; see coder
+//	updates      until the sum; see coder
 //	sum          of all before it; see authenticator
 const (
 	messageMagic  = "wrcl"
@@ -35,38 +35,38 @@ const (
 	maxMessageBytes = 2 << 20
 	maxNames        = 1 << 12
 	maxForks        = 64
-	maxRecords      = 1 << 13
-	maxInFlight     = 1 << 16 // placements in a record
+	maxUpdates      = 1 << 13
+	maxInFlight     = 1 << 16 // placements in an update
 	maxTTFT         = time.Hour * 24 * 7
 	// maxBlocks bounds the blocks of a prompt or a reply that are sent: 16 MiB of prompt. The rest
 	// is left out, which is another prompt with the same beginning.
 	maxBlocks = 1 << 16
 )
 
-type recordKind byte
+type updateKind byte
 
 const (
-	recordSent      = recordKind(router.PlacementSent)      // a router.Placement
-	recordPrefilled = recordKind(router.PlacementPrefilled) // the ID of one
-	recordEnded     = recordKind(router.PlacementEnded)     // the ID of one, and its router.PlacementEnd
-	recordIndexed   = recordKind(router.PlacementIndexed)   // a backend and the blocks that it holds
+	updateSent      = updateKind(router.PlacementSent)      // a router.Placement
+	updatePrefilled = updateKind(router.PlacementPrefilled) // the ID of one
+	updateEnded     = updateKind(router.PlacementEnded)     // the ID of one, and its router.PlacementEnd
+	updateIndexed   = updateKind(router.PlacementIndexed)   // a backend and the blocks that it holds
 )
 
 const (
-	recordInFlight  = recordIndexed + 1 + iota // all placements that have not ended, without their blocks
-	recordKeyUsage                             // what was charged to a key since the last record
-	recordResponse                             // a stored response and its backend
-	recordForgotten                            // a stored response that is lost
-	recordLeaving                              // the sender ends; nothing else
+	updateInFlight  = updateIndexed + 1 + iota // all placements that have not ended, without their blocks
+	updateKeyUsage                             // what was charged to a key since the last update
+	updateResponse                             // a stored response and its backend
+	updateForgotten                            // a stored response that is lost
+	updateLeaving                              // the sender ends; nothing else
 )
 
-// record is one decoded record. The fields that its kind does not name are zero.
-type record struct {
-	kind     recordKind
-	event    router.PlacementEvent // recordSent, recordPrefilled, recordEnded, recordIndexed
-	inFlight []router.Placement    // recordInFlight
-	usage    keyUsage              // recordKeyUsage
-	response storedResponse        // recordResponse, recordForgotten
+// update is one decoded update. The fields that its kind does not name are zero.
+type update struct {
+	kind     updateKind
+	event    router.PlacementEvent // updateSent, updatePrefilled, updateEnded, updateIndexed
+	inFlight []router.Placement    // updateInFlight
+	usage    keyUsage              // updateKeyUsage
+	response storedResponse        // updateResponse, updateForgotten
 }
 
 type keyUsage struct {
@@ -85,7 +85,7 @@ type messageHead struct {
 
 type encoder struct {
 	coder
-	events int // records that were added
+	events int // updates that were added
 }
 
 func newEncoder(addressOf func(*backends.Backend) string) *encoder {
@@ -99,22 +99,22 @@ func (e *encoder) reset() {
 	e.Reset()
 }
 
-func (e *encoder) start(kind recordKind) {
+func (e *encoder) start(kind updateKind) {
 	e.kind(&kind)
 	e.events++
 }
 
 func (e *encoder) addEvent(v *router.PlacementEvent) {
-	e.start(recordKind(v.Kind))
+	e.start(updateKind(v.Kind))
 	e.event(v)
 }
 
 func (e *encoder) addKeyUsage(u *keyUsage) {
-	e.start(recordKeyUsage)
+	e.start(updateKeyUsage)
 	e.keyUsage(u)
 }
 
-func (e *encoder) addResponse(kind recordKind, r *storedResponse) {
+func (e *encoder) addResponse(kind updateKind, r *storedResponse) {
 	e.start(kind)
 	e.response(r)
 }
@@ -140,7 +140,7 @@ func (e *encoder) message(h messageHead, a authenticator) []byte {
 
 var errDamaged = errors.New("message is damaged")
 
-// parseHead returns the head of a message and, in rest, its names and records. It fails if the
+// parseHead returns the head of a message and, in rest, its names and updates. It fails if the
 // message is not one of this version, was changed on its way, or, with a secret, if it was not
 // written by a proxy with the same secret.
 func parseHead(data []byte, a authenticator) (h messageHead, rest []byte, err error) {
@@ -172,29 +172,29 @@ func parseHead(data []byte, a authenticator) (h messageHead, rest []byte, err er
 	return h, data[headBytes:end], nil
 }
 
-// parseRecords returns the records of a message. find returns the backend with an address; the
+// parseUpdates returns the updates of a message. find returns the backend with an address; the
 // placements on others have none. All of them are valid, or there is an error.
-func parseRecords(rest []byte, find func(address string) *backends.Backend) (records []record, err error) {
+func parseUpdates(rest []byte, find func(address string) *backends.Backend) (updates []update, err error) {
 	c := coder{Coder: wire.NewReader(rest), find: find, found: map[string]*backends.Backend{}}
 	c.ReadNames(maxNames)
 	inFlightLists := 0
 	for len(c.Data) > 0 && !c.Damaged() {
-		r := c.readRecord()
-		if r.kind == recordInFlight {
+		r := c.readUpdate()
+		if r.kind == updateInFlight {
 			inFlightLists++
 		}
-		if len(records) == maxRecords || inFlightLists > 1 {
+		if len(updates) == maxUpdates || inFlightLists > 1 {
 			return nil, errDamaged
 		}
-		records = append(records, r)
+		updates = append(updates, r)
 	}
 	if c.Damaged() {
 		return nil, errDamaged
 	}
-	return records, nil
+	return updates, nil
 }
 
-// coder writes or reads the parts of records: each is described once, for both.
+// coder writes or reads the parts of updates: each is described once, for both.
 type coder struct {
 	wire.Coder
 	addressOf func(*backends.Backend) string // of a coder that writes
@@ -204,28 +204,28 @@ type coder struct {
 	found map[string]*backends.Backend // by address
 }
 
-func (c *coder) readRecord() (r record) {
+func (c *coder) readUpdate() (r update) {
 	switch c.kind(&r.kind); r.kind {
-	case recordSent, recordPrefilled, recordEnded, recordIndexed:
+	case updateSent, updatePrefilled, updateEnded, updateIndexed:
 		r.event.Kind = router.PlacementEventKind(r.kind)
 		c.event(&r.event)
-	case recordInFlight:
+	case updateInFlight:
 		r.inFlight = make([]router.Placement, c.Count(0, maxInFlight, minAccountBytes))
 		for i := range r.inFlight {
 			c.account(&r.inFlight[i])
 		}
-	case recordKeyUsage:
+	case updateKeyUsage:
 		c.keyUsage(&r.usage)
-	case recordResponse, recordForgotten:
+	case updateResponse, updateForgotten:
 		c.response(&r.response)
-	case recordLeaving:
+	case updateLeaving:
 	default:
 		c.Fail()
 	}
 	return r
 }
 
-func (c *coder) kind(k *recordKind) { wire.Number(&c.Coder, k, recordLeaving) }
+func (c *coder) kind(k *updateKind) { wire.Number(&c.Coder, k, updateLeaving) }
 
 // event codes an event, whose kind is known.
 func (c *coder) event(v *router.PlacementEvent) {
@@ -253,17 +253,17 @@ const maxTokens = 1 << 40
 func (c *coder) account(p *router.Placement) {
 	wire.Number(&c.Coder, &p.ID, math.MaxUint64)
 	c.backend(&p.Backend)
-	isPrefillLeg, isDecodeLeg := p.Leg == router.PrefillLeg, p.Leg == router.DecodeLeg
-	c.Flags(&p.Retry, &p.Streams, &p.NonGenerative, &p.IsText, &p.TooLong, &p.Prefilled, &isPrefillLeg, &isDecodeLeg)
+	isPrefillRequest, isDecodeRequest := p.RequestKind == router.PrefillRequest, p.RequestKind == router.DecodeRequest
+	c.Flags(&p.Retry, &p.Streams, &p.NonGenerative, &p.IsText, &p.TooLong, &p.Prefilled, &isPrefillRequest, &isDecodeRequest)
 	switch {
-	case isPrefillLeg && isDecodeLeg:
+	case isPrefillRequest && isDecodeRequest:
 		c.Fail()
-	case isPrefillLeg:
-		p.Leg = router.PrefillLeg
-	case isDecodeLeg:
-		p.Leg = router.DecodeLeg
+	case isPrefillRequest:
+		p.RequestKind = router.PrefillRequest
+	case isDecodeRequest:
+		p.RequestKind = router.DecodeRequest
 	}
-	wire.Number(&c.Coder, &p.Class, queue.Batch)
+	wire.Number(&c.Coder, &p.Class, queue.LowPriority)
 	wire.Number(&c.Coder, &p.Sequences, 1<<20)
 	wire.Number(&c.Coder, &p.PromptTokens, maxTokens)
 	wire.Number(&c.Coder, &p.UncachedTokens, maxTokens)
@@ -277,7 +277,7 @@ func (c *coder) prompt(p *router.Placement) {
 	wire.Number(&c.Coder, &p.TextClass, prompt.TextClasses-1)
 	wire.Number(&c.Coder, &p.Turn, prompt.TurnLater)
 	c.Uint64(&p.PromptKey)
-	c.Uint64(&p.Session)
+	c.Uint64(&p.Conversation)
 	c.Uint64(&p.Tenant)
 	const forkBytes = 1 + 3*4
 	forks := p.Forks[:min(len(p.Forks), maxForks)]

@@ -36,13 +36,15 @@ func sampleEvents(b *backends.Backend) []router.PlacementEvent {
 		{Kind: router.PlacementSent, Placement: router.Placement{
 			ID: 1 << 40, Backend: b, Model: "m", Adapter: "a", Blocks: []prompt.Block{1, 1 << 63, 3},
 			Forks: []prompt.Fork{{Bit: prompt.ToolsFirst, Without: 0.25, WithoutMost: 0.5, With: 1}},
-			Bytes: 1000, PromptTokens: 250, UncachedTokens: 50, Sequences: 3, MaxOutput: 77, Class: queue.Batch, TextClass: prompt.TokenIDs,
-			Turn: prompt.TurnLater, PromptKey: 5, Session: 6, Tenant: 7, Leg: router.DecodeLeg, Retry: true, Streams: true, NonGenerative: true, IsText: true, TooLong: true,
+			Bytes: 1000, PromptTokens: 250, UncachedTokens: 50, Sequences: 3, MaxOutput: 77, Class: queue.LowPriority, TextClass: prompt.TokenIDs,
+			Turn: prompt.TurnLater, PromptKey: 5, Conversation: 6, Tenant: 7, RequestKind: router.DecodeRequest, Retry: true, Streams: true,
+			NonGenerative: true, IsText: true, TooLong: true,
 		}},
 		{Kind: router.PlacementPrefilled, Placement: router.Placement{ID: 7}},
 		{Kind: router.PlacementEnded, Placement: router.Placement{ID: 7}, End: router.PlacementEnd{
-			Outcome: router.Outcome{End: router.Completed, OutputTokens: 5, PromptTokens: 6, CachedTokens: 0, CachedKnown: true, Reply: []prompt.Block{9}},
-			TTFT:    1500 * time.Microsecond, QueuedAhead: 3000,
+			Outcome: router.Outcome{End: router.Completed, OutputTokens: 5, PromptTokens: 6, CachedTokens: 0, CachedKnown: true,
+				Reply: []prompt.Block{9}},
+			TTFT: 1500 * time.Microsecond, QueuedAhead: 3000,
 		}},
 		{Kind: router.PlacementIndexed, Placement: router.Placement{Backend: b, Blocks: []prompt.Block{4, 5}}},
 	}
@@ -59,9 +61,9 @@ func TestMessageRoundTrip(t *testing.T) {
 		e.addEvent(&events[i])
 	}
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
-	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
-	e.addResponse(recordForgotten, &storedResponse{id: "resp_2"})
-	e.start(recordLeaving)
+	e.addResponse(updateResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
+	e.addResponse(updateForgotten, &storedResponse{id: "resp_2"})
+	e.start(updateLeaving)
 	data := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
 	m, rest, err := parseHead(data, authenticator{})
 	if err != nil {
@@ -70,7 +72,7 @@ func TestMessageRoundTrip(t *testing.T) {
 	if m != (messageHead{1, 2, 3, testTime}) {
 		t.Errorf("head %+v", m)
 	}
-	records, err := parseRecords(rest, func(address string) *backends.Backend {
+	updates, err := parseUpdates(rest, func(address string) *backends.Backend {
 		if address == "http://10.0.0.1:8000" {
 			return b
 		}
@@ -79,15 +81,16 @@ func TestMessageRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []record{
-		{kind: recordSent, event: events[0]}, {kind: recordPrefilled, event: events[1]}, {kind: recordEnded, event: events[2]}, {kind: recordIndexed, event: events[3]},
-		{kind: recordKeyUsage, usage: keyUsage{"key", 3, -400}},
-		{kind: recordResponse, response: storedResponse{"resp_1", "http://10.0.0.1:8000", "key"}},
-		{kind: recordForgotten, response: storedResponse{id: "resp_2"}},
-		{kind: recordLeaving},
+	want := []update{
+		{kind: updateSent, event: events[0]}, {kind: updatePrefilled, event: events[1]}, {kind: updateEnded, event: events[2]},
+		{kind: updateIndexed, event: events[3]},
+		{kind: updateKeyUsage, usage: keyUsage{"key", 3, -400}},
+		{kind: updateResponse, response: storedResponse{"resp_1", "http://10.0.0.1:8000", "key"}},
+		{kind: updateForgotten, response: storedResponse{id: "resp_2"}},
+		{kind: updateLeaving},
 	}
-	if !reflect.DeepEqual(records, want) {
-		t.Errorf("got  %+v\nwant %+v", records, want)
+	if !reflect.DeepEqual(updates, want) {
+		t.Errorf("got  %+v\nwant %+v", updates, want)
 	}
 }
 
@@ -102,7 +105,7 @@ func TestDamagedMessages(t *testing.T) {
 	parse := func(data []byte) error {
 		_, rest, err := parseHead(data, authenticator{})
 		if err == nil {
-			_, err = parseRecords(rest, find)
+			_, err = parseUpdates(rest, find)
 		}
 		return err
 	}
@@ -127,16 +130,16 @@ func TestDamagedMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		records, err := parseRecords(rest, find)
-		if err == nil && len(records) > 3 {
-			t.Errorf("%d records of %d bytes", len(records), i)
+		updates, err := parseUpdates(rest, find)
+		if err == nil && len(updates) > 3 {
+			t.Errorf("%d updates of %d bytes", len(updates), i)
 		}
 	}
 }
 
 func TestMessageSignature(t *testing.T) {
 	e := newEncoder(testAddress)
-	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
+	e.addResponse(updateResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
 	plain, signed := authenticator{prefix: "a:"}, authenticator{secret: "secret", prefix: "a:"}
 	for _, c := range []struct {
 		name           string
@@ -173,7 +176,7 @@ func TestMessageSignature(t *testing.T) {
 // A message of a proxy that codes other fields has another version: that it is damaged would be wrong.
 func TestMessageOfAnotherVersion(t *testing.T) {
 	e := newEncoder(testAddress)
-	e.start(recordLeaving)
+	e.start(updateLeaving)
 	for _, a := range []authenticator{{}, {secret: "secret"}} {
 		for _, version := range []byte{1, 2, signedVersion + 1} {
 			data := e.message(messageHead{1, 2, 3, testTime}, a)
@@ -193,17 +196,17 @@ func TestGoldenMessage(t *testing.T) {
 	for _, v := range sampleEvents(b) {
 		e.addEvent(&v)
 	}
-	e.start(recordInFlight)
+	e.start(updateInFlight)
 	e.Count(1, maxInFlight, minAccountBytes)
 	e.account(&sampleEvents(b)[0].Placement)
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
-	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
-	e.addResponse(recordForgotten, &storedResponse{id: "resp_2"})
-	e.start(recordLeaving)
+	e.addResponse(updateResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
+	e.addResponse(updateForgotten, &storedResponse{id: "resp_2"})
+	e.start(updateLeaving)
 	data := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
 	const version, sum = 3, 0x753ab877bfea5177
 	if got := xxh3.Hash(data); got != sum || data[len(messageMagic)] != version {
-		t.Errorf("version %d with the sum %#x, want version %d with %#x: if records are coded in another way, change "+
+		t.Errorf("version %d with the sum %#x, want version %d with %#x: if updates are coded in another way, change "+
 			"plainVersion and signedVersion to numbers that no proxy has used, and this test", data[len(messageMagic)], got, version, uint64(sum))
 	}
 }
@@ -215,7 +218,7 @@ func FuzzRecords(f *testing.F) {
 		e.addEvent(&v)
 	}
 	e.addKeyUsage(&keyUsage{"key", 3, -400})
-	e.addResponse(recordResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
+	e.addResponse(updateResponse, &storedResponse{"resp_1", "http://10.0.0.1:8000", "key"})
 	good := e.message(messageHead{1, 2, 3, testTime}, authenticator{})
 	f.Add(good[headBytes : len(good)-authenticator{}.sumSize()])
 	o := NewOutbox()
@@ -226,18 +229,18 @@ func FuzzRecords(f *testing.F) {
 	good = o.removeOldest().message(messageHead{1, 2, 3, testTime}, authenticator{})
 	f.Add(good[headBytes : len(good)-authenticator{}.sumSize()])
 	f.Fuzz(func(t *testing.T, data []byte) {
-		records, err := parseRecords(data, func(string) *backends.Backend { return b })
+		updates, err := parseUpdates(data, func(string) *backends.Backend { return b })
 		if err != nil {
 			return
 		}
 		again := newEncoder(testAddress)
-		for i := range records {
-			switch r := &records[i]; r.kind {
-			case recordSent, recordPrefilled, recordEnded, recordIndexed:
+		for i := range updates {
+			switch r := &updates[i]; r.kind {
+			case updateSent, updatePrefilled, updateEnded, updateIndexed:
 				again.addEvent(&r.event)
-			case recordKeyUsage:
+			case updateKeyUsage:
 				again.addKeyUsage(&r.usage)
-			case recordResponse, recordForgotten:
+			case updateResponse, updateForgotten:
 				again.addResponse(r.kind, &r.response)
 			}
 		}
@@ -247,7 +250,7 @@ func FuzzRecords(f *testing.F) {
 		}
 		if _, rest, err := parseHead(m, authenticator{}); err != nil {
 			t.Error(err)
-		} else if _, err := parseRecords(rest, func(string) *backends.Backend { return b }); err != nil {
+		} else if _, err := parseUpdates(rest, func(string) *backends.Backend { return b }); err != nil {
 			t.Errorf("what was read cannot be read again: %v", err)
 		}
 	})
@@ -267,7 +270,8 @@ func FuzzHead(f *testing.F) {
 }
 
 func TestEntryTime(t *testing.T) {
-	for _, id := range []string{"1795660997804-0", "1795660997804-9", "1795660997804-10", "1795660997804-18446744073709551615", "1795660997804"} {
+	for _, id := range []string{"1795660997804-0", "1795660997804-9", "1795660997804-10", "1795660997804-18446744073709551615",
+		"1795660997804"} {
 		if at := entryTime(id).UnixMilli(); at != 1795660997804 {
 			t.Errorf("%s: %d ms", id, at)
 		}

@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// batchBytes and batchRecords are from when on a batch is complete.
-	batchBytes   = 32 << 10
-	batchRecords = maxRecords / 2
-	// maxOutboxBytes bounds what waits while Redis is slow or absent. The oldest batches are dropped.
+	// fullMessageBytes and fullMessageUpdates are from when on a message is complete.
+	fullMessageBytes   = 32 << 10
+	fullMessageUpdates = maxUpdates / 2
+	// maxOutboxBytes bounds what waits while Redis is slow or absent. The oldest messages are dropped.
 	maxOutboxBytes = 8 << 20
 	maxAddresses   = 1 << 12
-	maxFree        = 4 // encoders that keep their memory for the next batch
+	maxFree        = 4 // encoders that keep their memory for the next message
 )
 
 // Outbox collects what this proxy tells the others, in the order in which it happened. Nothing
@@ -25,10 +25,10 @@ type Outbox struct {
 	ready chan struct{} // capacity 1: there is something to send
 
 	mu        sync.Mutex // guards what follows
-	complete  []*encoder // batches, the oldest first
+	complete  []*encoder // messages, the oldest first
 	current   *encoder
-	bytes     int // of complete
-	dropped   int64
+	bytes     int                          // of complete
+	dropped   int64                        // messages
 	inFlight  map[uint64]router.Placement  // sent and not ended, by ID, without strings and slices
 	addresses map[*backends.Backend]string // of the backends, as messages name them
 	free      []*encoder
@@ -59,7 +59,7 @@ func (o *Outbox) ReportPlacement(v *router.PlacementEvent) {
 		delete(o.inFlight, v.ID)
 	}
 	o.current.addEvent(v)
-	o.finishRecord()
+	o.finishUpdate()
 }
 
 // addressOf returns the address of a backend. o.mu is held.
@@ -79,16 +79,16 @@ func (o *Outbox) addressOf(b *backends.Backend) string {
 func (o *Outbox) ReportResponse(id string, e responseindex.Entry) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.current.addResponse(recordResponse, &storedResponse{id, e.Backend, e.Owner})
-	o.finishRecord()
+	o.current.addResponse(updateResponse, &storedResponse{id, e.Backend, e.Owner})
+	o.finishUpdate()
 }
 
 // ReportForgotten implements responseindex.Reporter.
 func (o *Outbox) ReportForgotten(id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.current.addResponse(recordForgotten, &storedResponse{id: id})
-	o.finishRecord()
+	o.current.addResponse(updateForgotten, &storedResponse{id: id})
+	o.finishUpdate()
 }
 
 func (o *Outbox) addUsage(charged []apikey.Charge) {
@@ -96,7 +96,7 @@ func (o *Outbox) addUsage(charged []apikey.Charge) {
 	defer o.mu.Unlock()
 	for _, c := range charged {
 		o.current.addKeyUsage(&keyUsage{c.Name, c.Requests, c.Tokens})
-		o.finishRecord()
+		o.finishUpdate()
 	}
 }
 
@@ -105,7 +105,7 @@ func (o *Outbox) addInFlight() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	e := o.current
-	e.start(recordInFlight)
+	e.start(updateInFlight)
 	n := e.Count(len(o.inFlight), maxInFlight, minAccountBytes)
 	for _, p := range o.inFlight {
 		if n--; n < 0 {
@@ -113,27 +113,27 @@ func (o *Outbox) addInFlight() {
 		}
 		e.account(&p)
 	}
-	o.completeBatch() // there is one in a message
+	o.completeMessage() // there is one in a message
 	o.signalReady()
 }
 
 func (o *Outbox) addLeaving() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.current.start(recordLeaving)
-	o.finishRecord()
+	o.current.start(updateLeaving)
+	o.finishUpdate()
 }
 
-// finishRecord follows each record. o.mu is held.
-func (o *Outbox) finishRecord() {
-	if e := o.current; e.Len() >= batchBytes || e.events >= batchRecords {
-		o.completeBatch()
+// finishUpdate follows each update. o.mu is held.
+func (o *Outbox) finishUpdate() {
+	if e := o.current; e.Len() >= fullMessageBytes || e.events >= fullMessageUpdates {
+		o.completeMessage()
 	}
 	o.signalReady()
 }
 
-// completeBatch begins the next batch. o.mu is held.
-func (o *Outbox) completeBatch() {
+// completeMessage begins the next message. o.mu is held.
+func (o *Outbox) completeMessage() {
 	o.complete, o.bytes = append(o.complete, o.current), o.bytes+o.current.Len()
 	o.current = o.newEncoder()
 	o.dropBeyondBound()
@@ -151,7 +151,7 @@ func (o *Outbox) newEncoder() *encoder {
 
 // recycle takes back an encoder of removeOldest.
 func (o *Outbox) recycle(e *encoder) {
-	if cap(e.Data) > 2*batchBytes {
+	if cap(e.Data) > 2*fullMessageBytes {
 		return
 	}
 	e.reset()
@@ -162,11 +162,11 @@ func (o *Outbox) recycle(e *encoder) {
 	}
 }
 
-// dropBeyondBound drops the oldest batches beyond maxOutboxBytes. o.mu is held.
+// dropBeyondBound drops the oldest messages beyond maxOutboxBytes. o.mu is held.
 func (o *Outbox) dropBeyondBound() {
 	for o.bytes > maxOutboxBytes && len(o.complete) > 1 {
 		o.bytes -= o.complete[0].Len()
-		o.dropped += int64(o.complete[0].events)
+		o.dropped++
 		o.complete[0] = nil
 		o.complete = o.complete[1:]
 	}
@@ -179,7 +179,7 @@ func (o *Outbox) signalReady() {
 	}
 }
 
-// removeOldest removes and returns the oldest batch, complete or not; nil if there is nothing.
+// removeOldest removes and returns the oldest message, complete or not; nil if there is nothing.
 func (o *Outbox) removeOldest() *encoder {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -197,7 +197,7 @@ func (o *Outbox) removeOldest() *encoder {
 	return e
 }
 
-// waiting returns how many bytes wait, and how many records were dropped.
+// waiting returns how many bytes wait, and how many messages were dropped.
 func (o *Outbox) waiting() (bytes int, dropped int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -13,24 +13,29 @@ func TestOutboxBound(t *testing.T) {
 	o := NewOutbox()
 	sent := sampleEvents(b)[0]
 	sent.Blocks = make([]prompt.Block, 1000)
+	messages := int64(0)
 	for i := range 4000 {
 		sent.ID = uint64(i)
-		o.ReportPlacement(&sent)
-		o.ReportPlacement(&router.PlacementEvent{Kind: router.PlacementEnded, Placement: router.Placement{ID: sent.ID}})
+		for _, e := range []*router.PlacementEvent{&sent, {Kind: router.PlacementEnded, Placement: router.Placement{ID: sent.ID}}} {
+			if o.current.empty() {
+				messages++
+			}
+			o.ReportPlacement(e)
+		}
 	}
 	bytes, dropped := o.waiting()
-	if bytes > maxOutboxBytes+2*batchBytes || dropped == 0 {
-		t.Errorf("%d bytes wait, %d records were dropped", bytes, dropped)
+	if bytes > maxOutboxBytes+2*fullMessageBytes || dropped == 0 {
+		t.Errorf("%d bytes wait, %d messages were dropped", bytes, dropped)
 	}
-	taken := 0
+	taken := int64(0)
 	for e := o.removeOldest(); e != nil; e = o.removeOldest() {
 		if len(e.message(messageHead{1, 2, 3, testTime}, authenticator{})) > maxMessageBytes {
 			t.Errorf("message of %d bytes", e.Len())
 		}
-		taken += e.events
+		taken++
 	}
-	if int64(taken)+dropped != 8000 {
-		t.Errorf("%d records were taken and %d dropped, want 8000 together", taken, dropped)
+	if taken+dropped != messages {
+		t.Errorf("%d messages were taken and %d dropped, want %d together", taken, dropped, messages)
 	}
 	if bytes, _ := o.waiting(); bytes != 0 || len(o.inFlight) != 0 {
 		t.Errorf("%d bytes and %d requests are left", bytes, len(o.inFlight))
@@ -52,13 +57,13 @@ func TestOutboxListsInFlight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	records, err := parseRecords(rest, func(string) *backends.Backend { return b })
+	updates, err := parseUpdates(rest, func(string) *backends.Backend { return b })
 	if err != nil {
 		t.Fatal(err)
 	}
-	last := records[len(records)-1]
-	if last.kind != recordInFlight || len(last.inFlight) != 2 {
-		t.Fatalf("the last record is %+v", last)
+	last := updates[len(updates)-1]
+	if last.kind != updateInFlight || len(last.inFlight) != 2 {
+		t.Fatalf("the last update is %+v", last)
 	}
 	for _, p := range last.inFlight {
 		if p.ID > 1 || p.Prefilled != (p.ID == 1) || p.Backend != b || len(p.Blocks) > 0 {

@@ -22,6 +22,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/clock"
+	"warmroute/lab/freeport"
 	"warmroute/lab/redistest"
 	"warmroute/prompt"
 	"warmroute/proxy/apikey"
@@ -331,7 +332,7 @@ func TestForgedMessages(t *testing.T) {
 	ignored := b.Status().IgnoredMessages
 	add := func(m []byte) { s.Do("XADD", a.stream, "*", messageField, m) }
 	e := newEncoder(testAddress)
-	e.addResponse(recordResponse, &storedResponse{"resp_of_another_key", "http://10.0.0.1:8000", "k"})
+	e.addResponse(updateResponse, &storedResponse{"resp_of_another_key", "http://10.0.0.1:8000", "k"})
 	head := messageHead{a.fingerprint, 99, 1, time.Now()}
 	add(e.message(head, authenticator{prefix: "test:"}))
 	add(e.message(head, authenticator{secret: "a guess of the secret", prefix: "test:"}))
@@ -477,13 +478,13 @@ func TestCluster(t *testing.T) {
 
 // TestDemotedServer shares over a server whose address moves to another one, while the old one becomes a replica.
 func TestDemotedServer(t *testing.T) {
-	addresses := redistest.FreeAddresses(t, 2)
+	addresses := freeport.FindAddresses(t, 2)
 	old, successor := redistest.StartAt(t, addresses[0]), redistest.StartAt(t, addresses[1])
 	address := redistest.NewAddress(t, old.Address)
 	settings := Settings{Mode: ModeSingle, URL: "redis://" + address.String(), Prefix: "test:", MaxBytes: 8 << 20}
 	a, b := startTwo(t, nil, func(o *Options) { o.Settings = settings })
 	address.Move(successor.Address)
-	host, port, _ := net.SplitHostPort(redistest.FreeAddresses(t, 1)[0])
+	host, port, _ := net.SplitHostPort(freeport.FindAddress(t))
 	old.Do("REPLICAOF", host, port)
 	began := time.Now()
 	d := a.send(1, 50)
@@ -586,7 +587,8 @@ func TestSnapshotOverRedis(t *testing.T) {
 	a := startProxy(t, s)
 	awaitProxies(t, 1, a)
 	load := func() *backends.Load {
-		return &backends.Load{StartTime: 1000, TokensKnown: true, PromptTokens: 10, GenerationTokens: 10, CacheTokens: 400_000, PolledAt: time.Now()}
+		return &backends.Load{StartTime: 1000, TokensKnown: true, PromptTokens: 10, GenerationTokens: 10, CacheTokens: 400_000,
+			PolledAt: time.Now()}
 	}
 	for _, b := range a.backends {
 		a.Snapshot.ObserveLoad(b, load())
@@ -690,8 +692,10 @@ func TestTimesBeforeStart(t *testing.T) {
 
 func TestDamagedSnapshot(t *testing.T) {
 	s := redistest.Start(t)
-	for _, head := range []string{"", "{", "[]", `{"generation":"A","bytes":-1,"position":"1-1"}`, `{"generation":"A","bytes":1000000000000,"position":"1-1"}`,
-		`{"generation":"*","bytes":1,"position":"1-1"}`, `{"generation":"A","bytes":1,"position":"$"}`, `{"generation":"A","bytes":1,"position":"1-1"}`} {
+	for _, head := range []string{"", "{", "[]", `{"generation":"A","bytes":-1,"position":"1-1"}`,
+		`{"generation":"A","bytes":1000000000000,"position":"1-1"}`,
+		`{"generation":"*","bytes":1,"position":"1-1"}`, `{"generation":"A","bytes":1,"position":"$"}`,
+		`{"generation":"A","bytes":1,"position":"1-1"}`} {
 		s.Do("SET", "test:snapshot", head)
 		p := newProxy(t, s)
 		p.LoadSnapshot(t.Context())

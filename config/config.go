@@ -15,6 +15,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/cluster"
+	"warmroute/kvevents"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
 	"warmroute/proxy/apikey"
@@ -32,19 +33,20 @@ import (
 // effect only at a restart.
 type Config struct {
 	Listeners       `mapstructure:",squash"`
-	Backends        []Backend    `mapstructure:"backends"` // those of BackendsFile included
-	BackendsFile    string       `mapstructure:"backends_file"`
-	StateFile       string       `mapstructure:"state_file" reload:"no"`
-	DNS             DNS          `mapstructure:"dns"`
-	Registration    Registration `mapstructure:"registration"`
+	Backends        []Backend         `mapstructure:"backends"` // those of BackendsFile included
+	BackendsFile    string            `mapstructure:"backends_file"`
+	StateFile       string            `mapstructure:"state_file" reload:"no"`
+	DNS             DNS               `mapstructure:"dns"`
+	KVEvents        kvevents.Settings `mapstructure:"kv_events" reload:"no"`
+	Registration    Registration      `mapstructure:"registration"`
 	Tenants         `mapstructure:",squash"`
 	Routing         Routing                 `mapstructure:"routing"`
 	SLO             SLO                     `mapstructure:"slo"`
-	PD              PD                      `mapstructure:"pd"`
+	Disaggregation  Disaggregation          `mapstructure:"disaggregation"`
 	Index           Index                   `mapstructure:"index" reload:"no"`
 	Responses       responseindex.Settings  `mapstructure:"responses"`
 	Redis           cluster.Settings        `mapstructure:"redis" reload:"no"`
-	Record          recorder.Settings       `mapstructure:"record" reload:"no"`
+	Recording       recorder.Settings       `mapstructure:"recording" reload:"no"`
 	Usage           usage.Settings          `mapstructure:"usage" reload:"no"`
 	Limits          Limits                  `mapstructure:"limits"`
 	Poll            backends.PollSettings   `mapstructure:"poll"`
@@ -77,9 +79,10 @@ type Listeners struct {
 
 // Tenants are the API keys and how they share the prefix cache.
 type Tenants struct {
-	Keys     []Key  `mapstructure:"keys"` // those of KeysFile included
-	KeysFile string `mapstructure:"keys_file"`
-	Tenant   string `mapstructure:"tenant" oneof:"share isolate"` // share or isolate
+	Keys        []Key    `mapstructure:"keys"` // those of KeysFile included
+	KeysFile    string   `mapstructure:"keys_file"`
+	Tenant      string   `mapstructure:"tenant" oneof:"share isolate"` // share or isolate
+	UserHeaders []string `mapstructure:"user_headers"`                 // name the user of a program that has one key for all
 }
 
 // Backend is one vLLM server, or a name that stands for several. Name is never empty after loading.
@@ -105,7 +108,7 @@ type Backend struct {
 
 	EnginePriority bool `mapstructure:"engine_priority"`
 
-	KVEvents string `mapstructure:"kv_events"` // auto, off, or an endpoint; auto unless given
+	KVEvents string `mapstructure:"kv_events"` // auto, listen, off, or an endpoint; auto unless given
 	KVReplay string `mapstructure:"kv_replay"` // of the endpoint; "": none
 
 	Ranks string `mapstructure:"ranks" oneof:"auto off"` // auto unless given
@@ -120,16 +123,16 @@ type DNS struct {
 
 // Registration lets callers add replicas over the public listener.
 type Registration struct {
-	Listener  string         `mapstructure:"listener" oneof:"off main"`
-	Token     string         `mapstructure:"-"` // the content of TokenFile
-	TokenFile string         `mapstructure:"token_file"`
-	AllowFrom []netip.Prefix `mapstructure:"allow_from"`
-	AllowURLs []string       `mapstructure:"allow_urls"`
-	Forget    time.Duration  `mapstructure:"forget" range:"0|1s.."` // 0: never
+	Listener    string         `mapstructure:"listener" oneof:"off public"`
+	Token       string         `mapstructure:"-"` // the content of TokenFile
+	TokenFile   string         `mapstructure:"token_file"`
+	AllowFrom   []netip.Prefix `mapstructure:"allow_from"`
+	AllowURLs   []string       `mapstructure:"allow_urls"`
+	RemoveAfter time.Duration  `mapstructure:"remove_after" range:"0|1s.."` // 0: never
 }
 
 // IsOnPublicListener reports whether the public listener serves registration.
-func (r Registration) IsOnPublicListener() bool { return r.Listener == "main" }
+func (r Registration) IsOnPublicListener() bool { return r.Listener == "public" }
 
 // TLSConfig returns how the certificate of an https backend is verified: by the authorities in CAFile alone, or
 // by the system's if there is none. It returns nil for the defaults.
@@ -170,25 +173,26 @@ type Key struct {
 
 // Routing selects and tunes the routing policy.
 type Routing struct {
-	Policy         string         `mapstructure:"policy"`
-	Attempts       int            `mapstructure:"attempts" range:"1..10"` // the first one included
-	Queue          queue.Settings `mapstructure:"queue"`
-	BatchSlowdown  float64        `mapstructure:"batch_slowdown" range:"0..10"` // 0: no limit
-	Learn          bool           `mapstructure:"learn"`
-	SessionHeaders []string       `mapstructure:"session_headers"`
+	Policy              string         `mapstructure:"policy"`
+	Attempts            int            `mapstructure:"attempts" range:"1..10"` // the first one included
+	Queue               queue.Settings `mapstructure:"queue"`
+	LowPrioritySlowdown float64        `mapstructure:"low_priority_slowdown" range:"0..10"` // 0: no limit
+	Learn               bool           `mapstructure:"learn"`
+	ConversationHeaders []string       `mapstructure:"conversation_headers"`
 
 	policy.Settings `mapstructure:",squash"`
 }
 
 // SLO holds latency targets.
 type SLO struct {
-	TTFT time.Duration `mapstructure:"ttft" range:"0s.."` // 0: off
+	TTFT   time.Duration `mapstructure:"ttft" range:"0s..24h"` // 0: off
+	Refuse bool          `mapstructure:"refuse"`               // requests that are predicted to miss their target
 }
 
-// PD configures requests of which one replica does the prefill and another one the decode.
-type PD struct {
+// Disaggregation configures requests of which one replica does the prefill and another one the decode.
+type Disaggregation struct {
 	Fallback          string        `mapstructure:"fallback" oneof:"plain queue"`
-	Lease             time.Duration `mapstructure:"lease" range:"1s..10m"`
+	KVLease           time.Duration `mapstructure:"kv_lease" range:"1s..10m"`
 	MinUncachedTokens int           `mapstructure:"min_uncached_tokens" range:"0..10000000"` // 0: the cost decides
 }
 
@@ -235,8 +239,23 @@ type CORS struct {
 
 // Models configures models that replicas do not list.
 type Models struct {
+	Names    []ModelName       `mapstructure:"names"`
 	Patterns map[string]string `mapstructure:"patterns"` // of adapters' names, with one *, to the base model
 }
+
+// ModelName is a name by which clients ask for a model of replicas, or for one of several.
+type ModelName struct {
+	Name            string        `mapstructure:"name"`
+	Model           string        `mapstructure:"model"`                         // the only one
+	Models          []string      `mapstructure:"models"`                        // several
+	Weights         []int         `mapstructure:"weights"`                       // of Models; nil: the first serves all
+	FallbackAfter   time.Duration `mapstructure:"fallback_after" range:"0s..1h"` // 20 s unless given
+	Set             Members       `mapstructure:"set"`
+	MaxOutputTokens int           `mapstructure:"max_output_tokens" range:"0..1000000000"` // 0: no limit
+}
+
+// Members are members of a JSON object, with values as YAML has them.
+type Members map[string]any
 
 // StartHook is a URL that is called when requests wait for a model that no replica serves.
 type StartHook struct {
@@ -255,37 +274,41 @@ type Log struct {
 // descriptors; 0: unknown.
 func (c *Config) ProxySettings(maxOpenFiles uint64, replicas int) proxy.Settings {
 	return proxy.Settings{
-		Limits:         c.Limits.Limits,
-		Timeouts:       c.Timeouts.Timeouts,
-		Retry:          c.Retry,
-		Attempts:       c.Routing.Attempts,
-		QueueTimeouts:  c.QueueTimeouts(),
-		Keepalive:      c.SSE.Keepalive,
-		QueueKeepalive: c.SSE.QueueKeepalive,
-		HandoverLease:  c.PD.Lease,
-		QueueForRoles:  c.queuesForRoles(),
-		TrustedProxies: c.TrustedProxies,
-		SessionHeaders: c.Routing.canonicalSessionHeaders(),
-		RouteHeaders:   c.ResponseHeaders,
-		IsolateTenants: c.Tenant == "isolate",
-		CORSOrigins:    c.CORS.Origins,
-		ReadyIfEmpty:   c.Registration.IsOnPublicListener(),
-		ExtraPaths:     c.ExtraPaths,
+		Limits:              c.Limits.Limits,
+		Timeouts:            c.Timeouts.Timeouts,
+		Retry:               c.Retry,
+		Attempts:            c.Routing.Attempts,
+		QueueTimeouts:       c.QueueTimeouts(),
+		Keepalive:           c.SSE.Keepalive,
+		QueueKeepalive:      c.SSE.QueueKeepalive,
+		KVLease:             c.Disaggregation.KVLease,
+		QueueForRoles:       c.queuesForRoles(),
+		TTFTTarget:          c.SLO.TTFT,
+		RefuseLate:          c.SLO.Refuse,
+		TrustedProxies:      c.TrustedProxies,
+		ConversationHeaders: canonicalHeaders(c.Routing.ConversationHeaders),
+		UserHeaders:         canonicalHeaders(c.UserHeaders),
+		RouteHeaders:        c.ResponseHeaders,
+		IsolateTenants:      c.Tenant == "isolate",
+		CORSOrigins:         c.CORS.Origins,
+		ReadyIfEmpty:        c.Registration.IsOnPublicListener(),
+		ExtraPaths:          c.ExtraPaths,
 
 		AdapterPatterns: c.Models.adapterPatterns(),
+		ModelNames:      c.Models.modelNames(),
 		StartTimeouts:   c.startTimeouts(),
 
 		DescriptorConnections: c.MaxClientConnections(maxOpenFiles, replicas),
 	}
 }
 
-// canonicalSessionHeaders returns the names of the session headers as net/http has them.
-func (r *Routing) canonicalSessionHeaders() []string {
-	names := make([]string, len(r.SessionHeaders))
-	for i, name := range r.SessionHeaders {
-		names[i] = http.CanonicalHeaderKey(name)
+// canonicalHeaders returns the names of headers as net/http has them.
+func canonicalHeaders(names []string) []string {
+	canonical := make([]string, len(names))
+	for i, name := range names {
+		canonical[i] = http.CanonicalHeaderKey(name)
 	}
-	return names
+	return canonical
 }
 
 // QueueTimeouts returns how long a request may wait in the admission queue; none when the queue is off.
@@ -332,21 +355,21 @@ func (c *Config) RouterSettings() router.Settings {
 		PolicySettings: c.Routing.Settings,
 		Queue:          c.Routing.QueueSettings(),
 		Breaker:        c.Breaker,
-		SLO:            c.SLO.TTFT,
 		PollInterval:   c.Poll.Interval,
-		Handover:       router.HandoverSettings{Queue: c.queuesForRoles(), Lease: c.PD.Lease, MinUncachedTokens: c.PD.MinUncachedTokens},
-		NoLearning:     !c.Routing.Learn,
+		Disaggregation: router.DisaggregationSettings{Queue: c.queuesForRoles(), Lease: c.Disaggregation.KVLease,
+			MinUncachedTokens: c.Disaggregation.MinUncachedTokens},
+		NoLearning: !c.Routing.Learn,
 	}
 }
 
 // queuesForRoles reports whether requests wait for replicas of a role. Without a queue they would be refused.
 func (c *Config) queuesForRoles() bool {
-	return c.PD.Fallback == "queue" && c.Routing.Queue.Requests > 0
+	return c.Disaggregation.Fallback == "queue" && c.Routing.Queue.Requests > 0
 }
 
 // QueueSettings returns the settings of the admission queue.
 func (r Routing) QueueSettings() queue.Settings {
 	q := r.Queue
-	q.BatchSlowdown = r.BatchSlowdown
+	q.LowPrioritySlowdown = r.LowPrioritySlowdown
 	return q
 }

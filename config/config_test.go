@@ -13,18 +13,21 @@ import (
 func TestSettingsReachComponents(t *testing.T) {
 	var c Config
 	fill(reflect.ValueOf(&c).Elem())
-	c.Tenant, c.Registration.Listener = "isolate", "main"
-	c.Routing.Learn, c.PD.Fallback = false, "queue"
+	c.Tenant, c.Registration.Listener = "isolate", "public"
+	c.Routing.Learn, c.Disaggregation.Fallback = false, "queue"
 	proxySettings, routerSettings := c.ProxySettings(0, 0), c.RouterSettings()
-	routerSettings.PolicySettings.SLO = routerSettings.SLO // as the router does
-	routerSettings.PolicySettings.AttentionCost = 1        // of replay only
-	proxySettings.QueueTimeouts.Total = 1                  // of keys only
+	routerSettings.PolicySettings.AttentionCost = 1 // of replay only
+	proxySettings.QueueTimeouts.Total = 1           // of keys only
 	for name, settings := range map[string]any{"proxy": proxySettings, "router": routerSettings, "key": c.APIKeys()[0]} {
 		for _, path := range zeroFields(reflect.ValueOf(settings), name) {
 			t.Errorf("%s is not set", path)
 		}
 	}
-	if got, want := routerSettings.PolicySettings, (policy.Settings{AttentionCost: 1, MatchRatio: 1, ImbalanceAbs: 1, ImbalanceRatio: 1, LoadFactor: 1, SLO: 1}); got != want {
+	want := policy.Settings{
+		AttentionCost: 1, ClientAffinity: true, MatchRatio: 1, MatchTokens: 1, ImbalanceAbs: 1, ImbalanceRatio: 1, LoadFactor: 1,
+		EvictionThreshold: 1, EvictionTarget: 1, EvictionInterval: 1,
+	}
+	if got := routerSettings.PolicySettings; got != want {
 		t.Errorf("settings of the policy: got %+v, want %+v", got, want)
 	}
 }
@@ -77,8 +80,8 @@ func zeroFields(v reflect.Value, path string) (paths []string) {
 
 func TestFallbackWithoutQueue(t *testing.T) {
 	for requests, want := range map[string]bool{"0": false, "10": true} {
-		c := mustLoad(t, "backends: [http://a:1]\nrouting: {queue: {requests: "+requests+"}}\npd: {fallback: queue}")
-		if proxy, router := c.ProxySettings(0, 0).QueueForRoles, c.RouterSettings().Handover.Queue; proxy != want || router != want {
+		c := mustLoad(t, "backends: [http://a:1]\nrouting: {queue: {requests: "+requests+"}}\ndisaggregation: {fallback: queue}")
+		if proxy, router := c.ProxySettings(0, 0).QueueForRoles, c.RouterSettings().Disaggregation.Queue; proxy != want || router != want {
 			t.Errorf("a queue of %s requests: the proxy waits %v, the router %v", requests, proxy, router)
 		}
 	}

@@ -1,9 +1,11 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -18,7 +20,8 @@ import (
 )
 
 func decodeSettings(values map[string]any, into any) error {
-	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{Result: into, DecodeHook: decodeValue, ErrorUnused: true, WeaklyTypedInput: true})
+	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{Result: into, DecodeHook: decodeValue, ErrorUnused: true,
+		WeaklyTypedInput: true})
 	if err != nil {
 		return err
 	}
@@ -60,6 +63,14 @@ func decodeValue(from, to reflect.Value) (any, error) {
 		return normalizeBackend(value)
 	case map[string]string:
 		return decodeStringMap(value)
+	case []ModelName:
+		return decodeList(value, "", "; begin each name with \"- name:\"")
+	case ModelName:
+		return normalizeModelName(value)
+	case Members:
+		return checkMembers(value)
+	case []int:
+		return decodeList(value, " of integers such as [1, 9]", "")
 	case []StartHook:
 		return decodeList(value, "", "; begin each model with \"- model:\"")
 	case StartHook:
@@ -198,7 +209,8 @@ func normalizeBackend(value any) (any, error) {
 		if key, advice := findUnknownKey[Backend](v, "a backend"); key != "" {
 			return nil, fmt.Errorf("unknown key %q; %s", key, advice)
 		}
-		complete := map[string]any{"dns": "auto", "weight": 1, "role": backends.RoleBoth.String(), "kv_events": backends.KVEventsAuto, "ranks": "auto"}
+		complete := map[string]any{"dns": "auto", "weight": 1, "role": backends.RoleBoth.String(), "kv_events": backends.KVEventsAuto,
+			"ranks": "auto"}
 		maps.Copy(complete, v)
 		return complete, nil
 	}
@@ -220,6 +232,76 @@ func normalizeStartHook(value any) (any, error) {
 	complete := map[string]any{"timeout": defaultStartTimeout.String()}
 	maps.Copy(complete, given)
 	return complete, nil
+}
+
+// defaultFallbackAfter is that of a ModelName without one.
+const defaultFallbackAfter = 20 * time.Second
+
+// normalizeModelName returns a mapping with the settings whose default is not zero.
+func normalizeModelName(value any) (any, error) {
+	given, ok := value.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("expected a mapping with name and model, got %s", describeType(value))
+	}
+	if key, advice := findUnknownKey[ModelName](given, "a name"); key != "" {
+		return nil, fmt.Errorf("unknown key %q; %s", key, advice)
+	}
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		if given[key] == nil {
+			return nil, fmt.Errorf("%s has no value; give it one or delete the line", key)
+		}
+	}
+	complete := map[string]any{"fallback_after": defaultFallbackAfter.String()}
+	maps.Copy(complete, given)
+	return complete, nil
+}
+
+// checkMembers returns value if it is a mapping that JSON can express. Keys are as they are written.
+func checkMembers(value any) (any, error) {
+	members, ok := value.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("expected a mapping such as {temperature: 0.2}, got %s", describeType(value))
+	}
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		if problem := findUnencodable(members[name], 0); problem != "" {
+			return nil, fmt.Errorf("%s: %s", name, problem)
+		}
+	}
+	return Members(members), nil
+}
+
+// maxMemberDepth bounds the nesting of a member's value.
+const maxMemberDepth = 64
+
+// findUnencodable returns what in a value of YAML has no equivalent in JSON; "": nothing.
+func findUnencodable(value any, depth int) (problem string) {
+	switch v := value.(type) {
+	case nil, string, bool, int, int64, uint64:
+		return ""
+	case float64:
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return "JSON has no infinity and no NaN"
+		}
+		return ""
+	case time.Time:
+		return "a date has to be in quotes"
+	}
+	if depth == maxMemberDepth {
+		return fmt.Sprintf("the value nests deeper than %d levels", maxMemberDepth)
+	}
+	switch v := value.(type) {
+	case []any:
+		for _, element := range v {
+			problem = cmp.Or(problem, findUnencodable(element, depth+1))
+		}
+		return problem
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			problem = cmp.Or(problem, findUnencodable(v[name], depth+1))
+		}
+		return problem
+	}
+	return "the keys of a mapping have to be strings; put them in quotes"
 }
 
 // decodeStringMap returns a mapping of strings as it is, and reads the text of an environment variable, as in a=b,c=d.

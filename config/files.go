@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -55,7 +56,8 @@ func CheckRegular(path string) error {
 // WatchedFiles returns the paths of the files to watch for changes: configFile and
 // those that the settings name. configFile may be empty.
 func (c *Config) WatchedFiles(configFile string) []string {
-	all := []string{configFile, c.BackendsFile, c.Registration.TokenFile, c.KeysFile, c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile}
+	all := []string{configFile, c.BackendsFile, c.Registration.TokenFile, c.KeysFile, c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile,
+		c.AdminTLS.CertFile, c.AdminTLS.KeyFile}
 	for _, b := range c.Backends {
 		all = append(all, b.CAFile)
 	}
@@ -65,10 +67,13 @@ func (c *Config) WatchedFiles(configFile string) []string {
 func (c *Config) readFiles(errs *errorList) {
 	c.readKeysFile(errs)
 	c.AdminTokenSource = cmp.Or(errs.origin["admin_token"], "the setting admin_token")
-	if c.AdminToken == "" {
-		c.AdminToken, c.AdminTokenSource = readSecret(errs, "admin_token_file", c.AdminTokenFile, "the token"), c.AdminTokenFile
-	} else if c.AdminTokenFile != "" {
+	switch {
+	case c.AdminToken != "" && c.AdminTokenFile != "":
 		errs.add("admin_token_file", "admin_token is given as well; remove one of the two")
+	case c.AdminToken == "" && isAbsent(c.AdminTokenFile): // serve creates it
+		checkCreatable(errs, "admin_token_file", c.AdminTokenFile)
+	case c.AdminToken == "":
+		c.AdminToken, c.AdminTokenSource = readSecret(errs, "admin_token_file", c.AdminTokenFile, "the token"), c.AdminTokenFile
 	}
 	c.TLS.readCertificate(errs, "tls")
 	c.AdminTLS.readCertificate(errs, "admin_tls")
@@ -83,6 +88,14 @@ func (c *Config) readFiles(errs *errorList) {
 	c.Redis.Password = readSecret(errs, "redis.password_file", c.Redis.PasswordFile, "the password")
 	c.Redis.Secret = readSecret(errs, "redis.secret_file", c.Redis.SecretFile, "a secret")
 	c.Redis.CA = readFile(errs, "redis.ca_file", c.Redis.CAFile)
+}
+
+// AdminTokenMissing reports whether admin_token_file names a file that did not exist when the configuration was loaded.
+func (c *Config) AdminTokenMissing() bool { return c.AdminTokenFile != "" && c.AdminToken == "" }
+
+func isAbsent(file string) bool {
+	_, err := os.Stat(file)
+	return file != "" && errors.Is(err, fs.ErrNotExist)
 }
 
 // readFile returns the content of the file that a setting names, "" if it names none.

@@ -41,7 +41,8 @@ func writeCertificateLike(t *testing.T, template x509.Certificate) (certFile, ke
 	}
 	dir := t.TempDir()
 	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert}, keyFile: {Type: "PRIVATE KEY", Bytes: private}} {
+	for file, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: cert},
+		keyFile: {Type: "PRIVATE KEY", Bytes: private}} {
 		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -80,10 +81,15 @@ func TestListenerWarnings(t *testing.T) {
 	const public, token = "admin: \":9090\"\n", "admin_token: " + plainKey + "\n"
 	for _, c := range []struct{ yaml, want string }{
 		{token, ""},
-		{"registration: {listener: main, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\n", "registration.listener: main without state_file or redis.url"},
-		{"registration: {listener: main, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\nstate_file: state\n", ""},
-		{"registration: {listener: main, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\nredis: {url: \"redis://r\"}\n", ""},
+		{"registration: {listener: public, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\n",
+			"registration.listener: public without state_file or redis.url"},
+		{"registration: {listener: public, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\nstate_file: state\n", ""},
+		{"registration: {listener: public, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.*:8000\"]}\nredis: {url: \"redis://r\"}\n", ""},
 		{public, "until admin_token is set"},
+		{"kv_events: {listen: \"tcp://*:5557\"}\n", "kv_events.listen: tcp://*:5557 is reachable from other networks"},
+		{"kv_events: {listen: \"tcp://203.0.113.5:5557\"}\n", "kv_events.listen: tcp://203.0.113.5:5557 is reachable from other networks"},
+		{"kv_events: {listen: \"tcp://10.0.0.5:5557\"}\n", ""},
+		{"kv_events: {listen: \"tcp://[::1]:5557\"}\n", ""},
 		{public + token, "set admin_tls.cert_file and admin_tls.key_file"},
 		{public + token + fmt.Sprintf("admin_tls: {cert_file: %s, key_file: %s}", cert, key), ""},
 		{fmt.Sprintf("admin_tls: {cert_file: %s, key_file: %s}", expired, expiredKey), "admin_tls.cert_file: " + expired + " expired on "},
@@ -108,10 +114,14 @@ func TestCAWarnings(t *testing.T) {
 		{"authority", x509.Certificate{Subject: named("Private CA"), IsCA: true, BasicConstraintsValid: true}, "", ""},
 		{"self-signed, with the name", x509.Certificate{Subject: named("vllm"), DNSNames: []string{"vllm"}}, "", ""},
 		{"self-signed, with a name for server_name", x509.Certificate{Subject: named("gpu"), DNSNames: []string{"gpu"}}, "gpu", ""},
-		{"self-signed, with another name", x509.Certificate{Subject: named("gpu"), DNSNames: []string{"gpu"}}, "", `"gpu" does not have vllm among its subject alternative names`},
-		{"self-signed, without alternative names", x509.Certificate{Subject: named("vllm")}, "", `"vllm" does not have vllm among its subject alternative names`},
-		{"self-signed by openssl, without alternative names", x509.Certificate{Subject: named("vllm"), IsCA: true, BasicConstraintsValid: true}, "", `does not have vllm among`},
-		{"expired", x509.Certificate{Subject: named("Private CA"), IsCA: true, BasicConstraintsValid: true, NotAfter: now.Add(-time.Minute)}, "", `"Private CA" expired on`},
+		{"self-signed, with another name", x509.Certificate{Subject: named("gpu"), DNSNames: []string{"gpu"}}, "",
+			`"gpu" does not have vllm among its subject alternative names`},
+		{"self-signed, without alternative names", x509.Certificate{Subject: named("vllm")}, "",
+			`"vllm" does not have vllm among its subject alternative names`},
+		{"self-signed by openssl, without alternative names", x509.Certificate{Subject: named("vllm"), IsCA: true, BasicConstraintsValid: true},
+			"", `does not have vllm among`},
+		{"expired", x509.Certificate{Subject: named("Private CA"), IsCA: true, BasicConstraintsValid: true, NotAfter: now.Add(-time.Minute)}, "",
+			`"Private CA" expired on`},
 	} {
 		if c.certificate.NotAfter.IsZero() {
 			c.certificate.NotAfter = now.Add(time.Hour)

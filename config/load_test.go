@@ -17,6 +17,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/cluster"
+	"warmroute/kvevents"
 	"warmroute/lab/policies"
 	"warmroute/proxy"
 	"warmroute/proxy/accesslog"
@@ -72,36 +73,42 @@ func TestDefaults(t *testing.T) {
 		Listeners:    Listeners{Listen: ":8080", Admin: "127.0.0.1:9090", TrustedProxies: []netip.Prefix{}},
 		Backends:     []Backend{{Name: "a:8000", URL: "http://a:8000", DNS: "auto", Weight: 1, Role: "both", KVEvents: "auto", Ranks: "auto"}},
 		DNS:          DNS{Interval: 2 * time.Second, MaxAddresses: 256},
-		Registration: Registration{Listener: "off", AllowFrom: []netip.Prefix{}, AllowURLs: []string{}, Forget: time.Hour},
-		Tenants:      Tenants{Keys: []Key{}, Tenant: "share"},
+		KVEvents:     kvevents.Settings{Ports: 1},
+		Registration: Registration{Listener: "off", AllowFrom: []netip.Prefix{}, AllowURLs: []string{}, RemoveAfter: time.Hour},
+		Tenants:      Tenants{Keys: []Key{}, Tenant: "share", UserHeaders: []string{"X-OpenWebUI-User-Id"}},
 		Routing: Routing{
 			Policy: "prefix", Attempts: 3, Learn: true,
-			SessionHeaders: []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id", "Session-Id", "thread_id", "session_id", "X-OpenCode-Session", "X-Session-Affinity", "X-Multi-Turn-Session-Id", "X-Dynamo-Session-Id"},
-			Queue:          queue.Settings{Requests: 10_000, Bytes: 512 << 20, BatchRequests: 10_000, BatchBytes: 384 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: 10 * time.Minute}, BatchSlowdown: 0.05,
+			ConversationHeaders: []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id", "Session-Id", "thread_id", "session_id",
+				"X-OpenCode-Session", "X-Session-Affinity", "X-Multi-Turn-Session-Id", "X-Dynamo-Session-Id"},
+			Queue: queue.Settings{Requests: 10_000, Bytes: 512 << 20, LowPriorityRequests: 10_000, LowPriorityBytes: 384 << 20,
+				NoneReadyTimeout: time.Minute, BusyTimeout: 10 * time.Minute}, LowPrioritySlowdown: 0.05,
 		},
-		PD:              PD{Fallback: "plain", Lease: 30 * time.Second},
-		Index:           Index{BlockBytes: 256, MaxBytes: 256 << 20},
-		Responses:       responseindex.Settings{MaxEntries: 100_000, TTL: 24 * time.Hour},
-		Redis:           cluster.Settings{Mode: "single", Prefix: "warmroute:", MaxBytes: 64 << 20},
-		Record:          recorder.Settings{Memory: 32 << 20, MaxBytes: 256 << 20, Keep: 3},
-		Usage:           usage.Settings{Keep: 400 * 24 * time.Hour},
-		Limits:          Limits{proxy.Limits{InFlight: 24_000, Connections: 28_000, QueryBytes: 4 << 10, BodyBytes: 64 << 20, BodyBytesTotal: 1 << 30, KVTransferParams: "refuse"}, 64 << 10},
+		Disaggregation: Disaggregation{Fallback: "plain", KVLease: 30 * time.Second},
+		Index:          Index{BlockBytes: 256, MaxBytes: 256 << 20},
+		Responses:      responseindex.Settings{MaxEntries: 100_000, TTL: 24 * time.Hour},
+		Redis:          cluster.Settings{Mode: "single", Prefix: "warmroute:", MaxBytes: 64 << 20},
+		Recording:      recorder.Settings{Memory: 32 << 20, MaxBytes: 256 << 20, Keep: 3},
+		Usage:          usage.Settings{Keep: 400 * 24 * time.Hour},
+		Limits: Limits{proxy.Limits{InFlight: 24_000, Connections: 28_000, QueryBytes: 4 << 10, BodyBytes: 64 << 20,
+			BodyBytesTotal: 1 << 30, KVTransferParams: "refuse"}, 64 << 10},
 		Poll:            backends.PollSettings{Interval: time.Second, FastInterval: 250 * time.Millisecond, Timeout: 800 * time.Millisecond},
 		Health:          backends.HealthSettings{Interval: 5 * time.Second, DownInterval: time.Second, Timeout: 3 * time.Second},
 		Retry:           proxy.RetrySettings{Share: 0.2, PerSecond: 10, Stalled: true},
-		Breaker:         router.BreakerSettings{Failures: 5, Open: time.Second},
+		Breaker:         router.BreakerSettings{Failures: 5, OpenTime: time.Second},
 		SSE:             SSE{Keepalive: 15 * time.Second, QueueKeepalive: 45 * time.Second},
 		Connections:     Connections{MaxPerBackend: 8192},
 		CORS:            CORS{Origins: []string{}},
-		Models:          Models{Patterns: map[string]string{}},
+		Models:          Models{Names: []ModelName{}, Patterns: map[string]string{}},
 		StartHooks:      []StartHook{},
 		ExtraPaths:      []string{},
 		ResponseHeaders: true,
 		Log:             Log{Level: "info", Format: "text"},
 		AccessLog:       accesslog.Settings{Format: "json", Sample: 1},
 		Timeouts: Timeouts{
-			Timeouts: proxy.Timeouts{FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute, BodyIdle: 30 * time.Second, WriteIdle: time.Minute},
-			Connect:  2 * time.Second, KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, ServeAfterTerm: 5 * time.Second, Shutdown: time.Minute,
+			Timeouts: proxy.Timeouts{FirstByte: 2 * time.Minute, Response: 15 * time.Minute, Idle: 2 * time.Minute, BodyIdle: 30 * time.Second,
+				WriteIdle: time.Minute},
+			Connect: 2 * time.Second, KeepaliveIdle: 4 * time.Second, ReadHeader: 10 * time.Second, ServeAfterTerm: 5 * time.Second,
+			Shutdown: time.Minute,
 		},
 	}
 	if got := mustLoad(t, "", "http://a:8000"); !reflect.DeepEqual(got, want) {
@@ -109,16 +116,16 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// No limit is reached before the queue's own while one tenant fills the parts of interactive and batch requests.
+// No limit is reached before the queue's own while one tenant fills the parts of interactive and low-priority requests.
 func TestDefaultLimitsAgree(t *testing.T) {
 	c := mustLoad(t, "", "http://a:8000", "http://b:8000", "http://c:8000")
 	q, l := c.Routing.Queue, c.Limits
-	const forBatch = 0.9 // of the limits on all requests
-	if queued := q.Requests + q.BatchRequests; float64(queued) >= forBatch*float64(l.InFlight) {
+	const forLowPriority = 0.9 // of the limits on all requests
+	if queued := q.Requests + q.LowPriorityRequests; float64(queued) >= forLowPriority*float64(l.InFlight) {
 		t.Errorf("%d requests may be queued, and %d in flight", queued, l.InFlight)
 	}
-	if queued := q.Bytes + q.BatchBytes; float64(queued) >= forBatch*float64(l.BodyBytesTotal) || 2*q.Bytes > l.BodyBytesTotal {
-		t.Errorf("bodies of %d and %d bytes may be queued, and %d be in memory", q.Bytes, q.BatchBytes, l.BodyBytesTotal)
+	if queued := q.Bytes + q.LowPriorityBytes; float64(queued) >= forLowPriority*float64(l.BodyBytesTotal) || 2*q.Bytes > l.BodyBytesTotal {
+		t.Errorf("bodies of %d and %d bytes may be queued, and %d be in memory", q.Bytes, q.LowPriorityBytes, l.BodyBytesTotal)
 	}
 	if l.InFlight > l.Connections {
 		t.Errorf("%d requests may be in flight on %d connections", l.InFlight, l.Connections)
@@ -178,96 +185,106 @@ func otherValues() map[string]struct {
 		value any
 	}
 	return map[string]v{
-		"listen":                           {"127.0.0.1:7000", "127.0.0.1:7000"},
-		"admin":                            {"", ""},
-		"admin_token":                      {"0123456789abcdef", "0123456789abcdef"},
-		"admin_token_file":                 {"testdata/admin_token", "testdata/admin_token"},
-		"backends_file":                    {"testdata/backends", "testdata/backends"},
-		"state_file":                       {"/tmp/state", "/tmp/state"},
-		"dns.interval":                     {"5s", 5 * time.Second},
-		"dns.server":                       {"127.0.0.1:8600", "127.0.0.1:8600"},
-		"dns.max_addresses":                {"16", 16},
-		"registration.listener":            {"off", "off"},
-		"registration.token_file":          {"testdata/admin_token", "testdata/admin_token"},
-		"registration.forget":              {"0", time.Duration(0)},
-		"keys_file":                        {"testdata/keys", "testdata/keys"},
-		"tenant":                           {"isolate", "isolate"},
-		"routing.policy":                   {"least-load", "least-load"},
-		"routing.attempts":                 {"2", 2},
-		"routing.queue.requests":           {"0", 0},
-		"routing.queue.bytes":              {"128MiB", int64(128 << 20)},
-		"routing.queue.batch_requests":     {"20000", 20_000},
-		"routing.queue.batch_bytes":        {"1GiB", int64(1 << 30)},
-		"routing.queue.none_ready_timeout": {"5s", 5 * time.Second},
-		"routing.queue.busy_timeout":       {"2m", 2 * time.Minute},
-		"routing.batch_slowdown":           {"0.2", 0.2},
-		"routing.learn":                    {"false", false},
-		"routing.session_headers":          {"X-Chat, x-agent", []string{"X-Chat", "x-agent"}},
-		"routing.match_ratio":              {"0.5", 0.5},
-		"routing.imbalance_abs":            {"32", 32.0},
-		"routing.imbalance_ratio":          {"1.1", 1.1},
-		"routing.load_factor":              {"1.25", 1.25},
-		"slo.ttft":                         {"500ms", 500 * time.Millisecond},
-		"pd.fallback":                      {"queue", "queue"},
-		"pd.lease":                         {"1m", time.Minute},
-		"pd.min_uncached_tokens":           {"2000", 2000},
-		"index.block_bytes":                {"512", 512},
-		"index.max_bytes":                  {"8MB", int64(8e6)},
-		"index.snapshot":                   {"/tmp/index", "/tmp/index"},
-		"responses.max_entries":            {"500", 500},
-		"responses.ttl":                    {"2h", 2 * time.Hour},
-		"redis.url":                        {"rediss://redis:6379", "rediss://redis:6379"},
-		"redis.mode":                       {"cluster", "cluster"},
-		"redis.password_file":              {"testdata/admin_token", "testdata/admin_token"},
-		"redis.ca_file":                    {"testdata/keys", "testdata/keys"},
-		"redis.secret_file":                {"testdata/admin_token", "testdata/admin_token"},
-		"redis.prefix":                     {"fleet-a:", "fleet-a:"},
-		"redis.max_bytes":                  {"16MiB", int64(16 << 20)},
-		"record.file":                      {"/tmp/traffic", "/tmp/traffic"},
-		"record.max_bytes":                 {"16MiB", int64(16 << 20)},
-		"record.keep":                      {"0", 0},
-		"usage.file":                       {"/tmp/usage", "/tmp/usage"},
-		"usage.keep":                       {"90d", 90 * 24 * time.Hour},
-		"limits.in_flight":                 {"100", 100},
-		"limits.connections":               {"200", 200},
-		"limits.query_bytes":               {"0", int64(0)},
-		"limits.body_bytes":                {"1MiB", int64(1 << 20)},
-		"limits.body_bytes_total":          {"2GiB", int64(2 << 30)},
-		"limits.kv_transfer_params":        {"allow", "allow"},
-		"limits.header_bytes":              {"8192", int64(8192)},
-		"poll.interval":                    {"2s", 2 * time.Second},
-		"poll.fast_interval":               {"100ms", 100 * time.Millisecond},
-		"poll.timeout":                     {"900ms", 900 * time.Millisecond},
-		"health.interval":                  {"7s", 7 * time.Second},
-		"health.down_interval":             {"500ms", 500 * time.Millisecond},
-		"health.timeout":                   {"3s", 3 * time.Second},
-		"timeouts.connect":                 {"1s", time.Second},
-		"timeouts.first_byte":              {"0", time.Duration(0)},
-		"timeouts.response":                {"1h", time.Hour},
-		"timeouts.body_idle":               {"0", time.Duration(0)},
-		"retry.share":                      {"0.5", 0.5},
-		"retry.per_second":                 {"50", 50},
-		"retry.stalled":                    {"false", false},
-		"record.memory":                    {"1MiB", int64(1 << 20)},
-		"retry.timeouts":                   {"true", true},
-		"breaker.failures":                 {"3", 3},
-		"breaker.open":                     {"2s", 2 * time.Second},
-		"sse.keepalive":                    {"0", time.Duration(0)},
-		"sse.queue_keepalive":              {"30s", 30 * time.Second},
-		"timeouts.write_idle":              {"0", time.Duration(0)},
-		"timeouts.idle":                    {"1m30s", 90 * time.Second},
-		"timeouts.keepalive_idle":          {"60s", time.Minute},
-		"timeouts.read_header":             {"5s", 5 * time.Second},
-		"timeouts.serve_after_term":        {"0", time.Duration(0)},
-		"timeouts.shutdown":                {"10s", 10 * time.Second},
-		"connections.max_per_backend":      {"16", 16},
-		"cors.origins":                     {"https://a.example, http://localhost:3000", []string{"https://a.example", "http://localhost:3000"}},
-		"response_headers":                 {"false", false},
-		"log.level":                        {"debug", "debug"},
-		"log.format":                       {"json", "json"},
-		"access_log.file":                  {"stderr", "stderr"},
-		"access_log.format":                {"text", "text"},
-		"access_log.sample":                {"0.1", 0.1},
+		"listen":                              {"127.0.0.1:7000", "127.0.0.1:7000"},
+		"admin":                               {"", ""},
+		"admin_token":                         {"0123456789abcdef", "0123456789abcdef"},
+		"admin_token_file":                    {"testdata/admin_token", "testdata/admin_token"},
+		"backends_file":                       {"testdata/backends", "testdata/backends"},
+		"state_file":                          {"/tmp/state", "/tmp/state"},
+		"dns.interval":                        {"5s", 5 * time.Second},
+		"dns.server":                          {"127.0.0.1:8600", "127.0.0.1:8600"},
+		"dns.max_addresses":                   {"16", 16},
+		"kv_events.listen":                    {"tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"},
+		"kv_events.ports":                     {"8", 8},
+		"registration.listener":               {"off", "off"},
+		"registration.token_file":             {"testdata/admin_token", "testdata/admin_token"},
+		"registration.remove_after":           {"0", time.Duration(0)},
+		"keys_file":                           {"testdata/keys", "testdata/keys"},
+		"tenant":                              {"isolate", "isolate"},
+		"user_headers":                        {"X-User", []string{"X-User"}},
+		"routing.policy":                      {"least-load", "least-load"},
+		"routing.attempts":                    {"2", 2},
+		"routing.queue.requests":              {"0", 0},
+		"routing.queue.bytes":                 {"128MiB", int64(128 << 20)},
+		"routing.queue.low_priority_requests": {"20000", 20_000},
+		"routing.queue.low_priority_bytes":    {"1GiB", int64(1 << 30)},
+		"routing.queue.none_ready_timeout":    {"5s", 5 * time.Second},
+		"routing.queue.busy_timeout":          {"2m", 2 * time.Minute},
+		"routing.low_priority_slowdown":       {"0.2", 0.2},
+		"routing.learn":                       {"false", false},
+		"routing.conversation_headers":        {"X-Chat, x-agent", []string{"X-Chat", "x-agent"}},
+		"routing.client_affinity":             {"true", true},
+		"routing.match_ratio":                 {"0.5", 0.5},
+		"routing.match_tokens":                {"1024", 1024},
+		"routing.imbalance_abs":               {"32", 32.0},
+		"routing.imbalance_ratio":             {"1.1", 1.1},
+		"routing.load_factor":                 {"1.25", 1.25},
+		"routing.eviction_threshold":          {"400000", 400_000},
+		"routing.eviction_target":             {"360000", 360_000},
+		"routing.eviction_interval":           {"30s", 30 * time.Second},
+		"slo.ttft":                            {"500ms", 500 * time.Millisecond},
+		"slo.refuse":                          {"true", true},
+		"disaggregation.fallback":             {"queue", "queue"},
+		"disaggregation.kv_lease":             {"1m", time.Minute},
+		"disaggregation.min_uncached_tokens":  {"2000", 2000},
+		"index.block_bytes":                   {"512", 512},
+		"index.max_bytes":                     {"8MB", int64(8e6)},
+		"index.snapshot":                      {"/tmp/index", "/tmp/index"},
+		"responses.max_entries":               {"500", 500},
+		"responses.ttl":                       {"2h", 2 * time.Hour},
+		"redis.url":                           {"rediss://redis:6379", "rediss://redis:6379"},
+		"redis.mode":                          {"cluster", "cluster"},
+		"redis.password_file":                 {"testdata/admin_token", "testdata/admin_token"},
+		"redis.ca_file":                       {"testdata/keys", "testdata/keys"},
+		"redis.secret_file":                   {"testdata/admin_token", "testdata/admin_token"},
+		"redis.prefix":                        {"fleet-a:", "fleet-a:"},
+		"redis.max_bytes":                     {"16MiB", int64(16 << 20)},
+		"recording.file":                      {"/tmp/traffic", "/tmp/traffic"},
+		"recording.max_bytes":                 {"16MiB", int64(16 << 20)},
+		"recording.keep":                      {"0", 0},
+		"usage.file":                          {"/tmp/usage", "/tmp/usage"},
+		"usage.keep":                          {"90d", 90 * 24 * time.Hour},
+		"limits.in_flight":                    {"100", 100},
+		"limits.connections":                  {"200", 200},
+		"limits.query_bytes":                  {"0", int64(0)},
+		"limits.body_bytes":                   {"1MiB", int64(1 << 20)},
+		"limits.body_bytes_total":             {"2GiB", int64(2 << 30)},
+		"limits.kv_transfer_params":           {"allow", "allow"},
+		"limits.header_bytes":                 {"8192", int64(8192)},
+		"poll.interval":                       {"2s", 2 * time.Second},
+		"poll.fast_interval":                  {"100ms", 100 * time.Millisecond},
+		"poll.timeout":                        {"900ms", 900 * time.Millisecond},
+		"health.interval":                     {"7s", 7 * time.Second},
+		"health.down_interval":                {"500ms", 500 * time.Millisecond},
+		"health.timeout":                      {"3s", 3 * time.Second},
+		"timeouts.connect":                    {"1s", time.Second},
+		"timeouts.first_byte":                 {"0", time.Duration(0)},
+		"timeouts.response":                   {"1h", time.Hour},
+		"timeouts.body_idle":                  {"0", time.Duration(0)},
+		"retry.share":                         {"0.5", 0.5},
+		"retry.per_second":                    {"50", 50},
+		"retry.stalled":                       {"false", false},
+		"recording.memory":                    {"1MiB", int64(1 << 20)},
+		"retry.after_timeout":                 {"true", true},
+		"breaker.failures":                    {"3", 3},
+		"breaker.open_time":                   {"2s", 2 * time.Second},
+		"sse.keepalive":                       {"0", time.Duration(0)},
+		"sse.queue_keepalive":                 {"30s", 30 * time.Second},
+		"timeouts.write_idle":                 {"0", time.Duration(0)},
+		"timeouts.idle":                       {"1m30s", 90 * time.Second},
+		"timeouts.keepalive_idle":             {"60s", time.Minute},
+		"timeouts.read_header":                {"5s", 5 * time.Second},
+		"timeouts.serve_after_term":           {"0", time.Duration(0)},
+		"timeouts.shutdown":                   {"10s", 10 * time.Second},
+		"connections.max_per_backend":         {"16", 16},
+		"cors.origins": {"https://a.example, http://localhost:3000",
+			[]string{"https://a.example", "http://localhost:3000"}},
+		"response_headers":  {"false", false},
+		"log.level":         {"debug", "debug"},
+		"log.format":        {"json", "json"},
+		"access_log.file":   {"stderr", "stderr"},
+		"access_log.format": {"text", "text"},
+		"access_log.sample": {"0.1", 0.1},
 	}
 }
 
@@ -285,7 +302,9 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 	values := otherValues()
 	for _, s := range settingsOf(reflect.ValueOf(Config{}), "", false) {
 		path := s.path
-		if s.value.Kind() == reflect.Slice || s.value.Kind() == reflect.Map || strings.HasPrefix(path, "tls.") || strings.HasPrefix(path, "admin_tls.") { // a pair, and of files that are there
+		// a pair, and of files that are there
+		if s.value.Kind() == reflect.Slice || s.value.Kind() == reflect.Map || strings.HasPrefix(path, "tls.") ||
+			strings.HasPrefix(path, "admin_tls.") {
 			continue
 		}
 		other, ok := values[path]
@@ -312,8 +331,10 @@ func TestSettingFromFileAndEnvironment(t *testing.T) {
 }
 
 func TestModelPatterns(t *testing.T) {
-	want := []proxy.AdapterPattern{{Prefix: "sql-", Suffix: "-v2", Base: "org/new"}, {Prefix: "sql-", Base: "org/base.1"}, {Suffix: "-x", Base: "other"}}
-	if got := mustLoad(t, "models:\n  patterns: {\"*-x\": other, \"sql-*\": org/base.1, \"sql-*-v2\": org/new}", "http://a:8000").ProxySettings(0, 0).AdapterPatterns; !slices.Equal(got, want) {
+	want := []proxy.AdapterPattern{{Prefix: "sql-", Suffix: "-v2", Base: "org/new"}, {Prefix: "sql-", Base: "org/base.1"},
+		{Suffix: "-x", Base: "other"}}
+	if got := mustLoad(t, "models:\n  patterns: {\"*-x\": other, \"sql-*\": org/base.1, \"sql-*-v2\": org/new}",
+		"http://a:8000").ProxySettings(0, 0).AdapterPatterns; !slices.Equal(got, want) {
 		t.Errorf("from the file: %+v", got)
 	}
 	t.Setenv("WARMROUTE_MODELS_PATTERNS", "*-x=other, sql-*=org/base.1,sql-*-v2=org/new")
@@ -324,14 +345,17 @@ func TestModelPatterns(t *testing.T) {
 
 func TestStartHooks(t *testing.T) {
 	want := map[string]time.Duration{"a": 10 * time.Minute, "org/b": time.Hour}
-	if got := mustLoad(t, "start_hooks: [{model: a, url: http://scaler/a}, {model: org/b, url: https://x:1/b?c, timeout: 1h}]", "http://a:8000").ProxySettings(0, 0).StartTimeouts; !maps.Equal(got, want) {
+	if got := mustLoad(t, "start_hooks: [{model: a, url: http://scaler/a}, {model: org/b, url: https://x:1/b?c, timeout: 1h}]",
+		"http://a:8000").ProxySettings(0, 0).StartTimeouts; !maps.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
 }
 
 func TestTrustedProxies(t *testing.T) {
-	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("fd00::/8"), netip.MustParsePrefix("::1/128")}
-	if got := mustLoad(t, "trusted_proxies: [10.1.2.3/8, 192.0.2.1, \"fd00::/8\", \"::1\"]", "http://a:8000").ProxySettings(0, 0).TrustedProxies; !slices.Equal(got, want) {
+	want := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("fd00::/8"),
+		netip.MustParsePrefix("::1/128")}
+	if got := mustLoad(t, "trusted_proxies: [10.1.2.3/8, 192.0.2.1, \"fd00::/8\", \"::1\"]", "http://a:8000").ProxySettings(0,
+		0).TrustedProxies; !slices.Equal(got, want) {
 		t.Errorf("from the file: got %v", got)
 	}
 	t.Setenv("WARMROUTE_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1,fd00::/8, ::1")
@@ -350,7 +374,7 @@ func TestSourcePrecedence(t *testing.T) {
 		}
 		return prefixes
 	}
-	initial := mustLoad(t, "", "http://a:8000").Routing.SessionHeaders
+	initial := mustLoad(t, "", "http://a:8000").Routing.ConversationHeaders
 	const noFlag = "none"
 	for _, c := range []struct {
 		path           string
@@ -362,21 +386,22 @@ func TestSourcePrecedence(t *testing.T) {
 		flag, flagText string
 	}{
 		{"routing.learn", true, "false", false, "true", true, noFlag, ""},
-		{"retry.timeouts", false, "true", true, "false", false, noFlag, ""},
+		{"retry.after_timeout", false, "true", true, "false", false, noFlag, ""},
 		{"response_headers", true, "\"false\"", false, " 1 ", true, noFlag, ""},
 		{"routing.queue.requests", 10_000, "0", 0, "5", 5, noFlag, ""},
-		{"record.keep", 3, "7", 7, "0", 0, noFlag, ""},
+		{"recording.keep", 3, "7", 7, "0", 0, noFlag, ""},
 		{"retry.share", 0.2, "0", 0.0, "0.5", 0.5, noFlag, ""},
-		{"routing.batch_slowdown", 0.05, "1", 1.0, "0", 0.0, noFlag, ""},
+		{"routing.low_priority_slowdown", 0.05, "1", 1.0, "0", 0.0, noFlag, ""},
 		{"timeouts.idle", 2 * time.Minute, "0", time.Duration(0), "1m30s", 90 * time.Second, noFlag, ""},
 		{"sse.keepalive", 15 * time.Second, "250ms", 250 * time.Millisecond, "0", time.Duration(0), noFlag, ""},
 		{"usage.keep", 400 * 24 * time.Hour, "30d", 30 * 24 * time.Hour, "0s", time.Duration(0), noFlag, ""},
 		{"limits.query_bytes", int64(4 << 10), "0", int64(0), "64KB", int64(64_000), noFlag, ""},
-		{"record.memory", int64(32 << 20), "1 GiB", int64(1 << 30), "0", int64(0), noFlag, ""},
+		{"recording.memory", int64(32 << 20), "1 GiB", int64(1 << 30), "0", int64(0), noFlag, ""},
 		{"redis.prefix", "warmroute:", "\"\"", "", "Fleet.A:", "Fleet.A:", noFlag, ""},
 		{"dns.server", "", "127.0.0.1:8600", "127.0.0.1:8600", "", "", noFlag, ""},
-		{"routing.session_headers", initial, "[]", []string{}, "X-A, x-b,", []string{"X-A", "x-b"}, noFlag, ""},
-		{"routing.session_headers", initial, "X-A, x-b", []string{"X-A", "x-b"}, "", []string{}, noFlag, ""},
+		{"routing.conversation_headers", initial, "[]", []string{}, "X-A, x-b,", []string{"X-A", "x-b"}, noFlag, ""},
+		{"routing.conversation_headers", initial, "X-A, x-b", []string{"X-A", "x-b"}, "", []string{}, noFlag, ""},
+		{"user_headers", []string{"X-OpenWebUI-User-Id"}, "[]", []string{}, "X-A, x-b", []string{"X-A", "x-b"}, noFlag, ""},
 		{"cors.origins", []string{}, "[\"*\"]", []string{"*"}, "https://a.example", []string{"https://a.example"}, noFlag, ""},
 		{"extra_paths", []string{}, "[/Custom.path]", []string{"/Custom.path"}, "", []string{}, noFlag, ""},
 		{"trusted_proxies", networks(), "[10.0.0.0/8]", networks("10.0.0.0/8"),
@@ -464,7 +489,7 @@ func TestNullValues(t *testing.T) {
 		{backend + "poll:\nrouting: {queue: ~}\nmodels: null", ""},
 		{"backends: ", "backends: has no value; give it one or delete the line"},
 		{backend + "routing: {queue: {none_ready_timeout: ~}}", "routing.queue.none_ready_timeout: has no value; give it one or delete the line"},
-		{backend + "routing: {session_headers: }", "routing.session_headers: has no value; give it one or delete the line"},
+		{backend + "routing: {conversation_headers: }", "routing.conversation_headers: has no value; give it one or delete the line"},
 		{backend + "models: {patterns: }", "models.patterns: has no value; give it one or delete the line"},
 		{backend + "models: {patterns: {A.b-*: }}",
 			`models.patterns: "A.b-*" has no base model; name the one whose replicas load such adapters`},
@@ -507,9 +532,10 @@ func TestVariableErrors(t *testing.T) {
 		{"WARMROUTE_START_HOOKS", "a", "start_hooks[0] (from WARMROUTE_START_HOOKS): expected a mapping with model and url, got a string"},
 		{"WARMROUTE_ROUTING_QUEUE_TIME", "5s",
 			"WARMROUTE_ROUTING_QUEUE_TIME: was renamed; use WARMROUTE_ROUTING_QUEUE_NONE_READY_TIMEOUT"},
+		{"WARMROUTE_RECORD_FILE", "f", "WARMROUTE_RECORD_FILE: was renamed; use WARMROUTE_RECORDING_FILE"},
 		{"WARMROUTE_EXTRA_PATH", "/a", "WARMROUTE_EXTRA_PATH: unknown variable; did you mean WARMROUTE_EXTRA_PATHS?"},
-		{"WARMROUTE_ROUTING_SESION_HEADERS", "a",
-			"WARMROUTE_ROUTING_SESION_HEADERS: unknown variable; did you mean WARMROUTE_ROUTING_SESSION_HEADERS?"},
+		{"WARMROUTE_ROUTING_CONVERSTION_HEADERS", "a",
+			"WARMROUTE_ROUTING_CONVERSTION_HEADERS: unknown variable; did you mean WARMROUTE_ROUTING_CONVERSATION_HEADERS?"},
 		{"WARMROUTE_MODELS_PATTERNS_A", "b", "WARMROUTE_MODELS_PATTERNS_A: unknown variable; did you mean WARMROUTE_MODELS_PATTERNS?"},
 		{"WARMROUTE_routing_policy", "random", unknownVariable("WARMROUTE_routing_policy")},
 		// Names of sections: their settings keep their values.
@@ -564,8 +590,13 @@ func TestPartialSections(t *testing.T) {
 }
 
 func TestBackendSources(t *testing.T) {
-	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, device: gpu0, role: decode, engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  - http://c:8000\n"
-	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, Device: "gpu0", Role: "decode", EnginePriority: true, KVEvents: "off", Ranks: "auto"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/", DNS: "auto", Weight: 1, Role: "both", KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558", Ranks: "auto"}, Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, Role: "both", KVEvents: "auto", Ranks: "auto"}
+	list := "backends:\n  - {name: big, url: http://a:8000, api_key: k, max_in_flight: 9, weight: 1.5, device: gpu0, role: decode, " +
+		"engine_priority: true, kv_events: off}\n  - {url: http://b:8000/vllm/, kv_events: \"tcp://*:5557\", kv_replay: \"tcp://*:5558\"}\n  " +
+		"- http://c:8000\n"
+	a, b, c := Backend{Name: "big", URL: "http://a:8000", DNS: "auto", APIKey: "k", MaxInFlight: 9, Weight: 1.5, Device: "gpu0",
+		Role: "decode", EnginePriority: true, KVEvents: "off", Ranks: "auto"}, Backend{Name: "b:8000/vllm", URL: "http://b:8000/vllm/",
+		DNS: "auto", Weight: 1, Role: "both", KVEvents: "tcp://*:5557", KVReplay: "tcp://*:5558", Ranks: "auto"},
+		Backend{Name: "c:8000", URL: "http://c:8000", DNS: "auto", Weight: 1, Role: "both", KVEvents: "auto", Ranks: "auto"}
 	f := func(yaml string, args []string, want ...Backend) {
 		t.Helper()
 		if got := mustLoad(t, yaml, args...).Backends; !slices.Equal(got, want) {

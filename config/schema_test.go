@@ -109,7 +109,8 @@ func settingSchema(s *setting) schema {
 	}
 	switch s.value.Interface().(type) {
 	case time.Duration:
-		return schema{"anyOf": []schema{{"type": "string", "pattern": `^ *(([0-9.]+(ns|us|µs|ms|s|m|h))+|[0-9]+d) *$`}, {"const": "0"}, {"const": 0}}}
+		return schema{"anyOf": []schema{{"type": "string", "pattern": `^ *(([0-9.]+(ns|us|µs|ms|s|m|h))+|[0-9]+d) *$`}, {"const": "0"},
+			{"const": 0}}}
 	case int64:
 		number := schema{"type": "integer"}
 		addBounds(number, s.tag, decodeByteSize)
@@ -126,6 +127,12 @@ func settingSchema(s *setting) schema {
 		return schema{"type": "array", "items": schema{"anyOf": []schema{{"type": "string"}, elementSchema[Backend]("backends", "url")}}}
 	case map[string]string:
 		return schema{"anyOf": []schema{{"type": "object", "additionalProperties": schema{"type": "string"}}, {"type": "string"}}}
+	case []ModelName:
+		return schema{"type": "array", "items": elementSchema[ModelName]("models.names", "name")}
+	case Members:
+		return schema{"type": "object"}
+	case []int:
+		return schema{"type": "array", "items": schema{"type": "integer"}}
 	case []StartHook:
 		return schema{"type": "array", "items": elementSchema[StartHook]("start_hooks", "model")}
 	case []Key:
@@ -199,10 +206,16 @@ func joinComment(lines []string) string {
 
 // exampleComments returns the comments in the example above a list of config.yaml, by the names of the settings.
 func exampleComments(yaml, list string) map[string]string {
-	head, _, _ := strings.Cut(yaml, "\n"+list+": []")
-	_, example, _ := strings.Cut(head[strings.LastIndex(head, "\n\n"):], "\n#   - ")
+	section, name, inSection := strings.Cut(list, ".")
+	indent := "  "
+	if !inSection {
+		name, indent = section, ""
+	}
+	head, _, _ := strings.Cut(yaml, "\n"+indent+name+": []")
+	block := strings.ReplaceAll(head[strings.LastIndex(head, "\n\n"):], "\n"+indent, "\n")
+	_, example, _ := strings.Cut(block, "\n#   - ")
 	found := map[string]string{}
-	name := ""
+	name = ""
 	first := regexp.MustCompile(`^#?\s*(\w+): .*?\s#\s+(.*)$`)
 	next := regexp.MustCompile(`^#\s+#\s+(.*)$`)
 	for line := range strings.Lines(example) {
@@ -281,15 +294,18 @@ func TestSchemaValidates(t *testing.T) {
 			good[path] = yaml + " \"" + other.text + "\"\n"
 		}
 	}
-	good["backends"] = "backends: [\"http://a:8000\", {url: \"http://b:8000\", weight: 2, kv_events: auto}]\nkeys: [{name: a, models: [m], expires: 2027-01-01, queue_time: 24h}]\npoll:\n"
+	good["backends"] = "backends: [\"http://a:8000\", {url: \"http://b:8000\", weight: 2, kv_events: auto}]\nkeys: [{name: a, models: [m], " +
+		"expires: 2027-01-01, queue_time: 24h}]\npoll:\n"
 	for _, name := range slices.Sorted(maps.Keys(good)) {
 		if err := validate(good[name]); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for _, bad := range []string{
-		"lisen: x", "poll: {interval: 5}", "poll: {interval: soon}", "routing: {attempts: 0}", "routing: {breaker: {failures: -1}}", "log: {level: loud}",
-		"limits: {body_bytes: 64M}", "backends: [{name: a}]", "backends: [{url: a, weight: 0}]", "keys: [{name: a, secret: b}]", "routing: {policy: fastest}",
+		"lisen: x", "poll: {interval: 5}", "poll: {interval: soon}", "routing: {attempts: 0}", "routing: {breaker: {failures: -1}}",
+		"log: {level: loud}",
+		"limits: {body_bytes: 64M}", "backends: [{name: a}]", "backends: [{url: a, weight: 0}]", "keys: [{name: a, secret: b}]",
+		"routing: {policy: fastest}",
 	} {
 		if validate(bad) == nil {
 			t.Errorf("%s is valid", bad)

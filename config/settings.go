@@ -68,15 +68,18 @@ func Diff(a, b *Config) (reloadable, restart []string) {
 }
 
 // CheckNotWeakened returns an Errors if c drops a protection that old has: the API keys, the admin token or the
-// isolation of tenants. A truncated file looks like that, because the defaults are open; so a reload refuses
-// it, and a restart is needed to apply it.
+// isolation of tenants, or names a file for the admin token that does not exist. A truncated file looks like that,
+// because the defaults are open; so a reload refuses it, and a restart is needed to apply it.
 func (c *Config) CheckNotWeakened(old *Config) error {
-	const restart = "; if this is intended, restart or hand over to a new process"
+	const restart = "; if this is intended, restart or do a binary upgrade"
 	var errs errorList
 	if len(old.Keys) > 0 && len(c.Keys) == 0 {
 		errs.add("keys", "refusing to remove all keys: access would become open%s", restart)
 	}
-	if old.AdminToken != "" && c.AdminToken == "" {
+	switch {
+	case c.AdminTokenMissing():
+		errs.add("admin_token_file", "open %s: no such file or directory; only a start creates it", c.AdminTokenFile)
+	case old.AdminToken != "" && c.AdminToken == "":
 		errs.add("admin_token", "refusing to remove the admin token: admin access would become open%s", restart)
 	}
 	if old.Tenant == "isolate" && c.Tenant != "isolate" {

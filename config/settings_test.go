@@ -11,14 +11,16 @@ import (
 // TestSettingBounds checks that each number has bounds in its tag, and that they can be read.
 func TestSettingBounds(t *testing.T) {
 	elsewhere := []string{ // with a condition or an advice of their own
-		"routing.queue.bytes", "routing.queue.batch_bytes", "routing.queue.none_ready_timeout", "routing.queue.busy_timeout", "breaker.open", "keys[].queue_time",
+		"routing.queue.bytes", "routing.queue.low_priority_bytes", "routing.queue.none_ready_timeout", "routing.queue.busy_timeout",
+		"breaker.open_time", "keys[].queue_time",
 	}
 	all := settingsOf(reflect.ValueOf(Config{}), "", false)
 	all = append(all, settingsOf(reflect.ValueOf(Backend{}), "backends[].", false)...)
 	all = append(all, settingsOf(reflect.ValueOf(Key{}), "keys[].", false)...)
 	for _, s := range all {
 		bounds, _ := strings.CutPrefix(s.tag.Get("range"), "0|")
-		decode := map[string]func(any) (any, error){"int": decodeInt, "int64": decodeByteSize, "float64": decodeFloat, "time.Duration": decodeDuration}[s.value.Type().String()]
+		decode := map[string]func(any) (any, error){"int": decodeInt, "int64": decodeByteSize, "float64": decodeFloat,
+			"time.Duration": decodeDuration}[s.value.Type().String()]
 		if decode == nil || slices.Contains(elsewhere, s.path) {
 			if bounds != "" {
 				t.Errorf("%s has bounds", s.path)
@@ -45,9 +47,11 @@ func TestDiff(t *testing.T) {
 		{backends, nil, nil},
 		{backends + "timeouts: {first_byte: 1s, read_header: 1s}", []string{"timeouts.first_byte"}, []string{"timeouts.read_header"}},
 		{backends + "limits: {body_bytes: 1MiB, header_bytes: 8KiB}", []string{"limits.body_bytes"}, []string{"limits.header_bytes"}},
-		{backends + "index: {block_bytes: 512}\nrecord: {keep: 9}\nlisten: :1", nil, []string{"listen", "index.block_bytes", "record.keep"}},
+		{backends + "index: {block_bytes: 512}\nrecording: {keep: 9}\nlisten: :1", nil,
+			[]string{"listen", "index.block_bytes", "recording.keep"}},
 		{backends + "dns: {interval: 1s, server: \"10.0.0.53:53\"}", []string{"dns.interval"}, []string{"dns.server"}},
-		{backends + "routing: {queue: {none_ready_timeout: 1s}, attempts: 1}", []string{"routing.queue.none_ready_timeout", "routing.attempts"}, nil},
+		{backends + "routing: {queue: {none_ready_timeout: 1s}, attempts: 1}", []string{"routing.queue.none_ready_timeout", "routing.attempts"},
+			nil},
 		{"backends: [{url: \"http://a:8000\", weight: 3}]", []string{"backends"}, nil},
 		{backends + "keys: [{name: a, sha256: " + aHash + "}]", []string{"keys"}, nil},
 	} {
@@ -62,7 +66,7 @@ func TestDiff(t *testing.T) {
 
 func TestCheckNotWeakened(t *testing.T) {
 	const backends = "backends: [\"http://a:8000\"]\n"
-	const open = "; if this is intended, restart or hand over to a new process"
+	const open = "; if this is intended, restart or do a binary upgrade"
 	for _, c := range []struct{ old, new, want string }{
 		{"keys: [{name: a, sha256: " + aHash + "}]", "", "keys: refusing to remove all keys: access would become open" + open},
 		{"admin_token: " + plainKey, "", "admin_token: refusing to remove the admin token: admin access would become open" + open},

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"warmroute/cluster"
+	"warmroute/kvevents"
 	"warmroute/proxy/api"
 	"warmroute/router/policy"
 )
@@ -24,6 +25,7 @@ func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateRegistration(errs)
 	c.validateKeys(errs)
 	c.validateAdminToken(errs)
+	validateHeaderNames(errs, "user_headers", c.UserHeaders)
 	checkPolicy(errs, strings.TrimSuffix(c.Routing.Policy, policy.WithQueue), policies)
 	validateTags(errs, *c, "")
 	c.validateFiles(errs)
@@ -32,6 +34,7 @@ func (c *Config) validate(errs *errorList, policies policy.Registry) {
 	c.validateExtraPaths(errs)
 	c.validateModels(errs)
 	c.validateRedis(errs)
+	c.validateKVEventListener(errs)
 	c.validateRelations(errs)
 }
 
@@ -67,7 +70,8 @@ func (c *Config) validateTrustedProxies(errs *errorList) {
 	}
 	for i, network := range c.TrustedProxies {
 		if network.Bits() == 0 {
-			errs.add(fmt.Sprintf("trusted_proxies[%d]", i), "%v lets every client state its address; name the networks of the load balancers", network)
+			errs.add(fmt.Sprintf("trusted_proxies[%d]", i), "%v lets every client state its address; name the networks of the load balancers",
+				network)
 		}
 	}
 }
@@ -82,7 +86,8 @@ func (c *Config) validateRegistration(errs *errorList) {
 		errs.add("registration.allow_from", "too many networks or URLs; the maximum is %d of each", maxRegistrationRules)
 	}
 	if r.IsOnPublicListener() && r.TokenFile == "" && (len(r.AllowFrom) == 0 || len(r.AllowURLs) == 0) {
-		errs.add("registration.listener", "whoever registers a URL receives prompts: set registration.token_file, or both registration.allow_from and registration.allow_urls")
+		errs.add("registration.listener", "anyone who can register a URL receives prompts: set registration.token_file, or both "+
+			"registration.allow_from and registration.allow_urls")
 	}
 	for i, pattern := range r.AllowURLs {
 		if _, err := path.Match(pattern, ""); err != nil || !strings.Contains(pattern, "://") {
@@ -103,7 +108,8 @@ func (c *Config) validateDNS(errs *errorList) {
 
 func (c *Config) validateRedis(errs *errorList) {
 	if n := len(c.Redis.Secret); n > 0 && n < cluster.MinSecretBytes {
-		errs.add("redis.secret_file", "the secret in %s has %d bytes, expected at least %d; write one with openssl rand -hex 32", c.Redis.SecretFile, n, cluster.MinSecretBytes)
+		errs.add("redis.secret_file", "the secret in %s has %d bytes, expected at least %d; write one with openssl rand -hex 32",
+			c.Redis.SecretFile, n, cluster.MinSecretBytes)
 	}
 	if c.Redis.URL == "" || errs.hasAny("redis.mode", "redis.password_file", "redis.ca_file") {
 		return
@@ -127,11 +133,13 @@ func (c *Config) validateCORS(errs *errorList) {
 		u, err := url.Parse(origin)
 		switch {
 		case err != nil || u.Scheme == "" || u.Host == "" || u.Hostname() == "" || strings.Contains(origin, "*"):
-			errs.add(at, `%q is not an origin; write scheme://host or scheme://host:port, as in https://chat.example.com, or "*" alone for all`, origin)
+			errs.add(at, `%q is not an origin; write scheme://host or scheme://host:port, as in https://chat.example.com, or "*" alone for all`,
+				origin)
 		case !strings.EqualFold(origin, u.Scheme+"://"+u.Host):
 			errs.add(at, "%q has more than an origin; write %s://%s", origin, u.Scheme, u.Host)
 		case u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80":
-			errs.add(at, "%q names the default port, which browsers leave out; write %s://%s", origin, u.Scheme, strings.TrimSuffix(u.Host, ":"+u.Port()))
+			errs.add(at, "%q names the default port, which browsers leave out; write %s://%s", origin, u.Scheme,
+				strings.TrimSuffix(u.Host, ":"+u.Port()))
 		}
 	}
 }
@@ -153,11 +161,13 @@ func (c *Config) validateExtraPaths(errs *errorList) {
 
 // validateRelations validates settings by others.
 func (c *Config) validateRelations(errs *errorList) {
-	if c.Breaker.Failures > 0 && c.Breaker.Open < 10*time.Millisecond {
-		errs.add("breaker.open", "%v is too short; the minimum is 10ms; to disable the breaker, set breaker.failures to 0", c.Breaker.Open)
+	if c.Breaker.Failures > 0 && c.Breaker.OpenTime < 10*time.Millisecond {
+		errs.add("breaker.open_time", "%v is too short; the minimum is 10ms; to disable the breaker, set breaker.failures to 0",
+			c.Breaker.OpenTime)
 	}
 	if l := &c.Limits; !errs.hasAny("limits.body_bytes", "limits.body_bytes_total") && l.BodyBytes > l.BodyBytesTotal {
-		errs.add("limits.body_bytes", "%s exceeds limits.body_bytes_total %s, so such a body could never be accepted; raise the total or lower this",
+		errs.add("limits.body_bytes", "%s exceeds limits.body_bytes_total %s, so such a body could never be accepted; raise the total or "+
+			"lower this",
 			formatByteSize(l.BodyBytes), formatByteSize(l.BodyBytesTotal))
 	}
 	notAbove := func(path string, value time.Duration, limitPath string, limit time.Duration, why string) {
@@ -166,7 +176,8 @@ func (c *Config) validateRelations(errs *errorList) {
 		}
 	}
 	notAbove("poll.timeout", c.Poll.Timeout, "poll.interval", c.Poll.Interval, "polls would overlap")
-	notAbove("poll.fast_interval", c.Poll.FastInterval, "poll.interval", c.Poll.Interval, "busy replicas would be polled less often than idle ones")
+	notAbove("poll.fast_interval", c.Poll.FastInterval, "poll.interval", c.Poll.Interval,
+		"busy replicas would be polled less often than idle ones")
 	notAbove("health.down_interval", c.Health.DownInterval, "health.interval", c.Health.Interval, "a restarted replica would be detected late")
 }
 
@@ -179,13 +190,16 @@ func (c *Config) Warnings(policies policy.Registry) []string {
 			"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE above it on every replica", c.Timeouts.KeepaliveIdle))
 	}
 	if slices.Contains(c.CORS.Origins, "*") && len(c.Keys) == 0 {
-		warnings = append(warnings, `cors.origins: "*" without keys: any web page that is opened on a machine that reaches this proxy can use the replicas; `+
+		warnings = append(warnings, `cors.origins: "*" without keys: any web page that is opened on a machine that reaches this proxy can use `+
+			`the replicas; `+
 			"configure keys, or list the origins")
 	}
 	if c.Registration.IsOnPublicListener() && c.StateFile == "" && c.Redis.URL == "" {
-		warnings = append(warnings, "registration.listener: main without state_file or redis.url: a proxy that restarts does not know the registered replicas; set one of them")
+		warnings = append(warnings, "registration.listener: public without state_file or redis.url: a proxy that restarts does not know the "+
+			"registered replicas; set one of them")
 	}
-	return slices.Concat(warnings, c.adminWarnings(), c.TLS.expiryWarnings("tls"), c.AdminTLS.expiryWarnings("admin_tls"), c.caWarnings(), c.routingWarnings(policies))
+	return slices.Concat(warnings, c.adminWarnings(), c.kvEventWarnings(), c.TLS.expiryWarnings("tls"),
+		c.AdminTLS.expiryWarnings("admin_tls"), c.caWarnings(), c.routingWarnings(policies))
 }
 
 // spareFileDescriptors are for listeners, files, name servers and admin clients.
@@ -207,7 +221,11 @@ func (c *Config) maxRequestConnections(replicas int) int {
 // otherFileDescriptors returns how many file descriptors may be open beside the connections of clients
 // and requests.
 func (c *Config) otherFileDescriptors(replicas int) int {
-	return 2*max(replicas, len(c.Backends)) + spareFileDescriptors
+	n := 2*max(replicas, len(c.Backends)) + spareFileDescriptors
+	if c.KVEvents.Listen != "" {
+		n += kvevents.MaxConnections
+	}
+	return n
 }
 
 // MaxClientConnections returns the number of client connections above which idle ones are closed:
@@ -242,10 +260,12 @@ func (c *Config) adminWarnings() []string {
 	case err != nil || isLoopback(host) || c.AdminToken != "" && c.AdminTLS.Enabled():
 		return nil
 	case c.AdminToken != "":
-		return []string{fmt.Sprintf("admin: %s is reachable from other machines and uses plain HTTP, so the admin token can be read on the network; "+
+		return []string{fmt.Sprintf("admin: %s is reachable from other machines and uses plain HTTP, so the admin token can be read on the "+
+			"network; "+
 			"set admin_tls.cert_file and admin_tls.key_file", c.Admin)}
 	}
-	return []string{fmt.Sprintf("admin: %s is reachable from other machines: /metrics is open to them, everything else is refused until admin_token is set; "+
+	return []string{fmt.Sprintf("admin: %s is reachable from other machines: /metrics is open to them, everything else is refused until "+
+		"admin_token is set; "+
 		"keep it on a private network", c.Admin)}
 }
 
@@ -254,7 +274,8 @@ func (t ListenerTLS) expiryWarnings(section string) []string {
 	if t.Certificate == nil || time.Now().Before(t.Certificate.Leaf.NotAfter) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s.cert_file: %s expired on %s; clients will reject it", section, t.CertFile, t.Certificate.Leaf.NotAfter.Format(time.DateOnly))}
+	return []string{fmt.Sprintf("%s.cert_file: %s expired on %s; clients will reject it", section, t.CertFile,
+		t.Certificate.Leaf.NotAfter.Format(time.DateOnly))}
 }
 
 // validateTags adds an error for each setting of a struct whose value its tags do not allow. prefix is
@@ -304,7 +325,8 @@ func checkOneOf(errs *errorList, path, value string, allowed ...string) {
 }
 
 // checkRange adds an error unless value is in the bounds, such as "1..10" or "10ms..", which decode reads.
-func checkRange[T int | float64 | int64 | time.Duration](errs *errorList, path string, value T, bounds string, decode func(any) (any, error)) {
+func checkRange[T int | float64 | int64 | time.Duration](errs *errorList, path string, value T, bounds string,
+	decode func(any) (any, error)) {
 	low, high, _ := strings.Cut(bounds, "..")
 	small, large := "small", "large"
 	if reflect.TypeFor[T]() == reflect.TypeFor[time.Duration]() {

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"fmt"
+	"net"
 	"strings"
 
 	"warmroute/backends"
@@ -23,12 +25,14 @@ func (c *Config) setDefaultBackendNames() {
 func (c *Config) validateBackends(errs *errorList) {
 	if len(c.Backends) == 0 && c.BackendsFile == "" && c.StateFile == "" && !c.Registration.IsOnPublicListener() &&
 		!errs.hasAny("backends_file", "state_file", "registration.listener") {
-		errs.add("backends", "the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the file; it may be empty with backends_file, state_file or registration")
+		errs.add("backends", "the list is empty; name at least one vLLM server, as in serve http://127.0.0.1:8000, or list backends in the "+
+			"file; it may be empty with backends_file, state_file or registration")
 	}
 	firstName, firstURL := map[string]string{}, map[string]string{}
 	for i, b := range c.Backends {
 		at := c.backendPath(i)
-		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight", at+".device", at+".role", at+".engine_priority", at+".kv_events", at+".kv_replay", at+".dns", at+".ranks") {
+		if errs.hasAny(at, at+".url", at+".name", at+".api_key", at+".ca_file", at+".server_name", at+".max_in_flight", at+".weight",
+			at+".device", at+".role", at+".engine_priority", at+".kv_events", at+".kv_replay", at+".dns", at+".ranks") {
 			continue
 		}
 		if !IsHeaderValue(b.APIKey) {
@@ -76,20 +80,54 @@ func isBackendName(s string) bool {
 
 // validateKVEvents validates where the backend at path publishes KV events.
 func validateKVEvents(errs *errorList, path, host string, b Backend) {
-	if b.KVEvents == backends.KVEventsAuto || b.KVEvents == backends.KVEventsOff {
+	check := func(setting, endpoint string) {
+		if _, err := wire.ConfiguredSources(endpoint, "", "", host, 1); err != nil {
+			errs.add(path+setting, "%v; use auto, listen, off, or an address such as tcp://10.0.0.5:5557", err)
+		}
+	}
+	switch b.KVEvents {
+	case backends.KVEventsAuto, backends.KVEventsOff:
 		if b.KVReplay != "" {
-			errs.add(path+".kv_replay", "has no effect with kv_events: %s; set kv_events to the replica's endpoint as well, such as tcp://10.0.0.5:5557", b.KVEvents)
+			errs.add(path+".kv_replay", "has no effect with kv_events: %s; set kv_events to the replica's endpoint as well, such as "+
+				"tcp://10.0.0.5:5557", b.KVEvents)
 		}
 		return
+	case backends.KVEventsListen:
+	default:
+		check(".kv_events", b.KVEvents)
 	}
-	for _, e := range []struct{ setting, endpoint string }{{".kv_events", b.KVEvents}, {".kv_replay", b.KVReplay}} {
-		if e.endpoint == "" && e.setting == ".kv_replay" {
-			continue
-		}
-		if _, err := wire.ConfiguredSources(e.endpoint, "", "", host, 1); err != nil {
-			errs.add(path+e.setting, "%v; use auto, off, or an address such as tcp://10.0.0.5:5557", err)
+	if b.KVReplay != "" {
+		check(".kv_replay", b.KVReplay)
+	}
+}
+
+// validateKVEventListener validates where publishers of KV events can connect, and that they can if a backend's do.
+func (c *Config) validateKVEventListener(errs *errorList) {
+	if !errs.hasAny("kv_events.listen", "kv_events.ports") {
+		if _, err := c.KVEvents.Addresses(); err != nil {
+			errs.add("kv_events.listen", "%v; use an address such as tcp://10.0.0.2:5557, or tcp://*:5557 for all interfaces", err)
 		}
 	}
+	for i, b := range c.Backends {
+		if b.KVEvents == backends.KVEventsListen && c.KVEvents.Listen == "" {
+			errs.add(c.backendPath(i)+".kv_events", "is listen, but the proxy listens nowhere: set kv_events.listen, such as tcp://10.0.0.2:5557")
+		}
+	}
+}
+
+// kvEventWarnings returns a warning if more than a private network can publish KV events.
+func (c *Config) kvEventWarnings() []string {
+	addresses, err := c.KVEvents.Addresses()
+	if err != nil || len(addresses) == 0 {
+		return nil
+	}
+	host, _, _ := net.SplitHostPort(addresses[0])
+	ip := net.ParseIP(host)
+	if !isWildcard(host) && (ip == nil || ip.IsLoopback() || ip.IsPrivate() || ip.IsLinkLocalUnicast()) {
+		return nil
+	}
+	return []string{fmt.Sprintf("kv_events.listen: %s is reachable from other networks: any peer can report blocks as cached "+
+		"by a replica; set a loopback or private address, or let a firewall admit the replicas only", c.KVEvents.Listen)}
 }
 
 // validateBackendTLS validates the TLS settings of the backend at path. scheme is that of its URL.

@@ -17,7 +17,9 @@ func (c *Config) validateFiles(errs *errorList) {
 	files := []struct {
 		path, file string
 		check      func(errs *errorList, path, file string)
-	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"record.file", c.Record.File, checkWritable}, {"index.snapshot", c.Index.Snapshot, checkReplaceable}, {"state_file", c.StateFile, checkStateFile}, {"usage.file", c.Usage.File, checkUsageFile}}
+	}{{"access_log.file", c.AccessLog.File, checkWritable}, {"recording.file", c.Recording.File, checkWritable},
+		{"index.snapshot", c.Index.Snapshot, checkReplaceable}, {"state_file", c.StateFile, checkStateFile},
+		{"usage.file", c.Usage.File, checkUsageFile}}
 	for i, f := range files {
 		if f.file == "" || i == 0 && (f.file == "stdout" || f.file == "stderr") {
 			continue

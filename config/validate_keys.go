@@ -57,7 +57,8 @@ func (c *Config) validateKeys(errs *errorList) {
 		}
 		validateTags(errs, k, at+".")
 		if k.QueueTime != 0 && (k.QueueTime < time.Millisecond || k.QueueTime > maxQueueTime) {
-			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.none_ready_timeout and .busy_timeout", k.QueueTime, maxQueueTime)
+			errs.add(at+".queue_time", "%v is not between 1ms and %v; remove it to use routing.queue.none_ready_timeout and .busy_timeout",
+				k.QueueTime, maxQueueTime)
 		}
 		if !apikey.IsValidName(k.Name) {
 			errs.add(at+".name", "is not a valid name: %s", apikey.NameRule)
@@ -70,7 +71,8 @@ func (c *Config) validateKeys(errs *errorList) {
 			for _, s := range differing {
 				names = append(names, s.name)
 			}
-			errs.add(at, "has the name of keys[%d], so both are one key, but they differ in %s; give both the same values, or rename one", first, strings.Join(names, ", "))
+			errs.add(at, "has the name of keys[%d], so both are one key, but they differ in %s; give both the same values, or rename one", first,
+				strings.Join(names, ", "))
 		}
 		c.validateKeyHashes(errs, at, k, hashes)
 	}

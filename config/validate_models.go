@@ -31,6 +31,7 @@ func (c *Config) validateModels(errs *errorList) {
 			errs.add("models.patterns", "%q has no base model; name the one whose replicas load such adapters", pattern)
 		}
 	}
+	c.validateModelNames(errs)
 	if len(c.StartHooks) > maxStartHooks {
 		errs.add("start_hooks", "%d models are too many; the maximum is %d", len(c.StartHooks), maxStartHooks)
 	}
@@ -65,6 +66,16 @@ func (m *Models) adapterPatterns() (patterns []proxy.AdapterPattern) {
 	return patterns
 }
 
+// matchPattern returns the pattern that a model's name matches.
+func (m *Models) matchPattern(model string) (pattern string, matches bool) {
+	for _, p := range m.adapterPatterns() {
+		if strings.HasPrefix(model, p.Prefix) && strings.HasSuffix(model, p.Suffix) {
+			return p.Prefix + "*" + p.Suffix, true
+		}
+	}
+	return "", false
+}
+
 // startTimeouts returns for how long requests wait for each model that has a start hook.
 func (c *Config) startTimeouts() map[string]time.Duration {
 	timeouts := map[string]time.Duration{}
@@ -77,10 +88,8 @@ func (c *Config) startTimeouts() map[string]time.Duration {
 // LoadsOnDemand reports whether no replica needs to list a model: replicas load it at the first request, or are started
 // when requests wait for it.
 func (c *Config) LoadsOnDemand(model string) bool {
-	for _, p := range c.Models.adapterPatterns() {
-		if strings.HasPrefix(model, p.Prefix) && strings.HasSuffix(model, p.Suffix) {
-			return true
-		}
+	if _, matches := c.Models.matchPattern(model); matches {
+		return true
 	}
 	for _, w := range c.StartHooks {
 		if w.Model == model {

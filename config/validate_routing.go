@@ -2,7 +2,9 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -15,11 +17,15 @@ func (c *Config) validateRouting(errs *errorList) {
 	r := &c.Routing
 	if r.Queue.Requests > 0 {
 		checkRange(errs, "routing.queue.bytes", r.Queue.Bytes, "1KiB..1024TiB", decodeByteSize)
-		checkRange(errs, "routing.queue.batch_bytes", r.Queue.BatchBytes, "1KiB..1024TiB", decodeByteSize)
+		checkRange(errs, "routing.queue.low_priority_bytes", r.Queue.LowPriorityBytes, "1KiB..1024TiB", decodeByteSize)
 		validateQueueTime(errs, "routing.queue.none_ready_timeout", r.Queue.NoneReadyTimeout)
 		validateQueueTime(errs, "routing.queue.busy_timeout", r.Queue.BusyTimeout)
 	}
-	r.validateSessionHeaders(errs)
+	validateHeaderNames(errs, "routing.conversation_headers", r.ConversationHeaders)
+	if r.EvictionThreshold > 0 && r.EvictionTarget > r.EvictionThreshold {
+		errs.add("routing.eviction_target", "%d exceeds routing.eviction_threshold %d: lower it or raise the threshold",
+			r.EvictionTarget, r.EvictionThreshold)
+	}
 }
 
 func validateQueueTime(errs *errorList, name string, d time.Duration) {
@@ -28,22 +34,23 @@ func validateQueueTime(errs *errorList, name string, d time.Duration) {
 	}
 }
 
-// maxSessionHeaders bounds the look-ups in the header of each request.
-const maxSessionHeaders = 32
+// maxHeaderNames bounds the look-ups in the header of each request.
+const maxHeaderNames = 32
 
-func (r *Routing) validateSessionHeaders(errs *errorList) {
-	if len(r.SessionHeaders) > maxSessionHeaders {
-		errs.add("routing.session_headers", "%d names are too many; the maximum is %d", len(r.SessionHeaders), maxSessionHeaders)
+// validateHeaderNames validates a setting that lists names of headers.
+func validateHeaderNames(errs *errorList, setting string, list []string) {
+	if len(list) > maxHeaderNames {
+		errs.add(setting, "%d names are too many; the maximum is %d", len(list), maxHeaderNames)
 		return
 	}
-	names := r.canonicalSessionHeaders()
+	names := canonicalHeaders(list)
 	for i, name := range names {
-		at := fmt.Sprintf("routing.session_headers[%d]", i)
+		at := fmt.Sprintf("%s[%d]", setting, i)
 		if !httpguts.ValidHeaderFieldName(name) {
 			errs.add(at, "%q is not the name of a header; use letters, digits, - and _", name)
 		}
 		if first := slices.Index(names, name); first < i {
-			errs.add(at, "%s is already routing.session_headers[%d]; remove one of the two", name, first)
+			errs.add(at, "%s is already %s[%d]; remove one of the two", name, setting, first)
 		}
 	}
 }
@@ -54,28 +61,31 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	r := &c.Routing
 	chosen, _ := policies.Lookup(r.Policy) // an unknown policy is an error elsewhere
-	for _, gate := range []struct {
-		key   string
-		value float64
-	}{
-		{"routing.match_ratio", r.MatchRatio}, {"routing.imbalance_abs", r.ImbalanceAbs},
-		{"routing.imbalance_ratio", r.ImbalanceRatio}, {"routing.load_factor", r.LoadFactor},
-	} {
-		if gate.value != 0 && !chosen.Reads(gate.key) {
-			warn("%s: %v has no effect: policy %s does not use it; remove it or choose another policy", gate.key, gate.value, r.Policy)
+	for _, s := range settingsOf(reflect.ValueOf(r.Settings), "routing.", false) {
+		if !s.value.IsZero() && !chosen.Reads(s.path) {
+			warn("%s: %v has no effect: policy %s does not use it; remove it or choose another policy", s.path, s.value, r.Policy)
+		} else if !s.value.IsZero() && r.EvictionThreshold == 0 && strings.HasPrefix(s.path, "routing.eviction_") {
+			warn("%s: %v has no effect: nothing is evicted (routing.eviction_threshold is 0); remove it or set the threshold", s.path, s.value)
 		}
 	}
 	if c.SLO.TTFT > 0 && !chosen.Reads("slo.ttft") {
 		warn("slo.ttft: %v has no effect: policy %s does not use it; remove it or choose policy prefix", c.SLO.TTFT, r.Policy)
 	}
-	if len(c.StartHooks) > 0 && r.Queue.Requests == 0 {
-		warn("start_hooks: has no effect: the admission queue is off (routing.queue.requests), so that no request waits; remove it or turn the queue on")
+	if at := slices.IndexFunc(c.Keys, func(k Key) bool { return k.SLOTTFT > 0 }); at >= 0 && !chosen.Reads("slo.ttft") {
+		warn("keys[%d].slo_ttft: %v has no effect: policy %s does not use it; remove it or choose policy prefix", at, c.Keys[at].SLOTTFT,
+			r.Policy)
 	}
-	if c.PD.Fallback == "queue" && r.Queue.Requests == 0 {
-		warn("pd.fallback: queue has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on")
+	if len(c.StartHooks) > 0 && r.Queue.Requests == 0 {
+		warn("start_hooks: has no effect: the admission queue is off (routing.queue.requests), so that no request waits; remove it or turn " +
+			"the queue on")
+	}
+	warnings = append(warnings, c.fallbackWarnings()...)
+	if c.Disaggregation.Fallback == "queue" && r.Queue.Requests == 0 {
+		warn("disaggregation.fallback: queue has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on")
 	}
 	if at := slices.IndexFunc(c.Keys, func(k Key) bool { return k.QueueTime > 0 }); at >= 0 && r.Queue.Requests == 0 {
-		warn("keys[%d].queue_time: %v has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on", at, c.Keys[at].QueueTime)
+		warn("keys[%d].queue_time: %v has no effect: the admission queue is off (routing.queue.requests); remove it or turn the queue on", at,
+			c.Keys[at].QueueTime)
 	}
 	if r.Queue.Requests > 0 && r.Queue.Bytes > c.Limits.BodyBytesTotal {
 		warn("routing.queue.bytes: %s exceeds limits.body_bytes_total %s, which is reached first",
@@ -90,10 +100,12 @@ func (c *Config) routingWarnings(policies policy.Registry) (warnings []string) {
 	}
 	for _, b := range c.Backends {
 		if b.MaxInFlight > 0 && r.Queue.Requests == 0 {
-			warn("backends: %s has max_in_flight %d and the admission queue is off (routing.queue.requests): requests beyond it get 429 at once", b.Name, b.MaxInFlight)
+			warn("backends: %s has max_in_flight %d and the admission queue is off (routing.queue.requests): requests beyond it get 429 at once",
+				b.Name, b.MaxInFlight)
 		}
 		if b.MaxInFlight > c.Connections.MaxPerBackend {
-			warn("backends: max_in_flight %d of %s exceeds connections.max_per_backend %d, which is reached first", b.MaxInFlight, b.Name, c.Connections.MaxPerBackend)
+			warn("backends: max_in_flight %d of %s exceeds connections.max_per_backend %d, which is reached first", b.MaxInFlight, b.Name,
+				c.Connections.MaxPerBackend)
 		}
 	}
 	return warnings

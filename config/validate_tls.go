@@ -47,12 +47,14 @@ func caMismatch(content, host string, now time.Time) string {
 		isAuthority := cert.IsCA && !strings.EqualFold(cert.Subject.CommonName, host)
 		switch {
 		case now.After(cert.NotAfter):
-			reason = fmt.Sprintf("the certificate of %q expired on %s; no connection can be verified with it", cert.Subject.CommonName, cert.NotAfter.Format(time.DateOnly))
+			reason = fmt.Sprintf("the certificate of %q expired on %s; no connection can be verified with it", cert.Subject.CommonName,
+				cert.NotAfter.Format(time.DateOnly))
 		case isAuthority || cert.VerifyHostname(host) == nil:
 			return ""
 		default:
 			reason = fmt.Sprintf("the certificate of %q does not have %s among its subject alternative names, so connections to it will fail; "+
-				"issue one with openssl's -addext subjectAltName=DNS:NAME (or IP:ADDRESS), or for a backend set server_name to a name that it has", cert.Subject.CommonName, host)
+				"issue one with openssl's -addext subjectAltName=DNS:NAME (or IP:ADDRESS), or for a backend set server_name to a name that it has",
+				cert.Subject.CommonName, host)
 		}
 	}
 }

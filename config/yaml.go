@@ -83,10 +83,12 @@ func describeSyntaxError(data []byte, err *yaml.LoadError) (line int, message st
 	case strings.HasPrefix(err.Message, "could not find expected ':'"):
 		return start.Line, `has no ":" after the name of the setting`
 	case strings.HasPrefix(err.Message, "mapping values are not allowed"):
-		return at.Line, `has an unexpected ":"; put a value that contains ": " in quotes, and check the indentation and that the line before it ends as intended`
+		return at.Line, `has an unexpected ":"; put a value that contains ": " in quotes, and check the indentation and that the line before ` +
+			`it ends as intended`
 	case strings.HasPrefix(err.Message, "did not find expected"):
 		return at.Line, "does not continue the section or list above it; check the indentation and the quotes"
-	case strings.Contains(err.Message, "map[string]interface {}") && err.Stage == yaml.ConstructorStage && !strings.HasPrefix(err.Message, "cannot use"):
+	case strings.Contains(err.Message, "map[string]interface {}") && err.Stage == yaml.ConstructorStage &&
+		!strings.HasPrefix(err.Message, "cannot use"):
 		return at.Line, `expected settings, such as "listen: :8080"`
 	}
 	return 0, ""

@@ -52,7 +52,8 @@ func TestAbandonedWholeRequestsCharged(t *testing.T) {
 	}{
 		{name: "alone"},
 		{name: "slow", engine: engine.Config{Speed: 0.05}},
-		{name: "beside long contexts", engine: engine.Config{KVTokens: 4_000_000}, others: 24, tokens: 400, prompt: strings.Repeat("word ", 8000)},
+		{name: "beside long contexts", engine: engine.Config{KVTokens: 4_000_000}, others: 24, tokens: 400,
+			prompt: strings.Repeat("word ", 8000)},
 		{name: "behind others", engine: engine.Config{MaxSeqs: 8}, others: 8, tokens: 400},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -107,7 +108,8 @@ func TestAbandonedWholeRequestsCharged(t *testing.T) {
 			}
 			clients.Wait()
 			p.eventually("nothing is in flight", func() bool {
-				return readMetric(t, p.admin, `warmroute_key_in_flight{key="k"}`) == 0 && readMetric(t, url, `vllm:num_requests_running{engine="0",model_name="sim"}`) == 0
+				return readMetric(t, p.admin, `warmroute_key_in_flight{key="k"}`) == 0 &&
+					readMetric(t, url, `vllm:num_requests_running{engine="0",model_name="sim"}`) == 0
 			})
 			made := readMetric(t, url, generated) - before - float64(c.others*c.tokens)
 			charged := readMetric(t, p.admin, `warmroute_key_output_tokens_total{key="k"}`)

@@ -64,8 +64,8 @@ func TestAccessLogReloadAndRotation(t *testing.T) {
 	resp.Body.Close()
 	logged(p, two, "worse")
 	logged(p, two+".1", "bad")
-	if lost := metricSum(t, p.admin, "warmroute_access_log_lost_total"); lost != 0 {
-		t.Errorf("%v lost", lost)
+	if dropped := metricSum(t, p.admin, "warmroute_access_log_dropped_lines_total"); dropped != 0 {
+		t.Errorf("%v lines were dropped", dropped)
 	}
 }
 
@@ -94,7 +94,7 @@ func TestBlockedStdoutDelaysNothing(t *testing.T) {
 				resp.Body.Close()
 			}
 			p.eventually("what is lost is counted", func() bool {
-				return !gone || metricSum(t, p.admin, "warmroute_access_log_lost_total") == 300
+				return !gone || metricSum(t, p.admin, "warmroute_access_log_dropped_lines_total") == 300
 			})
 			p.signal(syscall.SIGTERM)
 			if status := p.exit(); status != 0 {

@@ -43,9 +43,12 @@ type conversationAPI struct {
 }
 
 var conversationAPIs = []conversationAPI{
-	{prompt.Chat, "/v1/chat/completions", "choices.0.message.content", "usage.prompt_tokens", "usage.prompt_tokens_details.cached_tokens", true, chatBody},
-	{prompt.Messages, "/v1/messages", `content.#(type=="text").text`, "usage.input_tokens", "usage.cache_read_input_tokens", false, messagesBody},
-	{prompt.Responses, "/v1/responses", `output.#(type=="message").content.0.text`, "usage.input_tokens", "usage.input_tokens_details.cached_tokens", true, responsesBody},
+	{prompt.Chat, "/v1/chat/completions", "choices.0.message.content", "usage.prompt_tokens", "usage.prompt_tokens_details.cached_tokens",
+		true, chatBody},
+	{prompt.Messages, "/v1/messages", `content.#(type=="text").text`, "usage.input_tokens", "usage.cache_read_input_tokens", false,
+		messagesBody},
+	{prompt.Responses, "/v1/responses", `output.#(type=="message").content.0.text`, "usage.input_tokens",
+		"usage.input_tokens_details.cached_tokens", true, responsesBody},
 }
 
 // conversation is a conversation that each API can express.
@@ -99,7 +102,8 @@ func chatBody(c *conversation) map[string]any {
 		var calls []any
 		for _, call := range s.calls {
 			arguments, _ := json.Marshal(call.arguments())
-			calls = append(calls, map[string]any{"id": call.id, "type": "function", "function": map[string]any{"name": call.name, "arguments": string(arguments)}})
+			calls = append(calls, map[string]any{"id": call.id, "type": "function", "function": map[string]any{"name": call.name,
+				"arguments": string(arguments)}})
 			messages = append(messages, map[string]any{"role": "tool", "tool_call_id": call.id, "content": call.result})
 		}
 		if calls != nil {
@@ -110,7 +114,8 @@ func chatBody(c *conversation) map[string]any {
 	if c.tools != nil {
 		var tools []any
 		for _, t := range c.tools {
-			tools = append(tools, map[string]any{"type": "function", "function": map[string]any{"name": t.name, "description": t.description, "parameters": t.schema()}})
+			tools = append(tools, map[string]any{"type": "function", "function": map[string]any{"name": t.name, "description": t.description,
+				"parameters": t.schema()}})
 		}
 		body["tools"] = tools
 	}
@@ -177,10 +182,12 @@ func responsesBody(c *conversation) map[string]any {
 			continue
 		}
 		if s.reasoning != "" {
-			items = append(items, map[string]any{"type": "reasoning", "id": "rs_1", "summary": []any{}, "content": []any{map[string]any{"type": "reasoning_text", "text": s.reasoning}}})
+			items = append(items, map[string]any{"type": "reasoning", "id": "rs_1", "summary": []any{},
+				"content": []any{map[string]any{"type": "reasoning_text", "text": s.reasoning}}})
 		}
 		for _, text := range s.texts {
-			items = append(items, map[string]any{"type": "message", "role": "assistant", "content": []any{map[string]any{"type": "output_text", "text": text}}})
+			items = append(items, map[string]any{"type": "message", "role": "assistant",
+				"content": []any{map[string]any{"type": "output_text", "text": text}}})
 		}
 		for _, call := range s.calls {
 			arguments, _ := json.Marshal(call.arguments())
@@ -217,7 +224,8 @@ func conversationText(r *rand.Rand, size int) string {
 
 func drawCalls(r *rand.Rand, tools []toolDefinition) (calls []toolCall) {
 	for n := range 1 + r.IntN(2) {
-		calls = append(calls, toolCall{fmt.Sprint("call_", r.IntN(1e6), n), tools[r.IntN(len(tools))].name, conversationText(r, 40), conversationText(r, 100+r.IntN(500))})
+		calls = append(calls, toolCall{fmt.Sprint("call_", r.IntN(1e6), n), tools[r.IntN(len(tools))].name, conversationText(r, 40),
+			conversationText(r, 100+r.IntN(500))})
 	}
 	return calls
 }
@@ -313,7 +321,8 @@ func (tt *templateTest) play(t *testing.T, seed, templateSeed uint64, first bool
 			if c.tools == nil {
 				break
 			}
-			c.steps = append(c.steps, step{role: "assistant", texts: []string{conversationText(r, 60)}, reasoning: think(), calls: drawCalls(r, c.tools)})
+			c.steps = append(c.steps, step{role: "assistant", texts: []string{conversationText(r, 60)}, reasoning: think(),
+				calls: drawCalls(r, c.tools)})
 			text = tt.ask(t, c)
 		}
 		if thinks || text == "" {

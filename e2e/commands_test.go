@@ -31,7 +31,8 @@ func TestExplainRunningProxy(t *testing.T) {
 	p := startProgram(t, "--config", config.path)
 	body := `{"model":"sim","messages":[{"role":"user","content":"` + strings.Repeat("some words ", 200) + `"}],"max_tokens":3}`
 	file, token := writeFile(t, body), writeFile(t, adminToken+"\n")
-	if status, out, stderr := runCommand(t, "explain", "--admin", p.admin, "--token-file", token, "-f", file); status != 0 || !strings.Contains(out, "No candidate holds any of its ") {
+	if status, out, stderr := runCommand(t, "explain", "--admin", p.admin, "--token-file", token, "-f", file); status != 0 ||
+		!strings.Contains(out, "No candidate holds any of its ") {
 		t.Fatalf("of a cold fleet: status %d, %s%s", status, out, stderr)
 	}
 	resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
@@ -55,7 +56,8 @@ func TestExplainRunningProxy(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &e); status != 0 || err != nil || e.Choice != holder || e.Reason != router.ReasonPrefix {
 		t.Errorf("status %d, %v, %s%s", status, err, out, stderr)
 	}
-	if status, out, stderr := runCommand(t, "requests", "--backend", holder, "--status", "200"); status != 0 || !strings.Contains(out, resp.Header.Get("X-Request-Id")) || !strings.Contains(out, "1 of 1 found") {
+	if status, out, stderr := runCommand(t, "requests", "--backend", holder, "--status", "200"); status != 0 ||
+		!strings.Contains(out, resp.Header.Get("X-Request-Id")) || !strings.Contains(out, "1 of 1 found") {
 		t.Errorf("finished requests: status %d, %s%s", status, out, stderr)
 	}
 	cmd := exec.Command(binary, "explain", "-f", "-", "--tried", holder, "-H", "X-Warmroute-Priority: 4")
@@ -143,7 +145,8 @@ func TestControlRunningProxy(t *testing.T) {
 		{"unload-adapter --all --adapter sql", 0, name, 2},
 		{"sleep nowhere", 1, "unknown backend", 2},
 	} {
-		if exit, stdout, stderr := runCommand(t, append([]string{"backends"}, strings.Fields(c.args)...)...); exit != c.exit || !strings.Contains(stdout+stderr, c.says) {
+		if exit, stdout, stderr := runCommand(t, append([]string{"backends"}, strings.Fields(c.args)...)...); exit != c.exit ||
+			!strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("%s: exit status %d, %s%s", c.args, exit, stdout, stderr)
 		}
 		ready(c.ready)

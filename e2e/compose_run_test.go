@@ -5,6 +5,7 @@ package e2e
 import (
 	"maps"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -96,9 +97,13 @@ func (c *composed) replica(service string) *program {
 func (c *composed) proxy(service string) *program {
 	c.t.Helper()
 	for _, config := range c.project.Services[service].Configs {
-		c.mapped[config.Target] = writeFile(c.t, c.here(c.project.Configs[config.Source].Content))
+		content, err := os.ReadFile(c.project.Configs[config.Source].File)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		c.mapped[config.Target] = writeFile(c.t, c.here(string(content)))
 	}
-	elsewhere := []string{"WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_TIMEOUTS_SERVE_AFTER_TERM=0s"}
+	elsewhere := []string{"WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_ADMIN_TOKEN_FILE=", "WARMROUTE_TIMEOUTS_SERVE_AFTER_TERM=0s"}
 	p := startCommand(c.t, c.command(service, c.project.Services[service].Command, append(elsewhere, "WARMROUTE_LISTEN=127.0.0.1:0")...))
 	check := execForm(c.t, instruction(c.t, dockerfileStages(c.t)[1], "HEALTHCHECK"))
 	listens := "WARMROUTE_LISTEN=" + strings.TrimPrefix(p.url, "http://")
@@ -182,20 +187,21 @@ func TestComposedSharedGPU(t *testing.T) {
 	if !maps.Equal(devices, want) {
 		t.Errorf("the devices are %v, want %v", devices, want)
 	}
-	if _, list, _ := runCommand(t, "backends", "list", "--admin", p.admin); strings.Count(list, "  gpu0  ") != 2 || strings.Count(list, "  gpu1  ") != 1 {
+	if _, list, _ := runCommand(t, "backends", "list", "--admin", p.admin); strings.Count(list, "  gpu0  ") != 2 ||
+		strings.Count(list, "  gpu1  ") != 1 {
 		t.Errorf("listed as\n%s", list)
 	}
 	c.down(p)
 }
 
-// TestComposedPrefillDecode runs the proxy of the profile pd in front of simulated replicas, and adds another one.
+// TestComposedPrefillDecode runs the proxy of the profile disaggregation in front of simulated replicas, and adds another one.
 func TestComposedPrefillDecode(t *testing.T) {
 	t.Parallel()
-	c, fleet := startComposed(t, "pd"), startSimFleet(t, 4, 0)
+	c, fleet := startComposed(t, "disaggregation"), startSimFleet(t, 4, 0)
 	for i, service := range composeProfiles()[3].replicas {
 		c.mapped["http://"+service+":8000"] = fleet.urls[i]
 	}
-	p := c.proxy("warmroute-pd")
+	p := c.proxy("warmroute-disaggregation")
 	if status, _, stderr := runCommand(t, "backends", "add", fleet.urls[3], "--role", "prefill", "--admin", p.admin); status != 0 {
 		t.Fatalf("backends add: status %d, %s", status, stderr)
 	}
@@ -210,7 +216,8 @@ func TestComposedPrefillDecode(t *testing.T) {
 	if !maps.Equal(roles, want) {
 		t.Errorf("the roles are %v, want %v", roles, want)
 	}
-	if _, list, _ := runCommand(t, "backends", "list", "--admin", p.admin); strings.Count(list, "  prefill  ") != 2 || strings.Count(list, "  decode   ") != 2 {
+	if _, list, _ := runCommand(t, "backends", "list", "--admin", p.admin); strings.Count(list, "  prefill  ") != 2 ||
+		strings.Count(list, "  decode   ") != 2 {
 		t.Errorf("listed as\n%s", list)
 	}
 	c.down(p)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -48,7 +49,7 @@ func composeProfiles() []struct {
 		{"gpu", "warmroute", []string{"vllm-0", "vllm-1"}, []string{"0", "1"}},
 		{"one-gpu", "warmroute-one-gpu", []string{"vllm-half-0", "vllm-half-1"}, []string{"0", "0"}},
 		{"sim", "warmroute-sim", []string{"sim-0", "sim-1"}, []string{"", ""}},
-		{"pd", "warmroute-pd", []string{"vllm-prefill", "vllm-decode-0", "vllm-decode-1"}, []string{"0", "1", "2"}},
+		{"disaggregation", "warmroute-disaggregation", []string{"vllm-prefill", "vllm-decode-0", "vllm-decode-1"}, []string{"0", "1", "2"}},
 	}
 }
 
@@ -68,13 +69,17 @@ func TestComposeProfiles(t *testing.T) {
 			}
 			args := slices.Clone(proxy.Command[1:])
 			for _, c := range proxy.Configs {
-				content := project.Configs[c.Source].Content
+				file := project.Configs[c.Source].File
+				content, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
 				for _, url := range urls {
-					if !strings.Contains(content, `"`+url+`"`) {
+					if !strings.Contains(string(content), `"`+url+`"`) {
 						t.Errorf("%s is not in %s", url, content)
 					}
 				}
-				args[slices.Index(args, c.Target)] = writeFile(t, content)
+				args[slices.Index(args, c.Target)] = file
 			}
 			if len(proxy.Configs) == 0 && !slices.Equal(args, urls) {
 				t.Errorf("the proxy runs with %q, want %q", args, urls)
@@ -82,8 +87,8 @@ func TestComposeProfiles(t *testing.T) {
 			if status, _, output := runCommand(t, append([]string{"check"}, args...)...); status != 0 || proxy.Command[0] != "serve" {
 				t.Errorf("the proxy would not start with %q: %s", proxy.Command, output)
 			}
-			if len(proxy.Ports) != 1 || proxy.Ports[0].Target != 8080 {
-				t.Errorf("the proxy publishes %+v", proxy.Ports)
+			if got, want := publishedPorts(proxy), []string{"127.0.0.1:8080:8080", "127.0.0.1:9090:9090"}; !slices.Equal(got, want) {
+				t.Errorf("the proxy publishes %q, want %q", got, want)
 			}
 			for _, replica := range profile.replicas {
 				if s := project.Services[replica]; len(s.Ports) != 0 || s.NetworkMode != "" {
@@ -94,36 +99,91 @@ func TestComposeProfiles(t *testing.T) {
 	}
 }
 
+// publishedPorts returns each port of a service with its address.
+func publishedPorts(s types.ServiceConfig) (ports []string) {
+	for _, p := range s.Ports {
+		ports = append(ports, fmt.Sprintf("%s:%s:%d", p.HostIP, p.Published, p.Target))
+	}
+	return ports
+}
+
+// TestComposeHA compares each profile with two proxies to that with one: the proxies run the same command in front of the same
+// replicas, and nginx and the proxies know each other's addresses.
 func TestComposeHA(t *testing.T) {
-	project := composeProject(t, "ha")
-	proxies := []string{"warmroute-ha-0", "warmroute-ha-1"}
-	want := append([]string{"nginx", "sim-0", "sim-1", "valkey"}, proxies...)
-	slices.Sort(want)
-	if got := project.ServiceNames(); !slices.Equal(got, want) {
-		t.Fatalf("services %v, want %v", got, want)
+	for _, profile := range composeProfiles() {
+		name := profile.name + "-ha"
+		if profile.name == "sim" {
+			name = "ha"
+		}
+		project := composeProject(t, name)
+		proxies := []string{"warmroute-" + name + "-0", "warmroute-" + name + "-1"}
+		want := slices.Concat([]string{"nginx", "valkey"}, profile.replicas, proxies)
+		slices.Sort(want)
+		if got := project.ServiceNames(); !slices.Equal(got, want) {
+			t.Fatalf("%s has the services %v, want %v", name, got, want)
+		}
+		one := composeProject(t, profile.name).Services[profile.proxy]
+		nginx := project.Services["nginx"]
+		config, err := os.ReadFile(nginx.Volumes[0].Source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, proxy := range proxies {
+			s := project.Services[proxy]
+			if !slices.Equal(s.Command, one.Command) || fmt.Sprint(s.Configs) != fmt.Sprint(one.Configs) {
+				t.Errorf("%s runs %q with %v, %s %q with %v", proxy, s.Command, s.Configs, profile.proxy, one.Command, one.Configs)
+			}
+			environment := s.Environment.Resolve(func(string) (string, bool) { return "", false })
+			if trusted := environment["WARMROUTE_TRUSTED_PROXIES"]; trusted == nil || *trusted != nginx.Networks["front"].Ipv4Address {
+				t.Errorf("%s does not trust nginx", proxy)
+			}
+			if url := environment["WARMROUTE_REDIS_URL"]; url == nil || *url != "redis://valkey:6379" {
+				t.Errorf("%s does not share over valkey", proxy)
+			}
+			host := fmt.Sprint("proxy-", i)
+			if addresses := nginx.ExtraHosts[host]; !slices.Equal(addresses, []string{s.Networks["front"].Ipv4Address}) ||
+				!strings.Contains(string(config), "server "+host+":8080 ") {
+				t.Errorf("nginx sends nothing to %s", proxy)
+			}
+			if got := publishedPorts(s); len(got) != 1 || !strings.HasPrefix(got[0], "127.0.0.1:") || !strings.HasSuffix(got[0], ":9090") {
+				t.Errorf("%s publishes %q", proxy, got)
+			}
+		}
+		if got := publishedPorts(nginx); !slices.Equal(got, []string{"127.0.0.1:8080:8080"}) {
+			t.Errorf("nginx publishes %q", got)
+		}
+		for _, name := range append(slices.Clone(profile.replicas), "valkey") {
+			if got := publishedPorts(project.Services[name]); len(got) > 0 {
+				t.Errorf("%s publishes %q", name, got)
+			}
+		}
 	}
-	nginx, err := os.ReadFile(project.Services["nginx"].Volumes[0].Source)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range proxies {
-		s := project.Services[name]
-		if status, _, output := runCommand(t, append([]string{"check"}, s.Command[1:]...)...); status != 0 {
-			t.Errorf("%s would not start: %s", name, output)
+}
+
+// TestComposeRestricted checks what the containers of the proxies and of those beside them may do, and that each image has an
+// exact version.
+func TestComposeRestricted(t *testing.T) {
+	exact := regexp.MustCompile(`:v?\d+\.\d+\.\d+$`)
+	project := composeProject(t, "*")
+	for name, s := range project.Services {
+		if s.Image != "warmroute" && !exact.MatchString(s.Image) {
+			t.Errorf("%s has the image %s", name, s.Image)
 		}
-		if url := s.Environment["WARMROUTE_REDIS_URL"]; url == nil || *url != "redis://valkey:6379" {
-			t.Errorf("%s does not share over valkey", name)
+		restricted := s.ReadOnly && slices.Equal(s.CapDrop, []string{"ALL"}) && slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"})
+		proxy := s.Image == "warmroute" && s.Command[0] == "serve"
+		if !restricted && (s.Image == "warmroute" || name == "nginx" || name == "valkey") {
+			t.Errorf("%s may write to its root, has capabilities or can get privileges", name)
 		}
-		if len(s.Ports) != 0 || len(s.Volumes) != 0 {
-			t.Errorf("%s has the ports %v and the volumes %v", name, s.Ports, s.Volumes)
+		if s.MemLimit == 0 && (proxy || name == "nginx" || name == "valkey") {
+			t.Errorf("%s has no memory limit", name)
 		}
-		if !strings.Contains(string(nginx), "server "+name+":8080 ") {
-			t.Errorf("nginx sends nothing to %s", name)
+		if !proxy {
+			continue
 		}
-	}
-	for _, name := range project.ServiceNames() {
-		if published := len(project.Services[name].Ports) > 0; published != (name == "nginx") {
-			t.Errorf("%s publishes ports: %v", name, published)
+		limit := s.Environment["GOMEMLIMIT"]
+		var mib int64
+		if _, err := fmt.Sscanf(*limit, "%dMiB", &mib); err != nil || mib<<20 >= int64(s.MemLimit) || mib < 1024+2*256 {
+			t.Errorf("%s: GOMEMLIMIT is %s with a limit of %d bytes: %v", name, *limit, s.MemLimit, err)
 		}
 	}
 }

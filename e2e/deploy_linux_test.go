@@ -76,7 +76,8 @@ func (p *program) awaitBackends(ready int, args ...string) {
 func TestComposeScale(t *testing.T) {
 	t.Parallel()
 	address, addresses := startNameServer(t)
-	c := &composed{t: t, project: composeFile(t, "docs/deploy/compose/scale.yaml"), mapped: map[string]string{"/var/lib/warmroute": t.TempDir()}}
+	c := &composed{t: t, project: composeFile(t, "docs/deploy/compose/scale.yaml"),
+		mapped: map[string]string{"/var/lib/warmroute": t.TempDir()}}
 	port := "0"
 	var replicas []*program
 	var ips []string
@@ -96,7 +97,7 @@ func TestComposeScale(t *testing.T) {
 	scale(1)
 	c.mapped["vllm:8000"] = "vllm:" + port
 	p := startCommand(t, c.command("warmroute", c.project.Services["warmroute"].Command, "WARMROUTE_DNS_SERVER="+address,
-		"WARMROUTE_LISTEN=127.0.0.1:0", "WARMROUTE_ADMIN=127.0.0.1:0"))
+		"WARMROUTE_LISTEN=127.0.0.1:0", "WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_ADMIN_TOKEN_FILE="))
 	p.awaitBackends(1)
 	clients := p.startCrowd(8, &http.Transport{})
 	clients.more(50)
@@ -109,13 +110,13 @@ func TestComposeScale(t *testing.T) {
 	clients.leave()
 }
 
-// TestComposeSideChannel runs the script by which replicas of the profile pd tell vLLM their address.
+// TestComposeSideChannel runs the script by which replicas of the profile disaggregation tell vLLM their address.
 func TestComposeSideChannel(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeScript(t, dir, "hostname", "[ $1 = -i ] && echo 172.18.0.5")
 	writeScript(t, dir, "vllm", `echo "$VLLM_NIXL_SIDE_CHANNEL_HOST $*"`)
-	project := composeProject(t, "pd")
+	project := composeProject(t, "disaggregation")
 	for _, service := range composeProfiles()[3].replicas {
 		argv := append(slices.Clone(project.Services[service].Entrypoint), "the-model", "--option")
 		cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -134,7 +135,8 @@ func TestComposeScaleGPUs(t *testing.T) {
 	writeScript(t, dir, "vllm", `echo "$CUDA_VISIBLE_DEVICES $*"; read -r`)
 	entrypoint := composeFile(t, "docs/deploy/compose/scale.yaml").Services["vllm"].Entrypoint
 	start := func() (line string, stop func()) {
-		cmd := exec.CommandContext(t.Context(), entrypoint[0], entrypoint[1], strings.ReplaceAll(entrypoint[2], "/gpus/", dir+"/"), entrypoint[3], "the-model")
+		cmd := exec.CommandContext(t.Context(), entrypoint[0], entrypoint[1], strings.ReplaceAll(entrypoint[2], "/gpus/", dir+"/"), entrypoint[3],
+			"the-model")
 		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 		stdin, err := cmd.StdinPipe()
 		if err != nil {

@@ -126,7 +126,8 @@ func servesAsNobody(t *testing.T, root string) {
 	entry := execForm(t, instruction(t, final, "ENTRYPOINT"))
 	serve := append(append(entry, execForm(t, instruction(t, final, "CMD"))...), fleet.urls...)
 	p := startCommand(t, inImage(t, root, serve,
-		"WARMROUTE_LISTEN=127.0.0.1:0", "WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_TIMEOUTS_SERVE_AFTER_TERM=0s", "WARMROUTE_INDEX_SNAPSHOT=/var/lib/warmroute/index"))
+		"WARMROUTE_LISTEN=127.0.0.1:0", "WARMROUTE_ADMIN=127.0.0.1:0", "WARMROUTE_TIMEOUTS_SERVE_AFTER_TERM=0s",
+		"WARMROUTE_INDEX_SNAPSHOT=/var/lib/warmroute/index"))
 	// The ports are known by now, as they are to whoever sets them.
 	check := execForm(t, instruction(t, final, "HEALTHCHECK"))
 	if output, err := inImage(t, root, check, "WARMROUTE_LISTEN="+strings.TrimPrefix(p.url, "http://")).CombinedOutput(); err != nil {

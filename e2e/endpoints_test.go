@@ -16,9 +16,11 @@ import (
 // requests for it again.
 func TestMissingEndpoints(t *testing.T) {
 	t.Parallel()
-	noResponses, noMessages, all := startSimProcess(t, "--speed", "20", "--without", "/v1/responses"), startSimProcess(t, "--speed", "20", "--without", "/v1/messages"), startSimProcess(t, "--speed", "20")
+	noResponses, noMessages, all := startSimProcess(t, "--speed", "20", "--without", "/v1/responses"),
+		startSimProcess(t, "--speed", "20", "--without", "/v1/messages"), startSimProcess(t, "--speed", "20")
 	addresses := []string{noResponses.address, noMessages.address, all.address}
-	file := (&simFleet{}).configFile(t, fmt.Sprintf("backends: [http://%s, http://%s, http://%s]", noResponses.address, noMessages.address, all.address))
+	file := (&simFleet{}).configFile(t, fmt.Sprintf("backends: [http://%s, http://%s, http://%s]", noResponses.address, noMessages.address,
+		all.address))
 	p := startProgram(t, "--config", file.path)
 	p.eventually("all are ready", func() bool { return metricSum(t, p.admin, "warmroute_backend_ready") == 3 })
 	transport := &http.Transport{}
@@ -31,7 +33,8 @@ func TestMissingEndpoints(t *testing.T) {
 		if path == "/v1/responses" {
 			key = "input"
 		}
-		body := fmt.Sprintf(`{"model":"sim","max_tokens":2,%q:[{"role":"user","content":"%d %s"}]}`, key, i, strings.Repeat("Which replica has this endpoint? ", 20))
+		body := fmt.Sprintf(`{"model":"sim","max_tokens":2,%q:[{"role":"user","content":"%d %s"}]}`, key, i,
+			strings.Repeat("Which replica has this endpoint? ", 20))
 		resp, err := client.Post(p.url+path, "application/json", strings.NewReader(body))
 		if err != nil {
 			t.Errorf("%s: %v", path, err)

@@ -99,7 +99,8 @@ func readManifests(t *testing.T) map[string]map[string]*manifest {
 // TestKubernetesSelectors has each Service, budget and monitor select what it is for.
 func TestKubernetesSelectors(t *testing.T) {
 	all := readManifests(t)
-	for file, workload := range map[string]string{"proxy.yaml": "Deployment warmroute", "vllm.yaml": "StatefulSet vllm", "vllm-prefill.yaml": "StatefulSet vllm-prefill", "vllm-decode.yaml": "StatefulSet vllm-decode", "valkey.yaml": "Deployment valkey"} {
+	for file, workload := range map[string]string{"proxy.yaml": "Deployment warmroute", "vllm.yaml": "StatefulSet vllm",
+		"vllm-prefill.yaml": "StatefulSet vllm-prefill", "vllm-decode.yaml": "StatefulSet vllm-decode", "valkey.yaml": "Deployment valkey"} {
 		pods := all[file][workload].Spec.Template
 		for name, m := range all[file] {
 			if got := m.selected(); !maps.Equal(got, pods.Metadata.Labels) {
@@ -146,7 +147,8 @@ func TestKubernetesProxy(t *testing.T) {
 func TestKubernetesConfigMaps(t *testing.T) {
 	all := readManifests(t)
 	pod := all["proxy.yaml"]["Deployment warmroute"].Spec.Template.Spec
-	for file, backends := range map[string]string{"config-dns.yaml": "1 backend", "config-pd.yaml": "2 backends (1 for prefill, 1 for decode)", "config-file.yaml": "2 backends"} {
+	for file, backends := range map[string]string{"config-dns.yaml": "1 backend",
+		"config-disaggregation.yaml": "2 backends (1 for prefill, 1 for decode)", "config-file.yaml": "2 backends"} {
 		m := all[file]["ConfigMap "+pod.Volumes[0].ConfigMap.Name]
 		if m == nil {
 			t.Errorf("%s has not the ConfigMap of the pod", file)

@@ -40,23 +40,26 @@ func TestJSONBombMemory(t *testing.T) {
 		body string
 		code int
 	}{
-		"open lists":              {fill("["), 400},
-		"open objects":            {fill(`{"a":`), 400},
-		"open lists in a value":   {chat(`,"x":` + fill("[")), 400},
-		"deep, and closed":        {chat(`,"x":` + strings.Repeat("[", 400) + strings.Repeat("]", 400)), 200},
-		"a million keys":          {chat(fill(`,"k12345":1`)), 200},
-		"the same key for ever":   {chat(fill(`,"model":"m"`)), 400},
-		"keys of an object":       {chat(`,"metadata":{"a":1` + fill(`,"a":1`) + `}`), 200},
-		"a long number":           {chat(`,"temperature":` + fill("9")), 200},
-		"a long fraction":         {chat(`,"max_tokens":1.` + fill("0")), 0},
-		"a huge exponent":         {chat(`,"max_tokens":1e999999999`), 0},
-		"a long key":              {chat(`,"` + fill("k") + `":1`), 200},
-		"escapes":                 {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\u0041`) + `"}]}`, 200},
-		"lone surrogates":         {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\ud800`) + `"}]}`, 0},
-		"an unfinished escape":    {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\\`) + `\`, 400},
-		"a million messages":      {`{"model":"m","messages":[` + fill(`{"role":"user","content":""},`) + `{"role":"user","content":"hi"}]}`, 200},
-		"a million parts":         {`{"model":"m","messages":[{"role":"user","content":[` + fill(`{"type":"text","text":""},`) + `{"type":"text","text":"hi"}]}]}`, 200},
-		"a million tools":         {chat(`,"tools":[` + fill(`{"type":"function","function":{"name":"f"}},`) + `{"type":"function","function":{"name":"f"}}]`), 200},
+		"open lists":            {fill("["), 400},
+		"open objects":          {fill(`{"a":`), 400},
+		"open lists in a value": {chat(`,"x":` + fill("[")), 400},
+		"deep, and closed":      {chat(`,"x":` + strings.Repeat("[", 400) + strings.Repeat("]", 400)), 200},
+		"a million keys":        {chat(fill(`,"k12345":1`)), 200},
+		"the same key for ever": {chat(fill(`,"model":"m"`)), 400},
+		"keys of an object":     {chat(`,"metadata":{"a":1` + fill(`,"a":1`) + `}`), 200},
+		"a long number":         {chat(`,"temperature":` + fill("9")), 200},
+		"a long fraction":       {chat(`,"max_tokens":1.` + fill("0")), 0},
+		"a huge exponent":       {chat(`,"max_tokens":1e999999999`), 0},
+		"a long key":            {chat(`,"` + fill("k") + `":1`), 200},
+		"escapes":               {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\u0041`) + `"}]}`, 200},
+		"lone surrogates":       {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\ud800`) + `"}]}`, 0},
+		"an unfinished escape":  {`{"model":"m","messages":[{"role":"user","content":"` + fill(`\\`) + `\`, 400},
+		"a million messages": {`{"model":"m","messages":[` + fill(`{"role":"user","content":""},`) + `{"role":"user","content":"hi"}]}`,
+			200},
+		"a million parts": {`{"model":"m","messages":[{"role":"user","content":[` + fill(`{"type":"text","text":""},`) +
+			`{"type":"text","text":"hi"}]}]}`, 200},
+		"a million tools": {chat(`,"tools":[` + fill(`{"type":"function","function":{"name":"f"}},`) +
+			`{"type":"function","function":{"name":"f"}}]`), 200},
 		"white space":             {fill(" "), 400},
 		"white space, and a chat": {fill("\n") + plainChat, 200},
 	} {
@@ -251,13 +254,15 @@ func TestStreamBeginningsMemory(t *testing.T) {
 	var all sync.WaitGroup
 	for range clients {
 		all.Go(func() {
-			resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`))
+			resp, err := http.Post(p.url+"/v1/chat/completions", "application/json",
+				strings.NewReader(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`))
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			defer resp.Body.Close()
-			if answer, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(answer), "data: {") || strings.Contains(string(answer), ": x") {
+			if answer, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(answer), "data: {") ||
+				strings.Contains(string(answer), ": x") {
 				t.Errorf("got %.100q, %v", answer, err)
 			}
 		})

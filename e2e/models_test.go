@@ -24,7 +24,8 @@ func TestModelsThatAreNotListed(t *testing.T) {
 		called <- string(body)
 	}))
 	t.Cleanup(scaler.Close)
-	settings := fmt.Sprintf("models: {patterns: {\"sql-*\": sim}}\nstart_hooks: [{model: big, url: %s/start}]\nrouting: {queue: {none_ready_timeout: 1s}}\n", scaler.URL)
+	settings := fmt.Sprintf("models: {patterns: {\"sql-*\": sim}}\nstart_hooks: [{model: big, url: %s/start}]\nrouting: {queue: "+
+		"{none_ready_timeout: 1s}}\n", scaler.URL)
 	file := fleet.configFile(t, settings)
 	p := startProgram(t, "--config", file.path)
 	ask := func(model string) (status int, text string) {
@@ -48,7 +49,8 @@ func TestModelsThatAreNotListed(t *testing.T) {
 		t.Errorf("an adapter that the replica does not find: %d %s, want the replica's 404", status, text)
 	}
 	for _, url := range fleet.urls { // as a resolver would at the request
-		resp, err := http.Post(url+"/v1/load_lora_adapter", "application/json", strings.NewReader(`{"lora_name":"sql-a","lora_path":"/adapters/sql-a"}`))
+		resp, err := http.Post(url+"/v1/load_lora_adapter", "application/json",
+			strings.NewReader(`{"lora_name":"sql-a","lora_path":"/adapters/sql-a"}`))
 		if err != nil {
 			t.Fatal(err)
 		}

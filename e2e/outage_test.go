@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"warmroute/lab/freeport"
 	"warmroute/lab/sim"
 )
 
@@ -35,7 +36,7 @@ func startOutage(t *testing.T, replicas int) *outage {
 	t.Cleanup(func() { goleak.VerifyNone(t, before, ignoreCleaner) })
 	o := &outage{t: t}
 	for range replicas {
-		url, kill := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
+		url, kill := startSimReplica(t, sim.Config{}, freeport.FindAddress(t))
 		o.replicas, o.kill = append(o.replicas, url), append(o.kill, kill)
 	}
 	proxy, stop := startServer(t, o.replicas...)
@@ -114,7 +115,7 @@ func TestShutdownWithDownBackends(t *testing.T) {
 		}()
 	}
 	o.await("all requests are held", "warmroute_queue_requests", func(v float64) bool { return v == float64(cap(codes)) })
-	o.stop() // fails the test when requests had to be aborted
+	o.stop() // fails the test when unfinished requests had to be ended
 	for range cap(codes) {
 		if code := <-codes; code != http.StatusServiceUnavailable {
 			t.Errorf("got %d, want a 503", code)

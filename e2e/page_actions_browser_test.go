@@ -70,7 +70,8 @@ func TestPageAdapters(t *testing.T) {
 	page.until(`document.querySelector('#confirm').open && document.activeElement.name === 'path'`)
 	page.press("/adapters/sql")
 	page.press("\r")
-	page.until(`[...document.querySelectorAll('#models tbody tr')].some((row) => row.innerText.includes('sql') && row.innerText.includes('1 of 1'))`)
+	page.until(`[...document.querySelectorAll('#models tbody tr')].some((row) => row.innerText.includes('sql') && ` +
+		`row.innerText.includes('1 of 1'))`)
 	page.choose(row+" .more", "Unload adapter")
 	page.press("sql")
 	page.confirm("Unload adapter on gpu-one", "LoRA adapter")
@@ -129,7 +130,8 @@ func startEmptyProgram(t *testing.T) *program {
 func TestPageEmptyFleet(t *testing.T) {
 	proxy := startEmptyProgram(t)
 	page := openPage(t, proxy.admin)
-	page.until(`document.querySelector('#backends-empty').checkVisibility() && document.querySelector('#backends-empty').innerText.startsWith('There are no replicas yet')`)
+	page.until(`document.querySelector('#backends-empty').checkVisibility() && ` +
+		`document.querySelector('#backends-empty').innerText.startsWith('There are no replicas yet')`)
 	page.shows("#backends-count", "none")
 	page.until(`document.title.startsWith('Not ready') && document.querySelector('#all-actions').hidden`)
 
@@ -153,9 +155,11 @@ func TestPageRanks(t *testing.T) {
 	yaml := fmt.Sprintf("backends:\n- {name: eight, url: %q}\n- {name: single, url: %q}\n", url, single)
 	page := openPage(t, startProgram(t, "--config", (&simFleet{}).configFile(t, yaml).path).admin)
 	page.shows("#backends-count", "5 of 5 ready")
-	page.until(`[...document.querySelectorAll('#backends tbody tr')].map((row) => row.cells[0].textContent).sort().join() === 'eight-rank0,eight-rank1,eight-rank2,eight-rank3,eight4 ranks,single'`)
+	page.until(`[...document.querySelectorAll('#backends tbody tr')].map((row) => row.cells[0].textContent).sort().join() === 'eight-rank0,` +
+		`eight-rank1,eight-rank2,eight-rank3,eight4 ranks,single'`)
 	server, rank := page.backendRow("eight"), page.backendRow("eight-rank2")
-	page.until(fmt.Sprintf(`(() => { let row = document.querySelector(%q); return [0, 1, 2, 3].every((rank) => { row = row.nextElementSibling; return row.cells[0].textContent === 'eight-rank' + rank; }); })()`, server))
+	page.until(fmt.Sprintf(`(() => { let row = document.querySelector(%q); return [0, 1, 2, 3].every((rank) => { row = `+
+		`row.nextElementSibling; return row.cells[0].textContent === 'eight-rank' + rank; }); })()`, server))
 
 	page.do(chromedp.Click(chromedp.CSS(rank + " button"))) // others of its server remain: nothing is asked
 	page.shows(rank+" .state", "draining")
@@ -181,11 +185,13 @@ func TestPageRanks(t *testing.T) {
 func TestPageRoles(t *testing.T) {
 	fleet := startSimFleet(t, 3, 200_000)
 	ranks, _ := startSimReplica(t, sim.Config{Ranks: 2, Engine: engine.Config{KVTokens: 200_000}}, "127.0.0.1:0")
-	yaml := fmt.Sprintf("backends:\n- {name: prefills, url: %q, role: prefill}\n- {name: decodes, url: %q, role: decode}\n- {name: whole, url: %q}\n- {name: two, url: %q, role: decode}\n",
+	yaml := fmt.Sprintf("backends:\n- {name: prefills, url: %q, role: prefill}\n- {name: decodes, url: %q, role: decode}\n- {name: whole, "+
+		"url: %q}\n- {name: two, url: %q, role: decode}\n",
 		fleet.urls[0], fleet.urls[1], fleet.urls[2], ranks)
 	page := openPage(t, startProgram(t, "--config", fleet.configFile(t, yaml).path).admin)
 	page.shows("#backends-count", "5 of 5 ready")
-	page.until(`[...document.querySelectorAll('#backends tbody tr')].map((row) => row.cells[0].textContent).sort().join(';') === 'decodesdecode;prefillsprefill;two-rank0;two-rank1;twodecode, 2 ranks;whole'`)
+	page.until(`[...document.querySelectorAll('#backends tbody tr')].map((row) => row.cells[0].textContent).sort().join(';') === ` +
+		`'decodesdecode;prefillsprefill;two-rank0;two-rank1;twodecode, 2 ranks;whole'`)
 	page.until(`[...document.querySelectorAll('#backends tbody tr')].every((row) => row.title.endsWith(', vLLM 0.32.0'))`)
 }
 
@@ -195,7 +201,8 @@ func TestPageShowsSourcesAndProblems(t *testing.T) {
 	if err := os.WriteFile(file, []byte(fleet.urls[1]+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	yaml := fmt.Sprintf("dns: {server: \"127.0.0.1:9\", interval: 100ms}\nbackends_file: %s\nbackends: [{name: first, url: %q}, {name: named, url: \"dns://vllm.invalid:8000\"}]\n", file, fleet.urls[0])
+	yaml := fmt.Sprintf("dns: {server: \"127.0.0.1:9\", interval: 100ms}\nbackends_file: %s\nbackends: [{name: first, url: %q}, {name: "+
+		"named, url: \"dns://vllm.invalid:8000\"}]\n", file, fleet.urls[0])
 	config := fleet.configFile(t, yaml)
 	proxy := startProgram(t, "--config", config.path)
 	page := openPage(t, proxy.admin)
@@ -204,7 +211,8 @@ func TestPageShowsSourcesAndProblems(t *testing.T) {
 	page.shows(page.backendRow(strings.TrimPrefix(fleet.urls[1], "http://"))+" .source", "file")
 	page.until(`document.querySelector('#problems').innerText.startsWith('The last lookup of vllm.invalid:8000 failed: ')`)
 	config.write(yaml + "no_such_setting: true\n")
-	page.until(`document.querySelector('#problems').innerText.startsWith('The last reload failed, and the configuration before stays in use: ') && document.querySelector('#problems').innerText.includes('no_such_setting')`)
+	page.until(`document.querySelector('#problems').innerText.startsWith('The last reload failed, and the configuration before stays in ` +
+		`use: ') && document.querySelector('#problems').innerText.includes('no_such_setting')`)
 	config.write(strings.Replace(yaml, `, {name: named, url: "dns://vllm.invalid:8000"}`, "", 1))
 	page.until(`document.querySelector('#problems').hidden`)
 }

@@ -158,7 +158,8 @@ func TestPageShowsStalledBackend(t *testing.T) {
 	row := fmt.Sprintf("#backends tbody tr:nth-child(%d)", at+1)
 	disturb(t, replicas[at], `{"kind":"freeze"}`)
 	page.shows(row+" .state", "stalled")
-	page.until(fmt.Sprintf(`document.querySelector('%s .why .sub').innerText.match(/^since \d\d:\d\d:\d\d \(.*\): it has requests and makes no progress$/) !== null`, row))
+	page.until(fmt.Sprintf(`document.querySelector('%s .why .sub').innerText.match(/^since \d\d:\d\d:\d\d \(.*\): it has requests and `+
+		`makes no progress$/) !== null`, row))
 	page.shows("#backends-count", "1 of 2 ready")
 	page.shows("#requests tbody tr .state", "stalled")
 	page.shows("#in-flight-note", "0 responding, 1 stalled")
@@ -182,7 +183,8 @@ func TestPageWithNoReadyBackend(t *testing.T) {
 	page.shows("#backends tbody tr:first-child .state", "down")
 	page.until(`document.querySelector('#backends tbody tr .why .sub').innerText.match(/^since .*: \/health returned 503$/) !== null`)
 	page.shows("#models-count", "0 of 1 ready")
-	page.until(`document.querySelector('#models tbody tr').innerText.includes('gpu-one is down, gpu-two') && document.title.startsWith('Not ready')`)
+	page.until(`document.querySelector('#models tbody tr').innerText.includes('gpu-one is down, gpu-two') && ` +
+		`document.title.startsWith('Not ready')`)
 	for _, hard := range evaluate[[]string](page, contrasts) {
 		t.Errorf("hard to read: %s", hard)
 	}
@@ -228,7 +230,8 @@ func TestPageConfirmsDrainOfLastBackend(t *testing.T) {
 func (p *program) askAtLength(id string) <-chan string {
 	got := make(chan string, 1)
 	go func() {
-		body := fmt.Sprintf(`{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":20000,"messages":[{"role":"user","content":%q}]}`, words(400))
+		body := fmt.Sprintf(`{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":20000,"messages":[{"role":"user","content":%q}]}`,
+			words(400))
 		req, _ := http.NewRequestWithContext(p.t.Context(), http.MethodPost, p.url+"/v1/chat/completions", strings.NewReader(body))
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("X-Request-Id", id)
@@ -261,7 +264,8 @@ func TestPageOperations(t *testing.T) {
 
 	// A request is cancelled with the keyboard alone; the focus goes on to the other's button.
 	page.until(`[...document.querySelectorAll('#requests tbody tr')].some((row) => row.innerText.includes('the-first'))`)
-	evaluate[any](page, `[...document.querySelectorAll('#requests tbody tr')].find((row) => row.innerText.includes('the-first')).querySelector('button').focus()`)
+	evaluate[any](page, `[...document.querySelectorAll('#requests tbody tr')].find((row) => `+
+		`row.innerText.includes('the-first')).querySelector('button').focus()`)
 	page.press("\r")
 	page.until(`document.activeElement.innerText === 'Confirm'`)
 	page.press("\r")
@@ -270,7 +274,7 @@ func TestPageOperations(t *testing.T) {
 	}
 	page.until(`document.querySelectorAll('#requests tbody tr').length === 1`)
 	page.until(`document.activeElement === document.querySelector('#requests tbody button')`)
-	if metricSum(t, proxy.admin, "warmroute_aborts_total") != 1 {
+	if metricSum(t, proxy.admin, "warmroute_cancelled_requests_total") != 1 {
 		t.Error("it is not counted")
 	}
 	page.do(chromedp.Click(chromedp.CSS("#requests tbody button")))
@@ -423,7 +427,8 @@ const contrasts = `(() => {
 // backendRow returns the selector of the row of a backend, or of a server with ranks, once it is shown.
 func (p *tab) backendRow(name string) string {
 	p.t.Helper()
-	find := fmt.Sprintf(`[...document.querySelectorAll('#backends tbody tr')].findIndex((row) => row.cells[0].firstChild.data === %q || row.cells[0].textContent.startsWith(%q)) + 1`, name, name)
+	find := fmt.Sprintf(`[...document.querySelectorAll('#backends tbody tr')].findIndex((row) => row.cells[0].firstChild.data === %q || `+
+		`row.cells[0].textContent.startsWith(%q)) + 1`, name, name)
 	p.until(find + " > 0")
 	return fmt.Sprintf("#backends tbody tr:nth-child(%d)", evaluate[int](p, find))
 }
@@ -431,7 +436,8 @@ func (p *tab) backendRow(name string) string {
 // add adds a replica and waits until it is ready.
 func (p *program) add(name, url string) {
 	p.t.Helper()
-	resp, err := http.Post(p.admin+"/api/backends?wait=1m", "application/json", strings.NewReader(fmt.Sprintf(`{"name":%q,"url":%q}`, name, url)))
+	resp, err := http.Post(p.admin+"/api/backends?wait=1m", "application/json",
+		strings.NewReader(fmt.Sprintf(`{"name":%q,"url":%q}`, name, url)))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -442,7 +448,8 @@ func (p *program) add(name, url string) {
 }
 
 // cutOff lists what is wider than its place.
-const cutOff = `[...document.querySelectorAll('.scroll, .panel, .tile, dialog, dialog button, td button')].filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => (e.id || e.className) + ' ' + e.innerText.slice(0, 30))`
+const cutOff = `[...document.querySelectorAll('.scroll, .panel, .tile, dialog, dialog button, td button')].filter((e) => ` +
+	`e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => (e.id || e.className) + ' ' + e.innerText.slice(0, 30))`
 
 func TestPageLayout(t *testing.T) {
 	proxy := startPage(t, "")

@@ -35,7 +35,8 @@ import (
 	"warmroute/usage"
 )
 
-var screenshotDir = flag.String("screenshots", "", "write screenshots of the live page of a large fleet to this `DIRECTORY`, and measure its scripts")
+var screenshotDir = flag.String("screenshots", "",
+	"write screenshots of the live page of a large fleet to this `DIRECTORY`, and measure its scripts")
 
 const (
 	crowdedBackends = 64
@@ -57,7 +58,8 @@ func startCrowdedPage(t *testing.T) (url string) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for _, event := range []string{
 			`{"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"Hello"}}]}`,
-			`{"id":"c","object":"chat.completion.chunk","model":"m","choices":[],"usage":{"prompt_tokens":120,"total_tokens":123,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":80}}}`,
+			`{"id":"c","object":"chat.completion.chunk","model":"m","choices":[],"usage":{"prompt_tokens":120,"total_tokens":123,` +
+				`"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":80}}}`,
 			"[DONE]",
 		} {
 			fmt.Fprintf(w, "data: %s\n\n", event)
@@ -107,7 +109,8 @@ func startCrowdedPage(t *testing.T) (url string) {
 		t.Fatal(err)
 	}
 	initial.Registry = registry
-	h := httptest.NewServer(admin.New(admin.Options{Registry: registry, Fleet: fleet.New(fleet.Options{Initial: initial}), Router: r, Proxy: p, Usage: used, Log: log, Version: "test"}))
+	h := httptest.NewServer(admin.New(admin.Options{Registry: registry, Fleet: fleet.New(fleet.Options{Initial: initial}), Router: r, Proxy: p,
+		Usage: used, Log: log, Version: "test"}))
 	t.Cleanup(h.Close)
 
 	public := httptest.NewServer(p)
@@ -172,8 +175,10 @@ func (p *tab) profileScripts(length time.Duration) (spent time.Duration) {
 func TestPageOfLargeFleet(t *testing.T) {
 	page := openPage(t, startCrowdedPage(t))
 	page.until(`document.querySelectorAll('#backends tbody tr').length === 64 && document.querySelectorAll('#models tbody tr').length === 200`)
-	page.until(`document.querySelectorAll('#finished tbody tr').length === 100 && document.querySelector('#finished-count').innerText.startsWith('the newest 100 of 10,000, ')`)
-	page.until(`document.querySelector('#history-rate .line')?.getAttribute('d').length > 20 && document.querySelector('#history-model').options.length === 201`)
+	page.until(`document.querySelectorAll('#finished tbody tr').length === 100 && ` +
+		`document.querySelector('#finished-count').innerText.startsWith('the newest 100 of 10,000, ')`)
+	page.until(`document.querySelector('#history-rate .line')?.getAttribute('d').length > 20 && ` +
+		`document.querySelector('#history-model').options.length === 201`)
 	// Below each chart are the times of its first, middle and last point.
 	page.until(`[...document.querySelectorAll('.spark')].every((chart) => {
 		const times = [...chart.nextElementSibling.children].map((t) => [t.innerText, Date.parse(t.dateTime)]);

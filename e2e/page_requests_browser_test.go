@@ -33,7 +33,8 @@ func TestPageFindsFinishedRequests(t *testing.T) {
 	page := openPage(t, proxy.admin)
 	const row = "#finished tbody tr"
 	page.until(`document.querySelectorAll('` + row + `').length === 2`)
-	page.until(`document.querySelector('` + row + `:first-child').innerText.includes('the-second') && document.querySelector('` + row + `:first-child .state').innerText === '404'`)
+	page.until(`document.querySelector('` + row + `:first-child').innerText.includes('the-second') && document.querySelector('` + row +
+		`:first-child .state').innerText === '404'`)
 
 	page.do(chromedp.SendKeys(chromedp.CSS(`#finished-form [name="id"]`), "the-first"))
 	page.press("\r")
@@ -60,7 +61,8 @@ func TestPageNamesPrefillBackend(t *testing.T) {
 	replica := sim.Config{Connector: sim.ConnectorConfig{Enabled: true}}
 	prefill, _ := startSimReplica(t, replica, "127.0.0.1:0")
 	decode, _ := startSimReplica(t, replica, "127.0.0.1:0")
-	yaml := fmt.Sprintf("pd: {min_uncached_tokens: 1}\nbackends: [{name: first, url: %q, role: prefill}, {name: second, url: %q, role: decode}]\n", prefill, decode)
+	yaml := fmt.Sprintf("disaggregation: {min_uncached_tokens: 1}\nbackends: [{name: first, url: %q, role: prefill}, {name: second, url: "+
+		"%q, role: decode}]\n", prefill, decode)
 	proxy := startProgram(t, "--config", (&simFleet{}).configFile(t, yaml).path)
 	proxy.eventually("a request is split", func() bool {
 		_ = askStream(http.DefaultClient, proxy.url, words(50), 3, nil)

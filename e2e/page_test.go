@@ -31,8 +31,8 @@ func (p *program) hearState() *bufio.Reader {
 func TestShutdownWithOpenPage(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*program){
-		"stopped":     func(p *program) { p.signal(syscall.SIGTERM) },
-		"handed over": func(p *program) { p.handOver() },
+		"stopped":  func(p *program) { p.signal(syscall.SIGTERM) },
+		"upgraded": func(p *program) { p.upgrade() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			fleet := startSimFleet(t, 1, 200_000)

@@ -18,8 +18,10 @@ func TestPageShowsUsage(t *testing.T) {
 	}
 	page := openPage(t, proxy.admin)
 	const row = "#usage tbody tr"
-	page.until(`document.querySelectorAll('` + row + `').length === 1 && document.querySelector('` + row + `').innerText.includes('without a key')`)
-	page.until(`document.querySelector('#usage-saved').innerText.startsWith('Of ') && document.querySelector('#usage-count').innerText.startsWith('since ')`)
+	page.until(`document.querySelectorAll('` + row + `').length === 1 && document.querySelector('` + row +
+		`').innerText.includes('without a key')`)
+	page.until(`document.querySelector('#usage-saved').innerText.startsWith('Of ') && ` +
+		`document.querySelector('#usage-count').innerText.startsWith('since ')`)
 	for id, value := range map[string]string{"usage-by": "model", "usage-period": "all"} {
 		evaluate[bool](page, fmt.Sprintf(`byId(%q).value = %q, byId(%[1]q).dispatchEvent(new Event('change'))`, id, value))
 	}

@@ -108,7 +108,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *program {
 func launch(t *testing.T, cmd *exec.Cmd) *program {
 	t.Helper()
 	p := &program{t: t, cmd: cmd, log: &syncBuffer{}, ended: make(chan struct{})}
-	// A pipe and no Buffer: the process after a hand-over writes to it as well.
+	// A pipe and no Buffer: the process after a binary upgrade writes to it as well.
 	logged, log, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +148,7 @@ func (p *program) copyLog(logged io.ReadCloser, drained chan struct{}) {
 		n, err := logged.Read(chunk)
 		before, after, found := bytes.Cut(chunk[:n], []byte{endOfLog})
 		p.log.Write(before)
-		p.log.Write(after) // of the process after a hand-over
+		p.log.Write(after) // of the process after a binary upgrade
 		if found {
 			close(drained)
 		}
@@ -248,7 +248,8 @@ func (c *configFile) startWithDescriptors(limit int) *program {
 // askStream sends one streamed request, and returns an error unless its answer
 // comes whole. tokens is the answer's length; begun is called at its first event.
 func askStream(client *http.Client, url, prompt string, tokens int, begun func()) error {
-	body := fmt.Appendf(nil, `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`, tokens, prompt)
+	body := fmt.Appendf(nil, `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`,
+		tokens, prompt)
 	resp, err := client.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
 	if err != nil {
 		return err

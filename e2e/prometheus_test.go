@@ -39,7 +39,8 @@ scrape_configs: [{job_name: warmroute, static_configs: [{targets: [%q]}]}]
 `, rules, strings.TrimPrefix(target, "http://")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(folder, "data"), "--web.listen-address=127.0.0.1:0", "--log.level=info"}
+	args := []string{"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(folder, "data"), "--web.listen-address=127.0.0.1:0",
+		"--log.level=info"}
 	if len(features) > 0 {
 		args = append(args, "--enable-feature="+strings.Join(features, ","))
 	}
@@ -120,7 +121,9 @@ func TestPrometheusAnswersEveryQuery(t *testing.T) {
 		}
 		p.eventually(name+": all alerts are evaluated", func() bool {
 			p.get("rules", nil, &rules)
-			return len(rules.Groups) == 1 && !slices.ContainsFunc(rules.Groups[0].Rules, func(r struct{ Name, Health, LastError string }) bool { return r.Health != "ok" })
+			return len(rules.Groups) == 1 && !slices.ContainsFunc(rules.Groups[0].Rules, func(r struct{ Name, Health, LastError string }) bool {
+				return r.Health != "ok"
+			})
 		})
 		if got, want := len(rules.Groups[0].Rules), len(readAlerts(t)); got != want {
 			t.Errorf("%s: it has %d rules, want %d", name, got, want)

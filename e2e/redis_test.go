@@ -61,7 +61,8 @@ func awaitSharing(t *testing.T, proxies ...*program) {
 	t.Helper()
 	for _, p := range proxies {
 		p.eventually("it shares with the others", func() bool {
-			return metricSum(t, p.admin, "warmroute_redis_connected") == 1 && metricSum(t, p.admin, "warmroute_redis_proxies") == float64(len(proxies))
+			return metricSum(t, p.admin, "warmroute_redis_connected") == 1 &&
+				metricSum(t, p.admin, "warmroute_redis_proxies") == float64(len(proxies))
 		})
 	}
 }
@@ -121,7 +122,8 @@ func TestRedisOutagesUnderLoad(t *testing.T) {
 			}
 		}
 		p.eventually("nothing is in flight", func() bool {
-			return metricSum(t, p.admin, "warmroute_redis_peer_requests_in_flight") == 0 && metricSum(t, p.admin, "warmroute_requests_in_flight") == 0
+			return metricSum(t, p.admin, "warmroute_redis_peer_requests_in_flight") == 0 &&
+				metricSum(t, p.admin, "warmroute_requests_in_flight") == 0
 		})
 	}
 }

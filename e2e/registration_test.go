@@ -16,7 +16,7 @@ import (
 )
 
 // registrationYAML lets replicas of this machine register from it.
-const registrationYAML = "registration: {listener: main, allow_from: [127.0.0.1], allow_urls: [\"http://127.0.0.1:*\"]}\n"
+const registrationYAML = "registration: {listener: public, allow_from: [127.0.0.1], allow_urls: [\"http://127.0.0.1:*\"]}\n"
 
 // register registers a replica, and returns when it is ready.
 func (p *program) register(replica string) {
@@ -78,7 +78,7 @@ func (p *program) awaitStates(want map[string]string) {
 // backendName returns the name of the backend at a URL.
 func backendName(url string) string { return strings.TrimPrefix(url, "http://") }
 
-// TestRegistrationAfterKill expects registered replicas and drains to be there after kill -9 and after a hand-over.
+// TestRegistrationAfterKill expects registered replicas and drains to be there after kill -9 and after a binary upgrade.
 func TestRegistrationAfterKill(t *testing.T) {
 	t.Parallel()
 	fleet, registered := startSimFleet(t, 2, 0), startSimFleet(t, 2, 0)
@@ -99,7 +99,7 @@ func TestRegistrationAfterKill(t *testing.T) {
 	<-p.ended
 	p = startProgram(t, "--config", file.path)
 	p.awaitStates(want)
-	p.handOver()
+	p.upgrade()
 	p.awaitStates(want)
 	p.expectStatus(http.StatusOK, http.MethodDelete, p.url+"/workers/"+backendName(registered.urls[0]), "")
 	delete(want, backendName(registered.urls[0]))

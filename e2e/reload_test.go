@@ -96,9 +96,9 @@ func TestReloadOfSettingThatNeedsRestart(t *testing.T) {
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "")
 	p := startProgram(t, "--config", file.path)
-	file.write("index: {block_bytes: 512}\nrecord: {keep: 9}")
+	file.write("index: {block_bytes: 512}\nrecording: {keep: 9}")
 	p.signal(syscall.SIGHUP)
-	for _, setting := range []string{"index.block_bytes", "record.keep"} {
+	for _, setting := range []string{"index.block_bytes", "recording.keep"} {
 		p.awaitLog(`msg="setting change requires a restart" setting=` + setting)
 	}
 }
@@ -139,7 +139,8 @@ func TestReloadBackends(t *testing.T) {
 // taken while the proxy runs.
 func TestReloadRefusesWeakerProtection(t *testing.T) {
 	t.Parallel()
-	const guards = "admin_token: what-operators-send\nkeys: [{name: a, sha256: \"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"}]\n"
+	const guards = "admin_token: what-operators-send\nkeys: [{name: a, sha256: " +
+		"\"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"}]\n"
 	fleet := startSimFleet(t, 1, 200_000)
 	file := fleet.configFile(t, "tenant: isolate\n"+guards)
 	p := startProgram(t, "--config", file.path)

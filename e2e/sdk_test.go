@@ -369,11 +369,13 @@ func (f *sdkFleet) models(t *testing.T) {
 }
 
 func (f *sdkFleet) completions(t *testing.T) {
-	answer, err := f.client.Completions.New(t.Context(), openai.CompletionNewParams{
+	p := openai.CompletionNewParams{
 		Model:     openai.CompletionNewParamsModel(f.model),
 		Prompt:    openai.CompletionNewParamsPromptUnion{OfString: openai.String(words(20))},
 		MaxTokens: openai.Int(12),
-	})
+	}
+	p.SetExtraFields(map[string]any{"ignore_eos": true}) // the first token may be the end
+	answer, err := f.client.Completions.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,12 +386,14 @@ func (f *sdkFleet) completions(t *testing.T) {
 
 // response is the request for a new conversation whose instructions have so many words.
 func (f *sdkFleet) response(instructionWords int, maxTokens int64) responses.ResponseNewParams {
-	return responses.ResponseNewParams{
+	p := responses.ResponseNewParams{
 		Model:           f.model,
 		Instructions:    openai.String(words(instructionWords)),
 		Input:           responses.ResponseNewParamsInputUnion{OfInputItemList: responses.ResponseInputParam{userItem(words(10))}},
 		MaxOutputTokens: openai.Int(maxTokens),
 	}
+	p.SetExtraFields(map[string]any{"ignore_eos": true})
+	return p
 }
 
 func userItem(text string) responses.ResponseInputItemUnionParam {
@@ -453,7 +457,8 @@ func (f *sdkFleet) nextResponseFindsItsPrefix(t *testing.T) {
 		if turn == 0 {
 			first = backend
 		} else if backend != first || answer.Usage.InputTokensDetails.CachedTokens == 0 {
-			t.Errorf("turn %d went to %s and found %d tokens, the first one to %s", turn, backend, answer.Usage.InputTokensDetails.CachedTokens, first)
+			t.Errorf("turn %d went to %s and found %d tokens, the first one to %s", turn, backend, answer.Usage.InputTokensDetails.CachedTokens,
+				first)
 		}
 		p.Input.OfInputItemList = append(p.Input.OfInputItemList,
 			responses.ResponseInputItemParamOfMessage(answer.OutputText(), responses.EasyInputMessageRoleAssistant), userItem(words(10)))
@@ -463,6 +468,7 @@ func (f *sdkFleet) nextResponseFindsItsPrefix(t *testing.T) {
 
 func (f *sdkFleet) responseToolCall(t *testing.T) {
 	p := f.response(80, 300)
+	p.SetExtraFields(nil)
 	p.Temperature = openai.Float(0)
 	p.Tools = []responses.ToolUnionParam{{OfFunction: &responses.FunctionToolParam{Name: "weather", Parameters: map[string]any{
 		"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}, "required": []string{"city"},

@@ -56,7 +56,9 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 	keysFile := write("keys", "a MARK-of-the-client-a-long-one\nslow MARK-of-the-client-another-one\n")
 	file := write("warmroute.yaml", fmt.Sprintf(config, keysFile, url))
 	p := startProgram(t, "--config", file)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
 
 	ask := func(name, path, key, body string, headers ...string) (status int) {
 		t.Helper()
@@ -88,7 +90,8 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 	const key = "MARK-of-the-client-a-long-one"
 	for i, name := range names {
 		for _, stream := range []string{"true", "false"} {
-			ask(name, "/v1/chat/completions?api_key="+marked, key, fmt.Sprintf(`{"model":"m","stream":%s,"messages":[{"role":"user","content":"case %d %s"}]}`, stream, i, marked))
+			ask(name, "/v1/chat/completions?api_key="+marked, key,
+				fmt.Sprintf(`{"model":"m","stream":%s,"messages":[{"role":"user","content":"case %d %s"}]}`, stream, i, marked))
 		}
 	}
 	question := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat(marked, 100) + `"}]}`
@@ -129,11 +132,13 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 	p.signal(syscall.SIGHUP)
 	p.awaitLog("config reloaded")
 	exposition, withIDs := p.exposition(), p.expositionAs("application/openmetrics-text; version=1.0.0")
-	_, finished, _ := runCommand(t, "requests", "--admin", p.admin, "--token-file", writeFile(t, "MARK-of-the-operators"), "--limit", "10000", "--json")
+	_, finished, _ := runCommand(t, "requests", "--admin", p.admin, "--token-file", writeFile(t, "MARK-of-the-operators"), "--limit", "10000",
+		"--json")
 	p.signal(syscall.SIGTERM)
 	p.exit()
 
-	for what, text := range map[string]string{"log": p.log.String(), "metrics": exposition, "exemplars": withIDs, "finished requests": finished} {
+	for what, text := range map[string]string{"log": p.log.String(), "metrics": exposition, "exemplars": withIDs,
+		"finished requests": finished} {
 		for line := range strings.Lines(text) {
 			if strings.Contains(line, mark) {
 				t.Errorf("in the %s: %.300s", what, line)
@@ -141,7 +146,8 @@ backends: [{name: r, url: "%s", api_key: MARK-of-the-replica}]
 		}
 	}
 	// What would have shown it was there.
-	for _, want := range []string{"attempt failed", "upstream closed the response early", "level=INFO msg=request", "config reload failed", `msg="operator action" action=drain`} {
+	for _, want := range []string{"attempt failed", "upstream closed the response early", "level=INFO msg=request", "config reload failed",
+		`msg="operator action" action=drain`} {
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("nothing in the log says %q: the test has missed it", want)
 		}
@@ -162,10 +168,14 @@ func rawRequests(t *testing.T, addr string) {
 	t.Helper()
 	for _, request := range []string{
 		marked + "\r\n\r\n", "GET /" + marked + "\r\n\r\n", "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + marked + "\r\n\r\n",
-		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " + marked + "\r\n\r\n", "GET http://" + marked + ":x/ HTTP/1.1\r\nHost: x\r\n\r\n",
-		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nTransfer-Encoding: chunked\r\n\r\n" + marked + "\r\n",
-		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nContent-Length: 999\r\n\r\n" + marked,
-		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nContent-Length: 99999999999\r\n\r\n" + marked,
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " + marked + "\r\n\r\n", "GET http://" + marked +
+			":x/ HTTP/1.1\r\nHost: x\r\n\r\n",
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nTransfer-Encoding: " +
+			"chunked\r\n\r\n" + marked + "\r\n",
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nContent-Length: 999\r\n\r\n" +
+			marked,
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer MARK-of-the-client-a-long-one\r\nContent-Length: " +
+			"99999999999\r\n\r\n" + marked,
 	} {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {

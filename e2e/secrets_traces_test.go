@@ -36,7 +36,8 @@ func TestInvalidTracingVariablesAreLoggedWithoutValues(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			// Of a variable that stands twice, the last value counts.
-			env := []string{endpoint + "=http://127.0.0.1:4318", c.variable + "=" + c.value, "OTEL_BSP_SCHEDULE_DELAY=20", "OTEL_EXPORTER_OTLP_TIMEOUT=500"}
+			env := []string{endpoint + "=http://127.0.0.1:4318", c.variable + "=" + c.value, "OTEL_BSP_SCHEDULE_DELAY=20",
+				"OTEL_EXPORTER_OTLP_TIMEOUT=500"}
 			p := startTraced(t, env, "timeouts: {serve_after_term: 0}\n", replica)
 			p.read("sim", "lost", false)
 			p.awaitLog("OpenTelemetry error|sending traces failed")
@@ -99,7 +100,8 @@ func TestCollectorResponseNotLogged(t *testing.T) {
 			p.read("sim", "lost", false)
 			p.signal(syscall.SIGTERM)
 			p.exit()
-			if said := p.log.String(); strings.Contains(said, mark) || !strings.Contains(said, c.want) || !strings.Contains(said, "sending traces failed") {
+			if said := p.log.String(); strings.Contains(said, mark) || !strings.Contains(said, c.want) ||
+				!strings.Contains(said, "sending traces failed") {
 				t.Errorf("it says %s", said)
 			}
 		})

@@ -127,7 +127,8 @@ type standIn struct {
 	health, models, metrics, chat http.HandlerFunc
 }
 
-const wholeAnswer = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],` +
+const wholeAnswer = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",` +
+	`"content":"hi"},"finish_reason":"stop"}],` +
 	`"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
 
 func (s standIn) handler() http.Handler {

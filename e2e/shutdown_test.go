@@ -87,7 +87,8 @@ func (k *keptConnection) get(path string) *http.Response {
 func TestDrainFailsReadinessAndServesRequests(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
-	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 1h}\nbackends: [{url: \""+fleet.urls[0]+"\", max_in_flight: 1}]").path)
+	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 1h}\nbackends: [{url: \""+fleet.urls[0]+
+		"\", max_in_flight: 1}]").path)
 	kept := p.keepConnection()
 	stream := p.startStream(8000)
 	p.signal(syscall.SIGTERM)
@@ -103,7 +104,8 @@ func TestDrainFailsReadinessAndServesRequests(t *testing.T) {
 	// The replica has a request, so that this one waits in the admission queue.
 	queued := make(chan error, 1)
 	go func() {
-		resp, err := http.Post(p.url+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`))
+		resp, err := http.Post(p.url+"/v1/chat/completions", "application/json",
+			strings.NewReader(`{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`))
 		if err == nil {
 			resp.Body.Close()
 			if resp.StatusCode != http.StatusOK || !resp.Close {
@@ -148,7 +150,7 @@ func TestDrainEndsHTTP2Connections(t *testing.T) {
 	}
 	ask()
 	if !ask() {
-		t.Error("connections are not reused before the drain")
+		t.Error("connections are not reused before SIGTERM")
 	}
 	p.signal(syscall.SIGTERM)
 	p.awaitLog(`msg="readiness fails`)
@@ -181,8 +183,8 @@ func TestKeptConnectionServesUntilQuiet(t *testing.T) {
 	}
 }
 
-// The stream lasts longer than the drain.
-func TestStreamsFinishAfterDrain(t *testing.T) {
+// The stream lasts longer than serve_after_term.
+func TestStreamsFinishAfterTerm(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	snapshot := filepath.Join(t.TempDir(), "index")
@@ -203,7 +205,7 @@ func TestStreamsFinishAfterDrain(t *testing.T) {
 	}
 }
 
-func TestInterruptSkipsDrain(t *testing.T) {
+func TestInterruptSkipsServingAfterTerm(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, "timeouts: {serve_after_term: 1h}").path)
@@ -271,7 +273,8 @@ func TestRequestsInFlightAtShutdown(t *testing.T) {
 	chat := `{"model":"sim","ignore_eos":true,"max_tokens":100000,"messages":[{"role":"user","content":"hello"}]`
 	checks := []func(){
 		f("a stream", "/v1/chat/completions", chat+`,"stream":true}`, "content", `"code":"shutting_down"`),
-		f("a stream of responses", "/v1/responses", `{"model":"sim","ignore_eos":true,"max_output_tokens":100000,"input":"hello","stream":true}`, "output_text.delta", `"code":"shutting_down"`),
+		f("a stream of responses", "/v1/responses", `{"model":"sim","ignore_eos":true,"max_output_tokens":100000,"input":"hello","stream":true}`,
+			"output_text.delta", `"code":"shutting_down"`),
 		f("a plain request", "/v1/chat/completions", chat+`}`, "", "503\n"),
 	}
 	p.eventually("all are in flight", func() bool { return metricSum(t, p.admin, "warmroute_backend_in_flight") == float64(len(checks)) })
@@ -282,5 +285,5 @@ func TestRequestsInFlightAtShutdown(t *testing.T) {
 	if status := p.exit(); status != 1 {
 		t.Errorf("status %d", status)
 	}
-	p.awaitLog(`still in flight after timeouts.shutdown 300ms were aborted`)
+	p.awaitLog(`still in flight after timeouts.shutdown 300ms were ended`)
 }

@@ -43,7 +43,7 @@ func TestSnapshotHasOneWriter(t *testing.T) {
 	}
 	refused("at once")
 
-	pid := first.handOver()
+	pid := first.upgrade()
 	if status := first.exit(); status != 0 {
 		t.Errorf("the predecessor ended with status %d", status)
 	}
@@ -51,7 +51,7 @@ func TestSnapshotHasOneWriter(t *testing.T) {
 		t.Errorf("the log:\n%s", first.log.String())
 	}
 	first.eventually("the successor has the lock", func() bool { return isLocked(t, snapshot) })
-	refused("after a hand-over")
+	refused("after a binary upgrade")
 
 	before, err := os.Stat(snapshot)
 	if err != nil {

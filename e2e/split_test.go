@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"warmroute/lab/freeport"
 	"warmroute/lab/policies"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
@@ -58,12 +59,14 @@ const splitLease = 2 * time.Second
 
 func startSimSplitFleet(t *testing.T, speed float64, recompute bool) *simSplitFleet {
 	t.Helper()
-	c := sim.Config{Engine: engine.Config{Speed: speed, Lease: splitLease}, Connector: sim.ConnectorConfig{Enabled: true, Recompute: recompute}}
+	c := sim.Config{Engine: engine.Config{Speed: speed, Lease: splitLease}, Connector: sim.ConnectorConfig{Enabled: true,
+		Recompute: recompute}}
 	f := &simSplitFleet{t: t, reference: startSplitReplica(t, sim.Config{Engine: engine.Config{Speed: 50}}, "127.0.0.1:0")}
 	var yaml strings.Builder
-	fmt.Fprintf(&yaml, "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nhealth: {down_interval: 50ms}\npd: {min_uncached_tokens: 1, lease: %v}\nbackends:\n", splitLease)
+	fmt.Fprintf(&yaml, "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nhealth: {down_interval: 50ms}\n"+
+		"disaggregation: {min_uncached_tokens: 1, kv_lease: %v}\nbackends:\n", splitLease)
 	for i := range 4 {
-		r, role := startSplitReplica(t, c, "127.0.0.1:0"), "prefill"
+		r, role := startSplitReplica(t, c, freeport.FindAddress(t)), "prefill"
 		if f.prefill = append(f.prefill, r); i >= 2 {
 			f.prefill, f.decode, role = f.prefill[:2], append(f.decode, r), "decode"
 		}
@@ -106,7 +109,8 @@ type splitResponse struct {
 
 // chatText asks a server for a chat and returns its response. first is called with the first token of a stream.
 func chatText(url, prompt string, tokens int, stream bool, first func()) (r splitResponse) {
-	body := fmt.Sprintf(`{"model":"sim","stream":%v,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`, stream, tokens, prompt)
+	body := fmt.Sprintf(`{"model":"sim","stream":%v,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`, stream,
+		tokens, prompt)
 	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		return splitResponse{problem: err.Error()}
@@ -141,7 +145,8 @@ func chatText(url, prompt string, tokens int, stream bool, first func()) (r spli
 // ask sends a chat, which must get the response that one replica gives, and reports whether it did.
 func (f *simSplitFleet) ask(prompt string, tokens int, stream bool) {
 	f.t.Helper()
-	if got, want := chatText(f.url, prompt, tokens, stream, nil), chatText(f.reference.URL(), prompt, tokens, false, nil); !got.complete || got.text != want.text {
+	if got, want := chatText(f.url, prompt, tokens, stream, nil), chatText(f.reference.URL(), prompt, tokens, false, nil); !got.complete ||
+		got.text != want.text {
 		f.t.Errorf("stream %v: got %+v, want %q", stream, got, want.text)
 	}
 }
@@ -246,10 +251,10 @@ func TestSplitKilledReplicas(t *testing.T) {
 		isDue   func(*splitReplica) bool
 		result  string // "": either way
 	}{
-		"prefill, while it computes":     {true, (*splitReplica).isBusy, "prefill_failed"},
-		"prefill, when it has computed":  {true, func(r *splitReplica) bool { return r.Stats().Pinned > 0 }, ""},
-		"decode, before the first token": {false, (*splitReplica).isBusy, "decode_failed"},
-		"decode, before it gets its leg": {false, func(r *splitReplica) bool { return true }, ""},
+		"prefill, while it computes":         {true, (*splitReplica).isBusy, "prefill_failed"},
+		"prefill, when it has computed":      {true, func(r *splitReplica) bool { return r.Stats().Pinned > 0 }, ""},
+		"decode, before the first token":     {false, (*splitReplica).isBusy, "decode_failed"},
+		"decode, before it gets its request": {false, func(r *splitReplica) bool { return true }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

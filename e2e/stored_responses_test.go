@@ -41,7 +41,8 @@ func (c *statefulConversation) continueWith(t *testing.T, client *http.Client, u
 		t.Errorf("conversation %d: %v", i, err)
 	case resp.StatusCode == http.StatusNotFound:
 		c.lost = true
-		if e := gjson.GetBytes(answer, "error"); e.Get("code").Str != "previous_response_not_found" || !strings.Contains(e.Get("message").Str, "Send the whole conversation") {
+		if e := gjson.GetBytes(answer, "error"); e.Get("code").Str != "previous_response_not_found" ||
+			!strings.Contains(e.Get("message").Str, "Send the whole conversation") {
 			t.Errorf("conversation %d: %s", i, answer)
 		}
 	case resp.StatusCode != http.StatusOK:

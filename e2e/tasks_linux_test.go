@@ -130,7 +130,7 @@ func startShell(t *testing.T, env []string) *shell {
 	cmd := exec.Command("bash")
 	cmd.Dir = dir
 	cmd.Env = append(append(os.Environ(), env...), "PATH="+bin+":"+os.Getenv("PATH"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the process after a hand-over is in the group as well
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the process after a binary upgrade is in the group as well
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -44,8 +44,9 @@ func newPEMPair(t *testing.T) *pemPair {
 	dir := t.TempDir()
 	p := &pemPair{t: t, cert: filepath.Join(dir, "cert.pem"), key: filepath.Join(dir, "key.pem"), trust: x509.NewCertPool()}
 	p.authority = &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     true, BasicConstraintsValid: true,
 	}
 	signed, key := p.sign(p.authority)
 	p.authorityKey, p.authoritySigned = key, signed
@@ -145,7 +146,8 @@ func TestMinTLSVersion(t *testing.T) {
 	pair := newPEMPair(t)
 	fleet := startSimFleet(t, 1, 200_000)
 	p := startProgram(t, "--config", fleet.configFile(t, pair.yaml()).path)
-	_, err := tls.Dial("tcp", strings.TrimPrefix(p.url, "https://"), &tls.Config{RootCAs: pair.trust, MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10})
+	_, err := tls.Dial("tcp", strings.TrimPrefix(p.url, "https://"), &tls.Config{RootCAs: pair.trust, MaxVersion: tls.VersionTLS11,
+		MinVersion: tls.VersionTLS10})
 	if err == nil || !strings.Contains(err.Error(), "protocol version") {
 		t.Errorf("TLS 1.1: %v", err)
 	}
@@ -163,7 +165,8 @@ func overHTTP2(t *testing.T, yaml string) (*simFleet, *program, *http.Client) {
 
 func TestSDKOverHTTP2(t *testing.T) {
 	_, p, client := overHTTP2(t, "")
-	sdk := openai.NewClient(option.WithBaseURL(p.url+"/v1"), option.WithAPIKey("none"), option.WithHTTPClient(client), option.WithMaxRetries(0))
+	sdk := openai.NewClient(option.WithBaseURL(p.url+"/v1"), option.WithAPIKey("none"), option.WithHTTPClient(client),
+		option.WithMaxRetries(0))
 	stream := sdk.Chat.Completions.NewStreaming(t.Context(), openai.ChatCompletionNewParams{
 		Model: "sim", MaxCompletionTokens: openai.Int(20), Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage(words(50))},
 	})
@@ -193,7 +196,7 @@ func TestHTTP2ClientDisconnect(t *testing.T) {
 	io.ReadFull(resp.Body, make([]byte, 500))
 	leave()
 	p.eventually("the replica drops the request", func() bool { return running(t, fleet.urls...) == 0 })
-	p.eventually("it is counted", func() bool { return metricSum(t, p.admin, "warmroute_aborts_total", "in_stream") == 1 })
+	p.eventually("it is counted", func() bool { return metricSum(t, p.admin, "warmroute_disconnected_requests_total", "in_stream") == 1 })
 }
 
 func TestHTTP2UploadDisconnect(t *testing.T) {
@@ -210,7 +213,7 @@ func TestHTTP2UploadDisconnect(t *testing.T) {
 	if err := <-done; err == nil {
 		t.Error("answered")
 	}
-	p.eventually("it is counted", func() bool { return metricSum(t, p.admin, "warmroute_aborts_total", "in_upload") == 1 })
+	p.eventually("it is counted", func() bool { return metricSum(t, p.admin, "warmroute_disconnected_requests_total", "in_upload") == 1 })
 }
 
 func TestHTTP2StalledUpload(t *testing.T) {
@@ -238,7 +241,7 @@ func TestHTTP2ClientNotReading(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	p.eventually("it is cut off", func() bool { return metricSum(t, p.admin, "warmroute_aborts_total", "not_reading") == 1 })
+	p.eventually("it is cut off", func() bool { return metricSum(t, p.admin, "warmroute_disconnected_requests_total", "not_reading") == 1 })
 	p.eventually("the replica drops the request", func() bool { return running(t, fleet.urls...) == 0 })
 	// Others on the same connection go on.
 	if err := askStream(client, p.url, "hello again", 8, nil); err != nil {
@@ -303,7 +306,8 @@ func TestAdminListenerOverTLS(t *testing.T) {
 	if got := statusOf(http.DefaultClient, p.admin+"/metrics", ""); got != 0 {
 		t.Errorf("who does not trust the certificate gets %d", got)
 	}
-	_, err := tls.Dial("tcp", strings.TrimPrefix(p.admin, "https://"), &tls.Config{RootCAs: pair.trust, MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10})
+	_, err := tls.Dial("tcp", strings.TrimPrefix(p.admin, "https://"), &tls.Config{RootCAs: pair.trust, MaxVersion: tls.VersionTLS11,
+		MinVersion: tls.VersionTLS10})
 	if err == nil || !strings.Contains(err.Error(), "protocol version") {
 		t.Errorf("TLS 1.1: %v", err)
 	}
@@ -349,12 +353,14 @@ func TestExplainOverTLS(t *testing.T) {
 		"the settings' certificate":   {[]string{"--config", settings(pair)}, 0, "> "},
 		"another one in the settings": {[]string{"--config", settings(other)}, 1, "with --ca-file"},
 		"the authority":               {[]string{"--admin", p.admin, "--token-file", tokenFile, "--ca-file", authority(pair)}, 0, "> "},
-		"another authority":           {[]string{"--admin", p.admin, "--token-file", tokenFile, "--ca-file", authority(other)}, 1, "with --ca-file"},
-		"no authority":                {[]string{"--admin", p.admin, "--token-file", tokenFile}, 1, "with --ca-file"},
-		"no file":                     {[]string{"--admin", p.admin, "--ca-file", tokenFile + ".no"}, 2, "--ca-file"},
-		"no certificate":              {[]string{"--admin", p.admin, "--ca-file", tokenFile}, 1, "has no certificate"},
-		"https to plain HTTP":         {[]string{"--admin", strings.Replace(p.url, "http:", "https:", 1), "--token-file", tokenFile}, 1, "does not use https: use --admin http"},
-		"plain HTTP":                  {[]string{"--admin", strings.TrimPrefix(p.admin, "https://"), "--token-file", tokenFile}, 1, "requires https"},
+		"another authority": {[]string{"--admin", p.admin, "--token-file", tokenFile, "--ca-file", authority(other)}, 1,
+			"with --ca-file"},
+		"no authority":   {[]string{"--admin", p.admin, "--token-file", tokenFile}, 1, "with --ca-file"},
+		"no file":        {[]string{"--admin", p.admin, "--ca-file", tokenFile + ".no"}, 2, "--ca-file"},
+		"no certificate": {[]string{"--admin", p.admin, "--ca-file", tokenFile}, 1, "has no certificate"},
+		"https to plain HTTP": {[]string{"--admin", strings.Replace(p.url, "http:", "https:", 1), "--token-file", tokenFile}, 1,
+			"does not use https: use --admin http"},
+		"plain HTTP": {[]string{"--admin", strings.TrimPrefix(p.admin, "https://"), "--token-file", tokenFile}, 1, "requires https"},
 	} {
 		status, out, complaint := runCommand(t, append([]string{"explain", "-f", request}, c.args...)...)
 		if status != c.status || !strings.Contains(out+complaint, c.want) {

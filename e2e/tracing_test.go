@@ -55,7 +55,8 @@ func (p traced) ask(model, id string, stream bool, headers ...string) *http.Resp
 	if stream {
 		options = `"stream_options":{"include_usage":true},`
 	}
-	body := fmt.Sprintf(`{"model":%q,"stream":%v,`+options+`"max_tokens":5,"messages":[{"role":"user","content":"SECRET %s"}]}`, model, stream, strings.Repeat("words ", 300))
+	body := fmt.Sprintf(`{"model":%q,"stream":%v,`+options+`"max_tokens":5,"messages":[{"role":"user","content":"SECRET %s"}]}`, model, stream,
+		strings.Repeat("words ", 300))
 	req, err := http.NewRequest(http.MethodPost, p.url+"/v1/chat/completions?api_key=SECRET", strings.NewReader(body))
 	if err != nil {
 		p.t.Fatal(err)
@@ -95,11 +96,13 @@ func TestTraceOfRequest(t *testing.T) {
 		t.Run(protocol, func(t *testing.T) {
 			t.Parallel()
 			c := startCollector(t, protocol)
-			env := append(c.env, "OTEL_SERVICE_NAME=my-proxy", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test", "OTEL_EXPORTER_OTLP_HEADERS=x-tenant=a")
+			env := append(c.env, "OTEL_SERVICE_NAME=my-proxy", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test",
+				"OTEL_EXPORTER_OTLP_HEADERS=x-tenant=a")
 			replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 			front := startTap(t, replica)
 			p := startTraced(t, env, "", front.url)
-			p.read("sim", "streamed", true, "Traceparent", clientParent, "Tracestate", "vendor=1,other=2", "Baggage", "user=x")
+			p.read("sim", "streamed", true, "Traceparent", clientParent, "Tracestate", "vendor=1,other=2", "Baggage", "user=x",
+				"X-Session-Id", "chat-1\xff"+strings.Repeat("x", 1000))
 
 			server, named := c.trace(p.program, "streamed")
 			attempt := oneSpan(t, named, "chat sim")
@@ -109,22 +112,37 @@ func TestTraceOfRequest(t *testing.T) {
 			}
 			isChild(t, attempt, server)
 			isChild(t, first, attempt)
-			if server.Kind != tracepb.Span_SPAN_KIND_SERVER || attempt.Kind != tracepb.Span_SPAN_KIND_CLIENT || first.Kind != tracepb.Span_SPAN_KIND_INTERNAL || len(named) != 3 {
+			if server.Kind != tracepb.Span_SPAN_KIND_SERVER || attempt.Kind != tracepb.Span_SPAN_KIND_CLIENT ||
+				first.Kind != tracepb.Span_SPAN_KIND_INTERNAL || len(named) != 3 {
 				t.Errorf("%v, %v, %v of %d names", server.Kind, attempt.Kind, first.Kind, len(named))
 			}
-			if got := front.last(); got.Get("Traceparent") != traceparent(attempt) || got.Get("Tracestate") != "vendor=1,other=2" || got.Get("Baggage") != "user=x" {
+			if got := front.last(); got.Get("Traceparent") != traceparent(attempt) || got.Get("Tracestate") != "vendor=1,other=2" ||
+				got.Get("Baggage") != "user=x" {
 				t.Errorf("the replica got %v", got)
 			}
 			host, port, _ := net.SplitHostPort(strings.TrimPrefix(front.url, "http://"))
 			spanHas(t, server, map[string]any{
-				"http.request.method": "POST", "http.route": "/v1/chat/completions", "url.path": "/v1/chat/completions", "url.scheme": "http", "http.response.status_code": 200,
-				"network.protocol.version": "1.1", "client.address": "127.0.0.1", "server.address": "127.0.0.1", "error.type": nil, "url.query": nil,
+				"http.request.method": "POST", "http.route": "/v1/chat/completions", "url.path": "/v1/chat/completions", "url.scheme": "http",
+				"http.response.status_code": 200,
+				"network.protocol.version":  "1.1", "client.address": "127.0.0.1", "server.address": "127.0.0.1", "error.type": nil, "url.query": nil,
 				"gen_ai.operation.name": "chat", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "sim", "gen_ai.usage.output_tokens": 5,
-				"warmroute.attempts": 1, "warmroute.reason": "only", "warmroute.backend": host + ":" + port, "warmroute.predicted_tokens": 0, "warmroute.aborted": nil, "warmroute.queue.seconds": nil,
+				"warmroute.attempts": 1, "warmroute.reason": "only", "warmroute.backend": host + ":" + port, "warmroute.predicted_tokens": 0,
+				"warmroute.disconnected": nil, "warmroute.queue.seconds": nil, "warmroute.input_tokens_estimated": nil,
+				"warmroute.output_tokens_estimated": nil,
 			})
+			for _, s := range []*tracepb.Span{server, attempt} {
+				spanHas(t, s, map[string]any{"gen_ai.response.model": "sim", "gen_ai.response.finish_reasons": "length",
+					"gen_ai.conversation.id": "chat-1" + strings.Repeat("x", 249)})
+				if id, _ := value(s.Attributes, "gen_ai.response.id").(string); !strings.HasPrefix(id, "chatcmpl-streamed-wr") {
+					t.Errorf("%s: the response's id is %q", s.Name, id)
+				}
+			}
 			spanHas(t, attempt, map[string]any{
-				"http.request.method": "POST", "url.full": front.url + "/v1/chat/completions", "http.response.status_code": 200, "server.address": host, "http.request.resend_count": nil, "error.type": nil,
-				"gen_ai.operation.name": "chat", "gen_ai.request.model": "sim", "gen_ai.request.max_tokens": 5, "gen_ai.request.stream": true, "gen_ai.usage.output_tokens": 5, "gen_ai.usage.input_tokens": value(server.Attributes, "gen_ai.usage.input_tokens"), "warmroute.reason": "only",
+				"http.request.method": "POST", "url.full": front.url + "/v1/chat/completions", "http.response.status_code": 200, "server.address": host,
+				"http.request.resend_count": nil, "error.type": nil,
+				"gen_ai.operation.name": "chat", "gen_ai.request.model": "sim", "gen_ai.request.max_tokens": 5, "gen_ai.request.stream": true,
+				"gen_ai.usage.output_tokens": 5, "gen_ai.usage.input_tokens": value(server.Attributes, "gen_ai.usage.input_tokens"),
+				"warmroute.reason": "only",
 			})
 			if seconds, _ := value(attempt.Attributes, "gen_ai.response.time_to_first_chunk").(float64); seconds <= 0 {
 				t.Error("no time to the first token")
@@ -132,7 +150,8 @@ func TestTraceOfRequest(t *testing.T) {
 			if said := fmt.Sprint(c.all()); strings.Contains(said, "SECRET") {
 				t.Errorf("a prompt or a key is in a span: %s", said)
 			}
-			if c.resource == nil || value(c.resource.Attributes, "service.name") != "my-proxy" || value(c.resource.Attributes, "deployment.environment.name") != "test" {
+			if c.resource == nil || value(c.resource.Attributes, "service.name") != "my-proxy" ||
+				value(c.resource.Attributes, "deployment.environment.name") != "test" {
 				t.Errorf("resource %v", c.resource)
 			}
 			if protocol != "grpc" && c.header.Get("X-Tenant") != "a" {
@@ -140,13 +159,14 @@ func TestTraceOfRequest(t *testing.T) {
 			}
 			p.awaitLog("msg=request request_id=streamed .*trace_id=" + clientTrace)
 
-			p.read("sim", "whole", false)
+			p.read("sim", "whole", false, "X-Session-Id", "chat of SECRET") // which is the client's key
 			server, named = c.trace(p.program, "whole")
 			isChild(t, oneSpan(t, named, "chat sim"), server)
 			if len(server.ParentSpanId) != 0 || hex.EncodeToString(server.TraceId) == clientTrace || named["first token"] != nil {
 				t.Errorf("a request without a trace: %v", named)
 			}
-			spanHas(t, server, map[string]any{"gen_ai.usage.output_tokens": 5})
+			spanHas(t, server, map[string]any{"gen_ai.usage.output_tokens": 5, "gen_ai.response.model": "sim",
+				"gen_ai.response.finish_reasons": "length", "gen_ai.conversation.id": nil})
 			p.eventually("the spans are counted", func() bool { return metricSum(t, p.admin, "warmroute_trace_spans_total") >= 5 })
 		})
 	}
@@ -196,7 +216,8 @@ func TestTraceOfSplitRequest(t *testing.T) {
 	replica := sim.Config{Engine: engine.Config{Speed: 20}, Connector: sim.ConnectorConfig{Enabled: true}}
 	prefill, _ := startSimReplica(t, replica, "127.0.0.1:0")
 	decode, _ := startSimReplica(t, replica, "127.0.0.1:0")
-	p := startTraced(t, c.env, fmt.Sprintf("pd: {min_uncached_tokens: 1}\nbackends: [{name: first, url: %q, role: prefill}, {name: second, url: %q, role: decode}]\n", prefill, decode))
+	p := startTraced(t, c.env, fmt.Sprintf("disaggregation: {min_uncached_tokens: 1}\nbackends: [{name: first, url: %q, role: prefill}, "+
+		"{name: second, url: %q, role: decode}]\n", prefill, decode))
 	id := ""
 	p.eventually("a request is split", func() bool {
 		id += "x"
@@ -204,16 +225,19 @@ func TestTraceOfSplitRequest(t *testing.T) {
 		return metricSum(t, p.admin, "warmroute_split_requests_total", "split") > 0
 	})
 	server, named := c.trace(p.program, id)
-	legs := named["chat sim"]
-	if len(legs) != 2 {
-		t.Fatalf("%d legs", len(legs))
+	attempts := named["chat sim"]
+	if len(attempts) != 2 {
+		t.Fatalf("%d attempts", len(attempts))
 	}
-	isChild(t, legs[0], server)
-	isChild(t, legs[1], server)
-	isChild(t, oneSpan(t, named, "first token"), legs[1])
-	spanHas(t, server, map[string]any{"warmroute.attempts": 1, "warmroute.backend": "second", "warmroute.prefill.backend": "first", "gen_ai.usage.output_tokens": 5})
-	spanHas(t, legs[0], map[string]any{"warmroute.leg": "prefill", "warmroute.backend": "first", "gen_ai.request.max_tokens": 1, "gen_ai.request.stream": nil, "gen_ai.usage.output_tokens": 1, "error.type": nil})
-	spanHas(t, legs[1], map[string]any{"warmroute.leg": "decode", "warmroute.backend": "second", "gen_ai.request.max_tokens": 5, "gen_ai.request.stream": true, "gen_ai.usage.output_tokens": 5, "error.type": nil})
+	isChild(t, attempts[0], server)
+	isChild(t, attempts[1], server)
+	isChild(t, oneSpan(t, named, "first token"), attempts[1])
+	spanHas(t, server, map[string]any{"warmroute.attempts": 1, "warmroute.backend": "second", "warmroute.prefill.backend": "first",
+		"gen_ai.usage.output_tokens": 5})
+	spanHas(t, attempts[0], map[string]any{"warmroute.request_kind": "prefill", "warmroute.backend": "first", "gen_ai.request.max_tokens": 1,
+		"gen_ai.request.stream": nil, "gen_ai.usage.output_tokens": 1, "error.type": nil})
+	spanHas(t, attempts[1], map[string]any{"warmroute.request_kind": "decode", "warmroute.backend": "second", "gen_ai.request.max_tokens": 5,
+		"gen_ai.request.stream": true, "gen_ai.usage.output_tokens": 5, "error.type": nil})
 	p.awaitLog("msg=request request_id=" + id + " .*backend=second .*prefill_backend=first prefill_ms=[0-9.]+ .*")
 }
 
@@ -274,7 +298,7 @@ func TestTraceOfRequestInFlightAtShutdown(t *testing.T) {
 	p.signal(syscall.SIGTERM)
 	p.exit()
 	server, named := c.trace(p.program, "cut-off")
-	spanHas(t, server, map[string]any{"http.response.status_code": 503, "error.type": "503", "warmroute.aborted": nil})
+	spanHas(t, server, map[string]any{"http.response.status_code": 503, "error.type": "503", "warmroute.disconnected": nil})
 	spanHas(t, oneSpan(t, named, "chat m"), map[string]any{"error.type": "shutting_down"})
 	if !strings.Contains(p.log.String(), "msg=request request_id=cut-off") {
 		t.Error("the access log has nothing of it")
@@ -293,7 +317,8 @@ func TestTraceOfDisconnectedClient(t *testing.T) {
 	server, named := c.trace(p.program, "left")
 	attempt := oneSpan(t, named, "chat m")
 	isChild(t, oneSpan(t, named, "first token"), attempt)
-	spanHas(t, server, map[string]any{"http.response.status_code": 499, "error.type": "client_disconnected", "warmroute.aborted": "in_stream"})
+	spanHas(t, server, map[string]any{"http.response.status_code": 499, "error.type": "client_disconnected",
+		"warmroute.disconnected": "in_stream", "warmroute.input_tokens_estimated": true, "warmroute.output_tokens_estimated": true})
 	spanHas(t, attempt, map[string]any{"http.response.status_code": 200, "error.type": "client_disconnected"})
 	if server.Status.GetCode() == tracepb.Status_STATUS_CODE_ERROR {
 		t.Error("it counts as the proxy's error")
@@ -312,7 +337,8 @@ func TestUnsampledTracePropagated(t *testing.T) {
 		t.Errorf("the replica got %q", got)
 	}
 	p.read("sim", "unsampled-by-the-client", true, "Traceparent", "00-"+clientTrace+"-"+clientSpan+"-00")
-	if got := front.last().Get("Traceparent"); !strings.HasPrefix(got, "00-"+clientTrace) || !strings.HasSuffix(got, "-00") || strings.Contains(got, clientSpan) {
+	if got := front.last().Get("Traceparent"); !strings.HasPrefix(got, "00-"+clientTrace) || !strings.HasSuffix(got, "-00") ||
+		strings.Contains(got, clientSpan) {
 		t.Errorf("the replica got %q", got)
 	}
 	p.read("sim", "sampled", true, "Traceparent", clientParent)
@@ -328,7 +354,8 @@ func TestTraceHeadersWithoutTracing(t *testing.T) {
 	t.Parallel()
 	replica, _ := startSimReplica(t, sim.Config{Engine: engine.Config{Speed: 20}}, "127.0.0.1:0")
 	for name, variable := range map[string]string{
-		"off": "", "disabled": "OTEL_SDK_DISABLED=true", "none": "OTEL_TRACES_EXPORTER=none", "a protocol that is none": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json",
+		"off": "", "disabled": "OTEL_SDK_DISABLED=true", "none": "OTEL_TRACES_EXPORTER=none",
+		"a protocol that is none": "OTEL_EXPORTER_OTLP_PROTOCOL=http/json",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -380,7 +407,8 @@ func TestCollectorDownDelaysNothing(t *testing.T) {
 				}
 				// A batch is on its way, as large as the queue, and the queue is full.
 				p.eventually("what is lost is counted", func() bool {
-					lost := metricSum(t, p.admin, "warmroute_trace_spans_total", "failed") + metricSum(t, p.admin, "warmroute_trace_spans_total", "dropped")
+					lost := metricSum(t, p.admin, "warmroute_trace_spans_total", "failed") + metricSum(t, p.admin, "warmroute_trace_spans_total",
+						"dropped")
 					return lost >= spans-2*room && lost <= spans
 				})
 				if name == "hangs" && metricSum(t, p.admin, "warmroute_trace_spans_total", "dropped") < spans-2*room {
@@ -390,7 +418,7 @@ func TestCollectorDownDelaysNothing(t *testing.T) {
 				if status := p.exit(); status != 0 {
 					t.Errorf("status %d", status)
 				}
-				lost, err := strconv.Atoi(p.awaitLog("spans_lost=([0-9]+)"))
+				lost, err := strconv.Atoi(p.awaitLog("unsent_spans=([0-9]+)"))
 				if n := strings.Count(p.log.String(), "sending traces failed"); n != 1 {
 					t.Errorf("said %d times", n)
 				}
@@ -470,7 +498,8 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // Export implements collectorpb.TraceServiceServer.
-func (c *collector) Export(_ context.Context, request *collectorpb.ExportTraceServiceRequest) (*collectorpb.ExportTraceServiceResponse, error) {
+func (c *collector) Export(_ context.Context, request *collectorpb.ExportTraceServiceRequest) (*collectorpb.ExportTraceServiceResponse,
+	error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range request.ResourceSpans {
@@ -525,6 +554,12 @@ func value(attrs []*commonpb.KeyValue, key string) any {
 			return v.DoubleValue
 		case *commonpb.AnyValue_BoolValue:
 			return v.BoolValue
+		case *commonpb.AnyValue_ArrayValue: // of strings
+			var list []string
+			for _, each := range v.ArrayValue.Values {
+				list = append(list, each.GetStringValue())
+			}
+			return strings.Join(list, " ")
 		}
 	}
 	return nil
@@ -542,7 +577,8 @@ func spanHas(t *testing.T, s *tracepb.Span, want map[string]any) {
 
 func isChild(t *testing.T, s, parent *tracepb.Span) {
 	t.Helper()
-	if string(s.ParentSpanId) != string(parent.SpanId) || s.StartTimeUnixNano < parent.StartTimeUnixNano || s.EndTimeUnixNano > parent.EndTimeUnixNano || s.EndTimeUnixNano < s.StartTimeUnixNano {
+	if string(s.ParentSpanId) != string(parent.SpanId) || s.StartTimeUnixNano < parent.StartTimeUnixNano ||
+		s.EndTimeUnixNano > parent.EndTimeUnixNano || s.EndTimeUnixNano < s.StartTimeUnixNano {
 		t.Errorf("%s is not within and below %s", s.Name, parent.Name)
 	}
 }

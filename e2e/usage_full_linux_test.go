@@ -60,13 +60,13 @@ func TestUsageOnFullDisk(t *testing.T) {
 		}
 	}
 	failures := 0
-	save := func() { // a hand-over begins with it, and fails with this configuration
+	save := func() { // a binary upgrade begins with it, and fails with this configuration
 		t.Helper()
 		file.write("listen: invalid\n")
 		p.signal(syscall.SIGUSR2)
 		failures++
-		p.eventually("the hand-over has failed", func() bool {
-			return strings.Count(p.log.String(), "hand-over failed, this process keeps serving") == failures
+		p.eventually("the binary upgrade has failed", func() bool {
+			return strings.Count(p.log.String(), "binary upgrade failed, this process keeps serving") == failures
 		})
 	}
 	check := func(when string, isUnsaved bool) {

@@ -27,7 +27,7 @@ func (p *program) countUsedRequests() int {
 	return report.Total.Requests
 }
 
-// TestUsageOutlivesProcesses counts each request once over a hand-over, a restart and a kill.
+// TestUsageOutlivesProcesses counts each request once over a binary upgrade, a restart and a kill.
 func TestUsageOutlivesProcesses(t *testing.T) {
 	t.Parallel()
 	fleet := startSimFleet(t, 1, 200_000)
@@ -49,19 +49,19 @@ func TestUsageOutlivesProcesses(t *testing.T) {
 		p.eventually(when, func() bool { return p.countUsedRequests() == want })
 	}
 	ask(3)
-	check("before the hand-over")
+	check("before the binary upgrade")
 	refused := launch(t, exec.Command(binary, "serve", "--config", fleet.configFile(t, "usage: {file: "+usage+"}").path))
 	if status := refused.exit(); status != 1 {
 		t.Errorf("a second process ended with status %d", status)
 	}
 	refused.awaitLog(`\nwarmroute: usage.file: another process writes ` + usage)
 
-	// A stream that ends in the predecessor, after the hand-over.
+	// A stream that ends in the predecessor, after the binary upgrade.
 	begun, ended := make(chan struct{}), make(chan error)
 	go func() { ended <- askStream(http.DefaultClient, p.url, "a long one", 1500, func() { close(begun) }) }()
 	<-begun
 	want++
-	pid := p.handOver()
+	pid := p.upgrade()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestUsageOutlivesProcesses(t *testing.T) {
 	}
 	p.succeed(pid)
 	ask(2)
-	check("after the hand-over")
+	check("after the binary upgrade")
 	p.eventually("the successor has the lock", func() bool { return isLocked(t, usage) })
 	p.signal(syscall.SIGTERM)
 	p.eventually("the successor ends", func() bool { return syscall.Kill(pid, 0) != nil })

@@ -102,7 +102,8 @@ func TestKVEventsOfVLLM(t *testing.T) {
 	const events = "19110"
 	adapterDir := makeVLLMAdapter(t)
 	start := func() {
-		up := exec.CommandContext(t.Context(), "scripts/vllm-cpu/up.sh", kvEventsPort, events, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", "sql="+adapterDir)
+		up := exec.CommandContext(t.Context(), "scripts/vllm-cpu/up.sh", kvEventsPort, events, "--enable-lora", "--max-lora-rank", "8",
+			"--lora-modules", "sql="+adapterDir)
 		up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1") // for /reset_prefix_cache
 		if out, err := up.CombinedOutput(); err != nil {
 			t.Fatalf("up.sh: %v\n%s", err, out)
@@ -169,7 +170,72 @@ func TestKVEventsOfVLLM(t *testing.T) {
 	})
 	compare("after a restart", system+"four")
 	compare("after a restart, computed again", system+"five")
-	if lost := metric("kv_event_lost_batches_total"); lost != 0 {
-		t.Errorf("%v batches of events are lost", lost)
+	if missed := metric("kv_event_missed_batches_total"); missed != 0 {
+		t.Errorf("%v batches of events were missed", missed)
+	}
+}
+
+// TestKVEventsOfVLLMThatConnects has a real replica whose publisher connects to the proxy, without replay. It compares predictions
+// with what the replica found in its cache: in a conversation, after evictions by another client, and after a binary upgrade of the
+// proxy, whose new process gets the events.
+func TestKVEventsOfVLLMThatConnects(t *testing.T) {
+	t.Parallel()
+	const port, listen = "18130", "tcp://127.0.0.1:19131"
+	replica := "http://127.0.0.1:" + port
+	up := exec.CommandContext(t.Context(), "scripts/vllm-cpu/up.sh", port, "19130", "--kv-events-config",
+		`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"`+listen+`","topic":"kv@127.0.0.1:`+port+`@tiny"}`)
+	up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1") // for /reset_prefix_cache
+	if out, err := up.CombinedOutput(); err != nil {
+		t.Fatalf("up.sh: %v\n%s", err, out)
+	}
+	t.Cleanup(func() { exec.Command("scripts/vllm-cpu/down.sh", "--kill", port).Run() })
+	file := (&simFleet{urls: []string{replica}}).configFile(t, "kv_events: {listen: \""+listen+"\"}\ntimeouts: {serve_after_term: 0}\n")
+	p := startProgram(t, "--config", file.path)
+	metric := func(name string) float64 { return metricSum(t, p.admin, "warmroute_"+name) }
+	isConnected := func() bool { return metric("kv_event_connections") == 1 && metric("backend_ready") == 1 }
+	p.eventually("the replica is connected", isConnected)
+	ours, other := vllmChat{t, p.url, "tiny"}, vllmChat{t, replica, "tiny"}
+	compare := func(when string, contents ...string) (answer string) {
+		t.Helper()
+		answer, predicted, cached := ours.ask(contents...)
+		t.Logf("%s: %d tokens predicted, %d cached", when, predicted, cached)
+		if difference := predicted - cached; difference > 64+32 || difference < -(64+32) { // a block of the index, and one of the engine
+			t.Errorf("%s: %d tokens predicted, %d cached", when, predicted, cached)
+		}
+		time.Sleep(settleTime)
+		return answer
+	}
+	conversation := []string{vllmText("first", 200)}
+	for turn := range 2 {
+		answer := compare(fmt.Sprintf("turn %d", turn), conversation...)
+		conversation = append(conversation, answer, vllmText(fmt.Sprint("turn", turn), 30))
+	}
+	if metric("kv_complete") != 1 || metric("kv_event_connected_engines") != 1 {
+		t.Errorf("complete: %v, engines: %v", metric("kv_complete"), metric("kv_event_connected_engines"))
+	}
+	for i := range 8 { // 16,384 tokens do not hold them all
+		other.ask(vllmText(fmt.Sprint("other", i), 500))
+	}
+	p.eventually("the conversation is evicted", func() bool { return metric("index_confirmed_blocks") == 0 })
+	compare("evicted by another client", conversation...)
+
+	p.succeed(p.upgrade())
+	p.eventually("the replica is connected to the new process", isConnected)
+	other.ask("The first event that the new process gets.")
+	p.eventually("what the replica held before is not known", func() bool {
+		return metric("kv_event_connected_engines") == 1 && metric("kv_complete") == 0
+	})
+	resp, err := http.Post(replica+"/reset_prefix_cache", "application/json", nil)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("reset of the cache: %v %v", err, resp)
+	}
+	resp.Body.Close()
+	other.ask("The reset is published with the next step.")
+	p.eventually("all is known again", func() bool { return metric("kv_complete") == 1 })
+	compare("after a reset", conversation...)
+	compare("after a reset, computed again", append(conversation[:len(conversation):len(conversation)], "Yes.", "Go on.")...)
+	ignored, refused := metric("kv_event_ignored_messages_total"), metric("kv_event_refused_connections_total")
+	if ignored != 0 || refused != 0 {
+		t.Errorf("%v messages were ignored and %v connections refused", ignored, refused)
 	}
 }

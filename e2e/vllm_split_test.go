@@ -48,14 +48,15 @@ func startSplitFleet(t *testing.T) *splitFleet {
 
 func (f *splitFleet) url(i int) string { return fmt.Sprint("http://127.0.0.1:", f.ports[i]) }
 
-// start starts a replica. The lease is short, so that a late decode leg would show.
+// start starts a replica. The lease is short, so that a late decode request would show.
 func (f *splitFleet) start(i int) {
 	onFailure := "recompute"
 	if i == len(f.ports)-1 {
 		onFailure = "fail"
 	}
 	up := exec.CommandContext(f.t.Context(), "scripts/vllm-cpu/up.sh", strconv.Itoa(f.ports[i]), strconv.Itoa(f.ports[i]+1000))
-	up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1", "KV_BYTES=64M", "LEASE=6", "LOAD_FAILURE="+onFailure, fmt.Sprint("TRANSFER_PORT=", f.ports[i]+3000))
+	up.Env = append(os.Environ(), "VLLM_SERVER_DEV_MODE=1", "KV_BYTES=64M", "LEASE=6", "LOAD_FAILURE="+onFailure,
+		fmt.Sprint("TRANSFER_PORT=", f.ports[i]+3000))
 	if out, err := up.CombinedOutput(); err != nil {
 		f.t.Errorf("up.sh: %v\n%s", err, out)
 	}
@@ -81,7 +82,8 @@ func (f *splitFleet) resetCaches() {
 // startSplitProxy starts a proxy that splits every request it can, in front of the replicas with these roles.
 func (f *splitFleet) startSplitProxy(roles ...string) *program {
 	f.t.Helper()
-	yaml := "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\npd: {lease: 6s, min_uncached_tokens: 1}\nresponse_headers: true\nbackends:\n"
+	yaml := "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\n" +
+		"disaggregation: {kv_lease: 6s, min_uncached_tokens: 1}\nresponse_headers: true\nbackends:\n"
 	for i, role := range roles {
 		yaml += fmt.Sprintf("  - {url: %q, role: %s}\n", f.url(i), role)
 	}
@@ -282,8 +284,10 @@ func TestSplitInFrontOfVLLM(t *testing.T) {
 			t.Errorf("%v: the replicas for prefill have computed %v tokens, those for decode %v", roles, prefill-prefillBefore, decode-decodeBefore)
 		}
 		if split, requests := metricSum(t, p.admin, "warmroute_split_requests_total", "split"), float64(5*len(keys)); split != requests {
-			t.Errorf("%v: %v of %v requests were split, %v found no replica for prefill, of %v it failed, of %v the decode leg", roles, split, requests,
-				metricSum(t, p.admin, "warmroute_split_requests_total", "no_prefill"), metricSum(t, p.admin, "warmroute_split_requests_total", "prefill_failed"),
+			t.Errorf("%v: %v of %v requests were split, %v found no replica for prefill, of %v it failed, of %v the decode request", roles, split,
+				requests,
+				metricSum(t, p.admin, "warmroute_split_requests_total", "no_prefill"), metricSum(t, p.admin, "warmroute_split_requests_total",
+					"prefill_failed"),
 				metricSum(t, p.admin, "warmroute_split_requests_total", "decode_failed"))
 		}
 		p.signal(syscall.SIGTERM)

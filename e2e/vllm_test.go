@@ -126,7 +126,8 @@ func TestStoredResponsesInFrontOfVLLM(t *testing.T) {
 	if status, answer := ask("GET", "/v1/responses/"+id, ""); status != http.StatusOK || !strings.Contains(answer, `"cancelled"`) {
 		t.Errorf("GET of a cancelled response: status %d %.300s", status, answer)
 	}
-	if status, answer := ask("GET", "/v1/responses/resp_none", ""); status != http.StatusNotFound || !strings.Contains(answer, "response_not_found") {
+	if status, answer := ask("GET", "/v1/responses/resp_none", ""); status != http.StatusNotFound ||
+		!strings.Contains(answer, "response_not_found") {
 		t.Errorf("GET of an unknown response: status %d %.300s", status, answer)
 	}
 }

@@ -10,7 +10,7 @@ import (
 // wireCallSubjects are about the calls of operators, of replicas' launchers, and of the proxy itself.
 func wireCallSubjects() []wireSubject {
 	return []wireSubject{wireAdmin(), wireAdminToken(), wireActions(), wireChecks(), wireRegistration(), wireRegistrationAccess(),
-		wireRegistrationToken(), wireNoReplicas()}
+		wireRegistrationToken(), wireNoneReady()}
 }
 
 // adminCall returns the steps of an operator.
@@ -25,7 +25,7 @@ func adminCall(method, path, body string, headers ...string) []wireStep {
 // wireAdmin is about the operators' API.
 func wireAdmin() wireSubject {
 	s := wireSubject{
-		name: "admin", config: "record: {memory: 0}", replicas: []wireReplica{{name: "a"}, {name: "b"}, {name: "c", unlisted: true}},
+		name: "admin", config: "recording: {memory: 0}", replicas: []wireReplica{{name: "a"}, {name: "b"}, {name: "c", unlisted: true}},
 		normal: []string{`"blocks_total":[0-9]+`, `"blocks_total":N`},
 	}
 	add := func(name string, client []wireStep) { s.cases = append(s.cases, wireCase{name: name, client: client}) }
@@ -44,8 +44,8 @@ func wireAdmin() wireSubject {
 	for _, call := range [][2]string{
 		{"GET", "/api/backends/gone"}, {"GET", "/api/requests?limit=x"}, {"GET", "/api/requests?nothing=1"}, {"GET", "/api/history?model=gone"},
 		{"GET", "/api/usage?from=x"}, {"GET", "/api/usage?format=csv"}, {"GET", "/api/recording"}, {"POST", "/api/requests/gone/cancel"},
-		{"POST", "/api/explain?endpoint=/nothing"}, {"POST", "/api/explain?a=1"}, {"POST", "/api/placed"},
-		{"POST", "/api/placed?backend=gone"}, {"POST", "/api/backends/a/reset"}, {"POST", "/api/backends/gone/reset"},
+		{"POST", "/api/explain?endpoint=/nothing"}, {"POST", "/api/explain?a=1"}, {"POST", "/api/sent"},
+		{"POST", "/api/sent?backend=gone"}, {"POST", "/api/backends/a/reset"}, {"POST", "/api/backends/gone/reset"},
 		{"POST", "/api/backends/b/drain"}, {"POST", "/api/backends/b/drain?wait=1s"}, {"POST", "/api/backends/b/undrain"},
 		{"POST", "/api/backends/b/drain?wait=x"}, {"POST", "/api/backends/gone/drain"}, {"POST", "/api/backends/a/nothing"}, {"POST",
 			"/api/backends/nothing"},
@@ -56,12 +56,12 @@ func wireAdmin() wireSubject {
 		{"GET", "/debug/pprof/profile?seconds=x"}, {"GET", "/debug/pprof/profile?seconds=61"}, {"GET", "/debug/pprof/gone"},
 	} {
 		body := ""
-		if strings.HasPrefix(call[1], "/api/explain") || strings.HasPrefix(call[1], "/api/placed") {
+		if strings.HasPrefix(call[1], "/api/explain") || strings.HasPrefix(call[1], "/api/sent") {
 			body = chatJSON
 		}
 		add(call[0]+" "+call[1], adminCall(call[0], call[1], body))
 	}
-	add("placed", adminCall("POST", "/api/placed?backend=a&endpoint="+chatPath, chatJSON))
+	add("sent", adminCall("POST", "/api/sent?backend=a&endpoint="+chatPath, chatJSON))
 	add("explain without JSON", adminCall("POST", "/api/explain?endpoint="+chatPath, "a"))
 	added := []string{
 		`{"url":"http://replica-c.local","name":"c","kv_events":"off","ranks":"off"}`,
@@ -72,14 +72,14 @@ func wireAdmin() wireSubject {
 	for i, body := range added {
 		add(fmt.Sprintf("add a replica, %d", i+1), adminCall("POST", "/api/backends?wait=20s", body))
 	}
-	add("show the added replica", adminCall("GET", "/api/backends/c", ""))
+	add("show the added backend", adminCall("GET", "/api/backends/c", ""))
 	s.cases[len(s.cases)-1].shape = true
-	add("remove the added replica", adminCall("DELETE", "/api/backends/c?wait=20s", ""))
+	add("remove the added backend", adminCall("DELETE", "/api/backends/c?wait=20s", ""))
 	add("remove it again", adminCall("DELETE", "/api/backends/c", ""))
 	for _, path := range []string{
 		"/", "/metrics", "/api/state", "/api/backends", "/api/backends/a", "/api/backends/a/drain", "/api/backends/a/undrain",
 		"/api/backends/a/reset",
-		"/api/backends/sleep", "/api/backends/a/sleep", "/api/explain", "/api/placed", "/api/recording", "/api/events", "/api/usage",
+		"/api/backends/sleep", "/api/backends/a/sleep", "/api/explain", "/api/sent", "/api/recording", "/api/events", "/api/usage",
 		"/api/requests",
 		"/api/requests/x/cancel", "/api/history", "/debug/pprof/",
 	} {
@@ -193,7 +193,7 @@ func wireChecks() wireSubject {
 func wireRegistration() wireSubject {
 	s := wireSubject{
 		name: "registration", replicas: []wireReplica{{name: "a"}, {name: "c", unlisted: true}, {name: "e", unlisted: true}},
-		config: "registration: {listener: main, allow_from: [\"127.0.0.0/8\"], allow_urls: [\"http://127.0.0.1:*\"]}",
+		config: "registration: {listener: public, allow_from: [\"127.0.0.0/8\"], allow_urls: [\"http://127.0.0.1:*\"]}",
 	}
 	add := func(name string, client []wireStep) { s.cases = append(s.cases, wireCase{name: name, client: client}) }
 	const c, escaped = "http://replica-c.local", "http%3A%2F%2Freplica-c.local"
@@ -250,7 +250,7 @@ func wireRegistration() wireSubject {
 func wireRegistrationToken() wireSubject {
 	s := wireSubject{
 		name: "registration-token", replicas: []wireReplica{{name: "a"}},
-		config: "registration: {listener: main, token_file: " + tokenFile + "}\nkeys: [{name: team-a, sha256: " + hashOf(wireKey) + "}]",
+		config: "registration: {listener: public, token_file: " + tokenFile + "}\nkeys: [{name: team-a, sha256: " + hashOf(wireKey) + "}]",
 	}
 	const with = "Authorization: Bearer " + registrationToken
 	s.cases = []wireCase{
@@ -269,7 +269,7 @@ func wireRegistrationToken() wireSubject {
 func wireRegistrationAccess() wireSubject {
 	s := wireSubject{
 		name: "registration-access", replicas: []wireReplica{{name: "a"}},
-		config: "registration: {listener: main, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.0.*:*\"]}\ntrusted_proxies: [\"127.0.0.1\"]",
+		config: "registration: {listener: public, allow_from: [10.0.0.0/8], allow_urls: [\"http://10.0.*:*\"]}\ntrusted_proxies: [\"127.0.0.1\"]",
 	}
 	s.cases = []wireCase{
 		{name: "from elsewhere", client: request("GET", "/workers")},
@@ -282,9 +282,10 @@ func wireRegistrationAccess() wireSubject {
 	return s
 }
 
-// wireNoReplicas is about a proxy whose only replica is drained.
-func wireNoReplicas() wireSubject {
-	s := wireSubject{name: "no-replica", replicas: []wireReplica{{name: "a"}}, config: "routing: {learn: false, queue: {none_ready_timeout: 200ms}}"}
+// wireNoneReady is about a proxy whose only replica is drained.
+func wireNoneReady() wireSubject {
+	s := wireSubject{name: "none-ready", replicas: []wireReplica{{name: "a"}},
+		config: "routing: {learn: false, queue: {none_ready_timeout: 200ms}}"}
 	s.cases = append(s.cases, wireCase{name: "drain", client: adminCall("POST", "/api/backends/a/drain", "")})
 	for _, d := range wireAPIs() {
 		s.cases = append(s.cases,

@@ -286,7 +286,8 @@ func wireTimeouts() wireSubject {
 	}
 	return wireSubject{
 		name: "timeouts", replicas: []wireReplica{{name: "a"}}, cases: cases,
-		config: "timeouts: {first_byte: 400ms, response: 400ms, idle: 400ms, serve_after_term: 0s, shutdown: 1s}\nretry: {stalled: false, per_second: 1000}",
+		config: "timeouts: {first_byte: 400ms, response: 400ms, idle: 400ms, serve_after_term: 0s, shutdown: 1s}\nretry: {stalled: false, " +
+			"per_second: 1000}",
 	}
 }
 
@@ -297,7 +298,7 @@ const (
 		`"remote_port":"5690","custom":{"a":[1,null]}}`
 )
 
-// prefilledWith returns the response to a prefill leg.
+// prefilledWith returns the response to a prefill request.
 func prefilledWith(params string) string {
 	whole := chatResponse("He", "length")
 	return jsonResponse("200 OK", whole[:len(whole)-1]+`,"kv_transfer_params":`+params+"}")
@@ -306,7 +307,7 @@ func prefilledWith(params string) string {
 // wireSplits is about requests that one replica begins and another one continues.
 func wireSplits() wireSubject {
 	const connector = "vllm:nixl_num_failed_transfers_total{engine=\"0\"} 0\n"
-	s := wireSubject{name: "split", config: "pd: {min_uncached_tokens: 1}", replicas: []wireReplica{
+	s := wireSubject{name: "split", config: "disaggregation: {min_uncached_tokens: 1}", replicas: []wireReplica{
 		{name: "p", settings: "role: prefill", metrics: connector}, {name: "d", settings: "role: decode", metrics: connector},
 	}}
 	prefilled := sends(prefilledWith(transferParams))
@@ -326,24 +327,24 @@ func wireSplits() wireSubject {
 	}
 	limited := strings.Replace(chatStreamJSON, "{",
 		`{"max_tokens":50,"min_tokens":3,"max_completion_tokens":60,"stream_options":{"include_usage":true},"store":true,`, 1)
-	add("members that the legs change", limited, prefilled, decoded)
+	add("members that a split changes", limited, prefilled, decoded)
 	add("parameters of another connector", chatJSON, sends(prefilledWith(otherTransferParams)), wholeDecoded)
 	add("several choices are not split", strings.Replace(chatJSON, "{", `{"n":2,`, 1), nil, wholeDecoded)
-	add("the prefill leg fails", chatJSON, sends(jsonResponse("500 Internal Server Error", `{}`)), wholeDecoded)
-	add("the prefill leg is the client's error", chatJSON, sends(jsonResponse("400 Bad Request",
+	add("the prefill request fails", chatJSON, sends(jsonResponse("500 Internal Server Error", `{}`)), wholeDecoded)
+	add("the prefill request is the client's error", chatJSON, sends(jsonResponse("400 Bad Request",
 		`{"error":{"message":"bad","type":"BadRequestError","param":null,"code":400}}`)), nil)
-	add("the prefill leg's error names parameters", chatJSON,
+	add("the prefill request's error names parameters", chatJSON,
 		sends(jsonResponse("400 Bad Request",
 			`{"error":{"message":"bad kv_transfer_params","type":"BadRequestError","param":null,"code":400}}`)), wholeDecoded)
-	add("the prefill leg has no parameters", chatJSON, sends(jsonResponse("200 OK", chatWhole)), wholeDecoded)
-	add("the prefill leg is closed", chatJSON, []wireReply{{closeSocket}}, wholeDecoded)
-	add("the decode leg fails", chatJSON, prefilled, append(sends(jsonResponse("500 Internal Server Error",
+	add("the prefill request has no parameters", chatJSON, sends(jsonResponse("200 OK", chatWhole)), wholeDecoded)
+	add("the prefill request is closed", chatJSON, []wireReply{{closeSocket}}, wholeDecoded)
+	add("the decode request fails", chatJSON, prefilled, append(sends(jsonResponse("500 Internal Server Error",
 		`{"error":{"message":"no transfer"}}`)), wholeDecoded...))
-	add("the decode leg is reset", chatStreamJSON, prefilled, append([]wireReply{{resetSocket}}, decoded...))
-	add("the decode leg fails in an event", chatStreamJSON, prefilled, append(sends(streamOf(chatRole,
+	add("the decode request is reset", chatStreamJSON, prefilled, append([]wireReply{{resetSocket}}, decoded...))
+	add("the decode request fails in an event", chatStreamJSON, prefilled, append(sends(streamOf(chatRole,
 		`data: {"error":{"message":"transfer from 10.0.0.7 failed","type":"InternalServerError","param":null,"code":500}}`+"\n\n")),
 		decoded...))
-	add("the decode leg's error after content names the host", chatStreamJSON, prefilled, []wireReply{{
+	add("the decode request's error after content names the host", chatStreamJSON, prefilled, []wireReply{{
 		say(streamHead, chunk(chatRole), chunk(chatHello), chunk(chatWorld)), awaitText(" world"),
 		say(chunk(`data: {"error":{"message":"transfer from 10.0.0.7 failed","type":"InternalServerError","param":null,"code":500}}`+"\n\n"),
 			"0\r\n\r\n"),

@@ -261,7 +261,7 @@ func wireLimits() wireSubject {
 			chunk(longChat(3000)) + "0\r\n\r\n"), receive}},
 		wireCase{name: "too long a header", client: request("GET", "/v1/models", "X-Long: "+strings.Repeat("x", 20_000))},
 		wireCase{name: "too long a path", client: request("GET", "/"+strings.Repeat("y", 20_000))},
-		wireCase{name: "batch", client: post(chatPath, chatJSON, "X-Warmroute-Priority: 5")},
+		wireCase{name: "low priority", client: post(chatPath, chatJSON, "X-Warmroute-Priority: 5")},
 	)
 	return s
 }
@@ -352,7 +352,8 @@ func wireCORS() wireSubject {
 // wireModels is about models and the replicas that serve them.
 func wireModels() wireSubject {
 	s := wireSubject{name: "models",
-		config: "routing: {learn: false, queue: {none_ready_timeout: 2s}}\nmodels: {patterns: {\"sql-*\": m, \"Sql.v2-*\": n}}", replicas: []wireReplica{
+		config: "routing: {learn: false, queue: {none_ready_timeout: 2s}}\nmodels: {patterns: {\"sql-*\": m, \"Sql.v2-*\": n}}",
+		replicas: []wireReplica{
 			{name: "a", models: []string{"m", "lora<m"}}, {name: "b", models: []string{"n", "org/Model.v1"}},
 		}}
 	ask := func(model string) []wireStep {

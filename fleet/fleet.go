@@ -132,7 +132,7 @@ func (f *Fleet) Start(ctx context.Context) (waitStopped func()) {
 	}
 	f.startLookups()
 	f.startExchanges()
-	f.work.Go(func() { f.Panics.RunLoop(ctx, recovery.Removal, f.forgetRepeatedly) })
+	f.work.Go(func() { f.Panics.RunLoop(ctx, recovery.Removal, f.removeDownRepeatedly) })
 	return func() {
 		<-ctx.Done()
 		f.mu.Lock()

@@ -52,7 +52,8 @@ func updateNames(members []config.Backend, maxAddresses int, old map[discovery.N
 }
 
 // lookUpNamesOnce looks up each name once.
-func lookUpNamesOnce(ctx context.Context, names map[discovery.Name]*lookedUpName, r *discovery.Resolver, log *slog.Logger, panics recovery.Reporter) {
+func lookUpNamesOnce(ctx context.Context, names map[discovery.Name]*lookedUpName, r *discovery.Resolver, log *slog.Logger,
+	panics recovery.Reporter) {
 	ctx, cancel := context.WithTimeout(ctx, firstLookupTimeout)
 	defer cancel()
 	var lookups sync.WaitGroup

@@ -88,7 +88,7 @@ func (m *managedBackend) closeIdleConnections() {
 	}
 }
 
-// closeTransports aborts the requests in flight.
+// closeTransports ends the requests in flight.
 func (m *managedBackend) closeTransports() {
 	for _, t := range m.transports {
 		t.Close()

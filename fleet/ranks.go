@@ -96,7 +96,8 @@ func (f *Fleet) UpdateRanks(ctx context.Context, server *backends.Backend, l *ba
 		}
 		next.numbers, _ = vllm.RankNumbers(next.labels, probe)
 		if next.numbers == nil {
-			f.Log.Warn("data-parallel ranks not used", "backend", server.Name, "reason", "the server does not report their numbers", "engines", next.labels)
+			f.Log.Warn("data-parallel ranks not used", "backend", server.Name, "reason", "the server does not report their numbers", "engines",
+				next.labels)
 		}
 	}
 	f.mu.Lock()

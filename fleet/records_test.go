@@ -18,7 +18,8 @@ var recordTime = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 // registration returns one of a replica at http://NAME.
 func registration(t testing.TB, name string) Registration {
 	t.Helper()
-	b, err := config.ParseAddedBackend(fmt.Appendf(nil, `{"url":"http://%s","name":%q,"weight":1.5,"max_in_flight":7,"device":"gpu0","role":"prefill","dns":"off"}`, name, name))
+	b, err := config.ParseAddedBackend(fmt.Appendf(nil, `{"url":"http://%s","name":%q,"weight":1.5,"max_in_flight":7,"device":"gpu0",`+
+		`"role":"prefill","dns":"off"}`, name, name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,8 @@ func TestInvalidRecords(t *testing.T) {
 
 // FuzzParseRecord asserts that what is read is what is written again.
 func FuzzParseRecord(f *testing.F) {
-	f.Add("replica/a", []byte(`{"changed":"2026-08-01T12:00:00Z","backend":{"url":"http://a:1","name":"a"},"given_url":"http://a:1/","by":"x"}`))
+	f.Add("replica/a",
+		[]byte(`{"changed":"2026-08-01T12:00:00Z","backend":{"url":"http://a:1","name":"a"},"given_url":"http://a:1/","by":"x"}`))
 	f.Add("drain/a", []byte(`{"changed":"2026-08-01T12:00:00Z","removed":true}`))
 	f.Fuzz(func(t *testing.T, key string, data []byte) {
 		r, err := parseRecord(recordKey(key), data)

@@ -102,7 +102,7 @@ func readAtMost(path string, limit int64) ([]byte, error) {
 
 // WriteRecords implements Store. It blocks while another process writes.
 func (s *stateFile) WriteRecords(ctx context.Context, changed map[string][]byte, removed []string) error {
-	lock := filelock.NewLock(s.path) // after a hand-over two processes write it, for a while
+	lock := filelock.NewLock(s.path) // after a binary upgrade two processes write it, for a while
 	if err := lock.Acquire(ctx); err != nil {
 		return err
 	}

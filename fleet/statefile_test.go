@@ -54,7 +54,7 @@ func TestStateFile(t *testing.T) {
 	}
 }
 
-// Two processes write during a hand-over. Neither loses what the other has written.
+// Two processes write during a binary upgrade. Neither loses what the other has written.
 func TestStateFileOfTwoProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	const each = 20

@@ -21,9 +21,9 @@ const (
 	exchangeInterval = time.Second
 	exchangeTimeout  = 3 * time.Second
 	// storedTimeout is how long an operator waits until a change is stored: for an exchange in progress and the next.
-	storedTimeout    = 2 * exchangeTimeout
-	storeLogInterval = time.Minute // between two lines about the same store
-	forgetInterval   = time.Second // between two looks for replicas to forget
+	storedTimeout      = 2 * exchangeTimeout
+	storeLogInterval   = time.Minute // between two lines about the same store
+	removeDownInterval = time.Second // between two looks for replicas to forget
 )
 
 // Store keeps records outside of this process, by their keys: in a file for the next process, in Redis for other proxies.
@@ -53,7 +53,8 @@ func newStoreExchange(s Store, name string, private bool) *storeExchange {
 
 // exchange reads what the store has and calls merge with a copy of it, which returns what the store lacks; that is
 // written. Errors are logged, too.
-func (e *storeExchange) exchange(ctx context.Context, log *slog.Logger, merge func(*storedCopy) (write map[string][]byte, remove []string, err error)) error {
+func (e *storeExchange) exchange(ctx context.Context, log *slog.Logger, merge func(*storedCopy) (write map[string][]byte, remove []string,
+	err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
 	values, err := e.store.ReadRecords(ctx)
@@ -68,7 +69,7 @@ func (e *storeExchange) exchange(ctx context.Context, log *slog.Logger, merge fu
 		}
 	}
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
-		e.logs.Do(func() { log.Warn("added replicas and drains not stored", "store", e.name, "err", err) })
+		e.logs.Do(func() { log.Warn("added backends and drains not stored", "store", e.name, "err", err) })
 	}
 	return err
 }
@@ -136,9 +137,9 @@ func (f *Fleet) startExchanges() {
 	running := f.running
 	for _, e := range f.exchanges {
 		f.work.Go(func() {
-			f.Panics.RunLoop(running, recovery.Records, func(ctx context.Context) { f.exchangeRepeatedly(ctx, e) })
+			f.Panics.RunLoop(running, recovery.AddedBackends, func(ctx context.Context) { f.exchangeRepeatedly(ctx, e) })
 			if e.copy.private { // what changed last is written although running is done
-				f.Panics.CallAndRecover(recovery.Records, func() { f.exchangeRecords(context.WithoutCancel(running), e) })
+				f.Panics.CallAndRecover(recovery.AddedBackends, func() { f.exchangeRecords(context.WithoutCancel(running), e) })
 			}
 		})
 	}
@@ -198,31 +199,31 @@ func (f *Fleet) applyDrain(name string) {
 	}
 }
 
-// forgetRepeatedly drops registered replicas that are down for registration.forget, until ctx is done.
-func (f *Fleet) forgetRepeatedly(ctx context.Context) {
-	for clock.Sleep(ctx, forgetInterval) {
-		f.forgetDown(time.Now())
+// removeDownRepeatedly removes registered replicas that are down for registration.remove_after, until ctx is done.
+func (f *Fleet) removeDownRepeatedly(ctx context.Context) {
+	for clock.Sleep(ctx, removeDownInterval) {
+		f.removeDown(time.Now())
 	}
 }
 
-// forgetDown drops the registered replicas that are down for registration.forget. Other proxies, which may reach them,
+// removeDown removes the registered replicas that are down for registration.remove_after. Other proxies, which may reach them,
 // keep them.
-func (f *Fleet) forgetDown(now time.Time) {
+func (f *Fleet) removeDown(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	timeout := f.config.Registration.Forget
+	timeout := f.config.Registration.RemoveAfter
 	if timeout == 0 {
 		return
 	}
-	forgotten := 0
+	removed := 0
 	for _, r := range f.records.registrations() {
 		if f.isDownSince(r.Backend.Name, now.Add(-timeout)) {
 			f.records.ignore(replicaKey(r.Backend.Name))
 			f.Log.Warn("registered replica removed, down for too long", "backend", r.Backend.Name, "timeout", timeout)
-			forgotten++
+			removed++
 		}
 	}
-	if forgotten > 0 {
+	if removed > 0 {
 		f.notifyChange()
 		f.reconcile()
 	}

@@ -43,6 +43,7 @@ func TestChangesAreStoredTogether(t *testing.T) {
 		defer work.Wait()
 		defer cancel()
 		work.Go(func() { f.exchangeRepeatedly(ctx, f.exchanges[0]) })
+		synctest.Wait() // until its first exchange is done: it might write a change that it does not count as included
 		results := make(chan error, 100)
 		drain := func(i int) {
 			u, _ := backends.ParseURL(fmt.Sprintf("http://10.0.0.%d:8000", i))

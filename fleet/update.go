@@ -242,7 +242,7 @@ func (f *Fleet) addedReadyOrTimedOut() bool {
 	})
 }
 
-// removeBackend removes all that there is of a backend. It waits for its requests, and aborts
+// removeBackend removes all that there is of a backend. It waits for its requests, and ends
 // those in flight at the deadline.
 func (f *Fleet) removeBackend(m *managedBackend, deadline time.Time) {
 	b := m.backend
@@ -254,7 +254,7 @@ func (f *Fleet) removeBackend(m *managedBackend, deadline time.Time) {
 	}
 	// A request may have been sent to it at the moment in which it was retired; from now on none can be.
 	waitAtMost(context.Background(), time.Until(deadline), m.isIdle)
-	aborted := m.countInFlight()
+	unfinished := m.countInFlight()
 	m.closeTransports()
 	for _, part := range parts {
 		f.registry.Remove(part)
@@ -265,7 +265,7 @@ func (f *Fleet) removeBackend(m *managedBackend, deadline time.Time) {
 		}
 		f.OnRemoved(part)
 	}
-	f.Log.Info("backend removed", "backend", b.Name, "aborted_requests", aborted)
+	f.Log.Info("backend removed", "backend", b.Name, "unfinished_requests", unfinished)
 }
 
 // waitAtMost blocks until reached returns true, ctx is done, or it took too long.

@@ -29,7 +29,8 @@ func (w *wantedBackend) address() string {
 // wantedBackends returns the backends that a fleet with these members should have. A name that has several
 // addresses is as many backends. Of two with the same name or address, the first is returned. keepsAddress
 // reports whether a backend at an address of a name that has become empty stays.
-func wantedBackends(members []config.Backend, states map[discovery.Name]discovery.State, keepsAddress func(address string) bool) (wanted []wantedBackend) {
+func wantedBackends(members []config.Backend, states map[discovery.Name]discovery.State,
+	keepsAddress func(address string) bool) (wanted []wantedBackend) {
 	names, addresses := map[string]bool{}, map[string]bool{}
 	add := func(w wantedBackend) {
 		address := w.address()

@@ -133,6 +133,7 @@ func (f *Follower) Close() {
 	}
 	f.closed = true
 	f.applyChanges(f.tracker.forgetAll())
+	f.update(func(x *index.Index, _ time.Time) { x.ForgetCheckpointReports(f.backend.Slot) })
 	f.dropIfLost(false)
 	f.fleet.router.SetKVFollower(f.backend, nil)
 }
@@ -188,6 +189,12 @@ func (f *Follower) applyChanges(changes []change) {
 					x.ForgetKV(slot, c.kv)
 				case kvCleared:
 					x.DropCache(slot)
+				case kvUsable:
+					x.AddReportedCheckpoint(slot, c.kv)
+				case kvUnusable:
+					x.RemoveReportedCheckpoint(slot, c.kv)
+				case kvUsableForgotten:
+					x.ForgetReportedCheckpoint(slot, c.kv)
 				}
 			}
 		})

@@ -32,7 +32,7 @@ func FuzzApply(f *testing.F) {
 				tr.removeSequence("our"+string(rune('a'+next()%4)), 0)
 				continue
 			}
-			e := wire.Event{Kind: wire.Kind(op % 4), Offloaded: op/8%2 > 0, NoPrefix: op/64 > 0, Group: int(op / 32 % 2)}
+			e := wire.Event{Kind: wire.Kind(op % 4), Offloaded: op/8%2 > 0, NoPrefix: op/64 > 0, Group: int(op / 32 % 2), Window: int(op / 128 * 3)}
 			if parent := next(); parent%4 > 0 {
 				e.HasParent, e.Parent = true, uint64(parent%32)
 			}

@@ -48,7 +48,7 @@ func TestSourcesAfterError(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reader := NewReader(registry, r, slog.New(slog.DiscardHandler), nil)
+	reader := NewReader(registry, r, slog.New(slog.DiscardHandler), nil, nil)
 	ctx, stop := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() { reader.Watch(ctx, b) })
@@ -95,7 +95,7 @@ func TestSourcesOfRank(t *testing.T) {
 		}
 		server.SetOptions(o)
 		rank := backends.NewRank(server, c.engine, 0)
-		got, err := findSources(t.Context(), rank, readSourceSettings(rank))
+		got, err := findSources(t.Context(), rank, readSourceSettings(rank), wire.Ports{})
 		if err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("engine %d, %s: %+v, %v, want %+v", c.engine, c.events, got, err, c.want)
 		}

@@ -171,8 +171,11 @@ func (q *finishedRequest) interpolateLinks(linked index.LinkedPrefix, sequence [
 // that events named the request.
 func (f *Follower) removeApproximate(q *finishedRequest, hasStored bool) {
 	f.update(func(x *index.Index, _ time.Time) {
+		linked := x.LinkedPrefix(q.Blocks, nil)
 		// Without events, all of the prompt may have been cached but for less than one KV block.
-		if unlinked := len(q.Blocks) - x.LinkedPrefix(q.Blocks, nil).Blocks; hasStored || unlinked <= 2 {
+		isCached := len(q.Blocks)-linked.Blocks <= 2 ||
+			q.PromptTokens > 0 && q.PromptTokens+q.OutputTokens-linked.KVTokens < f.tracker.kvBlockTokens
+		if hasStored || isCached {
 			x.RemoveApproximate(f.backend.Slot, q.Blocks)
 		}
 	})

@@ -225,6 +225,41 @@ func TestHotPromptWithLargeKVBlocks(t *testing.T) {
 	}
 }
 
+// A prompt that leaves a cached one in the midst of a KV block and fills no further one: no event names it. What it has alone does not
+// outlive what was cached.
+func TestTailShorterThanKVBlock(t *testing.T) {
+	x := newFixture(t, 1)
+	const kv = 512
+	replica := x.replicas[0].follower
+	e := wire.Event{Kind: wire.Stored, BlockSize: kv, Hashes: []uint64{1, 2}}
+	for i := range 2 * kv {
+		e.Tokens = append(e.Tokens, uint32(i))
+	}
+	serve := func(req *router.Request, event bool) {
+		d := x.pick(req)
+		if e.Session = d.KVSession; event {
+			replica.Apply(0, []wire.Event{e})
+		}
+		d.RecordFirstEvent()
+		d.Release(router.Outcome{End: router.Completed, PromptTokens: len(req.Blocks) * tokensPerBlock})
+		x.settle()
+	}
+	serve(x.ask(1, 16), true)
+	fork := x.ask(1, 16)
+	for i := 10; i < 15; i++ {
+		fork.Blocks[i] = prompt.Block(uint64(2)<<32 | uint64(i))
+	}
+	fork.Blocks, fork.Bytes = fork.Blocks[:15], 15*256 // 448 tokens after the first KV block
+	serve(fork, false)
+	if got := x.matchedBlocks(1, 16)[0]; got != 16 {
+		t.Errorf("%d blocks matched of the first prompt, want 16", got)
+	}
+	replica.Apply(0, []wire.Event{{Kind: wire.Removed, Hashes: []uint64{2}}, {Kind: wire.Removed, Hashes: []uint64{1}}})
+	if got := x.matchedBlocks(1, 16)[0]; got != 0 {
+		t.Errorf("%d blocks matched after the replica has evicted all", got)
+	}
+}
+
 // Nothing is confirmed after all events were lost.
 func TestConfirmedAfterLostKVEvents(t *testing.T) {
 	x := newFixture(t, 1)

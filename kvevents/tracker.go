@@ -17,8 +17,9 @@ import (
 
 const (
 	maxEngines    = 256
-	maxGroups     = 64 // KV cache groups that an engine's account keeps apart
-	maxCopies     = 8  // of a block that are counted; a client can have blocks announced again
+	maxGroups     = 64   // KV cache groups that an engine's account keeps apart
+	maxUnplaced   = 4096 // blocks of other groups than the first one of full attention that wait for that one's event
+	maxCopies     = 8    // of a block that are counted; a client can have blocks announced again
 	maxSequences  = 16 << 10
 	changesBuffer = 1024 // changes that are kept for reuse
 )
@@ -27,10 +28,13 @@ const (
 type op uint8
 
 const (
-	kvStored    op = iota // the replica holds it
-	kvRemoved             // it does not any more
-	kvForgotten           // it is not known any more whether it does
-	kvCleared             // it holds no blocks at all; kv is 0
+	kvStored          op = iota // the replica holds it
+	kvRemoved                   // it does not any more
+	kvForgotten                 // it is not known any more whether it does
+	kvCleared                   // it holds no blocks at all; kv is 0
+	kvUsable                    // all of its groups hold the block, so that a prefix can be reused up to its end
+	kvUnusable                  // not all do any more
+	kvUsableForgotten           // it is not known any more whether all do
 )
 
 // change is one change of what a replica holds.
@@ -50,15 +54,17 @@ type sequenceBlock struct {
 // It names the blocks by their tokens, so that equal blocks of all replicas have one name
 // whatever hashes their engines use. It is not safe for concurrent use.
 type tracker struct {
-	seed        uint64                           // equal blocks have equal names in all trackers with the same
-	prefix      string                           // of the sessions whose sequences are remembered
-	engineCount int                              // data-parallel ones that the replica has at least
-	room        *atomic.Int64                    // for how many more blocks there is memory in all trackers that share it
-	engines     []*engine                        // by rank
-	blocks      int                              // held, in all engines; one that several hold counts for each
-	places      int                              // taken by these and by blocks that are kept for others
-	holders     map[index.KVBlock]int            // engines that hold a block; nil while there is one engine
-	sequences   *simplelru.LRU[string, sequence] // by session: the last block that each of the latest requests has stored
+	seed          uint64                           // equal blocks have equal names in all trackers with the same
+	prefix        string                           // of the sessions whose sequences are remembered
+	engineCount   int                              // data-parallel ones that the replica has at least
+	room          *atomic.Int64                    // for how many more blocks there is memory in all trackers that share it
+	engines       []*engine                        // by rank
+	blocks        int                              // held, in all engines; one that several hold counts for each
+	usable        map[index.KVBlock]int            // engines of which all groups hold a block; nil before the first one
+	places        int                              // taken by these and by blocks that are kept for others
+	holders       map[index.KVBlock]int            // engines that hold a block; nil while there is one engine
+	kvBlockTokens int                              // in a KV block of the event before; 0: there was none
+	sequences     *simplelru.LRU[string, sequence] // by session: the last block that each of the latest requests has stored
 
 	changes []change
 	buf     []byte
@@ -66,13 +72,34 @@ type tracker struct {
 
 // engine is the account of one data-parallel engine.
 type engine struct {
-	complete  bool             // it announces all that it holds
-	hadBlocks bool             // before the last restart that was not complete
-	offloads  bool             // it has announced blocks of another medium than the GPU
-	byHash    map[uint64]int32 // the publisher's hash → place of the block
-	blocks    []block          // blocks[0] stands before the first block of a sequence
-	free      int32            // the first unused place, linked by parent; 0: none
-	groups    map[int]bool     // whether blocks of a group mean a usable prefix
+	complete      bool             // it announces all that it holds
+	hadBlocks     bool             // before the last restart that was not complete
+	offloads      bool             // it has announced blocks of another medium than the GPU
+	byHash        map[uint64]int32 // the publisher's hash → place of the block
+	blocks        []block          // blocks[0] stands before the first block of a sequence
+	free          int32            // the first unused place, linked by parent; 0: none
+	groups        map[int]group    // by their numbers
+	others        groupSet         // the groups beside the first one of full attention
+	windows       []window
+	unplaced      map[uint64]groupSet // by hash: groups that hold blocks of which no event of full attention was seen yet
+	usable        map[uint64]bool     // hashes of the blocks that all groups hold
+	windowRemoved bool                // a group of a window has removed blocks since the last update
+	touched       []uint64            // hashes of blocks that other groups have stored or removed since the last update of checkpoints
+}
+
+// group is a KV cache group of an engine.
+type group struct {
+	isPrimary bool     // it is the first one of full attention, whose blocks the account follows
+	bit       groupSet // of another one
+}
+
+// groupSet is a set of the groups beside the primary one.
+type groupSet uint64
+
+// window is a group of sliding-window attention: a prefix can be reused if the group holds the last blocks of it.
+type window struct {
+	bit    groupSet
+	tokens int
 }
 
 // block is one KV block of an engine. It outlives its removal while blocks follow it, or a
@@ -80,9 +107,10 @@ type engine struct {
 type block struct {
 	kv         index.KVBlock
 	parent     int32
-	tokens     int32 // of the sequence up to its end
-	successors int32 // and sequences that end there
-	gpu, other uint8 // copies
+	tokens     int32    // of the sequence up to its end
+	successors int32    // and sequences that end there
+	gpu, other uint8    // copies
+	groups     groupSet // that hold it, beside the primary one
 }
 
 func (b *block) isHeld() bool { return b.gpu > 0 || b.other > 0 }
@@ -143,6 +171,9 @@ func (t *tracker) heldAsStored() []change {
 			t.changes = append(t.changes, change{e.blocks[at].kv, kvStored})
 		}
 	}
+	for kv := range t.usable {
+		t.changes = append(t.changes, change{kv, kvUsable})
+	}
 	return t.changes
 }
 
@@ -182,6 +213,7 @@ func (t *tracker) apply(rank int, events []wire.Event) []change {
 			}
 		}
 	}
+	t.updateUsable(e)
 	return t.changes
 }
 
@@ -223,13 +255,17 @@ func (t *tracker) engine(rank int) *engine {
 }
 
 func newEngine() *engine {
-	return &engine{byHash: map[uint64]int32{}, blocks: make([]block, 1), groups: map[int]bool{}}
+	return &engine{byHash: map[uint64]int32{}, blocks: make([]block, 1), groups: map[int]group{}, usable: map[uint64]bool{}}
 }
 
 // store applies a Stored event. The account is incomplete after an event whose predecessor is
 // unknown, and after one that does not fit.
 func (t *tracker) store(rank int, e *engine, ev *wire.Event) {
-	if ev.Remote || !e.isUsable(ev) {
+	if ev.Remote {
+		return
+	}
+	if g := e.findOrAddGroup(ev); !g.isPrimary {
+		e.storeOther(g, ev)
 		return
 	}
 	e.offloads = e.offloads || ev.Offloaded
@@ -246,6 +282,7 @@ func (t *tracker) store(rank int, e *engine, ev *wire.Event) {
 		e.complete = false // blocks without content were left out: which tokens a block has is not known
 		return
 	}
+	t.kvBlockTokens = size
 	at := int32(0)
 	if ev.HasParent {
 		if at = e.byHash[ev.Parent]; at == 0 {
@@ -291,7 +328,11 @@ func (t *tracker) storeBlock(e *engine, hash uint64, kv index.KVBlock, parent in
 		e.blocks = append(e.blocks, block{})
 	}
 	b := &e.blocks[at]
-	*b = block{kv: kv, parent: parent, tokens: e.blocks[parent].tokens + int32(size)}
+	*b = block{kv: kv, parent: parent, tokens: e.blocks[parent].tokens + int32(size), groups: e.unplaced[hash]}
+	if b.groups != 0 {
+		delete(e.unplaced, hash)
+		e.touched = append(e.touched, hash)
+	}
 	b.addCopies(offloaded, 1)
 	e.blocks[parent].successors++
 	e.byHash[hash] = at
@@ -323,29 +364,136 @@ func (b *block) addCopies(offloaded bool, n int) {
 	*copies = uint8(min(maxCopies, max(0, int(*copies)+n)))
 }
 
-// isUsable reports whether the blocks of a Stored event's group mean a prefix that can be
-// reused. Of several groups that do, which have equal blocks, it is the first.
-func (e *engine) isUsable(ev *wire.Event) bool {
-	if known, ok := e.groups[ev.Group]; ok {
-		return known
+// findOrAddGroup returns the group of a Stored event. Blocks of equal content have equal hashes in all groups.
+func (e *engine) findOrAddGroup(ev *wire.Event) group {
+	if g, ok := e.groups[ev.Group]; ok {
+		return g
 	}
-	usable := !ev.NoPrefix
+	g := group{isPrimary: !ev.NoPrefix}
 	for _, other := range e.groups {
-		usable = usable && !other
+		g.isPrimary = g.isPrimary && !other.isPrimary
 	}
-	if len(e.groups) < maxGroups {
-		e.groups[ev.Group] = usable
+	if len(e.groups) >= maxGroups {
+		return group{}
 	}
-	return usable
+	if !g.isPrimary {
+		g.bit = 1 << len(e.groups)
+		e.others |= g.bit
+		if ev.Window > 0 {
+			e.windows = append(e.windows, window{g.bit, ev.Window})
+		}
+	}
+	e.groups[ev.Group] = g
+	return g
+}
+
+// storeOther applies a Stored event of a group beside the primary one, whose event for the same blocks may follow.
+func (e *engine) storeOther(g group, ev *wire.Event) {
+	if ev.Offloaded {
+		return // the hit that it allows is not known
+	}
+	for _, h := range ev.Hashes {
+		if at := e.byHash[h]; at != 0 {
+			e.blocks[at].groups |= g.bit
+			e.touched = append(e.touched, h)
+			continue
+		}
+		if e.unplaced == nil {
+			e.unplaced = map[uint64]groupSet{}
+		}
+		if _, known := e.unplaced[h]; known || len(e.unplaced) < maxUnplaced {
+			e.unplaced[h] |= g.bit
+		}
+	}
+}
+
+// removeOther applies a Removed event of a group beside the primary one to a block, whose place is 0 if the primary one does not hold it.
+func (e *engine) removeOther(g group, hash uint64, at int32, offloaded bool) {
+	switch {
+	case offloaded:
+	case at == 0:
+		if groups, known := e.unplaced[hash]; known {
+			e.unplaced[hash] = groups &^ g.bit
+		}
+	default:
+		e.blocks[at].groups &^= g.bit
+		e.touched = append(e.touched, hash)
+		if slices.ContainsFunc(e.windows, func(w window) bool { return w.bit == g.bit }) {
+			e.windowRemoved = true
+		}
+	}
+}
+
+// updateUsable updates which of the touched blocks are held by all groups, after the events of one message.
+func (t *tracker) updateUsable(e *engine) {
+	if e.windowRemoved { // also a block before the end of a prefix is needed
+		e.windowRemoved = false
+		e.touched = slices.AppendSeq(e.touched, maps.Keys(e.usable))
+	}
+	for _, h := range e.touched {
+		at := e.byHash[h]
+		if at == 0 {
+			continue
+		}
+		switch usable := e.isUsable(at); {
+		case usable && !e.usable[h]:
+			t.addUsable(e, h, e.blocks[at].kv)
+		case !usable && e.usable[h]:
+			t.removeUsable(e, h, e.blocks[at].kv, kvUnusable)
+		}
+	}
+	e.touched = e.touched[:0]
+	clear(e.unplaced)
+}
+
+// isUsable reports whether a prefix that ends with a block, which the primary group holds, can be reused.
+func (e *engine) isUsable(at int32) bool {
+	if e.others == 0 || e.blocks[at].groups != e.others {
+		return false
+	}
+	for _, w := range e.windows {
+		end := int(e.blocks[at].tokens)
+		for i := at; i != 0 && int(e.blocks[i].tokens) > end-w.tokens+1; i = e.blocks[i].parent {
+			if e.blocks[i].groups&w.bit == 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// addUsable records that all groups of an engine hold a block.
+func (t *tracker) addUsable(e *engine, hash uint64, kv index.KVBlock) {
+	e.usable[hash] = true
+	if t.usable == nil {
+		t.usable = map[index.KVBlock]int{}
+	}
+	if t.usable[kv]++; t.usable[kv] == 1 {
+		t.changes = append(t.changes, change{kv, kvUsable})
+	}
+}
+
+// removeUsable records that not all groups of an engine hold a block any more. What is the change if it was the last engine.
+func (t *tracker) removeUsable(e *engine, hash uint64, kv index.KVBlock, what op) {
+	delete(e.usable, hash)
+	if t.usable[kv]--; t.usable[kv] == 0 {
+		delete(t.usable, kv)
+		t.changes = append(t.changes, change{kv, what})
+	}
 }
 
 // remove applies a Removed event.
 func (t *tracker) remove(e *engine, ev *wire.Event) {
-	if ev.Remote || !e.groups[ev.Group] {
+	g, known := e.groups[ev.Group]
+	if ev.Remote || !known {
 		return
 	}
 	for _, h := range ev.Hashes {
 		at := e.byHash[h]
+		if !g.isPrimary {
+			e.removeOther(g, h, at, ev.Offloaded)
+			continue
+		}
 		if at == 0 {
 			continue
 		}
@@ -359,6 +507,13 @@ func (t *tracker) remove(e *engine, ev *wire.Event) {
 func (t *tracker) removeBlock(e *engine, hash uint64, at int32, what op) {
 	kv := e.blocks[at].kv
 	delete(e.byHash, hash)
+	if e.blocks[at].groups = 0; e.usable[hash] {
+		whatOfUsable := kvUnusable
+		if what == kvForgotten {
+			whatOfUsable = kvUsableForgotten
+		}
+		t.removeUsable(e, hash, kv, whatOfUsable)
+	}
 	t.blocks--
 	t.freeUnused(e, at)
 	if t.holders != nil {
@@ -394,6 +549,8 @@ func (t *tracker) removeAll(e *engine, what op, gpuOnly bool) {
 	for h, at := range e.byHash {
 		if b := &e.blocks[at]; gpuOnly && b.other > 0 {
 			b.gpu = 0
+			b.groups = 0
+			e.touched = append(e.touched, h)
 		} else {
 			gone = append(gone, place{h, at})
 		}

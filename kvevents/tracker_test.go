@@ -40,20 +40,28 @@ func with(e wire.Event, change func(*wire.Event)) wire.Event {
 
 func onCPU(e *wire.Event) { e.Offloaded, e.Tokens = true, nil }
 
-// holding replays changes.
+// holding replays changes: it has the blocks that are held, and whether they are usable.
 type holding map[index.KVBlock]bool
 
 func (h holding) apply(t *testing.T, changes []change) {
 	t.Helper()
 	for _, c := range changes {
+		usable, held := h[c.kv]
 		switch {
 		case c.op == kvCleared && len(h) > 0:
 			t.Errorf("cleared with %d blocks left", len(h))
 		case c.op == kvCleared:
-		case h[c.kv] == (c.op == kvStored):
-			t.Errorf("change %v of a block that is held: %v", c.op, h[c.kv])
+		case held == (c.op == kvStored):
+			t.Errorf("change %v of a block that is held: %v", c.op, held)
 		case c.op == kvStored:
-			h[c.kv] = true
+			h[c.kv] = false
+		case c.op == kvUsable || c.op == kvUnusable:
+			if usable == (c.op == kvUsable) {
+				t.Errorf("change %v of a block that is usable: %v", c.op, usable)
+			}
+			h[c.kv] = !usable
+		case usable:
+			t.Errorf("change %v of a block that is usable", c.op)
 		default:
 			delete(h, c.kv)
 		}
@@ -81,7 +89,9 @@ func TestApply(t *testing.T) {
 		{"unknown parent", []wire.Event{stored(77, 1, 10)}, 0, false},
 		{"predecessor removed before", []wire.Event{stored(0, 1, 10, 11), removed(10), stored(11, 9, 12), removed(11)}, 1, true},
 		{"predecessor stored again", []wire.Event{stored(0, 1, 10, 11), removed(10), stored(0, 1, 10)}, 2, true},
-		{"partial block", []wire.Event{stored(0, 1, 10), with(stored(10, 5, 11), func(e *wire.Event) { e.BlockSize, e.Tokens = 2, e.Tokens[:2] })}, 2, true},
+		{"partial block", []wire.Event{stored(0, 1, 10), with(stored(10, 5, 11), func(e *wire.Event) {
+			e.BlockSize, e.Tokens = 2, e.Tokens[:2]
+		})}, 2, true},
 		{"blocks without content left out", []wire.Event{with(stored(0, 1, 10, 11), func(e *wire.Event) { e.Tokens = e.Tokens[:6] })}, 0, false},
 		{"sliding window", []wire.Event{
 			with(stored(0, 1, 10), group(0, true)), with(stored(0, 1, 20), group(1, false)),
@@ -335,5 +345,66 @@ func TestRestartAfterLostEvents(t *testing.T) {
 	changes := tr.restart(0, true)
 	if len(changes) == 0 {
 		t.Error("no Cleared after a restart")
+	}
+}
+
+// usableTokens returns the ends of the usable blocks of an engine, in tokens of their sequences.
+func (e *engine) usableTokens() (ends []int) {
+	for h := range e.usable {
+		ends = append(ends, int(e.blocks[e.byHash[h]].tokens))
+	}
+	slices.Sort(ends)
+	return ends
+}
+
+// TestUsableBlocks checks which blocks end a prefix that can be reused where the model has groups beside full attention.
+func TestUsableBlocks(t *testing.T) {
+	of := func(group, window int, e wire.Event) wire.Event {
+		e.Group, e.NoPrefix, e.Window = group, group < 2, window
+		return e
+	}
+	sparse := func(hashes ...uint64) wire.Event { return wire.Event{Hashes: hashes} }
+	full := of(2, 0, stored(0, 1, 10, 11, 12, 13)) // four blocks of four tokens
+	tests := []struct {
+		name   string
+		events [][]wire.Event // messages
+		usable []int          // tokens
+	}{
+		{"state at the end", [][]wire.Event{{of(0, 0, sparse(13)), of(1, 0, sparse(13)), full}}, []int{16}},
+		{"state in one of two groups", [][]wire.Event{{of(0, 0, sparse(13)), of(1, 0, sparse()), full}}, nil},
+		{"state in a later message", [][]wire.Event{{of(0, 0, sparse(13)), of(1, 0, sparse()), full}, {of(1, 0, sparse(11, 13))}}, []int{16}},
+		{"state of a block that is not held", [][]wire.Event{{of(0, 0, sparse(20)), of(1, 0, sparse(20))}, {full}}, nil},
+		{"state removed", [][]wire.Event{
+			{of(0, 0, sparse(11, 13)), of(1, 0, sparse(11, 13)), full}, {of(0, 0, removed(13))},
+		}, []int{8}},
+		{"block removed", [][]wire.Event{
+			{of(0, 0, sparse(11, 13)), of(1, 0, sparse(11, 13)), full}, {of(2, 0, removed(13, 12))},
+		}, []int{8}},
+		{"window of two blocks", [][]wire.Event{{of(0, 6, sparse(10, 12, 13)), full}}, []int{4, 16}}, // from the head, a shorter one will do
+		{"a block of the window removed", [][]wire.Event{{of(0, 6, sparse(10, 12, 13)), full}, {of(0, 6, removed(12))}}, []int{4}},
+		{"window of two blocks and a token", [][]wire.Event{{of(0, 10, sparse(12, 13)), full}}, nil},
+		{"cleared", [][]wire.Event{{of(0, 0, sparse(13)), of(1, 0, sparse(13)), full}, {{Kind: wire.Cleared}}}, nil},
+		{"one group", [][]wire.Event{{full}}, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tr, h := newTracker(1, "", 1, newRoom(100)), holding{}
+			h.apply(t, tr.restart(0, true))
+			for _, message := range tt.events {
+				h.apply(t, tr.apply(0, message))
+			}
+			if got := tr.engines[0].usableTokens(); !slices.Equal(got, tt.usable) {
+				t.Errorf("usable up to %d tokens, want %d", got, tt.usable)
+			}
+			usable := 0
+			for _, is := range h {
+				if is {
+					usable++
+				}
+			}
+			if usable != len(tt.usable) {
+				t.Errorf("%d usable blocks by the changes, want %d", usable, len(tt.usable))
+			}
+		})
 	}
 }

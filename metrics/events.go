@@ -14,7 +14,8 @@ import (
 type eventMetrics struct {
 	retries           *prometheus.CounterVec
 	retryWaits        *prometheus.CounterVec
-	aborts            *prometheus.CounterVec
+	disconnects       *prometheus.CounterVec
+	cancels           prometheus.Counter
 	queueTime         prometheus.Histogram
 	queueExits        *prometheus.CounterVec
 	responseLookups   *prometheus.CounterVec
@@ -22,53 +23,81 @@ type eventMetrics struct {
 	registrations     *prometheus.CounterVec
 	pollErrors        *prometheus.CounterVec
 	closedConnections prometheus.Counter
-	droppedRecords    prometheus.Counter
+	droppedRequests   prometheus.Counter
 	panics            *prometheus.CounterVec
 	splits            *prometheus.CounterVec
-	prefillLeg        prometheus.Histogram
-	handover          prometheus.Histogram
+	prefillRequest    prometheus.Histogram
+	kvTransfer        prometheus.Histogram
 }
 
 // newEventMetrics returns the counters with all labels that are known in advance at
 // zero, so that the first event is visible in a rate.
 func newEventMetrics(register promauto.Factory) *eventMetrics {
 	e := &eventMetrics{
-		retries:    newCounterVec(register, "retries_total", "Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had closed; truncated: the response ended early; invalid_response: it is not HTTP/1, or its header is too long; loop: another proxy had seen the request; rank, scaling: the replica has other engines than before; context_length: the replica refused the request as too long, and another one accepts longer ones; wrong_response: to another request.", "reason"),
-		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.", "result"),
-		aborts:     newCounterVec(register, "aborts_total", "Requests whose client disconnected or stopped reading, or that an operator cancelled, by phase.", "phase"),
+		retries: newCounterVec(register, "retries_total",
+			"Attempts that failed before anything was sent to the client and were repeated. stale_connection: a reused one that the replica had "+
+				"closed; truncated: the response ended early; invalid_response: it is not HTTP/1, or its header is too long; loop: another proxy "+
+				"had seen the request; rank, scaling: the replica has other engines than before; context_length: the replica refused the request as "+
+				"too long, and another one accepts longer ones; wrong_response: to another request.", "reason"),
+		retryWaits: newCounterVec(register, "retry_waits_total", "Requests that waited for the retry budget (retry.share), by result.",
+			"result"),
+		disconnects: newCounterVec(register, "disconnected_requests_total",
+			"Requests whose client disconnected or stopped reading, by what the request was doing.", "phase"),
+		cancels: register.NewCounter(prometheus.CounterOpts{
+			Name: "warmroute_cancelled_requests_total",
+			Help: "Requests that an operator cancelled.",
+		}),
 		queueTime: register.NewHistogram(histogramOpts("queue_seconds", "Time in the admission queue, of requests that were queued.",
 			1.0/(1<<13), .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)),
-		queueExits:      newCounterVec(register, "queue_ends_total", "Requests that left the admission queue or found it full. busy: no backend had room within routing.queue.busy_timeout; none_ready: none was ready and made progress within routing.queue.none_ready_timeout.", "result"),
-		responseLookups: newCounterVec(register, "response_lookups_total", "Requests that refer to a stored response (previous_response_id, or its id in the path). known: its replica was known; found: by asking the replicas; lost: its replica was restarted or removed.", "result"),
-		unauthorized:    newCounterVec(register, "unauthorized_total", "Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
-		registrations:   newCounterVec(register, "registration_calls_total", "Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),
-		pollErrors:      newCounterVec(register, "poll_errors_total", "Failed polls of a backend's /metrics.", "backend"),
-		panics:          newCounterVec(register, "panics_total", "Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
-		splits:          newCounterVec(register, "split_requests_total", "Requests in a fleet with replicas for prefill or decode, by whether one did the prefill and another one the decode: split, or why not. cheaper: one replica alone; full: the replicas for prefill have no room; late: the handover would have taken, or took, too much of pd.lease; prefill_failed, decode_failed: then one replica did both.", "result"),
-		prefillLeg: register.NewHistogram(histogramOpts("prefill_leg_seconds", "Time from the request for the prefill of a split request to its response.",
+		queueExits: newCounterVec(register, "queue_ends_total",
+			"Requests that left the admission queue or found it full. busy: no backend had room within routing.queue.busy_timeout; none_ready: "+
+				"none was ready and made progress within routing.queue.none_ready_timeout; late: none was predicted to meet the "+
+				"request's target (slo.refuse).",
+			"result"),
+		responseLookups: newCounterVec(register, "response_lookups_total",
+			"Requests that refer to a stored response (previous_response_id, or its id in the path). known: its replica was known; found: by "+
+				"asking the replicas; lost: its replica was restarted or removed.", "result"),
+		unauthorized: newCounterVec(register, "unauthorized_total",
+			"Requests refused because of their API key, by reason: missing, unknown, expired.", "reason"),
+		registrations: newCounterVec(register, "registration_calls_total",
+			"Calls that add or remove a replica over the public listener, and refused ones, by result.", "result"),
+		pollErrors: newCounterVec(register, "poll_errors_total", "Failed polls of a backend's /metrics.", "backend"),
+		panics: newCounterVec(register, "panics_total",
+			"Panics that were recovered, by place. Each is a bug of warmroute; the log has its stack.", "where"),
+		splits: newCounterVec(register, "split_requests_total",
+			"Requests in a fleet with replicas for prefill or decode, by whether one did the prefill and another one the decode: split, or why "+
+				"not. cheaper: one replica alone; full: the replicas for prefill have no room; late: the KV transfer would have taken, or took, too "+
+				"much of disaggregation.kv_lease; prefill_failed, decode_failed: then one replica did both.", "result"),
+		prefillRequest: register.NewHistogram(histogramOpts("prefill_request_seconds", "Time from the request for the prefill of a split "+
+			"request to its response.",
 			1.0/(1<<10), .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80)),
-		handover: register.NewHistogram(histogramOpts("handover_seconds", "Time from the response to the prefill of a split request to the first content of its stream.",
+		kvTransfer: register.NewHistogram(histogramOpts("kv_transfer_seconds", "Time from the response to the prefill of a split request to "+
+			"the first content of its stream.",
 			1.0/(1<<10), .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20)),
 		closedConnections: register.NewCounter(prometheus.CounterOpts{
 			Name: "warmroute_connections_closed_total",
 			Help: "Idle client connections closed to make room for new ones (limits.connections, or fewer if file descriptors are scarce).",
 		}),
-		droppedRecords: register.NewCounter(prometheus.CounterOpts{
-			Name: "warmroute_record_dropped_total",
-			Help: "Requests missing from the traffic recording (record.memory, record.file): the queue was full, the request was too large to replay, it ended after shutdown, or writing failed.",
+		droppedRequests: register.NewCounter(prometheus.CounterOpts{
+			Name: "warmroute_recording_dropped_requests_total",
+			Help: "Requests dropped from the recording (recording.memory, recording.file): the queue was full, the request was too large to " +
+				"replay, it ended after shutdown, or writing failed.",
 		}),
 	}
 	initLabels(e.panics, recovery.Places()...)
-	initLabels(e.splits, SplitDone, SplitCheaper, SplitForbidden, SplitNoPrefill, SplitFull, SplitNoDecode, SplitLate, SplitPrefillFailed, SplitDecodeFailed)
+	initLabels(e.splits, SplitDone, SplitCheaper, SplitForbidden, SplitNoPrefill, SplitFull, SplitNoDecode, SplitLate, SplitPrefillFailed,
+		SplitDecodeFailed)
 	initLabels(e.retryWaits, RetryWaitSent, RetryWaitGivenUp, RetryWaitDisconnected)
-	initLabels(e.queueExits, QueueSent, QueueFull, QueueBusy, QueueNoneReady, QueueDisconnected)
+	initLabels(e.queueExits, QueueSent, QueueFull, QueueBusy, QueueLate, QueueNoneReady, QueueDisconnected)
 	initLabels(e.responseLookups, ResponseKnown, ResponseFound, ResponseUnknown, ResponseOfOtherKey, ResponseLost)
 	initLabels(e.unauthorized, KeyMissing, KeyUnknown, KeyExpired)
 	initLabels(e.registrations, RegistrationOK, RegistrationNotReady, RegistrationInvalid, RegistrationRefusedToken,
 		RegistrationRefusedAddress, RegistrationRefusedOrigin, RegistrationRefusedURL)
-	initLabels(e.aborts, AbortInUpload, AbortInQueue, AbortBeforeResponse, AbortInStream, AbortInBody, AbortNotReading, AbortCancelled)
+	initLabels(e.disconnects, DisconnectInUpload, DisconnectInQueue, DisconnectBeforeResponse, DisconnectInStream, DisconnectInBody,
+		DisconnectNotReading)
 	initLabels(e.retries, RetryConnect, RetryStale, RetryFirstByte, RetryResponse, RetryStalled, RetryTruncated, RetryErrorEvent, RetryAborted,
-		RetryRedirect, RetryInvalid, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryContextLength, RetryRank, RetryScaling, RetryWrongResponse, RetryNoTransferParams, RetryHandover,
+		RetryRedirect, RetryInvalid, RetryDescriptors, RetryLoop, RetryEncoded, RetryEndpoint, RetryContextLength, RetryRank, RetryScaling,
+		RetryWrongResponse, RetryNoTransferParams, RetryKVTransfer,
 		RetryStatus(429), RetryStatus(500), RetryStatus(502), RetryStatus(503), RetryStatus(504))
 	return e
 }
@@ -106,7 +135,7 @@ const (
 	RetryWrongResponse RetryReason = "wrong_response" // to another request, on a kept-alive connection
 
 	RetryNoTransferParams RetryReason = "no_transfer_params" // the prefill of a split request was done, but not for another replica
-	RetryHandover         RetryReason = "handover"           // the decode of a split request could not be sent in time
+	RetryKVTransfer       RetryReason = "kv_transfer"        // the decode of a split request could not be sent in time
 )
 
 // RetryStatus returns the reason of a response with that status.
@@ -138,11 +167,13 @@ func (m *Metrics) CountSplit(result SplitResult) {
 	}
 }
 
-// ObservePrefillLeg records how long the prefill of a split request took.
-func (m *Metrics) ObservePrefillLeg(took time.Duration) { m.events.prefillLeg.Observe(took.Seconds()) }
+// ObservePrefillRequest records how long the prefill of a split request took.
+func (m *Metrics) ObservePrefillRequest(took time.Duration) {
+	m.events.prefillRequest.Observe(took.Seconds())
+}
 
-// ObserveHandover records the time from the response to a prefill leg to the first content of the stream.
-func (m *Metrics) ObserveHandover(took time.Duration) { m.events.handover.Observe(took.Seconds()) }
+// ObserveKVTransfer records the time from the response to a prefill request to the first content of the stream.
+func (m *Metrics) ObserveKVTransfer(took time.Duration) { m.events.kvTransfer.Observe(took.Seconds()) }
 
 // RetryWaitResult is how a wait for the retry budget ended.
 type RetryWaitResult string
@@ -157,22 +188,24 @@ const (
 // CountRetryWait counts a request that waited for the retry budget.
 func (m *Metrics) CountRetryWait(result RetryWaitResult) { countLabel(m.events.retryWaits, result) }
 
-// AbortPhase is what a request was doing when it was aborted.
-type AbortPhase string
+// DisconnectPhase is what a request was doing when its client disconnected.
+type DisconnectPhase string
 
-// Phases of aborted requests.
+// Phases of requests whose client disconnected.
 const (
-	AbortInUpload       AbortPhase = "in_upload"
-	AbortInQueue        AbortPhase = "queued"
-	AbortBeforeResponse AbortPhase = "before_response"
-	AbortInStream       AbortPhase = "in_stream"
-	AbortInBody         AbortPhase = "in_body"
-	AbortNotReading     AbortPhase = "not_reading" // the client is connected but does not read
-	AbortCancelled      AbortPhase = "cancelled"   // by an operator, in any phase
+	DisconnectInUpload       DisconnectPhase = "in_upload"
+	DisconnectInQueue        DisconnectPhase = "queued"
+	DisconnectBeforeResponse DisconnectPhase = "before_response"
+	DisconnectInStream       DisconnectPhase = "in_stream"
+	DisconnectInBody         DisconnectPhase = "in_body"
+	DisconnectNotReading     DisconnectPhase = "not_reading" // the client is connected but does not read
 )
 
-// CountAbort counts a request whose client disconnected or was disconnected.
-func (m *Metrics) CountAbort(phase AbortPhase) { countLabel(m.events.aborts, phase) }
+// CountDisconnect counts a request whose client disconnected or was disconnected.
+func (m *Metrics) CountDisconnect(phase DisconnectPhase) { countLabel(m.events.disconnects, phase) }
+
+// CountCancel counts a request that an operator cancelled.
+func (m *Metrics) CountCancel() { m.events.cancels.Inc() }
 
 // QueueResult is how a request left the admission queue.
 type QueueResult string
@@ -182,6 +215,7 @@ const (
 	QueueSent         QueueResult = "sent"
 	QueueFull         QueueResult = "full"         // not queued
 	QueueBusy         QueueResult = "busy"         // no backend had room in time
+	QueueLate         QueueResult = "late"         // refused: no backend was predicted to meet its target for the TTFT
 	QueueNoneReady    QueueResult = "none_ready"   // no backend was ready in time
 	QueueDisconnected QueueResult = "disconnected" // client disconnect
 )
@@ -252,8 +286,8 @@ func (m *Metrics) CountPollError(b *backends.Backend) { countLabel(m.events.poll
 // CountEvictedConnection counts a client connection closed to make room for another.
 func (m *Metrics) CountEvictedConnection() { m.events.closedConnections.Inc() }
 
-// CountUnrecordedRequest counts a request missing from the traffic recording.
-func (m *Metrics) CountUnrecordedRequest() { m.events.droppedRecords.Inc() }
+// CountDroppedRequest counts a request that was dropped from the recording.
+func (m *Metrics) CountDroppedRequest() { m.events.droppedRequests.Inc() }
 
 // CountPanic counts a recovered panic.
 func (m *Metrics) CountPanic(place recovery.Place) { countLabel(m.events.panics, place) }

@@ -37,8 +37,10 @@ func New(fleet *backends.Registry, r *router.Router, version string) *Metrics {
 		events:   newEventMetrics(register),
 		reloads:  newReloadMetrics(register),
 	}
-	m.registry.MustRegister(&fleetCollector{fleet, r}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.registerFunc(prometheus.GaugeValue, "build_info", "Always 1; the label has the version.", prometheus.Labels{"version": version}, func() float64 { return 1 })
+	m.registry.MustRegister(&fleetCollector{fleet, r}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registerFunc(prometheus.GaugeValue, "build_info", "Always 1; the label has the version.", prometheus.Labels{"version": version},
+		func() float64 { return 1 })
 	return m
 }
 
@@ -64,18 +66,20 @@ func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) 
 // RegisterRequestsInFlight exports the number of unfinished requests, which read returns
 // at each scrape. Like all Register methods, it must be called at most once.
 func (m *Metrics) RegisterRequestsInFlight(read func() int64) {
-	m.registerFunc(prometheus.GaugeValue, "requests_in_flight", "Unfinished requests: being read, waiting in the admission queue or sent to a backend.", nil, toFloat(read))
+	m.registerFunc(prometheus.GaugeValue, "requests_in_flight",
+		"Unfinished requests: being read, waiting in the admission queue or sent to a backend.", nil, toFloat(read))
 }
 
 // RegisterStoredResponses exports the number of stored responses whose replica is known.
 func (m *Metrics) RegisterStoredResponses(read func() int) {
-	m.registerFunc(prometheus.GaugeValue, "stored_responses", "Stored responses of /v1/responses whose replica is known (responses.max_entries).", nil, toFloat(read))
+	m.registerFunc(prometheus.GaugeValue, "stored_responses",
+		"Stored responses of /v1/responses whose replica is known (responses.max_entries).", nil, toFloat(read))
 }
 
-// RegisterLostLogLines exports the number of lines missing from the access log.
-func (m *Metrics) RegisterLostLogLines(read func() int64) {
-	const help = "Lines missing from the access log because its file or pipe did not accept them in time."
-	m.registerFunc(prometheus.CounterValue, "access_log_lost_total", help, nil, toFloat(read))
+// RegisterDroppedLogLines exports the number of lines dropped from the access log.
+func (m *Metrics) RegisterDroppedLogLines(read func() int64) {
+	const help = "Lines dropped from the access log because its file or pipe did not accept them in time."
+	m.registerFunc(prometheus.CounterValue, "access_log_dropped_lines_total", help, nil, toFloat(read))
 }
 
 // RegisterTraceSpans exports the numbers of spans by result.
@@ -113,7 +117,8 @@ type reloadMetrics struct {
 
 func newReloadMetrics(register promauto.Factory) *reloadMetrics {
 	r := &reloadMetrics{
-		total: newCounterVec(register, "config_reloads_total", "Reloads of the configuration by result, ok or failed. A failed reload changes nothing.", "result"),
+		total: newCounterVec(register, "config_reloads_total",
+			"Reloads of the configuration by result, ok or failed. A failed reload changes nothing.", "result"),
 		successful: register.NewGauge(prometheus.GaugeOpts{
 			Name: "warmroute_config_last_reload_successful", Help: "1 if the last reload of the configuration succeeded, 0 if it failed.",
 		}),

@@ -90,7 +90,7 @@ func (f *fixture) families() map[string]*dto.MetricFamily {
 
 func (f *fixture) record(model, backend string) {
 	f.metrics.RecordRequest(&Request{
-		Endpoint: "/v1/chat/completions", Spilled: true, Model: model, Backend: backend, Code: 200,
+		Endpoint: "/v1/chat/completions", MatchedBusy: true, Model: model, Backend: backend, Code: 200,
 		TTFT: time.Second, PromptTokens: 1, PredictedTokens: 1, CachedTokens: 1, CachedKnown: true,
 	}, "id", time.Now())
 }
@@ -273,7 +273,8 @@ func TestCountersBeginAtZero(t *testing.T) {
 	f := newFixture(t, &backends.Backend{Name: "one"})
 	text, named := f.text(), constants(t)
 	for of, series := range map[string]string{
-		"AbortPhase": "aborts_total{phase", "RetryReason": "retries_total{reason", "RetryWaitResult": "retry_waits_total{result", "QueueResult": "queue_ends_total{result",
+		"DisconnectPhase": "disconnected_requests_total{phase", "RetryReason": "retries_total{reason",
+		"RetryWaitResult": "retry_waits_total{result", "QueueResult": "queue_ends_total{result",
 		"UnauthorizedReason": "unauthorized_total{reason", "SplitResult": "split_requests_total{result",
 	} {
 		if len(named[of]) == 0 {
@@ -285,7 +286,8 @@ func TestCountersBeginAtZero(t *testing.T) {
 			}
 		}
 	}
-	for _, series := range []string{`poll_errors_total{backend="one"}`, `config_reloads_total{result="failed"}`, `retries_total{reason="status_503"}`} {
+	for _, series := range []string{`poll_errors_total{backend="one"}`, `config_reloads_total{result="failed"}`,
+		`retries_total{reason="status_503"}`} {
 		if !strings.Contains(text, "warmroute_"+series+" 0\n") {
 			t.Errorf("no %s at 0", series)
 		}
@@ -310,7 +312,8 @@ func TestMetricsHaveHelpAndPrefix(t *testing.T) {
 
 func TestExemplars(t *testing.T) {
 	f := newFixture(t, &backends.Backend{Name: "one"})
-	f.metrics.RecordRequest(&Request{Endpoint: "/v1/chat/completions", Model: "m", Backend: "one", Code: 200, Duration: 3 * time.Second, TTFT: 30 * time.Millisecond}, "req-1", time.Now())
+	f.metrics.RecordRequest(&Request{Endpoint: "/v1/chat/completions", Model: "m", Backend: "one", Code: 200, Duration: 3 * time.Second,
+		TTFT: 30 * time.Millisecond}, "req-1", time.Now())
 	text := f.scrape(openMetrics).Body.String()
 	for _, line := range []string{
 		`warmroute_ttft_seconds_bucket{backend="one",model="m",le="0.05"} 1 # {request_id="req-1"} 0.03 `,
@@ -323,11 +326,13 @@ func TestExemplars(t *testing.T) {
 	if !strings.HasSuffix(text, "# EOF\n") {
 		t.Error("OpenMetrics without its end")
 	}
-	if plain := f.text(); strings.Contains(plain, "req-1") || !strings.Contains(plain, `warmroute_ttft_seconds_count{backend="one",model="m"} 1`) {
+	if plain := f.text(); strings.Contains(plain, "req-1") ||
+		!strings.Contains(plain, `warmroute_ttft_seconds_count{backend="one",model="m"} 1`) {
 		t.Error("the text format has exemplars, or no count")
 	}
 	h := f.families()["warmroute_ttft_seconds"].Metric[0].Histogram
-	if h.GetSchema() != 3 || len(h.PositiveSpan) != 1 || len(h.Bucket) == 0 || len(h.Exemplars) != 1 || h.Exemplars[0].Label[0].GetValue() != "req-1" {
+	if h.GetSchema() != 3 || len(h.PositiveSpan) != 1 || len(h.Bucket) == 0 || len(h.Exemplars) != 1 ||
+		h.Exemplars[0].Label[0].GetValue() != "req-1" {
 		t.Errorf("in protobuf: %v", h)
 	}
 }
@@ -368,7 +373,8 @@ func TestInvalidExemplar(t *testing.T) {
 	for _, c := range []struct {
 		id    string
 		shown bool
-	}{{"", false}, {"\xff", false}, {strings.Repeat("a", room), true}, {strings.Repeat("a", room+1), false}, {strings.Repeat("ä", room), true}, {"a\n\"b\\", true}} {
+	}{{"", false}, {"\xff", false}, {strings.Repeat("a", room), true}, {strings.Repeat("a", room+1), false}, {strings.Repeat("ä", room), true},
+		{"a\n\"b\\", true}} {
 		f := newFixture(t, &backends.Backend{Name: "one"})
 		f.metrics.RecordRequest(&Request{Model: "m", Backend: "one", Code: 200, Duration: time.Second}, c.id, time.Now())
 		if got := strings.Contains(f.scrape(openMetrics).Body.String(), "# {"+exemplarLabel); got != c.shown {
@@ -428,7 +434,8 @@ func BenchmarkRecordRequest(b *testing.B) {
 	for i := range requests {
 		requests[i] = &Request{
 			Endpoint: "/v1/chat/completions", Model: "m", Backend: []string{"one", "two"}[i%2], Code: 200,
-			Duration: time.Duration((2 + random.Float64()) * 1e9), TTFT: time.Duration((.2 + .1*random.Float64()) * 1e9), Overhead: time.Duration((60 + 20*random.Float64()) * 1e3),
+			Duration: time.Duration((2 + random.Float64()) * 1e9), TTFT: time.Duration((.2 + .1*random.Float64()) * 1e9),
+			Overhead:     time.Duration((60 + 20*random.Float64()) * 1e3),
 			PromptTokens: 1000, PredictedTokens: 500, CachedTokens: 480, CachedKnown: i%2 == 0,
 		}
 	}

@@ -14,7 +14,7 @@ type RedisStats struct {
 	WrittenBytes, ReadBytes         int64
 	Errors                          int64
 	IgnoredMessages, MissedMessages int64
-	DroppedRecords                  int64
+	DroppedMessages                 int64
 }
 
 var redisMetrics = []struct {
@@ -24,7 +24,8 @@ var redisMetrics = []struct {
 }{
 	{prometheus.GaugeValue, "connected", "", "1 if the last read and the last write of Redis succeeded, else 0.",
 		func(s *RedisStats) float64 { return boolToFloat(s.Connected) }},
-	{prometheus.GaugeValue, "proxies", "", "Proxies that share over Redis and are alive, this one included; without Redis the last known number.",
+	{prometheus.GaugeValue, "proxies", "", "Proxies that share over Redis and are alive, this one included; without Redis the last " +
+		"known number.",
 		func(s *RedisStats) float64 { return float64(s.Proxies) }},
 	{prometheus.GaugeValue, "peer_requests_in_flight", "", "Requests that the other proxies have in flight on a backend, as far as is known.",
 		func(s *RedisStats) float64 { return float64(s.PeerRequests) }},
@@ -41,12 +42,13 @@ var redisMetrics = []struct {
 	{prometheus.CounterValue, "bytes_total", "read", "Bytes of the messages written to Redis and read from it.",
 		func(s *RedisStats) float64 { return float64(s.ReadBytes) }},
 	{prometheus.CounterValue, "errors_total", "", "Failed commands.", func(s *RedisStats) float64 { return float64(s.Errors) }},
-	{prometheus.CounterValue, "ignored_messages_total", "", "Messages that were ignored: of another version or configuration, damaged, or without a valid signature.",
+	{prometheus.CounterValue, "ignored_messages_total", "",
+		"Messages that were ignored: of another version or configuration, damaged, or without a valid signature.",
 		func(s *RedisStats) float64 { return float64(s.IgnoredMessages) }},
 	{prometheus.CounterValue, "missed_messages_total", "", "Messages of other proxies that were no longer in Redis when they were to be read.",
 		func(s *RedisStats) float64 { return float64(s.MissedMessages) }},
-	{prometheus.CounterValue, "dropped_records_total", "", "Records dropped because Redis was slow or absent for too long.",
-		func(s *RedisStats) float64 { return float64(s.DroppedRecords) }},
+	{prometheus.CounterValue, "dropped_messages_total", "", "Messages dropped because Redis was slow or absent for too long.",
+		func(s *RedisStats) float64 { return float64(s.DroppedMessages) }},
 }
 
 // RegisterRedis exports the state of the connection to other proxies, which read returns at each

@@ -19,6 +19,7 @@ import (
 // Request describes a finished request. Model and Backend are empty if it failed before they were known.
 type Request struct {
 	Endpoint, Model, Backend string
+	ModelName                string // by which the model was asked for, of models.names; "": by none
 	Code                     int
 	Duration                 time.Duration
 	TTFT                     time.Duration // 0: not a stream, or no content
@@ -27,8 +28,9 @@ type Request struct {
 	PredictedTokens          int     // of PromptTokens, to be cached
 	CachedTokens             int     // of PromptTokens, as the replica has reported, else as predicted
 	CachedKnown              bool    // the replica has reported CachedTokens
+	ElsewhereTokens          int     // of PromptTokens, which another backend held, and this one not, as far as is known
 	SavedPrefillSeconds      float64 // that the cached tokens would have taken
-	Spilled                  bool
+	MatchedBusy              bool
 }
 
 // StatusClientClosed is the status of a client disconnect in metrics and logs.
@@ -42,21 +44,26 @@ func (r *Request) Failed() bool { return r.Code >= 400 && r.Code != StatusClient
 type requestMetrics struct {
 	fleet *backends.Registry
 
-	requests  *prometheus.CounterVec
-	prompt    *prometheus.CounterVec
-	predicted *prometheus.CounterVec
-	cached    *prometheus.CounterVec
-	saved     *prometheus.CounterVec
-	spills    *prometheus.CounterVec
-	duration  *prometheus.HistogramVec
-	ttft      *prometheus.HistogramVec
-	itl       *prometheus.HistogramVec
-	overhead  *latencyHistogram
+	requests    *prometheus.CounterVec
+	named       *prometheus.CounterVec
+	prompt      *prometheus.CounterVec
+	predicted   *prometheus.CounterVec
+	cached      *prometheus.CounterVec
+	saved       *prometheus.CounterVec
+	elsewhere   *prometheus.CounterVec
+	matchedBusy *prometheus.CounterVec
+	duration    *prometheus.HistogramVec
+	ttft        *prometheus.HistogramVec
+	itl         *prometheus.HistogramVec
+	overhead    *latencyHistogram
 
 	mu       sync.RWMutex // guards the caches and the deletion of series
 	counters map[requestLabels]*requestCounters
 	placed   map[placement]*placementMetrics
 	unlisted map[string]time.Time // models with series, by the time they were first found unlisted; zero: listed
+
+	isModelName     func(string) bool // reports whether a name is one of models.names; nil: any
+	namesWithSeries map[string]bool
 }
 
 type requestLabels struct {
@@ -74,7 +81,8 @@ type requestCounters struct {
 
 type placementMetrics struct {
 	reported, estimated tokenCounters // of requests whose cached tokens the replica has reported, and of others
-	saved, spills       prometheus.Counter
+	saved, matchedBusy  prometheus.Counter
+	elsewhere           prometheus.Counter
 	duration, ttft      *latencyHistogram
 	itl                 prometheus.Observer
 }
@@ -103,7 +111,8 @@ var (
 		1.0/(1<<10), .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 	itlOpts = histogramOpts("itl_seconds", "Time between two chunks of a stream as written to the client, about the time between tokens.",
 		1.0/(1<<13), .001, .0025, .005, .01, .015, .02, .03, .04, .05, .075, .1, .15, .25, .5, 1, 2.5, 10)
-	overheadOpts = histogramOpts("overhead_seconds", "Time from the arrival of the whole body to the request sent to a backend, without time in the admission queue.",
+	overheadOpts = histogramOpts("overhead_seconds",
+		"Time from the arrival of the whole body to the request sent to a backend, without time in the admission queue.",
 		1.0/(1<<20), 1e-5, 25e-6, 50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, .01, .025, .1)
 )
 
@@ -111,20 +120,40 @@ func newRequestMetrics(register promauto.Factory, fleet *backends.Registry) *req
 	labels := []string{"model", "backend"}
 	tokenLabels := append(labels, "cached_tokens")
 	return &requestMetrics{
-		fleet:     fleet,
-		requests:  newCounterVec(register, "requests_total", "Finished requests by the status sent to the client. 499: client disconnected; 502 and 504 include responses that were truncated or stalled after their start.", "endpoint", "model", "backend", "code"),
-		prompt:    newCounterVec(register, "prompt_tokens_total", "Prompt tokens of successful requests, as reported by the replica or else estimated. cached_tokens: whether the replica reported how many of them were cached (reported), or that is a prediction (predicted).", tokenLabels...),
-		predicted: newCounterVec(register, "predicted_tokens_total", "Prompt tokens of successful requests that were predicted to be cached on the chosen backend. Compare them with warmroute_cached_tokens_total where cached_tokens is reported.", tokenLabels...),
-		cached:    newCounterVec(register, "cached_tokens_total", "Prompt tokens of successful requests that were cached, as the replica reported, or as predicted where it did not: the label cached_tokens. Divided by warmroute_prompt_tokens_total: the hit ratio.", tokenLabels...),
-		saved:     newCounterVec(register, "saved_prefill_seconds_total", "Prefill time that the cached tokens of successful requests would have taken, by the learned times of steps (estimated).", labels...),
-		spills:    newCounterVec(register, "spills_total", "Requests not sent to the best match because it was too busy. A large share means that few replicas hold what many requests share.", "model"),
-		duration:  register.NewHistogramVec(durationOpts, labels),
-		ttft:      register.NewHistogramVec(ttftOpts, labels),
-		itl:       register.NewHistogramVec(itlOpts, labels),
-		overhead:  newLatencyHistogram(register.NewHistogram(overheadOpts), overheadOpts.Buckets),
-		counters:  map[requestLabels]*requestCounters{},
-		placed:    map[placement]*placementMetrics{},
-		unlisted:  map[string]time.Time{},
+		fleet: fleet,
+		requests: newCounterVec(register, "requests_total",
+			"Finished requests by the status sent to the client. 499: client disconnected; 502 and 504 include responses that were truncated or "+
+				"stalled after their start.", "endpoint", "model", "backend", "code"),
+		named: newCounterVec(register, "named_requests_total",
+			"Finished requests that asked for their model by one of models.names, by that name, by the model that served them and by the status "+
+				"sent to the client. They are in warmroute_requests_total as well.", "model_name", "model", "code"),
+		prompt: newCounterVec(register, "prompt_tokens_total",
+			"Prompt tokens of successful requests, as reported by the replica or else estimated. cached_tokens: whether the replica reported how "+
+				"many of them were cached (reported), or that is a prediction (predicted).", tokenLabels...),
+		predicted: newCounterVec(register, "predicted_tokens_total",
+			"Prompt tokens of successful requests that were predicted to be cached on the chosen backend. Compare them with "+
+				"warmroute_cached_tokens_total where cached_tokens is reported.", tokenLabels...),
+		cached: newCounterVec(register, "cached_tokens_total",
+			"Prompt tokens of successful requests that were cached, as the replica reported, or as predicted where it did not: the label "+
+				"cached_tokens. Divided by warmroute_prompt_tokens_total: the hit ratio.", tokenLabels...),
+		saved: newCounterVec(register, "saved_prefill_seconds_total",
+			"Prefill time that the cached tokens of successful requests would have taken, by the learned times of steps (estimated).", labels...),
+		elsewhere: newCounterVec(register, "elsewhere_tokens_total",
+			"Prompt tokens of successful requests that had to be computed on the chosen backend while another one held them, as far as the index "+
+				"knows: what the load, or a replica that was not ready, has cost in reuse. Divided by warmroute_prompt_tokens_total: their share.",
+			"model"),
+		matchedBusy: newCounterVec(register, "matched_busy_total",
+			"Requests not sent to the best match because it was too busy. A large share means that few replicas hold what many requests share.",
+			"model"),
+		duration: register.NewHistogramVec(durationOpts, labels),
+		ttft:     register.NewHistogramVec(ttftOpts, labels),
+		itl:      register.NewHistogramVec(itlOpts, labels),
+		overhead: newLatencyHistogram(register.NewHistogram(overheadOpts), overheadOpts.Buckets),
+		counters: map[requestLabels]*requestCounters{},
+		placed:   map[placement]*placementMetrics{},
+		unlisted: map[string]time.Time{},
+
+		namesWithSeries: map[string]bool{},
 	}
 }
 
@@ -132,6 +161,9 @@ func newRequestMetrics(register promauto.Factory, fleet *backends.Registry) *req
 func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
 	c := m.requests.ensureCounters(r)
 	c.requests.Inc()
+	if r.ModelName != "" {
+		m.requests.countNamed(r)
+	}
 	p := c.placed
 	if p == nil {
 		return
@@ -141,8 +173,8 @@ func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
 	if r.TTFT > 0 {
 		p.ttft.observe(r.TTFT, id, now)
 	}
-	if r.Spilled {
-		p.spills.Inc()
+	if r.MatchedBusy {
+		p.matchedBusy.Inc()
 	}
 	if r.Code == http.StatusOK {
 		tokens := &p.estimated
@@ -153,9 +185,34 @@ func (m *Metrics) RecordRequest(r *Request, id string, now time.Time) {
 		tokens.predicted.Add(float64(r.PredictedTokens))
 		tokens.cached.Add(float64(r.CachedTokens))
 		p.saved.Add(r.SavedPrefillSeconds)
+		p.elsewhere.Add(float64(r.ElsewhereTokens))
 	}
 	if m.fleet.Find(r.Backend) == nil { // removed while the request was in flight
 		m.DeleteBackend(r.Backend)
+	}
+}
+
+// countNamed counts a request that asked for its model by a name.
+func (m *requestMetrics) countNamed(r *Request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.isModelName == nil || m.isModelName(r.ModelName) { // else it was removed while the request was in flight
+		m.named.WithLabelValues(r.ModelName, r.Model, strconv.Itoa(r.Code)).Inc()
+		m.namesWithSeries[r.ModelName] = true
+	}
+}
+
+// RestrictModelNames deletes the series of all names of models for which isModelName is false, and adds none for such names from now on.
+func (m *Metrics) RestrictModelNames(isModelName func(string) bool) {
+	r := m.requests
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.isModelName = isModelName
+	for name := range r.namesWithSeries {
+		if !isModelName(name) {
+			r.named.DeletePartialMatch(prometheus.Labels{"model_name": name})
+			delete(r.namesWithSeries, name)
+		}
 	}
 }
 
@@ -201,13 +258,14 @@ func (m *requestMetrics) ensurePlacement(at placement) *placementMetrics {
 		return p
 	}
 	p := &placementMetrics{
-		reported:  m.newTokenCounters(at, cachedReported),
-		estimated: m.newTokenCounters(at, cachedPredicted),
-		saved:     m.saved.WithLabelValues(at.model, at.backend),
-		spills:    m.spills.WithLabelValues(at.model),
-		duration:  newLatencyHistogram(m.duration.WithLabelValues(at.model, at.backend), durationOpts.Buckets),
-		ttft:      newLatencyHistogram(m.ttft.WithLabelValues(at.model, at.backend), ttftOpts.Buckets),
-		itl:       m.itl.WithLabelValues(at.model, at.backend),
+		reported:    m.newTokenCounters(at, cachedReported),
+		estimated:   m.newTokenCounters(at, cachedPredicted),
+		saved:       m.saved.WithLabelValues(at.model, at.backend),
+		matchedBusy: m.matchedBusy.WithLabelValues(at.model),
+		elsewhere:   m.elsewhere.WithLabelValues(at.model),
+		duration:    newLatencyHistogram(m.duration.WithLabelValues(at.model, at.backend), durationOpts.Buckets),
+		ttft:        newLatencyHistogram(m.ttft.WithLabelValues(at.model, at.backend), ttftOpts.Buckets),
+		itl:         m.itl.WithLabelValues(at.model, at.backend),
 	}
 	m.trackModel(at.model)
 	m.placed[at] = p
@@ -269,7 +327,9 @@ func (m *Metrics) DeleteEndpoint(path string) {
 
 // deleteSeries deletes the series with the label and the cached instruments that match. m.mu is locked.
 func (m *requestMetrics) deleteSeries(label prometheus.Labels, matches func(placement) bool) {
-	for _, c := range []*prometheus.CounterVec{m.requests, m.prompt, m.predicted, m.cached, m.saved, m.spills} {
+	for _, c := range []*prometheus.CounterVec{
+		m.requests, m.named, m.prompt, m.predicted, m.cached, m.saved, m.matchedBusy, m.elsewhere,
+	} {
 		c.DeletePartialMatch(label)
 	}
 	m.duration.DeletePartialMatch(label)
@@ -310,5 +370,6 @@ func (l *latencyHistogram) observe(d time.Duration, requestID string, now time.T
 // isValidExemplar reports whether a request ID, which may come from a client, is a
 // valid exemplar. client_golang panics if one is not.
 func isValidExemplar(requestID string) bool {
-	return requestID != "" && utf8.ValidString(requestID) && len(exemplarLabel)+utf8.RuneCountInString(requestID) <= prometheus.ExemplarMaxRunes
+	return requestID != "" && utf8.ValidString(requestID) &&
+		len(exemplarLabel)+utf8.RuneCountInString(requestID) <= prometheus.ExemplarMaxRunes
 }

@@ -14,7 +14,8 @@ import (
 // metadata, and must not depend on those, nor on the session and the billing line.
 func TestAgentConversations(t *testing.T) {
 	// The billing line, the sessions and cache_control.
-	ignored := [][2]string{{"cc_version=2.1.197.c0d", "cc_version=2.1.197.fff"}, {"2862803b", "00000000"}, {"511750aa", "00000000"}, {`,"cache_control":{"type":"ephemeral"}`, ""}}
+	ignored := [][2]string{{"cc_version=2.1.197.c0d", "cc_version=2.1.197.fff"}, {"2862803b", "00000000"}, {"511750aa", "00000000"},
+		{`,"cache_control":{"type":"ephemeral"}`, ""}}
 	for name, kind := range map[string]Kind{"claude-code": Messages, "codex": Responses} {
 		for layout := range Layout(1 << numLayoutBits) {
 			t.Run(fmt.Sprint(name, layout.BitNames()), func(t *testing.T) {

@@ -12,7 +12,8 @@ import (
 )
 
 // english is a paragraph as chats hold them, newline and quotes included.
-const english = "The scheduler said \"admit\" and went on; a prefix that is held\nneeds no second prefill, so the request waits only for its own tail. "
+const english = "The scheduler said \"admit\" and went on; a prefix that is held\nneeds no second prefill, so the request waits only " +
+	"for its own tail. "
 
 func repeat(text string, size int) string {
 	return strings.Repeat(text, size/len(text)+1)[:size]
@@ -50,9 +51,11 @@ func toolsBody(t testing.TB, size int) []byte {
 func messagesBody(t testing.TB, size int) []byte {
 	var body strings.Builder
 	text := func(n int) string { return string(marshal(t, repeat(english, n))) }
-	fmt.Fprintf(&body, `{"model":"tiny","max_tokens":32000,"system":[{"type":"text","text":%s,"cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"go"}`, text(size/8))
+	fmt.Fprintf(&body, `{"model":"tiny","max_tokens":32000,"system":[{"type":"text","text":%s,"cache_control":{"type":"ephemeral"}}],`+
+		`"messages":[{"role":"user","content":"go"}`, text(size/8))
 	for i := range 40 {
-		fmt.Fprintf(&body, `,{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":"toolu_%d","name":"Read","input":{"file_path":"/src/main.go","limit":200}}]}`, text(200), i)
+		fmt.Fprintf(&body, `,{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":"toolu_%d","name":"Read",`+
+			`"input":{"file_path":"/src/main.go","limit":200}}]}`, text(200), i)
 		fmt.Fprintf(&body, `,{"role":"user","content":[{"tool_use_id":"toolu_%d","type":"tool_result","content":%s}]}`, i, text(size/50))
 	}
 	body.WriteString("]}")
@@ -78,7 +81,8 @@ func BenchmarkPrompt(b *testing.B) {
 		{"chat 32KB", Chat, chatBody(b, 32<<10, english)},
 		{"chat 512KB", Chat, chatBody(b, 512<<10, english)},
 		{"parts 32KB", Chat, marshal(b, map[string]any{"model": "tiny", "messages": []any{map[string]any{"role": "user",
-			"content": []any{map[string]any{"type": "text", "text": repeat(english, 16<<10)}, map[string]any{"type": "text", "text": repeat(english, 16<<10)}}}}})},
+			"content": []any{map[string]any{"type": "text", "text": repeat(english, 16<<10)},
+				map[string]any{"type": "text", "text": repeat(english, 16<<10)}}}}})},
 		{"chinese 32KB", Chat, chatBody(b, 32<<10-1, "前缀缓存命中时，请求不需要再次预填充。\n")},
 		{"french 32KB", Chat, chatBody(b, 32<<10, "Voilà la fenêtre où l'été s'est arrêté, dit-il à Zoé. ")},
 		{"tools 32KB", Chat, toolsBody(b, 32<<10)},

@@ -76,7 +76,8 @@ func asChat(system string, turns []dialogTurn) fields {
 		}
 		var calls, results []any
 		for n, c := range t.calls {
-			calls = append(calls, fields{{"id", fmt.Sprint(n)}, {"type", "function"}, {"function", fields{{"name", c.name}, {"arguments", c.arguments}}}})
+			calls = append(calls, fields{{"id", fmt.Sprint(n)}, {"type", "function"},
+				{"function", fields{{"name", c.name}, {"arguments", c.arguments}}}})
 			results = append(results, fields{{"role", "tool"}, {"tool_call_id", fmt.Sprint(n)}, {"content", c.result}})
 		}
 		if calls != nil {
@@ -84,7 +85,8 @@ func asChat(system string, turns []dialogTurn) fields {
 		}
 		messages = append(append(messages, m), results...)
 	}
-	return fields{{"model", "m"}, {"messages", messages}, {"tools", []any{fields{{"type", "function"}, {"function", dialogTool("parameters")}}}}}
+	return fields{{"model", "m"}, {"messages", messages},
+		{"tools", []any{fields{{"type", "function"}, {"function", dialogTool("parameters")}}}}}
 }
 
 func dialogTool(parameters string) fields {
@@ -139,9 +141,11 @@ func asMessages(r *rand.Rand, system string, turns []dialogTurn) fields {
 
 func assistantItems(t dialogTurn) (items []any) {
 	if t.thought != "" {
-		items = append(items, fields{{"type", "reasoning"}, {"id", "rs"}, {"summary", []any{}}, {"content", []any{fields{{"type", "reasoning_text"}, {"text", t.thought}}}}})
+		items = append(items, fields{{"type", "reasoning"}, {"id", "rs"}, {"summary", []any{}},
+			{"content", []any{fields{{"type", "reasoning_text"}, {"text", t.thought}}}}})
 	}
-	items = append(items, fields{{"type", "message"}, {"id", "msg"}, {"role", "assistant"}, {"status", "completed"}, {"content", []any{fields{{"type", "output_text"}, {"text", t.text}}}}})
+	items = append(items, fields{{"type", "message"}, {"id", "msg"}, {"role", "assistant"}, {"status", "completed"},
+		{"content", []any{fields{{"type", "output_text"}, {"text", t.text}}}}})
 	for n, c := range t.calls {
 		items = append(items, fields{{"type", "function_call"}, {"call_id", fmt.Sprint(n)}, {"name", c.name}, {"arguments", c.arguments}})
 	}
@@ -212,7 +216,8 @@ func messagesEvents(r *rand.Rand, t dialogTurn) (events []any) {
 		}
 		block(n+1, fields{{"type", "tool_use"}, {"id", "x"}, {"name", c.name}, {"input", object{}}}, deltas...)
 	}
-	return append(events, fields{{"type", "message_delta"}, {"delta", fields{{"stop_reason", "end_turn"}}}, {"usage", fields{{"input_tokens", 3}}}}, fields{{"type", "message_stop"}})
+	return append(events, fields{{"type", "message_delta"}, {"delta", fields{{"stop_reason", "end_turn"}}},
+		{"usage", fields{{"input_tokens", 3}}}}, fields{{"type", "message_stop"}})
 }
 
 func responsesEvents(r *rand.Rand, t dialogTurn) (events []any) {
@@ -257,7 +262,8 @@ func TestPropertyTypedResponseInNextTurn(t *testing.T) {
 				t.Helper()
 				all := append(slices.Clone(first), response.Finish()...)
 				if len(all) <= len(first) && len(next) > len(first)+len(said.calls) || !slices.Equal(all, next[:min(len(all), len(next))]) {
-					t.Fatalf("seed %d, kind %d, %s: %d blocks of prompt and response are not the next turn's first of %d", seed, api.kind, how, len(all), len(next))
+					t.Fatalf("seed %d, kind %d, %s: %d blocks of prompt and response are not the next turn's first of %d", seed, api.kind, how, len(all),
+						len(next))
 				}
 			}
 			if !response.Reset(endOf(p)) {
@@ -284,10 +290,12 @@ func TestTypedResponsesWithoutBlocks(t *testing.T) {
 	}{
 		{Messages, []string{`{"type":"content_block_start","content_block":{"type":"thinking","thinking":""}}`}},
 		{Messages, []string{`{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"x"}}`}},
-		{Messages, []string{`{"type":"content_block_start","content_block":{"type":"tool_use","name":"f"}}`, `{"type":"content_block_delta","delta":{"text":"late"}}`}},
+		{Messages, []string{`{"type":"content_block_start","content_block":{"type":"tool_use","name":"f"}}`,
+			`{"type":"content_block_delta","delta":{"text":"late"}}`}},
 		{Messages, []string{`{"type":`}},
 		{Responses, []string{`{"type":"response.output_item.done","item":{"type":"reasoning"}}`}},
-		{Responses, []string{`{"type":"response.output_item.done","item":{"type":"function_call","name":"f","arguments":"{}"}}`, `{"type":"response.output_text.delta","delta":"late"}`}},
+		{Responses, []string{`{"type":"response.output_item.done","item":{"type":"function_call","name":"f","arguments":"{}"}}`,
+			`{"type":"response.output_text.delta","delta":"late"}`}},
 	} {
 		p, _ := blocksOf(t, c.kind, []byte(ask[c.kind]), 8)
 		var response Response

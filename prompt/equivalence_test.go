@@ -30,23 +30,33 @@ const (
 	// json= of Python's requests: spaces, and everything but ASCII escaped.
 	pythonRequests = `{"model": "tiny", "messages": [{"role": "system", "content": "Say \"caf\u00e9\"\n<&>\u2028\ud83d\ude00 a/b"}, ` +
 		`{"role": "user", "content": "why?"}, {"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": "function", ` +
-		`"function": {"name": "look", "arguments": "{\"q\": \"caf\\u00e9 <\", \"n\": 1}"}}]}, {"role": "tool", "tool_call_id": "call_1", "content": "none"}], ` +
-		`"tools": [{"type": "function", "function": {"name": "look", "description": "Look \u00e9 <it> up", "parameters": {"properties": {"q": {"type": "string"}}, "type": "object"}}}]}`
+		`"function": {"name": "look", "arguments": "{\"q\": \"caf\\u00e9 <\", \"n\": 1}"}}]}, {"role": "tool", "tool_call_id": "call_1", ` +
+		`"content": "none"}], ` +
+		`"tools": [{"type": "function", "function": {"name": "look", "description": "Look \u00e9 <it> up", "parameters": {"properties": {"q": ` +
+		`{"type": "string"}}, "type": "object"}}}]}`
 	// httpx, under the openai package: compact, nothing escaped that need not be.
 	pythonOpenAI = `{"messages":[{"role":"system","content":"Say \"café\"\n<&>` + "\u2028" + `😀 a/b"},{"role":"user","content":"why?"},` +
-		`{"role":"assistant","tool_calls":[{"id":"call_2","function":{"arguments":"{\"q\":\"café <\",\"n\":1}","name":"look"},"type":"function"}]},` +
+		`{"role":"assistant","tool_calls":[{"id":"call_2","function":{"arguments":"{\"q\":\"café <\",\"n\":1}","name":"look"},` +
+		`"type":"function"}]},` +
 		`{"role":"tool","content":"none","tool_call_id":"call_2"}],"model":"tiny","temperature":0.5,"stream":true,` +
-		`"tools":[{"type":"function","function":{"name":"look","description":"Look é <it> up","parameters":{"properties":{"q":{"type":"string"}},"type":"object"}}}]}`
+		`"tools":[{"type":"function","function":{"name":"look","description":"Look é <it> up",` +
+		`"parameters":{"properties":{"q":{"type":"string"}},"type":"object"}}}]}`
 	// JSON.stringify, with another order of keys.
-	nodeOpenAI = `{"model":"tiny","tools":[{"function":{"parameters":{"properties":{"q":{"type":"string"}},"type":"object"},"description":"Look é <it> up","name":"look"},"type":"function"}],` +
-		`"messages":[{"content":[{"type":"text","text":"Say \"café\"\n<&>` + "\u2028" + `😀 a/b"}],"role":"system"},{"role":"user","content":"why?"},` +
-		`{"role":"assistant","content":"","tool_calls":[{"id":"call_3","type":"function","function":{"name":"look","arguments":"{\"q\":\"café <\",\"n\":1}"}}]},` +
+	nodeOpenAI = `{"model":"tiny","tools":[{"function":{"parameters":{"properties":{"q":{"type":"string"}},"type":"object"},` +
+		`"description":"Look é <it> up","name":"look"},"type":"function"}],` +
+		`"messages":[{"content":[{"type":"text","text":"Say \"café\"\n<&>` + "\u2028" +
+		`😀 a/b"}],"role":"system"},{"role":"user","content":"why?"},` +
+		`{"role":"assistant","content":"","tool_calls":[{"id":"call_3","type":"function","function":{"name":"look","arguments":"{\"q\":\"café ` +
+		`<\",\"n\":1}"}}]},` +
 		`{"role":"tool","tool_call_id":"call_3","content":"none"}],"stream":false,"max_completion_tokens":9}`
 	// Slashes escaped, as PHP writes them.
-	php = `{"model":"tiny","messages":[{"role":"system","content":"Say \"caf\u00E9\"\n<&>\u2028\uD83D\uDE00 a\/b"},{"role":"user","content":"why?"},` +
-		`{"role":"assistant","content":null,"tool_calls":[{"id":"call_4","type":"function","function":{"name":"look","arguments":"{\"q\":\"caf\\u00e9 <\",\"n\":1}"}}]},` +
+	php = `{"model":"tiny","messages":[{"role":"system","content":"Say \"caf\u00E9\"\n<&>\u2028\uD83D\uDE00 a\/b"},{"role":"user",` +
+		`"content":"why?"},` +
+		`{"role":"assistant","content":null,"tool_calls":[{"id":"call_4","type":"function","function":{"name":"look",` +
+		`"arguments":"{\"q\":\"caf\\u00e9 <\",\"n\":1}"}}]},` +
 		`{"role":"tool","tool_call_id":"call_4","content":"none"}],` +
-		`"tools":[{"type":"function","function":{"name":"look","description":"Look \u00e9 <it> up","parameters":{"properties":{"q":{"type":"string"}},"type":"object"}}}]}`
+		`"tools":[{"type":"function","function":{"name":"look","description":"Look \u00e9 <it> up",` +
+		`"parameters":{"properties":{"q":{"type":"string"}},"type":"object"}}}]}`
 )
 
 // goOpenAI is that request from the Go SDK.
@@ -86,31 +96,49 @@ func TestEquivalentBodies(t *testing.T) {
 		bodies []string
 	}{
 		{"SDKs", []string{pythonRequests, pythonOpenAI, nodeOpenAI, php, goOpenAI(t)}},
-		{"text, one part, several parts", []string{plain, user(`[{"type":"text","text":"one\ntwo"}]`), user(`[{"type":"text","text":"one"},{"text":"two","type":"text"}]`),
-			user(`[{"type":"input_text","text":"one"},{"type":"refusal","refusal":"two"}]`), user(`[{"type":"text","text":"one"},{"type":"text","text":null},{"thinking":"two","type":"thinking"}]`),
+		{"text, one part, several parts", []string{plain, user(`[{"type":"text","text":"one\ntwo"}]`),
+			user(`[{"type":"text","text":"one"},{"text":"two","type":"text"}]`),
+			user(`[{"type":"input_text","text":"one"},{"type":"refusal","refusal":"two"}]`),
+			user(`[{"type":"text","text":"one"},{"type":"text","text":null},{"thinking":"two","type":"thinking"}]`),
 			user(`[{"type":"text","text":"one","cache_control":{"type":"ephemeral"}},{"type":"output_text","text":"two"}]`), user(`["one","two"]`)}},
-		{"no text", []string{user(`null`), user(`""`), user(`[]`), user(`[{"type":"text","text":""}]`), `{"model":"m","messages":[{"role":"user"}]}`}},
-		{"sampling parameters", []string{plain, strings.Replace(plain, `{"model"`, `{"temperature":1,"top_p":0.5,"stop":["x"],"seed":1,"n":2,"user":"u","logprobs":true,"response_format":{"type":"json_object"},"stream":true,"stream_options":{"include_usage":true},"max_tokens":3,"model"`, 1)}},
-		{"how the prompt ends", []string{plain, strings.Replace(plain, `{"model"`, `{"add_generation_prompt":false,"continue_final_message":true,"model"`, 1)}},
+		{"no text", []string{user(`null`), user(`""`), user(`[]`), user(`[{"type":"text","text":""}]`),
+			`{"model":"m","messages":[{"role":"user"}]}`}},
+		{"sampling parameters", []string{plain, strings.Replace(plain, `{"model"`, `{"temperature":1,"top_p":0.5,"stop":["x"],"seed":1,"n":2,`+
+			`"user":"u","logprobs":true,"response_format":{"type":"json_object"},"stream":true,"stream_options":{"include_usage":true},`+
+			`"max_tokens":3,"model"`, 1)}},
+		{"how the prompt ends", []string{plain, strings.Replace(plain, `{"model"`, `{"add_generation_prompt":false,`+
+			`"continue_final_message":true,"model"`, 1)}},
 		{"key order and escaped keys", []string{plain, `{"m\u0065ssages":[{"\u0063ontent":"one\ntwo","role":"\u0075ser"}],"\u006dodel":"m"}`}},
 		{"last of equal keys", []string{plain, `{"model":"m","messages":[{"role":"system","content":"x","role":"user","content":"one\ntwo"}]}`}},
-		{"members of a message in any order", []string{`{"messages":[{"role":"assistant","name":"n","reasoning":"r","content":"c"}]}`, `{"messages":[{"role":"assistant","content":"c","name":"n","reasoning":"r"}]}`,
-			`{"messages":[{"content":"c","reasoning":"r","role":"assistant","name":"n"}]}`, `{"messages":[{"role":"user","content":["x"],"content":"y","content":"c","role":"assistant","reasoning":"r","name":"n"}]}`}},
-		{"settings that are null", []string{plain, strings.Replace(plain, `{"model"`, `{"cache_salt":null,"chat_template":null,"documents":null,"tools":null,"tool_choice":"auto","model"`, 1)}},
-		{"spelling of settings", []string{`{"chat_template_kwargs":{"a":"\u00e9"},"cache_salt":"s",` + hi + `}`, `{"cache_salt":"s",` + hi + `,"chat_template_kwargs": { "a": "é" } }`}},
+		{"members of a message in any order", []string{`{"messages":[{"role":"assistant","name":"n","reasoning":"r","content":"c"}]}`,
+			`{"messages":[{"role":"assistant","content":"c","name":"n","reasoning":"r"}]}`,
+			`{"messages":[{"content":"c","reasoning":"r","role":"assistant","name":"n"}]}`,
+			`{"messages":[{"role":"user","content":["x"],"content":"y","content":"c","role":"assistant","reasoning":"r","name":"n"}]}`}},
+		{"settings that are null", []string{plain, strings.Replace(plain, `{"model"`, `{"cache_salt":null,"chat_template":null,`+
+			`"documents":null,"tools":null,"tool_choice":"auto","model"`, 1)}},
+		{"spelling of settings", []string{`{"chat_template_kwargs":{"a":"\u00e9"},"cache_salt":"s",` + hi + `}`, `{"cache_salt":"s",` + hi +
+			`,"chat_template_kwargs": { "a": "é" } }`}},
 		{"arguments", []string{call(`"{\"a\":[1,\"é\"]}"`), call(`"{ \"a\" : [1, \"\\u00e9\"]}\n"`), call(`{"a":[1,"é"]}`)}},
-		{"arguments that are no object", []string{call(`"{}"`), call(`""`), call(`null`), call(`"[1]"`), call(`"{\"a\":"`), call(`"{} x"`), call(`{}`)}},
-		{"function_call of old, which vLLM drops", []string{`{"messages":[{"role":"assistant","content":"a"}]}`, `{"messages":[{"role":"assistant","content":"a","function_call":{"name":"f","arguments":"{}"}}]}`}},
+		{"arguments that are no object", []string{call(`"{}"`), call(`""`), call(`null`), call(`"[1]"`), call(`"{\"a\":"`), call(`"{} x"`),
+			call(`{}`)}},
+		{"function_call of old, which vLLM drops", []string{`{"messages":[{"role":"assistant","content":"a"}]}`,
+			`{"messages":[{"role":"assistant","content":"a","function_call":{"name":"f","arguments":"{}"}}]}`}},
 		{"tools whose optional fields are null", []string{`{"tools":[{"type":"function","function":{"name":"f"}}],` + hi + `}`,
 			`{` + hi + `,"tools":[{"function":{"strict":null,"description":null,"name":"f","parameters":null},"type":"function"}]}`}},
 		{"billing line of Claude Code", []string{`{"messages":[{"role":"system","content":"Be brief."}]}`,
 			`{"messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1f;\nBe brief."}]}`,
-			`{"messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: cch=2e;"},{"type":"text","text":"Be brief."}]}]}`}},
-		{"members of an image", []string{user(`[{"type":"image_url","image_url":{"url":"http://a/b"}}]`), user(`[{"image_url":{"url":"http:\/\/a/b"}, "type":"image_url","cache_control":{}}]`)}},
-		{"an image's uuid", []string{user(`[{"type":"image_url","image_url":{"url":"http://a/b"},"uuid":"u"}]`), user(`[{"type":"image_url","image_url":null,"uuid":"u"}]`),
+			`{"messages":[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: cch=2e;"},{"type":"text","text":"Be ` +
+				`brief."}]}]}`}},
+		{"members of an image", []string{user(`[{"type":"image_url","image_url":{"url":"http://a/b"}}]`),
+			user(`[{"image_url":{"url":"http:\/\/a/b"}, "type":"image_url","cache_control":{}}]`)}},
+		{"an image's uuid", []string{user(`[{"type":"image_url","image_url":{"url":"http://a/b"},"uuid":"u"}]`),
+			user(`[{"type":"image_url","image_url":null,"uuid":"u"}]`),
 			user(`[{"uuid":"\u0075","image_url":{"url":"data:image/png;base64,AA=="}}]`), user(`[{"type":"image_url","uuid":"u"}]`)}},
-		{"a video's uuid", []string{user(`[{"type":"video_url","video_url":{"url":"http://a/b"},"uuid":"u"}]`), user(`[{"type":"video_url","video_url":null,"uuid":"u"}]`)}},
-		{"reasoning under its old name", []string{`{"messages":[{"role":"assistant","reasoning":"r"}]}`, `{"messages":[{"role":"assistant","reasoning_content":"r"}]}`, `{"messages":[{"role":"assistant","reasoning":"r","reasoning_content":"s"}]}`}},
+		{"a video's uuid", []string{user(`[{"type":"video_url","video_url":{"url":"http://a/b"},"uuid":"u"}]`),
+			user(`[{"type":"video_url","video_url":null,"uuid":"u"}]`)}},
+		{"reasoning under its old name", []string{`{"messages":[{"role":"assistant","reasoning":"r"}]}`,
+			`{"messages":[{"role":"assistant","reasoning_content":"r"}]}`,
+			`{"messages":[{"role":"assistant","reasoning":"r","reasoning_content":"s"}]}`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := chain(t, Chat, c.bodies[0])
@@ -191,16 +219,22 @@ func TestDifferentBodies(t *testing.T) {
 		`{"messages":[{"role":"user","name":"a","content":"x"}]}`, `{"messages":[{"role":"user","name":"b","content":"x"}]}`,
 		`{"messages":[{"role":"user","content":"x"},{"role":"user","content":""}]}`, `{"messages":[{"role":"system","content":"x"}]}`,
 		`{"messages":[{"role":"developer","content":"x","tools":[{"function":{"name":"a"}}]}]}`,
-		tool("a"), tool("a", "b"), tool("b", "a"), strings.Replace(tool("a"), `"type":"object","required":[]`, `"required":[],"type":"object"`, 1),
+		tool("a"), tool("a", "b"), tool("b", "a"), strings.Replace(tool("a"), `"type":"object","required":[]`, `"required":[],"type":"object"`,
+			1),
 		strings.Replace(tool("a"), `"name"`, `"strict":true,"name"`, 1), strings.Replace(tool("a"), `"name"`, `"description":"d","name"`, 1),
-		call("f", `{"a":1}`), call("f", `{"a":2}`), call("f", `{"a":"1"}`), call("f", `{"a":"1","b":"2"}`), call("f", `{"b":"2","a":"1"}`), call("g", `{"a":1}`),
+		call("f", `{"a":1}`), call("f", `{"a":2}`), call("f", `{"a":"1"}`), call("f", `{"a":"1","b":"2"}`), call("f", `{"b":"2","a":"1"}`),
+		call("g", `{"a":1}`),
 		call("f", `{"a\":1":"b"}`), call("f", `{"a":1,"b":"\"}"}`),
 		assistant(`"content":"x"`), assistant(`"reasoning":"x"`), assistant(`"content":"f{}"`), call("f", ""),
-		user(`[{"type":"image_url","image_url":{"url":"a"}}]`), user(`[{"type":"image_url","image_url":{"url":"b"}}]`), user(`[{"type":"video_url","video_url":{"url":"a"}}]`),
-		user(`[{"type":"image_url","image_url":{"url":"a"}},{"type":"text","text":"x"}]`), user(`[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"a"}}]`),
+		user(`[{"type":"image_url","image_url":{"url":"a"}}]`), user(`[{"type":"image_url","image_url":{"url":"b"}}]`),
+		user(`[{"type":"video_url","video_url":{"url":"a"}}]`),
+		user(`[{"type":"image_url","image_url":{"url":"a"}},{"type":"text","text":"x"}]`),
+		user(`[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"a"}}]`),
 		user(`[{"type":"image_url","image_url":{"url":"a"},"uuid":"1"}]`), user(`[{"type":"image_url","image_url":null,"uuid":"2"}]`),
-		user(`[{"type":"image_url","image_url":null,"uuid":"a"}]`), user(`[{"type":"audio_url","audio_url":null,"uuid":"a"}]`), user(`[{"type":"video_url","video_url":null,"uuid":"a"}]`),
-		user(`[{"type":"input_audio","input_audio":{"data":"AA","format":"wav"}}]`), user(`[{"type":"input_audio","input_audio":{"data":"AB","format":"wav"}}]`),
+		user(`[{"type":"image_url","image_url":null,"uuid":"a"}]`), user(`[{"type":"audio_url","audio_url":null,"uuid":"a"}]`),
+		user(`[{"type":"video_url","video_url":null,"uuid":"a"}]`),
+		user(`[{"type":"input_audio","input_audio":{"data":"AA","format":"wav"}}]`),
+		user(`[{"type":"input_audio","input_audio":{"data":"AB","format":"wav"}}]`),
 	}
 	for i, a := range bodies {
 		for _, b := range bodies[:i] {
@@ -287,7 +321,8 @@ func spellRune(r *rand.Rand, c rune) string {
 
 // words makes a text that JSON spells in several ways and that is at times long.
 func words(r *rand.Rand) string {
-	all := []string{"the ", "cache", " is\n", "\"warm\"", "é", "前缀", "😀", "a/b\\c", "\t", "\u2028", "<&>", "\x00", "{\"a\": 1}", "func f() {\n\treturn\n}\n"}
+	all := []string{"the ", "cache", " is\n", "\"warm\"", "é", "前缀", "😀", "a/b\\c", "\t", "\u2028", "<&>", "\x00", "{\"a\": 1}",
+		"func f() {\n\treturn\n}\n"}
 	var b bytes.Buffer
 	for range r.IntN(1 + r.IntN(60)) {
 		b.WriteString(all[r.IntN(len(all))])

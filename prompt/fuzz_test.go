@@ -36,19 +36,28 @@ func depth(body []byte) (most int) {
 // and takes a byte order mark.
 func FuzzParse(f *testing.F) {
 	for _, body := range []string{
-		pythonRequests, pythonOpenAI, nodeOpenAI, php, "", "{}", "[]", `{"a":[1,-0.5e+3,true,false,null,{"":""}]}`, "\xef\xbb\xbf{}", `{"a":"\ud83d\ude00\ud800"}`,
-		`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}},"a"]},{"role":"assistant","reasoning":"r","tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}`,
-		`{"messages":[{"role":"user","content":[{"type":"video_url","video_url":null,"uuid":"u"},{"image_url":null,"uuid":7},{"type":"input_audio","input_audio":{"data":"AA"},"uuid":null}]}]}`,
+		pythonRequests, pythonOpenAI, nodeOpenAI, php, "", "{}", "[]", `{"a":[1,-0.5e+3,true,false,null,{"":""}]}`, "\xef\xbb\xbf{}",
+		`{"a":"\ud83d\ude00\ud800"}`,
+		`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}},"a"]},{"role":"assistant","reasoning":"r",` +
+			`"tool_calls":[{"function":{"name":"f","arguments":"{}"}}]}]}`,
+		`{"messages":[{"role":"user","content":[{"type":"video_url","video_url":null,"uuid":"u"},{"image_url":null,"uuid":7},` +
+			`{"type":"input_audio","input_audio":{"data":"AA"},"uuid":null}]}]}`,
 		`{"prompt":[[1,2],[3]]}`, `{"prompt":["a","b"],"n":2}`, `{"prompt":"a","prompt_cache_key":"k","session_id":"s"}`,
 		`{"messages":[],"metadata":{"user_id":"user_1_account__session_s"}}`, `{"messages":[],"metadata":{"user_id":"{\"session_id\":\"s\"}"}}`,
-		`{"model":1}`, `{"a":1,}`, `{"a" 1}`, "{\"\n:1}", "{\"\t\":1}", "{\"a\n:{\"\n:1}}", `{"a":01}`, `{"a":"` + "\xff" + `"}`, `{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
-		`{"token_ids":[1,22,333],"sampling_params":{"max_tokens":5,"n":2,"prompt_logprobs":null},"features":{"mm_hashes":{"image":["a"]},"kwargs_data":null},"cache_salt":"s"}`,
+		`{"model":1}`, `{"a":1,}`, `{"a" 1}`, "{\"\n:1}", "{\"\t\":1}", "{\"a\n:{\"\n:1}}", `{"a":01}`, `{"a":"` + "\xff" + `"}`,
+		`{"a":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`,
+		`{"token_ids":[1,22,333],"sampling_params":{"max_tokens":5,"n":2,"prompt_logprobs":null},"features":{"mm_hashes":{"image":["a"]},` +
+			`"kwargs_data":null},"cache_salt":"s"}`,
 		`{"token_ids":[4294967296,-1,0.5],"sampling_params":[],"content_parts":[{"type":"image_url","url":"x"}],"features":3}`,
 		`{"tools":[{"type":"function","function":{"strict":true,"name":"f"}},3],"messages":[]}`,
-		`{"system":[{"type":"text","text":"s"},2],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"o"},{"type":"image","source":{}}]},{"text":"t","type":"text"}]},` +
-			`{"role":"assistant","content":[{"type":"thinking","thinking":"r"},{"type":"tool_use","name":"f","input":{"a":1}}]},{"content":"x","role":"system"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`,
-		`{"input":[{"role":"user","content":"q"},{"type":"reasoning","content":[{"text":"r"}]},{"type":"function_call","name":"f","arguments":"{}"},{"type":"function_call_output","output":"o"},` +
-			`{"type":"custom_tool_call","name":"g","input":"i"},{"role":"assistant","content":[{"text":"a"}]}],"instructions":"s","reasoning":{"effort":"low"}}`,
+		`{"system":[{"type":"text","text":"s"},2],"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text",` +
+			`"text":"o"},{"type":"image","source":{}}]},{"text":"t","type":"text"}]},` +
+			`{"role":"assistant","content":[{"type":"thinking","thinking":"r"},{"type":"tool_use","name":"f","input":{"a":1}}]},{"content":"x",` +
+			`"role":"system"}],"thinking":{"type":"disabled"},"tools":[{"name":"f","input_schema":{}}]}`,
+		`{"input":[{"role":"user","content":"q"},{"type":"reasoning","content":[{"text":"r"}]},{"type":"function_call","name":"f",` +
+			`"arguments":"{}"},{"type":"function_call_output","output":"o"},` +
+			`{"type":"custom_tool_call","name":"g","input":"i"},{"role":"assistant","content":[{"text":"a"}]}],"instructions":"s",` +
+			`"reasoning":{"effort":"low"}}`,
 	} {
 		f.Add([]byte(body))
 	}
@@ -56,7 +65,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		given := slices.Clone(body)
 		object := bytes.TrimPrefix(body, []byte("\xef\xbb\xbf"))
-		valid := utf8.Valid(body) && json.Valid(object) && bytes.HasPrefix(bytes.TrimLeft(object, " \t\r\n"), []byte("{")) && depth(object) <= maxDepth
+		valid := utf8.Valid(body) && json.Valid(object) && bytes.HasPrefix(bytes.TrimLeft(object, " \t\r\n"), []byte("{")) &&
+			depth(object) <= maxDepth
 		for _, kind := range []Kind{Other, Chat, Completion, Messages, Responses, Generate} {
 			var fresh Prompt
 			err := fresh.Parse(kind, body)
@@ -133,8 +143,10 @@ func slowString(s *scanner, dst []byte, i int) (_ []byte, end int) {
 // and, whatever follows the string, against reading it a byte at a time.
 func FuzzString(f *testing.F) {
 	long := strings.Repeat("0123456789abcde", 9)
-	for _, s := range []string{"", "a", `\"\\\/\b\f\n\r\t`, `\u0041\u00e9\u4e2d\ud83d\ude00`, `\ud800`, `\ud800\ud800\udc00`, `\udc00\u0041`, `\ud83d\u`, `\u00g0`, "a\nb",
-		long + `\n` + strings.Repeat("x", 40), "中文é\x00", strings.Repeat(`if {\n\t\t`, 30), strings.Repeat(`\\\"`, 30), long + `\n\x` + long, long + `\"#` + long + "\x1f" + long} {
+	for _, s := range []string{"", "a", `\"\\\/\b\f\n\r\t`, `\u0041\u00e9\u4e2d\ud83d\ude00`, `\ud800`, `\ud800\ud800\udc00`, `\udc00\u0041`,
+		`\ud83d\u`, `\u00g0`, "a\nb",
+		long + `\n` + strings.Repeat("x", 40), "中文é\x00", strings.Repeat(`if {\n\t\t`, 30), strings.Repeat(`\\\"`, 30), long + `\n\x` + long,
+		long + `\"#` + long + "\x1f" + long} {
 		f.Add(s, 0)
 		f.Add(s, 33)
 		f.Add(s, 100<<8+90)
@@ -188,17 +200,24 @@ func FuzzString(f *testing.F) {
 // much text, and how often a Response was used makes no difference.
 func FuzzResponse(f *testing.F) {
 	for _, event := range []string{
-		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a\u0301 \ud83d\ude00"}}]}`, `{"choices":[{"message":{"content":"x","tool_calls":[]}}]}`,
-		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{\"a\": 1}"}},{"index":1,"function":{"arguments":"x"}}]}}]}`,
-		`{"type":"content_block_start","content_block":{"type":"tool_use","name":"f","input":{}}}`, `{"type":"content_block_delta","delta":{"partial_json":"{}","text":"x"}}`,
-		`{"type":"response.output_item.done","item":{"type":"function_call","name":"f","arguments":"{}"}}`, `{"type":"response.output_text.delta","delta":"x"}`,
-		`{"content":[{"type":"text","text":"x"},{"type":"tool_use"}],"output":[{"type":"message","content":[{"type":"output_text","text":"y"}]}]}`,
-		`{"choices":[{"text":"x"}]}`, `{"choices":[{"token_ids":[1,22,-3,4294967296]}]}`, `{"choices":[{"token_ids":null}]}`, `{"choices":[[]],"x":{"y":[1]}}`, `{"ch\u006fices":[{"delta":{"content":null}}]}`, `{`, ``, "\xff", `{"choices":[{"delta":`,
+		`{"choices":[{"index":0,"delta":{"role":"assistant","content":"a\u0301 \ud83d\ude00"}}]}`,
+		`{"choices":[{"message":{"content":"x","tool_calls":[]}}]}`,
+		`{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{\"a\": 1}"}},{"index":1,` +
+			`"function":{"arguments":"x"}}]}}]}`,
+		`{"type":"content_block_start","content_block":{"type":"tool_use","name":"f","input":{}}}`,
+		`{"type":"content_block_delta","delta":{"partial_json":"{}","text":"x"}}`,
+		`{"type":"response.output_item.done","item":{"type":"function_call","name":"f","arguments":"{}"}}`,
+		`{"type":"response.output_text.delta","delta":"x"}`,
+		`{"content":[{"type":"text","text":"x"},{"type":"tool_use"}],"output":[{"type":"message","content":[{"type":"output_text","text":"y"}]}` +
+			`]}`,
+		`{"choices":[{"text":"x"}]}`, `{"choices":[{"token_ids":[1,22,-3,4294967296]}]}`, `{"choices":[{"token_ids":null}]}`,
+		`{"choices":[[]],"x":{"y":[1]}}`, `{"ch\u006fices":[{"delta":{"content":null}}]}`, `{`, ``, "\xff", `{"choices":[{"delta":`,
 	} {
 		f.Add([]byte(event))
 	}
 	var prompts []*Prompt
-	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`, Messages: `{"messages":[{"role":"user","content":"q"}]}`, Responses: `{"input":"q"}`, Generate: `{"token_ids":[1,2,3]}`} {
+	for kind, body := range map[Kind]string{Chat: `{"messages":[{"role":"user","content":"q"}]}`, Completion: `{"prompt":"q"}`,
+		Messages: `{"messages":[{"role":"user","content":"q"}]}`, Responses: `{"input":"q"}`, Generate: `{"token_ids":[1,2,3]}`} {
 		p, _ := blocksOf(f, kind, []byte(body), 64)
 		prompts = append(prompts, p)
 	}

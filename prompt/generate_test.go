@@ -54,7 +54,8 @@ func TestTokenIDsShareBlocks(t *testing.T) {
 		t.Error("the same salt makes different blocks")
 	}
 	media := func(data string) []Block {
-		_, blocks := blocksOf(t, Generate, []byte(`{"token_ids":`+ids+`,"features":{"kwargs_data":`+data+`,"mm_hashes":{"image":["a"]},"mm_placeholders":{}}}`), 64)
+		_, blocks := blocksOf(t, Generate, []byte(`{"token_ids":`+ids+`,"features":{"kwargs_data":`+data+`,"mm_hashes":{"image":["a"]},`+
+			`"mm_placeholders":{}}}`), 64)
 		return blocks
 	}
 	if !slices.Equal(media(`{"image":["AAAA"]}`), media("null")) {

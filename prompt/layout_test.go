@@ -19,7 +19,8 @@ func parseWithLayout(t *testing.T, kind Kind, body string, l Layout) *Prompt {
 }
 
 func TestLayouts(t *testing.T) {
-	const inline = `{"role":"user","content":"a"},{"role":"system","content":"x"},{"role":"assistant","content":"b"},{"role":"system","content":"y"},{"role":"user","content":"c"}`
+	const inline = `{"role":"user","content":"a"},{"role":"system","content":"x"},{"role":"assistant","content":"b"},{"role":"system",` +
+		`"content":"y"},{"role":"user","content":"c"}`
 	const merged = `{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}`
 	const thought = `{"role":"user","content":"a"},{"role":"assistant","reasoning":"r","content":"b"},{"role":"user","content":"c"}`
 	developer := strings.Replace(inline, `"role":"system","content":"x"`, `"role":"developer","content":"x"`, 1)
@@ -32,14 +33,20 @@ func TestLayouts(t *testing.T) {
 		sameAs     string
 		sameLayout Layout
 	}{
-		{"merged into the system prompt", Messages, `{"system":"s","messages":[` + inline + `]}`, 0, Messages, `{"system":"sxy","messages":[` + merged + `]}`, DefaultLayout},
-		{"merged without a system prompt", Messages, `{"messages":[` + inline + `]}`, 0, Messages, `{"system":"xy","messages":[` + merged + `]}`, DefaultLayout},
-		{"in place", Messages, `{"system":"s","messages":[` + inline + `]}`, SystemInPlace, Chat, `{"messages":[{"role":"system","content":"s"},` + inline + `]}`, 0},
-		{"developer messages merged in a chat", Chat, `{"messages":[{"role":"system","content":"s"},` + developer + `]}`, SystemInPlace, Chat, `{"messages":[{"role":"system","content":"s\n\nx\n\ny"},` + merged + `]}`, DefaultLayout},
-		{"developer messages merged in Responses", Responses, `{"instructions":"s","input":[` + developer + `]}`, 0, Chat, `{"messages":[{"role":"system","content":"s\n\nx\n\ny"},` + merged + `]}`, DefaultLayout},
+		{"merged into the system prompt", Messages, `{"system":"s","messages":[` + inline + `]}`, 0, Messages, `{"system":"sxy","messages":[` +
+			merged + `]}`, DefaultLayout},
+		{"merged without a system prompt", Messages, `{"messages":[` + inline + `]}`, 0, Messages, `{"system":"xy","messages":[` + merged + `]}`,
+			DefaultLayout},
+		{"in place", Messages, `{"system":"s","messages":[` + inline + `]}`, SystemInPlace, Chat,
+			`{"messages":[{"role":"system","content":"s"},` + inline + `]}`, 0},
+		{"developer messages merged in a chat", Chat, `{"messages":[{"role":"system","content":"s"},` + developer + `]}`, SystemInPlace, Chat,
+			`{"messages":[{"role":"system","content":"s\n\nx\n\ny"},` + merged + `]}`, DefaultLayout},
+		{"developer messages merged in Responses", Responses, `{"instructions":"s","input":[` + developer + `]}`, 0, Chat,
+			`{"messages":[{"role":"system","content":"s\n\nx\n\ny"},` + merged + `]}`, DefaultLayout},
 		{"system messages of a chat stay", Chat, `{"messages":[` + inline + `]}`, 0, Chat, `{"messages":[` + inline + `]}`, DefaultLayout},
 		{"reasoning dropped", Chat, `{"messages":[` + thought + `]}`, 0, Chat, `{"messages":[` + merged + `]}`, 0},
-		{"merged with tools", Messages, `{"system":"s","tools":[{"name":"f"}],"messages":[` + inline + `]}`, 0, Messages, `{"system":"sxy","tools":[{"name":"f"}],"messages":[` + merged + `]}`, DefaultLayout},
+		{"merged with tools", Messages, `{"system":"s","tools":[{"name":"f"}],"messages":[` + inline + `]}`, 0, Messages,
+			`{"system":"sxy","tools":[{"name":"f"}],"messages":[` + merged + `]}`, DefaultLayout},
 	} {
 		got, want := parseWithLayout(t, c.kind, c.body, c.layout), parseWithLayout(t, c.sameKind, c.sameAs, c.sameLayout)
 		if !bytes.Equal(got.Text, want.Text) {
@@ -52,7 +59,8 @@ func TestLayouts(t *testing.T) {
 		t.Errorf("%q does not begin with the tools", first.Text)
 	}
 	kept := parseWithLayout(t, Chat, `{"messages":[`+thought+`]}`, KeepReasoning)
-	if before := parseWithLayout(t, Chat, `{"messages":[`+strings.TrimSuffix(thought, `,{"role":"user","content":"c"}`)+`]}`, KeepReasoning); !bytes.HasPrefix(kept.Text, before.Text) {
+	if before := parseWithLayout(t, Chat, `{"messages":[`+strings.TrimSuffix(thought, `,{"role":"user","content":"c"}`)+`]}`,
+		KeepReasoning); !bytes.HasPrefix(kept.Text, before.Text) {
 		t.Errorf("%q does not begin with %q", kept.Text, before.Text)
 	}
 }
@@ -63,25 +71,32 @@ func TestToolChanges(t *testing.T) {
 		return `{"system":"s","tools":[{"name":"f"}],"messages":[{"role":"user","content":"a"},{"role":"system","content":[` + system + `]}]}`
 	}
 	plain := parse(t, Messages, body(`{"type":"text","text":"x"}`))
-	changed := parse(t, Messages, body(`{"type":"text","text":"x"},{"type":"tool_addition","tool":{"type":"tool_definition","definition":{"name":"g","input_schema":{}}}}`))
-	if n := common(plain.Text, changed.Text); n < len("system s") || n >= bytes.IndexByte(plain.Text, 'a') && bytes.Contains(plain.Text[:n], []byte("user")) {
+	changed := parse(t, Messages, body(`{"type":"text","text":"x"},{"type":"tool_addition","tool":{"type":"tool_definition",`+
+		`"definition":{"name":"g","input_schema":{}}}}`))
+	if n := common(plain.Text, changed.Text); n < len("system s") || n >= bytes.IndexByte(plain.Text, 'a') &&
+		bytes.Contains(plain.Text[:n], []byte("user")) {
 		t.Errorf("the prompts have %d bytes in common: %q", n, plain.Text[:n])
 	}
 }
 
 func TestSameImageInAllAPIs(t *testing.T) {
 	const data = "iVBORw0KGgo="
-	want := parse(t, Chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"q"},{"type":"image_url","image_url":{"url":"data:image/png;base64,`+data+`"}}]}]}`)
+	want := parse(t, Chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"q"},{"type":"image_url",`+
+		`"image_url":{"url":"data:image/png;base64,`+data+`"}}]}]}`)
 	for kind, body := range map[Kind]string{
-		Messages:  `{"messages":[{"role":"user","content":[{"type":"text","text":"q"},{"type":"image","cache_control":{},"source":{"data":"` + data + `","media_type":"image/png","type":"base64"}}]}]}`,
-		Responses: `{"input":[{"role":"user","content":[{"type":"input_text","text":"q"},{"type":"input_image","detail":"auto","image_url":"data:image\/png;base64,` + data + `"}]}]}`,
+		Messages: `{"messages":[{"role":"user","content":[{"type":"text","text":"q"},{"type":"image","cache_control":{},"source":{"data":"` +
+			data + `","media_type":"image/png","type":"base64"}}]}]}`,
+		Responses: `{"input":[{"role":"user","content":[{"type":"input_text","text":"q"},{"type":"input_image","detail":"auto",` +
+			`"image_url":"data:image\/png;base64,` + data + `"}]}]}`,
 	} {
 		if got := parse(t, kind, body); !bytes.Equal(got.Text, want.Text) || !got.HasMedia() {
 			t.Errorf("%s: not the prompt of the chat", body)
 		}
 	}
 	url := parse(t, Chat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://a/b"}}]}]}`)
-	if got := parse(t, Messages, `{"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"http://a/b"}}]}]}`); !bytes.Equal(got.Text, url.Text) {
+	if got := parse(t, Messages,
+		`{"messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"http://a/b"}}]}]}`); !bytes.Equal(got.Text,
+		url.Text) {
 		t.Error("the same URL in Messages is another image")
 	}
 }
@@ -99,7 +114,9 @@ func TestPropertyForks(t *testing.T) {
 			messages = append(messages, fields{{"role", role}, {"content", text}})
 		}
 		think := func() {
-			messages = append(messages, fields{{"role", "assistant"}, {"content", []any{fields{{"type", "thinking"}, {"thinking", text(300)}}, fields{{"type", "text"}, {"text", text(100)}}}}})
+			messages = append(messages,
+				fields{{"role", "assistant"},
+					{"content", []any{fields{{"type", "thinking"}, {"thinking", text(300)}}, fields{{"type", "text"}, {"text", text(100)}}}}})
 		}
 		say("user", text(200))
 		for range 1 + r.IntN(3) {
@@ -115,7 +132,8 @@ func TestPropertyForks(t *testing.T) {
 		}
 		say("user", text(200))
 		body := func(messages []any) string {
-			return string(spell(r, fields{{"model", "m"}, {"system", "s" + systemText}, {"messages", messages}, {"tools", []any{dialogTool("input_schema")}}}))
+			return string(spell(r, fields{{"model", "m"}, {"system", "s" + systemText}, {"messages", messages},
+				{"tools", []any{dialogTool("input_schema")}}}))
 		}
 		turn, next := body(before), body(messages)
 		shared := func(l Layout) float64 {

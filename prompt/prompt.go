@@ -71,11 +71,11 @@ type Prompt struct {
 	// user message, or of a completion's text; 0 if there is none.
 	FirstMessageHash uint64
 
-	// Session is the hash of the name of the session that the request belongs to, as
+	// Conversation is the hash of the name of the conversation that the request belongs to, as
 	// prompt_cache_key, session_id or Claude Code's metadata.user_id give it, and
-	// SessionField is which of them did; 0 and "": none.
-	Session      uint64
-	SessionField string
+	// ConversationField is which of them did; 0 and "": none.
+	Conversation      uint64
+	ConversationField string
 
 	// TransferParams is one of TransferParamNames that has a value anywhere in the body, but where
 	// hasArbitraryKeys; "": none has.
@@ -126,20 +126,15 @@ const maxPooledBytes = 2 << 20
 
 // Reset forgets the last request, and large buffers. Parse calls it.
 func (p *Prompt) Reset() {
-	tools, scratch := p.tools, reuseUnlessLarge(p.scan.scratch)
-	*p = Prompt{
-		// Kept because the next request often names the same model.
-		Model: p.Model,
-		Text:  reuseUnlessLarge(p.Text),
-		buffers: buffers{
-			content: reuseUnlessLarge(p.content), system: reuseUnlessLarge(p.system),
-			reasoning: reuseUnlessLarge(p.reasoning), calls: reuseUnlessLarge(p.calls),
-			toolChanges: reuseUnlessLarge(p.toolChanges), merged: reuseUnlessLarge(p.merged), forks: p.forks[:0],
-		},
-		turns: turns{movable: reuseUnlessLarge(p.turns.movable)},
-		split: split{edits: p.split.edits[:0]},
-	}
-	p.scan.scratch = scratch
+	model, text, tools, scratch := p.Model, p.Text, p.tools, p.scan.scratch
+	kept, movable, edits := p.buffers, p.turns.movable, p.split.edits
+	*p = Prompt{}
+	p.Model = model // the next request often names the same one
+	p.Text, p.scan.scratch = reuseUnlessLarge(text), reuseUnlessLarge(scratch)
+	p.content, p.system = reuseUnlessLarge(kept.content), reuseUnlessLarge(kept.system)
+	p.reasoning, p.calls = reuseUnlessLarge(kept.reasoning), reuseUnlessLarge(kept.calls)
+	p.toolChanges, p.merged, p.forks = reuseUnlessLarge(kept.toolChanges), reuseUnlessLarge(kept.merged), kept.forks[:0]
+	p.turns.movable, p.split.edits = reuseUnlessLarge(movable), edits[:0]
 	if cap(tools.raw) <= maxPooledBytes {
 		p.tools = tools
 	}
@@ -312,7 +307,7 @@ func (p *Prompt) parseCommonFields() {
 	}
 	p.Stream = s.parseBool(top[fieldStream])
 	p.MaxTokens = cmp.Or(s.parseInt(top[fieldMaxCompletionTokens]), s.parseInt(top[fieldMaxTokens]))
-	p.setSession()
+	p.setConversation()
 	p.Sequences = max(1, s.parseInt(top[fieldN]), s.parseInt(top[fieldBestOf]))
 	p.echo = s.parseBool(top[fieldEcho])
 	// With echo, a completion's logprobs are prompt_logprobs.
@@ -332,7 +327,10 @@ func (p *Prompt) setFirstMessageHash(text []byte) {
 	p.firstHashed = true
 	end := 0
 	for n := 0; n < maxHashedChars && end < len(text); n++ {
-		_, size := utf8.DecodeRune(text[end:])
+		size := 1
+		if text[end] >= utf8.RuneSelf { // else it need not be decoded
+			_, size = utf8.DecodeRune(text[end:])
+		}
 		end += size
 	}
 	p.FirstMessageHash = xxh3.Hash(text[:end])

@@ -57,7 +57,8 @@ func TestReasoningDroppedAtUserMessage(t *testing.T) {
 			t.Errorf("reasoning %q after the last user turn is missing: %q", reasoning, open)
 		}
 	}
-	closed := chat(turn("user", "q", ""), turn("assistant", "a", "first"), turn("tool", "t", ""), turn("assistant", "b", "second"), turn("user", "r", ""))
+	closed := chat(turn("user", "q", ""), turn("assistant", "a", "first"), turn("tool", "t", ""), turn("assistant", "b", "second"),
+		turn("user", "r", ""))
 	bare := chat(turn("user", "q", ""), turn("assistant", "a", ""), turn("tool", "t", ""), turn("assistant", "b", ""), turn("user", "r", ""))
 	if closed != bare {
 		t.Errorf("reasoning before a user turn is left in:\n%q, want\n%q", closed, bare)
@@ -91,13 +92,16 @@ func TestCommonFields(t *testing.T) {
 		{Completion, `{"prompt":"a","echo":true,"logprobs":1}`, Prompt{Sequences: 1}},
 		{Completion, `{"prompt":"a","echo":true,"logprobs":null}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Completion, `{"prompt_embeds":"AAAA"}`, Prompt{Sequences: 1}},
-		{Other, `{"model":"e","stream":true,"input":["a","b"],"messages":3,"prompt":{},"n":4}`, Prompt{Model: "e", Stream: true, Sequences: 1, Cacheable: true}},
+		{Other, `{"model":"e","stream":true,"input":["a","b"],"messages":3,"prompt":{},"n":4}`, Prompt{Model: "e", Stream: true, Sequences: 1,
+			Cacheable: true}},
 		{Other, `{"max_tokens":6}`, Prompt{MaxTokens: 6, Sequences: 1, Cacheable: true}},
-		{Messages, `{"model":"m",` + m + `,"max_tokens":6,"stream":true,"n":3}`, Prompt{Model: "m", Stream: true, MaxTokens: 6, Sequences: 1, Cacheable: true}},
+		{Messages, `{"model":"m",` + m + `,"max_tokens":6,"stream":true,"n":3}`, Prompt{Model: "m", Stream: true, MaxTokens: 6, Sequences: 1,
+			Cacheable: true}},
 		{Responses, `{"input":[],"max_output_tokens":5}`, Prompt{MaxTokens: 5, Sequences: 1, Cacheable: true}},
 		{Responses, `{"input":[],"previous_response_id":null}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Responses, `{"input":[],"previous_response_id":"resp_1"}`, Prompt{Sequences: 1, PreviousResponse: "resp_1"}},
-		{Responses, `{"input":[],"previous_response_id":"resp\u005f1","request_id":"mine","store":false}`, Prompt{Sequences: 1, PreviousResponse: "resp_1", ResponseID: "mine", NoStore: true}},
+		{Responses, `{"input":[],"previous_response_id":"resp\u005f1","request_id":"mine","store":false}`,
+			Prompt{Sequences: 1, PreviousResponse: "resp_1", ResponseID: "mine", NoStore: true}},
 		{Responses, `{"input":[],"request_id":null,"store":true}`, Prompt{Sequences: 1, Cacheable: true}},
 		{Chat, `{` + m + `,"previous_response_id":"resp_1","request_id":"mine","store":false}`, Prompt{Sequences: 1, Cacheable: true}},
 	} {
@@ -159,7 +163,8 @@ func TestMediaInOtherBodies(t *testing.T) {
 // head writes what a Prompt says beside its text.
 func head(p *Prompt) string {
 	return fmt.Sprintf("model %q stream %v previous %q id %q unstored %v most %d sequences %d cacheable %v extra %d session %q %x",
-		p.Model, p.Stream, p.PreviousResponse, p.ResponseID, p.NoStore, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.SessionField, p.Session)
+		p.Model, p.Stream, p.PreviousResponse, p.ResponseID, p.NoStore, p.MaxTokens, p.Sequences, p.Cacheable, p.ExtraBytes, p.ConversationField,
+		p.Conversation)
 }
 
 func TestTurnKind(t *testing.T) {
@@ -190,7 +195,8 @@ func TestFirstMessageHash(t *testing.T) {
 	f := func(kind Kind, body string) uint64 { return parse(t, kind, body).FirstMessageHash }
 	long := strings.Repeat("é", maxHashedChars)
 	chat := func(before, text string) uint64 {
-		return f(Chat, `{"messages":[`+before+`{"role":"user","content":"`+text+`"},{"role":"assistant","content":"a"},{"role":"user","content":"b"}]}`)
+		return f(Chat, `{"messages":[`+before+`{"role":"user","content":"`+text+
+			`"},{"role":"assistant","content":"a"},{"role":"user","content":"b"}]}`)
 	}
 	want := chat("", long)
 	if want == 0 || chat(`{"role":"system","content":"s"},`, long) != want || chat("", long+"more") != want {
@@ -202,7 +208,8 @@ func TestFirstMessageHash(t *testing.T) {
 	if f(Completion, `{"prompt":"`+long+`more"}`) != want {
 		t.Error("a completion's beginning is another")
 	}
-	if f(Chat, `{"messages":[{"role":"system","content":"s"}]}`) != 0 || f(Completion, `{"prompt_embeds":"x"}`) != 0 || f(Other, `{"input":"x"}`) != 0 {
+	if f(Chat, `{"messages":[{"role":"system","content":"s"}]}`) != 0 || f(Completion, `{"prompt_embeds":"x"}`) != 0 ||
+		f(Other, `{"input":"x"}`) != 0 {
 		t.Error("an opening without a user's text")
 	}
 }
@@ -309,7 +316,8 @@ func TestMediaLimit(t *testing.T) {
 }
 
 func TestAppendMediaPositions(t *testing.T) {
-	const image, audio, video = `{"type":"image_url","image_url":{"url":"a"}}`, `{"type":"input_audio","input_audio":{"data":"AA"}}`, `{"type":"video_url","video_url":null,"uuid":"u"}`
+	const image, audio, video = `{"type":"image_url","image_url":{"url":"a"}}`, `{"type":"input_audio","input_audio":{"data":"AA"}}`,
+		`{"type":"video_url","video_url":null,"uuid":"u"}`
 	user := func(parts ...string) string {
 		return `{"messages":[{"role":"user","content":[` + strings.Join(parts, ",") + `]}]}`
 	}
@@ -323,7 +331,8 @@ func TestAppendMediaPositions(t *testing.T) {
 		{"none", Chat, user(`"text"`), nil},
 		{"one", Chat, user(image), []MediaPosition{{head + 1, Image, MediaCounts{1}}}},
 		{"each kind", Chat, user(image, audio, `"text"`, video), []MediaPosition{
-			{head + 1, Image, MediaCounts{1}}, {head + MediaBytes + 2, Audio, MediaCounts{1, 1}}, {head + 2*MediaBytes + 2 + 4 + 1, Video, MediaCounts{1, 1, 1}},
+			{head + 1, Image, MediaCounts{1}}, {head + MediaBytes + 2, Audio, MediaCounts{1, 1}},
+			{head + 2*MediaBytes + 2 + 4 + 1, Video, MediaCounts{1, 1, 1}},
 		}},
 		{"result of a tool", Messages, user(`{"type":"tool_result","content":[{"type":"image","source":{"type":"base64","data":"AA"}}]}`),
 			[]MediaPosition{{1 + 4 + 1 + head + 1, Image, MediaCounts{1}}}},

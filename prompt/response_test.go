@@ -35,7 +35,8 @@ func inEvents(r *rand.Rand, text string, completion bool) (events [][]byte) {
 		n := min(1+r.IntN(1+r.IntN(40)), len(rest))
 		part := string(rest[:n])
 		rest = rest[n:]
-		choice := fields{{"index", 0}, {"logprobs", nil}, {"delta", fields{{"content", part}, {"tool_calls", []any{}}, {"reasoning", nil}}}, {"finish_reason", nil}}
+		choice := fields{{"index", 0}, {"logprobs", nil}, {"delta", fields{{"content", part}, {"tool_calls", []any{}}, {"reasoning", nil}}},
+			{"finish_reason", nil}}
 		if completion {
 			choice = fields{{"index", 0}, {"text", part}, {"finish_reason", nil}}
 		}
@@ -93,7 +94,8 @@ func callsOf(r *rand.Rand) (calls []any, arguments []string) {
 	for n := range 1 + r.IntN(3) {
 		object := spell(r, object{{"q", words(r)}, {words(r), []any{1, nil, object{{"x", words(r)}}}}})
 		arguments = append(arguments, string(object))
-		calls = append(calls, fields{{"id", fmt.Sprint(n)}, {"type", "function"}, {"function", fields{{"name", "f" + fmt.Sprint(n)}, {"arguments", string(object)}}}})
+		calls = append(calls, fields{{"id", fmt.Sprint(n)}, {"type", "function"},
+			{"function", fields{{"name", "f" + fmt.Sprint(n)}, {"arguments", string(object)}}}})
 	}
 	return calls, arguments
 }
@@ -117,7 +119,8 @@ func TestPropertyToolCallsInNextTurn(t *testing.T) {
 		for n, a := range arguments {
 			part := func(function fields) {
 				calls := []any{fields{{"index", n}, {"function", function}}}
-				response.AddEvent(spell(r, fields{{"choices", []any{fields{{"index", 0}, {"delta", fields{{"tool_calls", calls}, {"content", nil}}}}}}}))
+				response.AddEvent(spell(r,
+					fields{{"choices", []any{fields{{"index", 0}, {"delta", fields{{"tool_calls", calls}, {"content", nil}}}}}}}))
 			}
 			part(fields{{"name", "f" + fmt.Sprint(n)}, {"arguments", ""}})
 			for rest := []rune(a); len(rest) > 0; {
@@ -166,13 +169,15 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 	cases := []struct{ name, body, event string }{
 		{"reasoning", ask, delta(`"reasoning":"hm"`)},
 		{"reasoning of old", ask, delta(`"reasoning_content":"hm"`)},
-		{"text behind a tool call", ask, `{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f"}}]}},` + delta(`"role":"assistant"`)[len(`{"choices":[`):]},
+		{"text behind a tool call", ask, `{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"name":"f"}}]}},` +
+			delta(`"role":"assistant"`)[len(`{"choices":[`):]},
 		{"parts of calls out of order", ask, delta(`"tool_calls":[{"index":0},{"index":1},{"index":0}]`)},
 		{"calls that skip one", ask, delta(`"tool_calls":[{"index":1,"function":{"name":"f"}}]`)},
 		{"more calls than any model makes", ask, delta(`"tool_calls":[{"index":100,"function":{"name":"f"}}]`)},
 		{"a tool call that is none", ask, delta(`"tool_calls":[1]`)},
 		{"tool calls that are no list", ask, delta(`"tool_calls":{}`)},
-		{"a tool call too long to keep", ask, delta(`"tool_calls":[{"index":0,"function":{"arguments":"` + strings.Repeat("x", maxToolCallBytes+1) + `"}}]`)},
+		{"a tool call too long to keep", ask, delta(`"tool_calls":[{"index":0,"function":{"arguments":"` +
+			strings.Repeat("x", maxToolCallBytes+1) + `"}}]`)},
 		{"a field not known", ask, delta(`"audio":{"id":"x"}`)},
 		{"content in parts", ask, `{"choices":[{"delta":{"content":[{"text":"a"}]}}]}`},
 		{"no JSON", ask, delta(`"role":"assistant"`)[:100]},
@@ -180,7 +185,8 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 		{"a choice that is none", ask, `{"choices":[1]}`},
 		{"several choices", `{"n":2,"messages":[{"role":"user","content":"q"}]}`, delta(`"role":"assistant"`)},
 		{"a response that continues the last message", `{"messages":[{"role":"assistant","content":"q"}]}`, delta(`"role":"assistant"`)},
-		{"reasoning that the next turn drops", `{"messages":[{"role":"user","content":"q"},{"role":"assistant","reasoning":"r"},{"role":"tool","content":"t"}]}`,
+		{"reasoning that the next turn drops",
+			`{"messages":[{"role":"user","content":"q"},{"role":"assistant","reasoning":"r"},{"role":"tool","content":"t"}]}`,
 			delta(`"role":"assistant"`)},
 		{"a prompt that is not cached", `{"truncate_prompt_tokens":5,"messages":[]}`, delta(`"role":"assistant"`)},
 	}
@@ -212,7 +218,8 @@ func TestResponsesWithoutBlocks(t *testing.T) {
 
 func TestResponseBlockLimit(t *testing.T) {
 	p, _ := blocksOf(t, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 64)
-	event, _ := json.Marshal(map[string]any{"choices": []any{map[string]any{"delta": map[string]any{"content": strings.Repeat("word ", 1000)}}}})
+	event, _ := json.Marshal(
+		map[string]any{"choices": []any{map[string]any{"delta": map[string]any{"content": strings.Repeat("word ", 1000)}}}})
 	var response Response
 	response.Reset(endOf(p))
 	for range 100 {
@@ -231,7 +238,8 @@ func TestResponseBlockLimit(t *testing.T) {
 // BenchmarkResponse is one event of a stream.
 func BenchmarkResponse(b *testing.B) {
 	p, _ := blocksOf(b, Chat, []byte(`{"messages":[{"role":"user","content":"q"}]}`), 256)
-	event := []byte(`{"id":"chatcmpl-7c9e1f0f5a3e4d1c","object":"chat.completion.chunk","created":1790000000,"model":"m","choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null,"token_ids":null}]}`)
+	event := []byte(`{"id":"chatcmpl-7c9e1f0f5a3e4d1c","object":"chat.completion.chunk","created":1790000000,"model":"m",` +
+		`"choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null,"token_ids":null}]}`)
 	var response Response
 	response.Reset(endOf(p))
 	b.ReportAllocs()
@@ -267,7 +275,8 @@ func TestAddBodyReturnsUsage(t *testing.T) {
 }
 
 const (
-	eventHead = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1763700000,"model":"m","choices":[{"index":0,"delta":{"content":"`
+	eventHead = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1763700000,"model":"m","choices":[{"index":0,` +
+		`"delta":{"content":"`
 	eventTail = `"},"logprobs":null,"finish_reason":null,"token_ids":null}]`
 )
 
@@ -291,7 +300,8 @@ func TestEventTemplate(t *testing.T) {
 	f("another end", hello, strings.Replace(hello, `reason":null`, `reason":"stop"`, 1), false)
 	f("a broken text", hello, eventHead+"a\n"+eventTail+"}", false)
 	f("cut off", hello, eventHead+`a`, false)
-	f("two texts", strings.Replace(hello, "}]", `},{"delta":{"content":"x"}}]`, 1), strings.Replace(hello, "}]", `},{"delta":{"content":"x"}}]`, 1), false)
+	f("two texts", strings.Replace(hello, "}]", `},{"delta":{"content":"x"}}]`, 1),
+		strings.Replace(hello, "}]", `},{"delta":{"content":"x"}}]`, 1), false)
 	calls := strings.Replace(hello, `"content"`, `"tool_calls":[{"index":0,"function":{"name":"f"}}],"content"`, 1)
 	f("calls beside the text", calls, calls, false)
 	long := strings.Replace(hello, `"m"`, `"`+strings.Repeat("m", maxTemplateBytes)+`"`, 1)
@@ -319,7 +329,8 @@ func FuzzEventTemplate(f *testing.F) {
 		prompts[body], _ = blocksOf(f, kind, []byte(body), 64)
 	}
 	f.Fuzz(func(t *testing.T, head, tail, end, a, b, c string) {
-		events := []string{head + a + tail + end, head + b + tail + end, head + c + tail + "}", head + a + end, head + a + tail + end, head + b + tail, head + c + tail + end}
+		events := []string{head + a + tail + end, head + b + tail + end, head + c + tail + "}", head + a + end, head + a + tail + end,
+			head + b + tail, head + c + tail + end}
 		for _, p := range prompts {
 			quick, slow := new(Response), new(Response)
 			quick.Reset(endOf(p))
@@ -328,7 +339,8 @@ func FuzzEventTemplate(f *testing.F) {
 				slow.template.before = 0
 				quick.AddEvent([]byte(e))
 				slow.AddEvent([]byte(e))
-				if got, want := state(quick), state(slow); got != want || !slices.Equal(quick.blocks, slow.blocks) || !bytes.Equal(quick.text, slow.text) {
+				if got, want := state(quick), state(slow); got != want || !slices.Equal(quick.blocks, slow.blocks) ||
+					!bytes.Equal(quick.text, slow.text) {
 					t.Fatalf("after event %d, %q: %s, text %q; read to its end: %s, text %q", i, e, got, quick.text, want, slow.text)
 				}
 			}
@@ -340,5 +352,6 @@ func FuzzEventTemplate(f *testing.F) {
 }
 
 func state(r *Response) string {
-	return fmt.Sprintf("format %d, hash %x, call %d %q %q, usage %v", r.format, r.hash, r.call.number, r.call.name, r.call.args, r.usage != nil)
+	return fmt.Sprintf("format %d, hash %x, call %d %q %q, usage %v", r.format, r.hash, r.call.number, r.call.name, r.call.args,
+		r.usage != nil)
 }

@@ -181,8 +181,9 @@ func (s *scanner) parseKey(i int) (key value, valueStart int) {
 	}
 	key, valueStart = value{i, end, escaped}, s.skipSpace(colon+1)
 	if s.noteTransferParams && s.byteAt(valueStart) != 'n' {
+		written := s.unquote(key)
 		for _, name := range TransferParamNames {
-			if string(s.unquote(key)) == name {
+			if string(written) == name {
 				s.transferParams = name
 			}
 		}

@@ -52,7 +52,8 @@ func TestTransferParamsOfClients(t *testing.T) {
 		`"vllm_xargs":{"metadata":{"kv_transfer_params":{"a":1}}}`:                         "kv_transfer_params",
 		`"sampling_params":{"extra_args":{"ec_transfer_params":{"a":1}}}`:                  "ec_transfer_params",
 	} {
-		for kind, rest := range map[Kind]string{Chat: `"messages":[]`, Completion: `"prompt":"x"`, Messages: `"messages":[]`, Responses: `"input":"x"`} {
+		for kind, rest := range map[Kind]string{Chat: `"messages":[]`, Completion: `"prompt":"x"`, Messages: `"messages":[]`,
+			Responses: `"input":"x"`} {
 			var p Prompt
 			if err := p.Parse(kind, []byte("{"+member+","+rest+"}")); err != nil || p.TransferParams != want {
 				t.Errorf("kind %d with %s: found %q, want %q (%v)", kind, member, p.TransferParams, want, err)
@@ -66,8 +67,10 @@ func FuzzTransferParams(f *testing.F) {
 	for _, body := range []string{
 		`{"kv_transfer_params":{}}`, `{"kv_transfer_params":null}`, `{"ec_transfer_params" : "x"}`, `{"kv_transfer\u005fparams":1}`,
 		`{"\u006bv_transfer_param\u0073":[]}`, `{"kv_transfer_params":null,"kv_transfer_params":0}`, `{"vllm_xargs":{"kv_transfer_params":"{}"}}`,
-		`{"a":[{"b":{"ec_transfer_params":-1}}]}`, `{"tools":[{"kv_transfer_params":1}]}`, `{"tools":1,"messages":[{"role":"u","kv_transfer_params":1}],"a":{"kv_transfer_params":1}}`,
-		`{"to\u006fls":[{"kv_transfer_params":1}]}`, `{"a":"kv_transfer_params"}`, `{"kv_transfer_params\u0000":1}`, `{"kv_transfer_param":1,"kv_transfer_paramss":1}`,
+		`{"a":[{"b":{"ec_transfer_params":-1}}]}`, `{"tools":[{"kv_transfer_params":1}]}`,
+		`{"tools":1,"messages":[{"role":"u","kv_transfer_params":1}],"a":{"kv_transfer_params":1}}`,
+		`{"to\u006fls":[{"kv_transfer_params":1}]}`, `{"a":"kv_transfer_params"}`, `{"kv_transfer_params\u0000":1}`,
+		`{"kv_transfer_param":1,"kv_transfer_paramss":1}`,
 		"\xef\xbb\xbf{\"kv_transfer_params\":\n\ttrue}", `{"":{"":[{"kv_transfer_params":null},{"kv_transfer_params":{}}]}}`,
 	} {
 		f.Add([]byte(body))

@@ -57,8 +57,11 @@ func (s script) text(r *rand.Rand, bytes int) string {
 }
 
 var scripts = []script{
-	{"english", strings.SplitAfter("the request that waits in a queue \"first\" is sent to the backend which holds its prefix. \nEvery other one goes where the load is low, and so on; ", " ")},
-	{"code", strings.SplitAfter("def pick(self, request):\n|    for backend in self.backends:\n|        if backend.ready and not backend.draining:\n|            cost = backend.waiting * 2 + request.size\n|    return min(costs, key=lambda c: c[\"cost\"])\n|# what is left\n|import json, os\n", "|")},
+	{"english", strings.SplitAfter("the request that waits in a queue \"first\" is sent to the backend which holds its prefix. \nEvery "+
+		"other one goes where the load is low, and so on; ", " ")},
+	{"code", strings.SplitAfter("def pick(self, request):\n|    for backend in self.backends:\n|        if backend.ready and not "+
+		"backend.draining:\n|            cost = backend.waiting * 2 + request.size\n|    return min(costs, key=lambda c: c[\"cost\"])\n|# "+
+		"what is left\n|import json, os\n", "|")},
 	{"unicode", []string{"前缀缓存", "命中时，", "请求不需要", "再次预填充。\n", "😀", "“热”的副本"}},
 }
 
@@ -77,7 +80,8 @@ func conversations(s script) (bodies [][]byte) {
 	}
 	tool := func(name string) any {
 		return fields{{"type", "function"}, {"function", fields{{"name", name}, {"description", s.text(r, 300)}, {"parameters",
-			object{{"type", "object"}, {"properties", object{{"path", object{{"type", "string"}, {"description", s.text(r, 100)}}}}}, {"required", []any{"path"}}}}}}}
+			object{{"type", "object"}, {"properties", object{{"path", object{{"type", "string"}, {"description", s.text(r, 100)}}}}},
+				{"required", []any{"path"}}}}}}}
 	}
 	system, half := s.text(r, 3000), s.text(r, 1500)
 	first, second, output := s.text(r, 600), s.text(r, 900), s.text(r, 700)
@@ -88,7 +92,8 @@ func conversations(s script) (bodies [][]byte) {
 
 	chat := []any{message("system", system), message("user", first)}
 	longer := append(chat[:2:2], message("assistant", output), message("user", parts(second, first)))
-	longest := append(longer[:4:4], message("assistant", nil, call), message("tool", output, member{"tool_call_id", "call_1"}), message("user", second))
+	longest := append(longer[:4:4], message("assistant", nil, call), message("tool", output, member{"tool_call_id", "call_1"}),
+		message("user", second))
 	other := []any{message("system", system), message("user", parts(second))}
 	early := []any{message("system", half+system), message("user", first)}
 	halved := []any{message("system", half+first), message("user", first)}

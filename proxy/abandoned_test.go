@@ -32,9 +32,12 @@ func TestAbandonedRequestCharged(t *testing.T) {
 		{"responses", "/v1/responses", `{"model":"m","input":"a","max_output_tokens":3}`, hang(), false, 3},
 		{"half of a response", "/v1/chat/completions", body(`"n":20,"max_tokens":3`), hang(answered("200 OK", whole)[:200]), false, 60},
 		{"cancelled", "/v1/chat/completions", body(`"n":20,"max_tokens":3`), hang(), true, 60},
-		{"most of a long response", "/v1/chat/completions", askWhole, hang(answered("200 OK", long)[:2*relay.MaxBufferedBytes]), false, len(long) / bytesPerToken},
-		{"a stream", "/v1/chat/completions", strings.Replace(askStream, "{", `{"max_tokens":3,`, 1), hang(sseHead, chunk(role), chunk(hello), chunk(world)), false, 3},
-		{"a stream of hidden reasoning", "/v1/chat/completions", strings.Replace(askStream, "{", `{"include_reasoning":false,"n":20,"max_tokens":3,`, 1), hang(sseHead, chunk(role)), false, 60},
+		{"most of a long response", "/v1/chat/completions", askWhole, hang(answered("200 OK", long)[:2*relay.MaxBufferedBytes]), false,
+			len(long) / bytesPerToken},
+		{"a stream", "/v1/chat/completions", strings.Replace(askStream, "{", `{"max_tokens":3,`, 1),
+			hang(sseHead, chunk(role), chunk(hello), chunk(world)), false, 3},
+		{"a stream of hidden reasoning", "/v1/chat/completions",
+			strings.Replace(askStream, "{", `{"include_reasoning":false,"n":20,"max_tokens":3,`, 1), hang(sseHead, chunk(role)), false, 60},
 		{"a stream without events", "/v1/chat/completions", askStream, hang(sseHead), false, 0},
 		{"no output", "/v1/embeddings", `{"model":"m","input":"a"}`, hang(), false, 0},
 	} {
@@ -79,7 +82,8 @@ func TestResponseWithoutUsageCharged(t *testing.T) {
 
 // What a replica did not complete is not the client's fault.
 func TestFailedAttemptsNotCharged(t *testing.T) {
-	f := serve(t, withKeys(keyOf("a", nil)), &replica{script: always(answered("500 Internal Server Error", "{}"))}, &replica{script: always(answered("200 OK", wholeAbort))},
+	f := serve(t, withKeys(keyOf("a", nil)), &replica{script: always(answered("500 Internal Server Error", "{}"))},
+		&replica{script: always(answered("200 OK", wholeAbort))},
 		&replica{script: always(answered("200 OK", whole))})
 	f.post("/v1/chat/completions", askWhole, bearer("a")...)
 	f.awaitMetric(`warmroute_key_output_tokens_total{key="a"} 3`)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,8 +47,7 @@ func (c *caller) keyName() string {
 
 // estimatedUsage is how much of what a request has used is an estimate.
 type estimatedUsage struct {
-	tokens int // of the prompt and the output
-	cached int // of the cached tokens
+	prompt, output, cached int // tokens
 }
 
 // findAccount returns the holder of the key that a request came with, and counts requests without a valid one. It is nil
@@ -129,11 +129,12 @@ func (a *attempt) setTokenUsage() {
 	if a.result.End == router.NotProcessed {
 		return
 	}
-	a.req.promptTokens, a.req.completionTokens = min(max(a.result.PromptTokens, 0), apikey.MaxTokens), min(max(a.result.OutputTokens, 0), apikey.MaxTokens)
+	a.req.promptTokens, a.req.completionTokens = min(max(a.result.PromptTokens, 0), apikey.MaxTokens),
+		min(max(a.result.OutputTokens, 0), apikey.MaxTokens)
 	a.req.estimated = estimatedUsage{}
 	if a.req.promptTokens == 0 {
 		a.req.promptTokens = a.decision.PromptTokens
-		a.req.estimated.tokens = a.req.promptTokens
+		a.req.estimated.prompt = a.req.promptTokens
 	}
 	if a.req.completionTokens == 0 {
 		a.req.completionTokens = a.estimatedTokens
@@ -141,7 +142,9 @@ func (a *attempt) setTokenUsage() {
 	if a.result.End == router.ClientDisconnected && (a.req.completionTokens == 0 || !a.itl.Last.IsZero()) {
 		a.req.completionTokens = a.decision.EstimateOutputTokens(a.req.completionTokens, a.itl.Last)
 	}
-	a.req.estimated.tokens += max(a.req.completionTokens-max(a.result.OutputTokens, 0), 0)
+	if a.req.estimated.output = a.req.completionTokens; !a.countsEvents {
+		a.req.estimated.output = max(a.req.completionTokens-max(a.result.OutputTokens, 0), 0)
+	}
 	a.req.outcome.PredictedTokens = a.req.matchedTokens * a.req.promptTokens / max(a.req.estimatedInput, 1)
 	a.req.outcome.CachedTokens = min(max(a.result.CachedTokens, 0), a.req.promptTokens)
 	prefilled := a.decision
@@ -163,13 +166,13 @@ func (r *request) recordKeyUsage(ended time.Time) {
 	o := &r.outcome
 	c := usage.Counts{
 		Requests: 1, PromptTokens: int64(r.promptTokens), CachedTokens: int64(o.CachedTokens), OutputTokens: int64(r.completionTokens),
-		EstimatedTokens: int64(r.estimated.tokens), EstimatedCachedTokens: int64(r.estimated.cached),
+		EstimatedTokens: int64(r.estimated.prompt + r.estimated.output), EstimatedCachedTokens: int64(r.estimated.cached),
 		QueueSeconds: r.history.waited.Total().Seconds(), SavedPrefillSeconds: o.SavedPrefillSeconds,
 	}
 	if o.Failed() {
 		c.Errors = 1
 	}
-	r.proxy.usage.Record(r.keyName(), o.Model, ended, &c)
+	r.proxy.usage.Record(r.keyName(), o.Model, o.ModelName, ended, &c)
 }
 
 // rateLimitError returns OpenAI's error for a request beyond a limit.
@@ -180,7 +183,8 @@ func rateLimitError(r *apikey.LimitError) *fault.Error {
 	case apikey.LimitConcurrency:
 		e.Message = fmt.Sprintf("Rate limit reached: this API key may have %d concurrent requests. Try again when one has ended.", r.Max)
 	case apikey.LimitTokenizeBytes:
-		e.Message = fmt.Sprintf("Rate limit reached: this API key may have %d bytes per minute tokenized or counted. Try again in %ds.", r.Max, e.RetryAfter)
+		e.Message = fmt.Sprintf("Rate limit reached: this API key may have %d bytes per minute tokenized or counted. Try again in %ds.", r.Max,
+			e.RetryAfter)
 	default:
 		e.Message = fmt.Sprintf("Rate limit reached: this API key may use %d %s per minute. Try again in %ds.", r.Max, r.Limit, e.RetryAfter)
 	}
@@ -207,17 +211,32 @@ func (c *caller) mayShowRoute(p *Proxy, s *Settings) bool {
 	return s.RouteHeaders && (c.account == nil || c.account.RouteHeaders)
 }
 
-// fairnessID returns whose share of the fleet a request with that header uses: its tenant's. Without keys, what clients send as a key
-// divides the share of their address: any number of made-up ones is worth no more.
-func fairnessID(t admit.Tenant, h http.Header) uint64 {
+// fairnessID returns whose share of the fleet a request with that header uses: its tenant's, divided among the users that the first
+// of the userHeaders names. Without keys, what clients send as a key divides the share of their address likewise. Any number of
+// made-up ones is worth no more.
+func fairnessID(t admit.Tenant, userHeaders []string, h http.Header) uint64 {
+	var tenant, part uint64
 	switch {
 	case t.Key != "":
-		return router.TenantID(admit.NonzeroHash(xxh3.HashString(t.Key)), 0)
+		tenant = xxh3.HashString(t.Key)
 	case t.Network.IsValid():
-		address := t.Network.Addr().As16()
-		return router.TenantID(admit.NonzeroHash(xxh3.Hash(address[:])), admit.KeyFingerprint(h))
+		tenant, part = networkHash(t.Network), admit.KeyFingerprint(h)
+	default:
+		return 0
 	}
-	return 0
+	if _, user := firstHeader(userHeaders, h); user != "" {
+		part = xxh3.HashString(user)
+	}
+	return router.TenantID(admit.NonzeroHash(tenant), part)
+}
+
+// networkHash returns the hash of a client's network; 0: it is not known.
+func networkHash(network netip.Prefix) uint64 {
+	if !network.IsValid() {
+		return 0
+	}
+	address := network.Addr().As16()
+	return admit.NonzeroHash(xxh3.Hash(address[:]))
 }
 
 // blockSeed returns what the hashes of the request's blocks begin from: the engine's name of the model and, where tenants
@@ -244,34 +263,86 @@ func (c *caller) queueTimeoutsOr(configured router.QueueTimeouts) router.QueueTi
 // maxPriority is the lowest priority. A client cannot ask for a higher one than its key has.
 const maxPriority = 100
 
-// applyRoutingHints takes the tenant, the session and the priority from the client's headers.
+// applyRoutingHints takes the client's address, and the tenant, the conversation, the priority and the target for the time to first
+// token from its headers.
 func (r *request) applyRoutingHints() *fault.Error {
 	h, req := r.httpReq.Header, &r.input.request
-	req.Tenant = fairnessID(r.tenant, h)
+	req.Tenant = fairnessID(r.tenant, r.settings.UserHeaders, h)
+	req.Client = networkHash(admit.ClientNetwork(r.clientAddress))
 	if r.account != nil {
 		req.Priority = r.account.Priority
 	}
-	r.input.setSession(r.settings.SessionHeaders, h)
-	given := h[upstream.PriorityHeader]
-	if len(given) == 0 {
-		return nil
+	r.input.setConversation(r.settings.ConversationHeaders, h)
+	r.traceConversation(h)
+	if given := h[upstream.PriorityHeader]; len(given) > 0 {
+		n, err := strconv.Atoi(given[0])
+		if err != nil || n < 0 || n > maxPriority || len(given) > 1 {
+			return fault.InvalidRequest(upstream.PriorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
+				upstream.PriorityHeader, maxPriority))
+		}
+		req.Priority = max(req.Priority, n)
 	}
-	n, err := strconv.Atoi(given[0])
-	if err != nil || n < 0 || n > maxPriority || len(given) > 1 {
-		return fault.InvalidRequest(upstream.PriorityHeader, fmt.Sprintf("%s must be one integer from 0 to %d; lower values go first",
-			upstream.PriorityHeader, maxPriority))
+	target, ok := parseTTFTTarget(h[upstream.TTFTHeader], r.ttftTarget(r.settings.TTFTTarget))
+	if !ok {
+		return fault.InvalidRequest(upstream.TTFTHeader, fmt.Sprintf("%s must be one number of milliseconds from 1 to %d, or 0 for no target",
+			upstream.TTFTHeader, maxTTFTTarget.Milliseconds()))
 	}
-	req.Priority = max(req.Priority, n)
+	if target > 0 && req.Priority <= 0 { // low-priority requests wait for what others leave
+		req.FirstTokenDue, req.RefuseLate = r.inFlight.Arrived.Add(target), r.settings.RefuseLate
+	}
 	return nil
 }
 
-// setSession sets the session from the first of the headers of these names that h has.
-func (in *input) setSession(names []string, h http.Header) {
+// ttftTarget returns the target of the key for the time to first token, or else the configured one; 0: none.
+func (c *caller) ttftTarget(configured time.Duration) time.Duration {
+	if c.account != nil && c.account.SLOTTFT > 0 {
+		return c.account.SLOTTFT
+	}
+	return configured
+}
+
+// maxTTFTTarget is the longest target for the time to first token that a client may ask for.
+const maxTTFTTarget = 24 * time.Hour
+
+// parseTTFTTarget parses the values of upstream.TTFTHeader. Without a value, it returns configured. ok is false if there are several
+// values, or if the value is not 0 or a number from 1 to maxTTFTTarget in milliseconds.
+func parseTTFTTarget(values []string, configured time.Duration) (target time.Duration, ok bool) {
+	if len(values) == 0 {
+		return configured, true
+	}
+	ms, err := strconv.ParseFloat(values[0], 64)
+	if err != nil || len(values) > 1 || ms != 0 && !(ms >= 1 && ms <= float64(maxTTFTTarget.Milliseconds())) {
+		return 0, false
+	}
+	return time.Duration(ms * float64(time.Millisecond)), true
+}
+
+// setConversation sets the conversation from the first of the headers of these names that h has.
+func (in *input) setConversation(names []string, h http.Header) {
+	if name, id := firstHeader(names, h); id != "" {
+		in.request.Conversation = admit.NonzeroHash(xxh3.HashString(id[:min(len(id), prompt.MaxConversationBytes)]))
+		in.conversationSource = name
+	}
+}
+
+// firstHeader returns the first of the names of which the header has a value, and the value; "" if it has none.
+func firstHeader(names []string, h http.Header) (name, value string) {
 	for _, name := range names {
-		if id := httpheader.First(h, name); id != "" {
-			in.request.Session = admit.NonzeroHash(xxh3.HashString(id[:min(len(id), prompt.MaxSessionBytes)]))
-			in.sessionSource = name
-			return
+		if value := httpheader.First(h, name); value != "" {
+			return name, value
+		}
+	}
+	return "", ""
+}
+
+// traceConversation adds the conversation to the trace, if a header names it. It leaves out a name with the client's key or cookies,
+// since routing.conversation_headers may list their headers.
+func (r *request) traceConversation(h http.Header) {
+	switch name := r.input.conversationSource; name {
+	case "", "Authorization", "X-Api-Key", "Cookie":
+	default:
+		if id := httpheader.First(h, name); r.spans.IsRecording() && !admit.IDContainsSecret(h, id) {
+			r.spans.SetConversation(id)
 		}
 	}
 }
@@ -341,23 +412,18 @@ func (s *Settings) queueTimeoutsOf(model string, c *caller) (t router.QueueTimeo
 	return c.queueTimeoutsOr(t), noneReadySetting
 }
 
-// setModelBackends has the request routed to the backends that serve the model; empty: the default one. It
+// setModelBackends has the request routed to the backends that serve the model; empty: to any. It
 // returns the engine's name of it, which seeds the hashes of its prompts.
 func (r *request) setModelBackends(model string) (engineModel string, apiErr *fault.Error) {
 	catalog, req, s := r.proxy.registry.Catalog(), &r.input.request, r.settings
 	req.Endpoint = r.endpoint.Number
 	req.NonGenerative = r.endpoint.Format == api.PlainFormat
 	if model == "" {
-		if canGoToAnyBackend(catalog, r.endpoint, r.account) {
-			req.Backends = r.proxy.registry.All()
-			return "", nil
-		}
-		if model, apiErr = r.proxy.defaultModel(catalog, r.account); apiErr != nil {
-			return "", apiErr
-		}
+		req.Backends = r.proxy.registry.All()
+		return "", nil
 	}
-	if r.account != nil && !r.account.MayUse(model) {
-		return "", r.proxy.unknownModelError(model, r.account)
+	if asked := r.named.nameOr(model); r.account != nil && !r.account.MayUse(asked) {
+		return "", r.proxy.unknownModelError(asked, r.account)
 	}
 	serving := s.findServingModel(catalog, model)
 	own, listed := catalog.Find(model)
@@ -366,11 +432,12 @@ func (r *request) setModelBackends(model string) (engineModel string, apiErr *fa
 	}
 	entry, ok := catalog.Find(serving)
 	switch {
-	case !ok && s.mayAwaitModel(catalog, serving):
-		req.Backends, req.CatalogID, req.Model, req.AwaitsModel = nil, serving, serving, s.StartTimeouts[serving] > 0
+	case !ok && (r.named.choice.IsAwaited || s.mayAwaitModel(catalog, serving)):
+		req.Backends, req.CatalogID, req.Model, req.AwaitsModel = nil, serving, serving,
+			r.named.choice.IsAwaited || s.StartTimeouts[serving] > 0
 		return model, nil
 	case !ok:
-		return "", r.proxy.unknownModelError(model, r.account)
+		return "", r.proxy.unknownModelError(r.named.nameOr(model), r.account)
 	}
 	r.outcome.Model = entry.ID
 	if listed {
@@ -392,8 +459,9 @@ func canGoToAnyBackend(c *backends.Catalog, e *api.Endpoint, holder *apikey.Acco
 	return e.IsExtra && !hasDefault && len(c.Models) > 0 && (holder == nil || holder.Models == nil)
 }
 
-// parseForm finds the model of a multipart upload. What is not a form at all is left to the replica to refuse.
-func (r *request) parseForm(pr *prompt.Prompt) *fault.Error {
+// parseFormAndSelectModel finds the model of a multipart upload, and sets the backends that serve it. What is not a form
+// at all is left to the replica to refuse.
+func (r *request) parseFormAndSelectModel(pr *prompt.Prompt) *fault.Error {
 	if len(r.input.body) == 0 {
 		return fault.InvalidRequest("", "the request body is empty: a multipart form was expected")
 	}
@@ -408,7 +476,11 @@ func (r *request) parseForm(pr *prompt.Prompt) *fault.Error {
 	if apiErr := r.settings.checkFormTransferParams(pr, fields.Xargs); apiErr != nil {
 		return apiErr
 	}
-	_, apiErr := r.setModelBackends(fields.Model)
+	model, apiErr := r.resolveModel(pr, fields.Model)
+	if apiErr != nil {
+		return apiErr
+	}
+	_, apiErr = r.setModelBackends(model)
 	r.input.request.Bytes = admit.UploadPromptBytes
 	r.input.request.Sequences = 1
 	r.input.request.BodyBytes = cap(r.input.body)
@@ -429,15 +501,14 @@ func (s *Settings) checkFormTransferParams(pr *prompt.Prompt, xargs []byte) *fau
 
 // defaultModel returns the model of a request that names none: the only base model that its key may use.
 func (p *Proxy) defaultModel(c *backends.Catalog, holder *apikey.Account) (id string, apiErr *fault.Error) {
-	known := visibleModels(c, holder)
 	only, ok := c.OnlyBaseModel()
 	if holder != nil && holder.Models != nil {
-		only, ok = backends.OnlyBaseModel(known)
+		only, ok = backends.OnlyBaseModel(p.visibleModels(c, holder))
 	}
 	switch {
 	case ok:
 		return only, nil
-	case len(known) == 0:
+	case len(p.visibleModels(c, holder)) == 0:
 		return "", p.unknownModelError("", holder)
 	}
 	return "", fault.InvalidRequest("model", "model is missing: set it to one of those that GET /v1/models lists")

@@ -24,18 +24,21 @@ import (
 	"warmroute/router"
 )
 
-// attempt is one try at one backend, or the prefill leg of one.
+// attempt is one try at one backend, or the prefill request of one.
 type attempt struct {
-	req             *request
-	decision        *router.Reservation
-	kvTransfer      *upstream.KVTransfer // of which it is the decode leg; nil: it is none
-	isPrefillLeg    bool                 // of a split request
-	token           string               // names the attempt in its X-Request-Id
-	failureReason   string               // empty: it has not failed
-	estimatedTokens int                  // of a response without usage, by its length
-	reply           *prompt.Response     // what the next turn will repeat of the response; nil: unknown
-	itl             relay.ChunkIntervals // between the chunks of a stream
-	result          router.Outcome       // for the release of the decision
+	req              *request
+	decision         *router.Reservation
+	kvTransfer       *upstream.KVTransfer // of which it is the decode request; nil: it is none
+	isPrefillRequest bool                 // of a split request
+	token            string               // names the attempt in its X-Request-Id
+	failureReason    string               // empty: it has not failed
+	estimatedTokens  int                  // of a response without usage, by its length
+	countsEvents     bool                 // the output tokens in result are the number of events: the stream had no usage
+	metadata         *relay.Metadata      // of the response, for the attempt's span; nil: it is not traced
+	reply            *prompt.Response     // what the next turn will repeat of the response; nil: unknown
+	itl              relay.ChunkIntervals // between the chunks of a stream
+	result           router.Outcome       // for the release of the decision
+	released         bool                 // recordAndReleaseDecision was called
 }
 
 // tryBackend sends the request to the picked backend and relays its response. It returns nil when
@@ -44,7 +47,7 @@ func (r *request) tryBackend(d *router.Reservation) *fault.Failure {
 	a := &attempt{req: r, decision: d, result: router.Outcome{End: router.NotProcessed}}
 	defer r.context.End()
 	defer func() {
-		if a.req.background == nil { // else it is released when the response is complete
+		if a.req.background == nil && !a.released { // of a background response it is released when that is complete
 			a.recordAndReleaseDecision()
 		}
 	}()
@@ -63,11 +66,11 @@ func (r *request) tryBackend(d *router.Reservation) *fault.Failure {
 	case s.Response > 0:
 		r.context.StartProgressTimer(d, s.Response)
 	}
-	leg, notAfter := "", time.Time{}
+	kind, notAfter := "", time.Time{}
 	if a.kvTransfer != nil {
-		leg, notAfter = "decode", a.kvTransfer.NotAfter
+		kind, notAfter = "decode", a.kvTransfer.NotAfter
 	}
-	a.startSpan(leg)
+	a.startSpan(kind)
 	r.input.setSessionHeader(r.httpReq.Header, d.KVSession)
 	resp, err := a.send(a.kvTransferEdits(), notAfter)
 	r.queueKeepalive.stop()
@@ -104,8 +107,10 @@ func (a *attempt) setRouterOutcome(f *fault.Failure) {
 	}
 }
 
-// recordAndReleaseDecision records the attempt, ends its span and tells the router how it ended.
+// recordAndReleaseDecision records the attempt, ends its span and tells the router how it ended. It is called once. If the
+// response is complete, that is before the end of it is sent to the client, whose next request may follow at once.
 func (a *attempt) recordAndReleaseDecision() {
+	a.released = true
 	a.addTokensToRecording()
 	a.setTokenUsage()
 	a.endAttemptSpan()
@@ -176,32 +181,32 @@ func (a *attempt) classifyOrEndRequest(err error) *fault.Failure {
 		return &fault.Failure{Err: err, Done: true}
 	}
 	if a.req.lifetime.isDisconnected() {
-		a.recordDisconnect(a.req.client.AbortPhase(metrics.AbortBeforeResponse))
+		a.recordDisconnect(a.req.client.DisconnectPhase(metrics.DisconnectBeforeResponse))
 		return &fault.Failure{Err: err, Done: true}
 	}
 	afterStale := a.req.history.anyAttempt(func(r *attemptRecord) bool {
 		return r.failure.Reason == metrics.RetryStale && r.backend == a.decision.Backend
 	})
-	return fault.OfTransport(err, a.req.settings.Retry.Timeouts, afterStale)
+	return fault.OfTransport(err, a.req.settings.Retry.AfterTimeout, afterStale)
 }
 
 // recordDisconnect records, also for the router, that the client has disconnected or the request was cancelled. When the
 // attempt returns, the connection to the replica is closed, which makes its engine abort the request.
-func (a *attempt) recordDisconnect(phase metrics.AbortPhase) {
+func (a *attempt) recordDisconnect(phase metrics.DisconnectPhase) {
 	a.result.End = router.ClientDisconnected
 	a.req.recordDisconnectOrCancel(phase)
 }
 
 // recordDisconnectOrCancel records that the client did not get all of its response: it has disconnected in that phase, or
 // an operator has cancelled the request.
-func (r *request) recordDisconnectOrCancel(phase metrics.AbortPhase) {
-	r.aborted = true
+func (r *request) recordDisconnectOrCancel(phase metrics.DisconnectPhase) {
+	r.isIncomplete = true
 	if r.lifetime.isCancelled() {
 		r.outcome.Code = r.recordProxyEnd().Status
 		return
 	}
-	r.outcome.Code, r.phase = metrics.StatusClientClosed, phase
-	r.proxy.metrics.CountAbort(phase)
+	r.outcome.Code, r.disconnected = metrics.StatusClientClosed, phase
+	r.proxy.metrics.CountDisconnect(phase)
 }
 
 // recordTruncated records that the replica failed after the response was committed, and has its
@@ -210,7 +215,7 @@ func (a *attempt) recordTruncated(loggedStatus int, err error) {
 	a.result.End = router.Truncated
 	a.req.outcome.Code = loggedStatus
 	if fault.IsRemoval(err) {
-		a.req.proxy.log.Warn("response aborted, backend removed", "backend", a.decision.Backend.Name, "request_id", a.req.inFlight.ID)
+		a.req.proxy.log.Warn("response ended, backend removed", "backend", a.decision.Backend.Name, "request_id", a.req.inFlight.ID)
 		return
 	}
 	a.result.Failed = true
@@ -265,7 +270,7 @@ func (a *attempt) recordCommittedResponse(resp *http.Response) {
 		a.req.splitResult = metrics.SplitDone
 		a.req.proxy.router.RecordTransfer(a.kvTransfer.Prefill.Backend, a.decision.Backend, false)
 	}
-	a.req.outcome.Spilled = a.decision.Reason == router.ReasonSpill
+	a.req.outcome.MatchedBusy = a.decision.Reason == router.ReasonMatchedBusy
 }
 
 // beginAttemptContext makes the context of the next attempt, before the pick and whatever may take long before it.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,18 +14,23 @@ import (
 	"warmroute/router/responseindex"
 )
 
-// outOfStep answers the first request of its first connection twice, and from then on each one with
-// the response to the one before, until the proxy closes that connection.
+// outOfStep answers the first request twice, and from then on each one of its connection with the
+// response to the one before, until the proxy closes that connection.
 func outOfStep(respond func(r seen) string) func(*session) {
+	var begun atomic.Bool
 	return func(s *session) {
-		previous, _ := s.request()
+		previous, ok := s.request()
+		if !ok { // a slow machine gave up connecting
+			return
+		}
+		inStep := begun.Swap(true)
 		s.say(respond(previous))
 		for {
 			next, ok := s.request()
 			if !ok {
 				return
 			}
-			if s.n > 1 {
+			if inStep {
 				previous = next
 			}
 			s.say(respond(previous))
@@ -52,14 +58,16 @@ func TestResponseToAnotherRequest(t *testing.T) {
 			return event(`{"id":"chatcmpl-` + id + `","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`)
 		}},
 		"chat stream, behind comments": {"/v1/chat/completions", ask + `,"stream":true}`, func(id string) string {
-			return streamed(": x\n\n", `data: {"id":"chatcmpl-`+id+`","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`+"\n\n")
+			return streamed(": x\n\n", `data: {"id":"chatcmpl-`+id+`","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`+
+				"\n\n")
 		}},
 		"chat with an id that all ids contain": {"/v1/chat/completions", ask + `,"request_id":"c"}`, func(id string) string {
 			return answered("200 OK", `{"id":"chatcmpl-`+id+`","choices":[{}]}`)
 		}},
-		"chat stream with an id that all ids contain": {"/v1/chat/completions", ask + `,"stream":true,"request_id":"-wr"}`, func(id string) string {
-			return event(`{"id":"chatcmpl-` + id + `","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`)
-		}},
+		"chat stream with an id that all ids contain": {"/v1/chat/completions", ask + `,"stream":true,"request_id":"-wr"}`,
+			func(id string) string {
+				return event(`{"id":"chatcmpl-` + id + `","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`)
+			}},
 		"response with an id that all ids contain": {"/v1/responses", ask + `,"request_id":"c"}`, func(id string) string {
 			return answered("200 OK", `{"id":"chatcmpl-`+id+`","output":[]}`)
 		}},
@@ -190,13 +198,16 @@ func TestClientRepeatsEarlierResponseID(t *testing.T) {
 	if !strings.Contains(earlier, upstream.TokenMark) {
 		t.Fatalf("id %q has no token", earlier)
 	}
-	if resp, _ := f.post("/v1/chat/completions", askWhole, "X-Request-Id", earlier); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Warmroute-Attempts") != "1" {
+	if resp, _ := f.post("/v1/chat/completions", askWhole, "X-Request-Id", earlier); resp.StatusCode != http.StatusOK ||
+		resp.Header.Get("X-Warmroute-Attempts") != "1" {
 		t.Errorf("as the request's id: status %d", resp.StatusCode)
 	}
-	if resp, _ := f.post("/v1/chat/completions", withMember(askWhole, `"request_id":"`+earlier+`"`)); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Warmroute-Attempts") != "1" {
+	if resp, _ := f.post("/v1/chat/completions", withMember(askWhole, `"request_id":"`+earlier+`"`)); resp.StatusCode != http.StatusOK ||
+		resp.Header.Get("X-Warmroute-Attempts") != "1" {
 		t.Errorf("in the body: status %d", resp.StatusCode)
 	}
-	if resp, _ := f.post("/v1/responses", `{"model":"m","input":"x","request_id":"`+earlier+`"}`); resp.StatusCode != http.StatusOK || resp.Header.Get("X-Warmroute-Attempts") != "1" {
+	if resp, _ := f.post("/v1/responses", `{"model":"m","input":"x","request_id":"`+earlier+`"}`); resp.StatusCode != http.StatusOK ||
+		resp.Header.Get("X-Warmroute-Attempts") != "1" {
 		t.Errorf("as the response's id: status %d", resp.StatusCode)
 	}
 	f.awaitMetric(`warmroute_backend_wrong_responses_total{backend="r0"} 0`)
@@ -274,7 +285,8 @@ func FuzzIDNamesAnotherAttempt(f *testing.F) {
 		if id := before + upstream.TokenMark + this + after; tokens.FindOtherAttempts(id, this) != nil && len(id) <= upstream.MaxResponseIDBytes {
 			t.Errorf("%q names another attempt", id)
 		}
-		if id := before + upstream.TokenMark + another + after; tokens.FindOtherAttempts(id, this) == nil && len(id) <= upstream.MaxResponseIDBytes {
+		if id := before + upstream.TokenMark + another + after; tokens.FindOtherAttempts(id, this) == nil &&
+			len(id) <= upstream.MaxResponseIDBytes {
 			t.Errorf("%q names no other attempt", id)
 		}
 	})

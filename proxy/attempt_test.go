@@ -25,10 +25,11 @@ func staleOnce(s *session) {
 }
 
 // staleTimeout has the backends reached by transports with that StaleTimeout: a busy
-// machine may take longer than the default to notice the end of a connection.
+// machine may take longer than the default to notice the end of a connection, or the
+// write of a request. Idle connections are kept for longer than that machine needs for the next request.
 func (f *fleet) staleTimeout(d time.Duration) {
 	for _, b := range f.backends {
-		tr := transport.New(transport.Options{URL: b.URL, IdleTimeout: 2 * time.Second, StaleTimeout: d})
+		tr := transport.New(transport.Options{URL: b.URL, IdleTimeout: failsafe / 2, StaleTimeout: d})
 		f.t.Cleanup(tr.CloseIdleConnections)
 		b.SetOptions(backends.Options{Transport: tr})
 	}
@@ -64,9 +65,10 @@ func configureRouter(r *router.Router, s router.Settings) error {
 // breakAtOnce has one failure open a backend's breaker.
 func breakAtOnce(t *testing.T, f *fleet) {
 	t.Helper()
-	breaker := router.BreakerSettings{Failures: 1, Open: time.Hour}
-	handover := router.HandoverSettings{Lease: 30 * time.Second, MinUncachedTokens: 1}
-	if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker, Handover: handover}); err != nil {
+	breaker := router.BreakerSettings{Failures: 1, OpenTime: time.Hour}
+	disaggregation := router.DisaggregationSettings{Lease: 30 * time.Second, MinUncachedTokens: 1}
+	if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Breaker: breaker,
+		Disaggregation: disaggregation}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -105,17 +107,20 @@ func TestResetDuringWorkIsFailure(t *testing.T) {
 			var replicas []*replica
 			for range 4 {
 				replicas = append(replicas, &replica{script: func(s *session) {
-					if _, ok := s.request(); !ok {
-						return
-					}
-					s.say(answered("200 OK", whole))
-					if _, ok := s.request(); ok {
-						time.Sleep(300 * time.Millisecond) // the engine's work
-						end(s)
+					for {
+						if _, ok := s.request(); !ok {
+							return
+						}
+						if len(s.replica.requests()) > 1 {
+							end(s)
+							return
+						}
+						s.say(answered("200 OK", whole))
 					}
 				}})
 			}
 			f := serve(t, nil, replicas...)
+			f.staleTimeout(time.Nanosecond) // any work takes longer
 			f.warm()
 			resp, _ := f.post("/v1/chat/completions", askWhole)
 			if resp.StatusCode != http.StatusBadGateway || resp.Header.Get("X-Warmroute-Attempts") != "3" {
@@ -321,7 +326,7 @@ func TestCommittedStreamNotRetried(t *testing.T) {
 
 func TestRetryTimeouts(t *testing.T) {
 	t.Parallel()
-	f := serve(t, func(o *Options) { o.FirstByte, o.Retry.Timeouts = 500*time.Millisecond, true },
+	f := serve(t, func(o *Options) { o.FirstByte, o.Retry.AfterTimeout = 500*time.Millisecond, true },
 		&replica{script: hang(sseHead)}, &replica{script: always(streamed(goodStream))})
 	if resp, got := f.post("/v1/chat/completions", askStream); got != goodStream {
 		t.Errorf("got %d %q", resp.StatusCode, got)
@@ -350,7 +355,7 @@ func TestBreakerLimitsFailingBackend(t *testing.T) {
 	}
 	f := serve(t, nil, failing, &replica{script: always(answered("200 OK", whole))})
 	if err := configureRouter(f.router, router.Settings{
-		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerSettings{Failures: 3, Open: time.Second},
+		Policy: "prefix", PollInterval: time.Hour, Breaker: router.BreakerSettings{Failures: 3, OpenTime: time.Second},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -406,15 +411,7 @@ func TestResponseTimeout(t *testing.T) {
 		"part of a body": {"/v1/chat/completions", askWhole, []string{answered("200 OK", whole)[:200]}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			closed := make(chan struct{})
-			ended := sync.OnceFunc(func() { close(closed) })
-			first := &replica{script: func(s *session) {
-				defer ended() // also if the attempt ended before this could read the request
-				if _, ok := s.request(); ok {
-					s.say(c.says...)
-					s.closed()
-				}
-			}}
+			first := &replica{script: hang(c.says...)}
 			other := &replica{script: always(answered("200 OK", whole))}
 			f := serve(t, func(o *Options) { o.Response = 100 * time.Millisecond }, first, other)
 			resp, got := f.post(c.path, c.body)
@@ -422,15 +419,20 @@ func TestResponseTimeout(t *testing.T) {
 				!strings.Contains(got, "timeouts.response") || !anthropic && *refused(t, got).Error.Code != "response_timeout" {
 				t.Errorf("got %d %s", resp.StatusCode, got)
 			}
-			<-closed
+			eventually(t, "the connection is closed", func() bool {
+				return f.backends[0].Options().Transport.(*transport.Transport).OpenConns() == 0
+			})
 			if len(other.requests()) != 0 {
 				t.Error("another backend was asked")
 			}
 		})
 	}
-	t.Run("elsewhere with retry.timeouts", func(t *testing.T) {
-		f := serve(t, func(o *Options) { o.Response, o.Retry.Timeouts = 100*time.Millisecond, true },
+	t.Run("elsewhere with retry.after_timeout", func(t *testing.T) {
+		f := serve(t, func(o *Options) { o.Response, o.Retry.AfterTimeout = 100*time.Millisecond, true },
 			&replica{script: hang()}, &replica{script: always(answered("200 OK", whole))})
+		// On a busy machine, the second may take longer than the first is given: it has made progress that late.
+		f.router.ObserveLoad(f.backends[1], &backends.Load{PolledAt: time.Now().Add(failsafe), TokensKnown: true, GenerationTokens: 1,
+			QueuesKnown: true, Running: 100})
 		if resp, got := f.post("/v1/chat/completions", askWhole); got != whole {
 			t.Errorf("got %d %q", resp.StatusCode, got)
 		}
@@ -439,11 +441,13 @@ func TestResponseTimeout(t *testing.T) {
 	t.Run("of a replica that worked before", func(t *testing.T) {
 		never := make(chan struct{})
 		defer close(never)
-		f := serve(t, func(o *Options) { o.Response = time.Second }, // a busy machine responds to the first one in time
-			&replica{script: hangOn("stop here", answered("200 OK", whole), never)})
+		f := serve(t, nil, &replica{script: hangOn("stop here", answered("200 OK", whole), never)})
 		if resp, _ := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusOK {
 			t.Errorf("got %d", resp.StatusCode)
 		}
+		limited := *f.proxy.settings.Load()
+		limited.Response = 100 * time.Millisecond
+		f.proxy.Configure(limited)
 		if resp, _ := f.post("/v1/chat/completions", asked("stop here", false)); resp.StatusCode != http.StatusGatewayTimeout {
 			t.Errorf("got %d", resp.StatusCode)
 		}
@@ -483,7 +487,8 @@ func TestResponseTimeoutSparesProgress(t *testing.T) {
 		},
 		"token counters": func(t *testing.T, f *fleet) {
 			during(func(i int) {
-				f.router.ObserveLoad(f.backends[0], &backends.Load{PolledAt: time.Now(), TokensKnown: true, GenerationTokens: float64(i), QueuesKnown: true, Running: 1})
+				f.router.ObserveLoad(f.backends[0], &backends.Load{PolledAt: time.Now(), TokensKnown: true, GenerationTokens: float64(i),
+					QueuesKnown: true, Running: 1})
 			})
 		},
 		"KV usage": func(t *testing.T, f *fleet) {

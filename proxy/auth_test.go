@@ -44,8 +44,10 @@ func TestInvalidKeyRejected(t *testing.T) {
 		{"none", "/v1/chat/completions", nil, 401, "Authorization: Bearer KEY"},
 		{"unknown", "/v1/chat/completions", bearer("b"), 401, "invalid API key"},
 		{"expired", "/v1/chat/completions", bearer("late"), 401, "expired"},
-		{"its hash", "/v1/chat/completions", []string{"Authorization", fmt.Sprintf("Bearer %x", apikey.HashOf(secretOf("a")))}, 401, "invalid API key"},
-		{"a password", "/v1/chat/completions", []string{"Authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte(":"+secretOf("a")))}, 401, "Bearer"},
+		{"its hash", "/v1/chat/completions", []string{"Authorization", fmt.Sprintf("Bearer %x", apikey.HashOf(secretOf("a")))}, 401,
+			"invalid API key"},
+		{"a password", "/v1/chat/completions", []string{"Authorization", "Basic " + base64.StdEncoding.EncodeToString([]byte(":"+secretOf("a")))},
+			401, "Bearer"},
 		{"Anthropic's header elsewhere", "/v1/chat/completions", []string{"X-Api-Key", secretOf("a")}, 401, "Bearer"},
 		{"valid", "/v1/chat/completions", bearer("a"), 200, "Hello"},
 		{"Anthropic's header", "/v1/messages", []string{"X-Api-Key", secretOf("a")}, 200, "Hello"},
@@ -59,7 +61,8 @@ func TestInvalidKeyRejected(t *testing.T) {
 			if c.status == 200 {
 				return
 			}
-			if e := refused(t, answer); *e.Error.Code != "invalid_api_key" || resp.Header.Get("Www-Authenticate") != "Bearer" || strings.Contains(answer, "the-secret") {
+			if e := refused(t, answer); *e.Error.Code != "invalid_api_key" || resp.Header.Get("Www-Authenticate") != "Bearer" ||
+				strings.Contains(answer, "the-secret") {
 				t.Errorf("got %v %s", resp.Header, answer)
 			}
 		})
@@ -93,7 +96,8 @@ func TestKeyBesideAnotherSecret(t *testing.T) {
 		{"a token that is not a key", "/v1/messages", "a", []string{"Authorization", "Bearer " + token, "X-Api-Key", secretOf("a")}},
 		{"of another endpoint", "/v1/messages/count_tokens", "a", []string{"Authorization", "Bearer " + token, "X-Api-Key", secretOf("a")}},
 		{"a password", "/v1/messages", "a", []string{"Authorization", "Basic aTph", "X-Api-Key", secretOf("a")}},
-		{"two tokens", "/v1/messages", "a", []string{"Authorization", "Bearer " + token, "Authorization", "Bearer " + secretOf("b"), "X-Api-Key", secretOf("a")}},
+		{"two tokens", "/v1/messages", "a", []string{"Authorization", "Bearer " + token, "Authorization", "Bearer " + secretOf("b"), "X-Api-Key",
+			secretOf("a")}},
 		{"a key that has expired", "/v1/messages", "a", []string{"Authorization", bearer("late")[1], "X-Api-Key", secretOf("a")}},
 		{"two keys", "/v1/messages", "b", []string{"Authorization", bearer("b")[1], "X-Api-Key", secretOf("a")}},
 		{"a key in Authorization", "/v1/messages", "b", []string{"Authorization", bearer("b")[1], "X-Api-Key", token}},
@@ -130,7 +134,8 @@ func TestKeyBesideAnotherSecret(t *testing.T) {
 			var all strings.Builder
 			seen[i].Header.Write(&all)
 			all.WriteString(seen[i].RequestURI)
-			if h := seen[i].Header; h["Authorization"] != nil || h["X-Api-Key"] != nil || strings.Contains(all.String(), presented[1]) || h["X-Copy"] != nil && apikey.Bearer(req.Header) != "" {
+			if h := seen[i].Header; h["Authorization"] != nil || h["X-Api-Key"] != nil || strings.Contains(all.String(), presented[1]) ||
+				h["X-Copy"] != nil && apikey.Bearer(req.Header) != "" {
 				t.Errorf("the replica saw\n%s", all.String())
 			}
 		})
@@ -155,7 +160,8 @@ func TestInvalidKeyRejectedBeforeBody(t *testing.T) {
 func TestNoKeysConfigured(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("200 OK", whole))})
 	for _, header := range [][]string{nil, bearer("a"), {"Authorization", "nonsense"}} {
-		if resp, answer := f.post("/v1/chat/completions", askWhole, header...); resp.StatusCode != 200 || resp.Header.Get("X-Warmroute-Backend") == "" {
+		if resp, answer := f.post("/v1/chat/completions", askWhole, header...); resp.StatusCode != 200 ||
+			resp.Header.Get("X-Warmroute-Backend") == "" {
 			t.Errorf("%q: got %d %s", header, resp.StatusCode, answer)
 		}
 	}
@@ -165,7 +171,9 @@ func TestNoKeysConfigured(t *testing.T) {
 }
 
 func TestRouteHeadersPerKey(t *testing.T) {
-	f := serve(t, withKeys(keyOf("plain", nil), keyOf("trusted", func(k *apikey.Key) { k.RouteHeaders = true })), &replica{script: always(answered("200 OK", whole))})
+	f := serve(t, withKeys(keyOf("plain", nil), keyOf("trusted", func(k *apikey.Key) {
+		k.RouteHeaders = true
+	})), &replica{script: always(answered("200 OK", whole))})
 	for name, want := range map[string]bool{"plain": false, "trusted": true} {
 		resp, _ := f.post("/v1/chat/completions", askWhole, bearer(name)...)
 		for _, h := range routeHeaders {
@@ -185,17 +193,21 @@ func TestReplicaCORSHeaderDropped(t *testing.T) {
 	if got := resp.Header.Get("Access-Control-Allow-Origin"); got != "" {
 		t.Errorf("any page may read the answer: %q", got)
 	}
-	if resp, _ := f.raw("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://page.example\r\nAccess-Control-Request-Method: POST\r\n\r\n"); resp.StatusCode != 405 {
+	if resp, _ := f.raw("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://page.example\r\nAccess-Control-Request-Method: " +
+		"POST\r\n\r\n"); resp.StatusCode != 405 {
 		t.Errorf("a preflight got %d", resp.StatusCode)
 	}
 }
 
 // A replica can be another proxy, with rates and routes of its own.
 func TestReplicaRateHeadersDropped(t *testing.T) {
-	answer := answered("200 OK", whole, "x-ratelimit-limit-requests: 7", "X-RATELIMIT-LIMIT-TOKENS: 8", "X-Warmroute-Backend: inner", "x-warmroute-held-ms: 9", "X-Other: 1")
+	answer := answered("200 OK", whole, "x-ratelimit-limit-requests: 7", "X-RATELIMIT-LIMIT-TOKENS: 8", "X-Warmroute-Backend: inner",
+		"x-warmroute-held-ms: 9", "X-Other: 1")
 	refusal := "HTTP/1.1 400 Bad Request\r\nX-RateLimit-Limit-Requests: 7\r\nX-Warmroute-Reason: inner\r\nContent-Length: 2\r\n\r\n{}"
 	for name, said := range map[string]string{"an answer": answer, "a refusal": refusal} {
-		keyed := serve(t, withKeys(keyOf("plain", nil), keyOf("slow", func(k *apikey.Key) { k.RequestsPerMinute, k.RouteHeaders = 100, true })), &replica{script: always(said)})
+		keyed := serve(t, withKeys(keyOf("plain", nil), keyOf("slow", func(k *apikey.Key) {
+			k.RequestsPerMinute, k.RouteHeaders = 100, true
+		})), &replica{script: always(said)})
 		open := serve(t, nil, &replica{script: always(said)})
 		silent := serve(t, func(o *Options) { o.RouteHeaders = false }, &replica{script: always(said)})
 		for _, c := range []struct {
@@ -211,7 +223,8 @@ func TestReplicaRateHeadersDropped(t *testing.T) {
 		} {
 			resp, _ := c.f.post("/v1/chat/completions", askWhole, c.headers...)
 			h := resp.Header
-			if h.Get("X-Ratelimit-Limit-Requests") != c.requests || h.Get("X-Warmroute-Backend") != c.where || h.Get("X-Warmroute-Queue-Ms") != "" || h.Get("X-Warmroute-Reason") == "inner" {
+			if h.Get("X-Ratelimit-Limit-Requests") != c.requests || h.Get("X-Warmroute-Backend") != c.where || h.Get("X-Warmroute-Queue-Ms") != "" ||
+				h.Get("X-Warmroute-Reason") == "inner" {
 				t.Errorf("%s to %s: %v", name, c.who, h)
 			}
 			if name == "an answer" && h.Get("X-Other") != "1" {
@@ -243,7 +256,8 @@ func TestKeyModels(t *testing.T) {
 		resp.Write(&answer)
 		return resp.StatusCode, answer.String()
 	}
-	for name, want := range map[string][4]bool{"all": {true, true, true, true}, "some": {false, true, true, false}, "adapter": {false, true, false, false}, "none": {}} {
+	for name, want := range map[string][4]bool{"all": {true, true, true, true}, "some": {false, true, true, false},
+		"adapter": {false, true, false, false}, "none": {}} {
 		_, list := get(name, "/v1/models")
 		for i, id := range []string{"m", "lora", "n", "hidden"} {
 			if strings.Contains(list, `"id": "`+id+`"`) != want[i] {
@@ -295,9 +309,13 @@ func TestAmbiguousFormWithModelList(t *testing.T) {
 }
 
 func TestKeyModelAliases(t *testing.T) {
-	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) { k.Models = []string{"alias"} })), &replica{script: always(answered("200 OK", whole))})
-	f.backends[0].SetModels([]backends.Model{{ID: "m", Root: "r", Card: []byte(`{"id":"m"}`)}, {ID: "alias", Root: "r", Card: []byte(`{"id":"alias"}`)}})
-	if resp, answer := f.post("/v1/chat/completions", strings.Replace(askWhole, `"model":"m",`, ``, 1), bearer("a")...); resp.StatusCode != 200 {
+	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) {
+		k.Models = []string{"alias"}
+	})), &replica{script: always(answered("200 OK", whole))})
+	f.backends[0].SetModels([]backends.Model{{ID: "m", Root: "r", Card: []byte(`{"id":"m"}`)},
+		{ID: "alias", Root: "r", Card: []byte(`{"id":"alias"}`)}})
+	if resp, answer := f.post("/v1/chat/completions", strings.Replace(askWhole, `"model":"m",`, ``, 1),
+		bearer("a")...); resp.StatusCode != 200 {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
 	}
 	f.awaitMetric(`warmroute_requests_total{backend="r0",code="200",endpoint="/v1/chat/completions",model="alias"} 1`)
@@ -317,7 +335,8 @@ func TestKeyRateLimits(t *testing.T) {
 	}
 	over := func(resp *http.Response, answer, says string) {
 		t.Helper()
-		if e := refused(t, answer); resp.StatusCode != 429 || *e.Error.Code != "rate_limit_exceeded" || !strings.Contains(answer, says) || resp.Header.Get("Retry-After") == "" {
+		if e := refused(t, answer); resp.StatusCode != 429 || *e.Error.Code != "rate_limit_exceeded" || !strings.Contains(answer, says) ||
+			resp.Header.Get("Retry-After") == "" {
 			t.Errorf("got %d %v %s", resp.StatusCode, resp.Header, answer)
 		}
 	}
@@ -365,7 +384,8 @@ func TestKeyConcurrencyLimit(t *testing.T) {
 		first <- err
 	}()
 	<-begun
-	if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("one")...); resp.StatusCode != 429 || !strings.Contains(answer, "1 concurrent requests") {
+	if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("one")...); resp.StatusCode != 429 ||
+		!strings.Contains(answer, "1 concurrent requests") {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
 	}
 	f.awaitMetric(`warmroute_key_in_flight{key="one"} 1`)
@@ -389,7 +409,9 @@ func (f *fleet) promptTokens(body string, headers ...string) int {
 }
 
 func TestFailedRequestsNotCharged(t *testing.T) {
-	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) { k.TokensPerMinute = 1000 })), &replica{script: always(answered("400 Bad Request", `{"error":{"message":"no"}}`))})
+	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) {
+		k.TokensPerMinute = 1000
+	})), &replica{script: always(answered("400 Bad Request", `{"error":{"message":"no"}}`))})
 	for range 20 { // 260 tokens each
 		if resp, answer := f.post("/v1/chat/completions", askWhole, bearer("a")...); resp.StatusCode != 400 {
 			t.Fatalf("got %d %s", resp.StatusCode, answer)
@@ -414,7 +436,8 @@ func TestKeyPriorityIsMinimum(t *testing.T) {
 		header []string
 		want   int
 	}{
-		{0, nil, 0}, {50, nil, 50}, {-10, nil, -10}, {50, []string{upstream.PriorityHeader, "0"}, 50}, {50, []string{upstream.PriorityHeader, "60"}, 60}, {-10, []string{upstream.PriorityHeader, "0"}, 0},
+		{0, nil, 0}, {50, nil, 50}, {-10, nil, -10}, {50, []string{upstream.PriorityHeader, "0"}, 50},
+		{50, []string{upstream.PriorityHeader, "60"}, 60}, {-10, []string{upstream.PriorityHeader, "0"}, 0},
 	} {
 		if got := priority(c.class, c.header...); got != c.want {
 			t.Errorf("class %d, header %q: %d, want %d", c.class, c.header, got, c.want)
@@ -423,7 +446,9 @@ func TestKeyPriorityIsMinimum(t *testing.T) {
 }
 
 func TestTenantFromKeyName(t *testing.T) {
-	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) { k.Hashes = append(k.Hashes, apikey.HashOf(secretOf("a's next"))) }), keyOf("b", nil)), &replica{})
+	f := serve(t, withKeys(keyOf("a", func(k *apikey.Key) {
+		k.Hashes = append(k.Hashes, apikey.HashOf(secretOf("a's next")))
+	}), keyOf("b", nil)), &replica{})
 	tenant := func(name string) uint64 {
 		t.Helper()
 		r, fault := f.understood("/v1/chat/completions", askWhole, bearer(name)...)
@@ -434,6 +459,44 @@ func TestTenantFromKeyName(t *testing.T) {
 	}
 	if a := tenant("a"); a == 0 || a != tenant("a's next") || a == tenant("b") {
 		t.Error("keys do not tell tenants apart, or the two secrets of one do")
+	}
+}
+
+// Users divide the share of the key, or of the address, that they come with.
+func TestUserHeaders(t *testing.T) {
+	users := func(o *Options) { o.UserHeaders = []string{"X-User", "X-User-Id"} }
+	withKey := serve(t, func(o *Options) { withKeys(keyOf("a", nil), keyOf("b", nil))(o); users(o) }, &replica{})
+	open := serve(t, users, &replica{})
+	tenant := func(f *fleet, headers ...string) (share, part uint64) {
+		t.Helper()
+		r, fault := f.understood("/v1/chat/completions", askWhole, headers...)
+		if fault != nil {
+			t.Fatal(fault.Message)
+		}
+		const partBit = 64 - 6
+		return r.Tenant % (1 << partBit), r.Tenant >> partBit
+	}
+	for _, c := range []struct {
+		name      string
+		one, two  []string
+		sameShare bool
+		samePart  bool
+	}{
+		{"user and none", append(bearer("a"), "X-User", "u"), bearer("a"), true, false},
+		{"two users", append(bearer("a"), "X-User", "u"), append(bearer("a"), "X-User", "v"), true, false},
+		{"one user", append(bearer("a"), "X-User", "u"), append(bearer("a"), "X-User", "u"), true, true},
+		{"first header", append(bearer("a"), "X-User", "u", "X-User-Id", "v"), append(bearer("a"), "X-User-Id", "u"), true, true},
+		{"user of two keys", append(bearer("a"), "X-User", "u"), append(bearer("b"), "X-User", "u"), false, true},
+	} {
+		oneShare, onePart := tenant(withKey, c.one...)
+		twoShare, twoPart := tenant(withKey, c.two...)
+		if oneShare == twoShare != c.sameShare || onePart == twoPart != c.samePart {
+			t.Errorf("%s: share %x, part %d and share %x, part %d", c.name, oneShare, onePart, twoShare, twoPart)
+		}
+	}
+	openShare, openPart := tenant(open)
+	if share, part := tenant(open, "X-User", "u"); share != openShare || part == openPart {
+		t.Error("without keys a user has no part of the share of its address")
 	}
 }
 
@@ -481,7 +544,8 @@ func TestTokenizeBytesLimit(t *testing.T) {
 					resp, answer := f.post(path, body, bearer(key)...)
 					if want := i < accepted; (resp.StatusCode == http.StatusOK) != want {
 						t.Fatalf("%s: request %d: status %d, %s", key, i, resp.StatusCode, answer)
-					} else if !want && (resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.Contains(answer, "bytes per minute")) {
+					} else if !want && (resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" ||
+						!strings.Contains(answer, "bytes per minute")) {
 						t.Errorf("%s: status %d, Retry-After %q, %s", key, resp.StatusCode, resp.Header.Get("Retry-After"), answer)
 					}
 				}
@@ -495,7 +559,9 @@ func TestTokenizeBytesLimit(t *testing.T) {
 				}
 			}
 			// One above the bytes of a minute needs a full bucket, or it could never be sent.
-			g := serve(t, withKeys(keyOf("small", func(k *apikey.Key) { k.TokenizeBytesPerMinute = 1000 })), &replica{script: always(answered("200 OK", `{}`))})
+			g := serve(t, withKeys(keyOf("small", func(k *apikey.Key) {
+				k.TokenizeBytesPerMinute = 1000
+			})), &replica{script: always(answered("200 OK", `{}`))})
 			for i, want := range []int{http.StatusOK, http.StatusTooManyRequests} {
 				if resp, _ := g.post(path, body, bearer("small")...); resp.StatusCode != want {
 					t.Errorf("request %d above the limit: status %d", i, resp.StatusCode)

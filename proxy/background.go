@@ -13,7 +13,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"warmroute/backends/vllm"
-	"warmroute/metrics"
 	"warmroute/proxy/api"
 	"warmroute/proxy/relay"
 	"warmroute/proxy/stored"
@@ -187,6 +186,7 @@ func (b *backgroundAttempt) poll() (ended bool) {
 	var u relay.Usage
 	u.Parse(gjson.GetBytes(body, "usage"), api.ResponsesFormat)
 	b.attempt.recordUsage(&u)
+	b.attempt.metadata.AddBody(api.ResponsesFormat, body)
 	if !u.Known { // it was cancelled, or failed
 		b.attempt.result.End = router.ClientDisconnected
 	}
@@ -204,7 +204,8 @@ func (b *backgroundAttempt) hasRestarted() bool {
 // recordLost records that the replica has lost the response, which costs its key nothing.
 func (b *backgroundAttempt) recordLost() (ended bool) {
 	b.attempt.result.End = router.NotProcessed
-	b.attempt.req.proxy.log.Warn("background response lost", "backend", b.attempt.decision.Backend.Name, "request_id", b.attempt.req.inFlight.ID)
+	b.attempt.req.proxy.log.Warn("background response lost", "backend", b.attempt.decision.Backend.Name, "request_id",
+		b.attempt.req.inFlight.ID)
 	return true
 }
 
@@ -227,15 +228,13 @@ func (b *backgroundAttempt) endUnfinished() {
 		return
 	}
 	b.attempt.result.End = router.ClientDisconnected
-	if b.attempt.req.phase != metrics.AbortCancelled {
-		b.attempt.req.phase = metrics.AbortCancelled
-		b.attempt.req.proxy.metrics.CountAbort(metrics.AbortCancelled)
-	}
+	b.attempt.req.recordCancel()
 	ctx, cancel := context.WithTimeout(b.attempt.req.proxy.background.ctx, backgroundPollTimeout)
 	defer cancel()
 	resp, err := b.attempt.decision.Backend.Post(ctx, vllm.Call{Path: "/v1/responses/" + b.id + "/cancel"}, 0)
 	if err != nil {
-		b.attempt.req.proxy.log.Warn("background response not cancelled at its replica", "backend", b.attempt.decision.Backend.Name, "err", err, "request_id", b.attempt.req.inFlight.ID)
+		b.attempt.req.proxy.log.Warn("background response not cancelled at its replica", "backend", b.attempt.decision.Backend.Name, "err", err,
+			"request_id", b.attempt.req.inFlight.ID)
 		return
 	}
 	fasthttp.ReleaseResponse(resp)

@@ -48,7 +48,8 @@ func (s *backgroundStore) respond(r seen) string {
 	case r.Method == http.MethodPost:
 		s.status = "queued"
 	case s.status == "":
-		return answered("404 Not Found", `{"error":{"message":"Response with id 'resp_1' not found.","type":"invalid_request_error","param":"response_id","code":404}}`)
+		return answered("404 Not Found", `{"error":{"message":"Response with id 'resp_1' not found.","type":"invalid_request_error",`+
+			`"param":"response_id","code":404}}`)
 	}
 	usage := s.usage
 	if usage == "" {
@@ -74,7 +75,8 @@ func serveBackground(t *testing.T, store *backgroundStore) (*fleet, *replica, *a
 		o.Responses = responseindex.New(responseindex.Settings{MaxEntries: 10, TTL: time.Hour}, time.Now, nil)
 	}, r)
 	f.backends[0].SetLoad(&backends.Load{StartTime: 1, PolledAt: time.Now()})
-	if resp, body := f.post("/v1/responses", `{"model":"m","input":"x","background":true,"max_output_tokens":1500}`, bearer("a")...); resp.StatusCode != http.StatusOK {
+	if resp, body := f.post("/v1/responses", `{"model":"m","input":"x","background":true,"max_output_tokens":1900}`,
+		bearer("a")...); resp.StatusCode != http.StatusOK {
 		t.Fatalf("status %d, %s", resp.StatusCode, body)
 	}
 	return f, r, f.proxy.keys.FindName("a")
@@ -86,7 +88,7 @@ func TestBackgroundResponseCharged(t *testing.T) {
 	store := new(backgroundStore)
 	f, r, account := serveBackground(t, store)
 	if _, tokens := account.Rates(); tokens.Remaining > 600 {
-		t.Errorf("%d tokens remain while 1500 may be generated", tokens.Remaining)
+		t.Errorf("%d tokens remain while 1900 may be generated", tokens.Remaining)
 	}
 	lease, refusal := account.TryAcquire() // the second place
 	if refusal != nil {
@@ -150,8 +152,11 @@ func TestBackgroundResponseEnds(t *testing.T) {
 			f.awaitIdle()
 			eventually(t, "the replica was told", func() bool { return store.countCancels() == c.cancels })
 			eventually(t, "nothing is in flight", func() bool { return f.proxy.Activity().OldestRequests(1, 1).Total == 0 })
-			if _, tokens := account.Rates(); c.free && tokens.Remaining < 1990 {
-				t.Errorf("%d tokens remain", tokens.Remaining)
+			if c.free { // they would take longer than failsafe to come by themselves
+				eventually(t, "the tokens are given back", func() bool {
+					_, tokens := account.Rates()
+					return tokens.Remaining >= 1990
+				})
 			}
 		})
 	}
@@ -195,7 +200,7 @@ func TestBackgroundStreamAbandoned(t *testing.T) {
 	store.set("in_progress", "")
 	ctx, disconnect := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/responses",
-		strings.NewReader(`{"model":"m","input":"x","background":true,"stream":true,"max_output_tokens":1500}`))
+		strings.NewReader(`{"model":"m","input":"x","background":true,"stream":true,"max_output_tokens":1900}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,8 @@ func TestTricklingBodyStatus408(t *testing.T) {
 func TestBodyMemoryLimitStatus503(t *testing.T) {
 	f := serve(t, func(o *Options) { o.BodyBytesTotal = 6 << 10 }, &replica{script: always(answered("200 OK", whole))})
 	slow := f.dial()
-	io.WriteString(slow, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole), askWhole[:1]))
+	io.WriteString(slow, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(askWhole),
+		askWhole[:1]))
 	eventually(t, "the slow body has its buffer", func() bool { return f.proxy.tenants.BodyBytesInUse() > 0 })
 	resp, answer := f.post("/v1/chat/completions", askWhole)
 	if refused(t, answer); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {

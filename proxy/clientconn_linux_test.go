@@ -54,5 +54,5 @@ func TestUnreachableClientEndsRequest(t *testing.T) {
 	case <-time.After(failsafe):
 		t.Error("the replica is still at work")
 	}
-	f.awaitMetric(`warmroute_aborts_total{phase="in_stream"} 1`)
+	f.awaitMetric(`warmroute_disconnected_requests_total{phase="in_stream"} 1`)
 }

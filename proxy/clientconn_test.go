@@ -17,10 +17,11 @@ import (
 func TestDisconnectAfterMoreThanTheRequest(t *testing.T) {
 	post := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(askWhole)) + askWhole
 	for name, more := range map[string]string{
-		"line end":                  "\r\n",
-		"pipelined request":         "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
-		"pipelined, larger":         post + post,
-		"pipelined beyond a buffer": "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + strings.Repeat(" ", 50_000),
+		"line end":          "\r\n",
+		"pipelined request": "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
+		"pipelined, larger": post + post,
+		"pipelined beyond a buffer": "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" +
+			strings.Repeat(" ", 50_000),
 	} {
 		for _, reset := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", reset ", reset), func(t *testing.T) {
@@ -39,7 +40,7 @@ func TestDisconnectAfterMoreThanTheRequest(t *testing.T) {
 				}
 				conn.Close()
 				<-ended
-				f.awaitMetric(`warmroute_aborts_total{phase="before_response"} 1`)
+				f.awaitMetric(`warmroute_disconnected_requests_total{phase="before_response"} 1`)
 			})
 		}
 	}
@@ -57,7 +58,8 @@ func TestPipelinedRequestsAreServed(t *testing.T) {
 	}})
 	conn := f.dial()
 	for range 3 {
-		io.WriteString(conn, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s\r\n", len(askWhole), askWhole))
+		io.WriteString(conn, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s\r\n", len(askWhole),
+			askWhole))
 	}
 	io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	all, err := io.ReadAll(conn)
@@ -140,7 +142,8 @@ func TestTooManyHeaderLinesStatus431(t *testing.T) {
 	conn = f.dial()
 	br := bufio.NewReader(conn)
 	for range 3 {
-		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n%s", len(askWhole), strings.Repeat("A: b\r\n", 200), askWhole)
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n%s", len(askWhole),
+			strings.Repeat("A: b\r\n", 200), askWhole)
 		resp, err := http.ReadResponse(br, nil)
 		if err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatalf("got %v, %v", resp, err)

@@ -72,7 +72,8 @@ func FuzzCommentsRemoved(f *testing.F) {
 
 func TestCommentsOfReplicaAreDropped(t *testing.T) {
 	const ping = ": ping\n\n"
-	f := serve(t, nil, &replica{script: once(sseHead, chunk(ping), chunk(role+ping), chunk(ping+hello+": pi"), chunk("ng\n\n"), chunk(ping), chunk(world+stop+ping+counted+doneLine+ping), lastChunk)})
+	f := serve(t, nil, &replica{script: once(sseHead, chunk(ping), chunk(role+ping), chunk(ping+hello+": pi"), chunk("ng\n\n"), chunk(ping),
+		chunk(world+stop+ping+counted+doneLine+ping), lastChunk)})
 	if _, answer := f.post("/v1/chat/completions", askStream); answer != goodStream {
 		t.Errorf("got %q", answer)
 	}
@@ -85,15 +86,8 @@ func TestKeepAliveDuringCommentsOfReplica(t *testing.T) {
 	f := serve(t, func(o *Options) { o.Keepalive = 50 * time.Millisecond }, &replica{script: func(s *session) {
 		s.request()
 		s.say(sseHead, chunk(role+hello))
-		for {
-			select {
-			case <-over:
-				s.say(chunk(world+stop+counted+doneLine), lastChunk)
-				return
-			case <-time.After(10 * time.Millisecond):
-				s.say(chunk(": ping\n\n"))
-			}
-		}
+		s.commentUntil(over)
+		s.say(chunk(world+stop+counted+doneLine), lastChunk)
 	}})
 	req, err := http.NewRequest(http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(askStream))
 	if err != nil {

@@ -15,7 +15,9 @@ import (
 )
 
 // tooLongError is the error of vLLM 0.32 for a prompt beyond its context length.
-const tooLongError = `{"error":{"message":"This model's maximum context length is 4096 tokens. However, your prompt contains at least 4097 input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=4097)","type":"BadRequestError","param":"input_tokens","code":400}}`
+const tooLongError = `{"error":{"message":"This model's maximum context length is 4096 tokens. However, your prompt contains at least ` +
+	`4097 input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. ` +
+	`(parameter=input_tokens, value=4097)","type":"BadRequestError","param":"input_tokens","code":400}}`
 
 // setContextLengths sets the context lengths of the backends; 0: it reports none.
 func (f *fleet) setContextLengths(tokens ...int) {
@@ -92,11 +94,13 @@ func TestModelListHasLongest(t *testing.T) {
 
 func TestRefusedAsTooLongInStream(t *testing.T) {
 	event := "data: " + tooLongError + "\n\n"
-	message := "event: error\ndata: " + `{"type":"error","error":{"type":"BadRequestError","message":"This model's maximum context length is 4096 tokens. However, you requested more."}}` + "\n\n"
+	message := "event: error\ndata: " + `{"type":"error","error":{"type":"BadRequestError","message":"This model's maximum context length ` +
+		`is 4096 tokens. However, you requested more."}}` + "\n\n"
 	for name, c := range map[string]struct{ endpoint, body, refusal string }{
-		"status":  {"/v1/chat/completions", askStream, answered("400 Bad Request", tooLongError)},
-		"event":   {"/v1/chat/completions", askStream, streamed(event, doneLine)},
-		"message": {"/v1/messages", `{"model":"m","max_tokens":9,"stream":true,"messages":[{"role":"user","content":"` + question + `"}]}`, streamed(message)},
+		"status": {"/v1/chat/completions", askStream, answered("400 Bad Request", tooLongError)},
+		"event":  {"/v1/chat/completions", askStream, streamed(event, doneLine)},
+		"message": {"/v1/messages", `{"model":"m","max_tokens":9,"stream":true,"messages":[{"role":"user","content":"` + question + `"}]}`,
+			streamed(message)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, _, b := serveLengths(t, always(c.refusal), always(streamed(role, hello, stop, doneLine)), 4096, 65536)
@@ -114,7 +118,9 @@ func TestRefusedAsTooLongInStream(t *testing.T) {
 // TestRefusedAsTooLongAfterKeepAlive has a client that has got the header of a stream.
 func TestRefusedAsTooLongAfterKeepAlive(t *testing.T) {
 	keepAliveRead := make(chan struct{})
-	f := serveWithQueue(t, queueForAMinute, func(o *Options) { o.Attempts, o.QueueKeepalive = 1, 10*time.Millisecond }, &replica{script: func(s *session) {
+	f := serveWithQueue(t, queueForAMinute, func(o *Options) {
+		o.Attempts, o.QueueKeepalive = 1, 10*time.Millisecond
+	}, &replica{script: func(s *session) {
 		if _, ok := s.request(); ok {
 			<-keepAliveRead
 			s.say(answered("400 Bad Request", tooLongError))
@@ -135,7 +141,8 @@ func TestRefusedAsTooLongAfterKeepAlive(t *testing.T) {
 // TestRefusalAsTooLongIsRelayed checks that the client gets the replica's error, and no other replica the request.
 func TestRefusalAsTooLongIsRelayed(t *testing.T) {
 	truncated := `{"truncate_prompt_tokens":100,` + askWhole[1:]
-	other := `{"error":{"message":"min_tokens must be less than or equal to max_tokens=5, got 9.","type":"BadRequestError","param":null,"code":400}}`
+	other := `{"error":{"message":"min_tokens must be less than or equal to max_tokens=5, got 9.","type":"BadRequestError","param":null,` +
+		`"code":400}}`
 	for name, c := range map[string]struct {
 		endpoint, body string
 		lengths        []int
@@ -208,7 +215,8 @@ func TestLongerReplicaDies(t *testing.T) {
 // TestRefusedAsTooLongPrefersLongest has three lengths: one more attempt is enough.
 func TestRefusedAsTooLongPrefersLongest(t *testing.T) {
 	middle := &replica{script: always(answered("400 Bad Request", tooLongError))}
-	f := serveWithQueue(t, queueForAMinute, nil, &replica{script: always(answered("400 Bad Request", tooLongError))}, middle, &replica{script: always(answered("200 OK", whole))})
+	f := serveWithQueue(t, queueForAMinute, nil, &replica{script: always(answered("400 Bad Request", tooLongError))}, middle,
+		&replica{script: always(answered("200 OK", whole))})
 	f.setContextLengths(4096, 16384, 65536)
 	if resp, got := f.post("/v1/chat/completions", askWhole); got != whole || len(middle.requests()) != 0 {
 		t.Errorf("got %d %s, and the replica between them saw %d requests", resp.StatusCode, got, len(middle.requests()))
@@ -218,7 +226,8 @@ func TestRefusedAsTooLongPrefersLongest(t *testing.T) {
 // TestLongerReplicaFailsAfterRefusal checks that what the longer replica says counts more than the refusal.
 func TestLongerReplicaFailsAfterRefusal(t *testing.T) {
 	failure := `{"error":{"message":"no","type":"InternalServerError","param":null,"code":500}}`
-	f, _, b := serveLengths(t, always(answered("400 Bad Request", tooLongError)), always(answered("500 Internal Server Error", failure)), 4096, 65536)
+	f, _, b := serveLengths(t, always(answered("400 Bad Request", tooLongError)), always(answered("500 Internal Server Error", failure)), 4096,
+		65536)
 	if resp, got := f.post("/v1/chat/completions", askWhole); resp.StatusCode != 500 || got != failure || len(b.requests()) != 1 {
 		t.Errorf("got %d %s after %d requests", resp.StatusCode, got, len(b.requests()))
 	}
@@ -263,9 +272,9 @@ func TestGrowingConversationMovesToLongerReplica(t *testing.T) {
 	}
 }
 
-// TestPrefillLegRefusedAsTooLong checks that the request is served whole by a longer replica, and else that the client gets
+// TestPrefillRequestRefusedAsTooLong checks that the request is served whole by a longer replica, and else that the client gets
 // the error.
-func TestPrefillLegRefusedAsTooLong(t *testing.T) {
+func TestPrefillRequestRefusedAsTooLong(t *testing.T) {
 	for name, ask := range asks {
 		for decodeLength, want := range map[int]string{65536: ask.want, 4096: tooLongError} {
 			t.Run(fmt.Sprint(name, " ", decodeLength), func(t *testing.T) {
@@ -276,16 +285,17 @@ func TestPrefillLegRefusedAsTooLong(t *testing.T) {
 					t.Errorf("got %d %s", resp.StatusCode, got)
 				}
 				if n := len(p.requests()); n != 1 {
-					t.Errorf("%d prefill legs", n)
+					t.Errorf("%d prefill requests", n)
 				}
 			})
 		}
 	}
 }
 
-// TestDecodeLegRefusedAsTooLong has a longer replica for decode beside the one that refuses.
-func TestDecodeLegRefusedAsTooLong(t *testing.T) {
-	p, short, long := &replica{script: prefills()}, &replica{script: always(answered("400 Bad Request", tooLongError))}, &replica{script: completes}
+// TestDecodeRequestRefusedAsTooLong has a longer replica for decode beside the one that refuses.
+func TestDecodeRequestRefusedAsTooLong(t *testing.T) {
+	p, short, long := &replica{script: prefills()}, &replica{script: always(answered("400 Bad Request", tooLongError))},
+		&replica{script: completes}
 	f := serveSplit(t, nil, []*replica{p}, []*replica{short, long})
 	f.setContextLengths(65536, 4096, 65536)
 	if resp, got := f.post("/v1/chat/completions", askWhole); got != whole {

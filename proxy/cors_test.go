@@ -34,7 +34,8 @@ func (f *fleet) sendFromPage(t *testing.T, method, path, origin, body string, he
 // proxy's own.
 func TestCORS(t *testing.T) {
 	const secret = "the-key-of-a-page"
-	replicaCORS := []string{"Access-Control-Allow-Origin: *", "Access-Control-Allow-Credentials: true", "Access-Control-Expose-Headers: X-Other", "Vary: Origin, Accept-Encoding"}
+	replicaCORS := []string{"Access-Control-Allow-Origin: *", "Access-Control-Allow-Credentials: true",
+		"Access-Control-Expose-Headers: X-Other", "Vary: Origin, Accept-Encoding"}
 	r := &replica{script: func(s *session) {
 		for {
 			seen, ok := s.request()
@@ -42,7 +43,8 @@ func TestCORS(t *testing.T) {
 			case !ok:
 				return
 			case strings.Contains(string(seen.body), `"stream":true`):
-				s.say(strings.Replace(sseHead, "\r\n\r\n", "\r\n"+strings.Join(replicaCORS, "\r\n")+"\r\n\r\n", 1), chunk(role), chunk(hello), chunk(stop), chunk(doneLine), lastChunk)
+				s.say(strings.Replace(sseHead, "\r\n\r\n", "\r\n"+strings.Join(replicaCORS, "\r\n")+"\r\n\r\n", 1), chunk(role), chunk(hello),
+					chunk(stop), chunk(doneLine), lastChunk)
 			default:
 				s.say(answered("200 OK", whole, replicaCORS...))
 			}
@@ -119,7 +121,8 @@ func TestCORSPreflight(t *testing.T) {
 			"Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "authorization,content-type,x-stainless-os")
 	}
 	resp := ask(pageOrigin)
-	if h := resp.Header; resp.StatusCode != 204 || h.Get("Access-Control-Allow-Origin") != pageOrigin || h.Get("Access-Control-Allow-Methods") != "POST" ||
+	if h := resp.Header; resp.StatusCode != 204 || h.Get("Access-Control-Allow-Origin") != pageOrigin ||
+		h.Get("Access-Control-Allow-Methods") != "POST" ||
 		h.Get("Access-Control-Allow-Headers") != "authorization,content-type,x-stainless-os" || h.Get("Access-Control-Max-Age") != "7200" ||
 		h["Access-Control-Allow-Credentials"] != nil || !strings.Contains(h.Get("Vary"), "Origin") {
 		t.Errorf("listed origin: status %d, %v", resp.StatusCode, h)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"warmroute/backends"
 	"warmroute/proxy/admit"
@@ -37,9 +38,11 @@ func (f *DryRunError) Error() string { return f.Message }
 
 // Explanation says where a request would go, and why.
 type Explanation struct {
-	Endpoint string `json:"endpoint"`
-	Priority int    `json:"priority"`
-	Session  string `json:"session,omitempty"` // the header or the body's field that names it; "": none
+	Endpoint     string `json:"endpoint"`
+	Priority     int    `json:"priority"`
+	Conversation string `json:"conversation,omitempty"` // the header or the body's field that names it; "": none
+	ModelName    string `json:"model_name,omitempty"`   // by which the request asks for its model; "": by none of models.names
+	ModelReason  string `json:"model_reason,omitempty"` // why the name stands for that model
 	router.Explanation
 }
 
@@ -56,7 +59,13 @@ func (p *Proxy) Explain(q DryRunRequest) (result *Explanation, err error) {
 			tried = append(tried, b)
 		}
 		req := &r.input.request
-		result = &Explanation{r.endpoint.Path, req.Priority, r.input.sessionSource, p.router.Explain(*req, tried...)}
+		result = &Explanation{
+			Endpoint: r.endpoint.Path, Priority: req.Priority, Conversation: r.input.conversationSource, ModelName: r.named.nameOr(""),
+			ModelReason: r.named.choice.Reason.String(), Explanation: p.router.Explain(*req, tried...),
+		}
+		if result.ModelName != "" {
+			result.Sentence = r.named.describe(req.CatalogID) + " " + result.Sentence
+		}
 		return nil
 	})
 	return result, err
@@ -90,7 +99,7 @@ func (p *Proxy) RecordPlacement(q DryRunRequest, backend string) (result *Placem
 
 // dryRun parses a request as if a client had sent it, and calls use with it.
 func (p *Proxy) dryRun(q DryRunRequest, use func(*request) *fault.Error) error {
-	r := &request{proxy: p, settings: p.settings.Load()}
+	r := &request{proxy: p, settings: p.settings.Load(), named: namedModel{isDryRun: true}}
 	defer r.releaseInput()
 	apiErr := r.parseDryRun(q)
 	if apiErr == nil {
@@ -118,7 +127,9 @@ func (r *request) parseDryRun(q DryRunRequest) *fault.Error {
 		}
 	}
 	r.httpReq = &http.Request{Header: http.Header{}}
-	for _, name := range append([]string{upstream.PriorityHeader}, r.settings.SessionHeaders...) {
+	r.inFlight.Arrived = time.Now()
+	hints := slices.Concat([]string{upstream.PriorityHeader, upstream.TTFTHeader}, r.settings.UserHeaders, r.settings.ConversationHeaders)
+	for _, name := range hints {
 		if values := q.Header[name]; len(values) > 0 && name != "Authorization" && name != "X-Api-Key" { // the operator's own
 			r.httpReq.Header[name] = values
 		}
@@ -136,10 +147,14 @@ func (r *request) parseDryRun(q DryRunRequest) *fault.Error {
 	if apiErr := r.parseInput(); apiErr != nil {
 		return apiErr
 	}
-	if r.input.stored.Refers() {
-		return r.pinTo(r.proxy.findStored(&r.input.stored, r.account))
+	if !r.input.stored.Refers() {
+		return nil
 	}
-	return nil
+	b, result := r.proxy.findStored(&r.input.stored, r.account)
+	if apiErr := r.useModelOfStored(b); apiErr != nil {
+		return apiErr
+	}
+	return r.pinTo(b, result)
 }
 
 func (p *Proxy) findBackend(name string) (*backends.Backend, *fault.Error) {

@@ -12,7 +12,8 @@ import (
 
 const (
 	pathNotFound = `{"detail":"Not Found"}`
-	disabled403  = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
+	disabled403  = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",` +
+		`"type":"PermissionDeniedError","param":null,"code":403}}`
 )
 
 func TestMissingEndpointTriesAnother(t *testing.T) {
@@ -64,7 +65,8 @@ func TestMissingEndpointEverywhere(t *testing.T) {
 				t.Errorf("the first replica's empty response could be about the first request: got %d %q", resp.StatusCode, got)
 			}
 			resp, got := f.post(path, bodyFor(path))
-			if resp.StatusCode != http.StatusNotFound || !strings.Contains(got, want) || !strings.Contains(got, "no replica of the model serves "+path) {
+			if resp.StatusCode != http.StatusNotFound || !strings.Contains(got, want) ||
+				!strings.Contains(got, "no replica of the model serves "+path) {
 				t.Errorf("got %d %s", resp.StatusCode, got)
 			}
 			if len(a.requests()) != 2 || len(b.requests()) != 1 {
@@ -158,17 +160,20 @@ func TestMissingEndpointAwaitsUnreadyBackend(t *testing.T) {
 // The client has the header of a stream, because the first backend was silent.
 func TestMissingEndpointAfterKeepAlive(t *testing.T) {
 	t.Parallel()
+	heard := make(chan struct{})
 	silent := func(s *session) {
 		s.request()
 		s.say(sseHead)
-		for range 10 {
-			s.say(chunk(": keep-alive\n\n"))
-			time.Sleep(10 * time.Millisecond)
-		}
+		s.commentUntil(heard)
 	}
 	serving := &replica{script: always(streamed(goodStream))}
-	f := serve(t, func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{script: silent}, &replica{script: always(answered("404 Not Found", pathNotFound))}, serving)
-	if _, got := f.post("/v1/chat/completions", askStream); !strings.HasSuffix(got, goodStream) {
+	f := serve(t, func(o *Options) {
+		o.Keepalive = 20 * time.Millisecond
+	}, &replica{script: silent}, &replica{script: always(answered("404 Not Found", pathNotFound))}, serving)
+	r := f.open(t, "/v1/chat/completions", askStream)
+	r.to(comment)
+	close(heard)
+	if got := r.rest(); got != goodStream {
 		t.Errorf("got %q", got)
 	}
 }

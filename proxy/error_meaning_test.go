@@ -3,25 +3,31 @@ package proxy
 import (
 	"fmt"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
-
-	"warmroute/proxy/relay"
 )
 
 // refusals are errors of full replicas, as events of each endpoint with streams.
 var refusals = []struct{ name, path, event string }{
-	{"vLLM", "/v1/chat/completions", `data: {"error": {"message": "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.", "type": "Service Unavailable", "param": null, "code": 503}}` + "\n\n" + doneLine},
-	{"SGLang", "/v1/chat/completions", `data: {"error": {"object": "error", "message": "The request queue is full.", "type": "SERVICE_UNAVAILABLE", "param": null, "code": 503}}` + "\n\n" + doneLine},
-	{"429", "/v1/chat/completions", `data: {"error": {"message": "The engine is currently busy and cannot accept new requests.", "type": "Too Many Requests", "param": null, "code": 429}}` + "\n\n" + doneLine},
+	{"vLLM", "/v1/chat/completions", `data: {"error": {"message": "The engine is currently busy and cannot accept new requests. Please try ` +
+		`again later or on a different instance.", "type": "Service Unavailable", "param": null, "code": 503}}` + "\n\n" + doneLine},
+	{"SGLang", "/v1/chat/completions", `data: {"error": {"object": "error", "message": "The request queue is full.", "type": ` +
+		`"SERVICE_UNAVAILABLE", "param": null, "code": 503}}` + "\n\n" + doneLine},
+	{"429", "/v1/chat/completions", `data: {"error": {"message": "The engine is currently busy and cannot accept new requests.", "type": ` +
+		`"Too Many Requests", "param": null, "code": 429}}` + "\n\n" + doneLine},
 	{"completions", "/v1/completions", `data: {"error": {"message": "full", "code": 503}}` + "\n\n" + doneLine},
 	{"tokens", "/inference/v1/generate", `data: {"error": {"message": "full", "code": 503}}` + "\n\n" + doneLine},
 	{"audio", "/v1/audio/transcriptions", `data: {"error": {"message": "full", "code": 503}}` + "\n\n" + doneLine},
-	{"responses", "/v1/responses", streamedResponse("resp_1", "")[0] + "event: error\n" + `data: {"type":"error","code":"503","message":"full","param":null,"sequence_number":1}` + "\n\n"},
+	{"responses", "/v1/responses", streamedResponse("resp_1", "")[0] + "event: error\n" +
+		`data: {"type":"error","code":"503","message":"full","param":null,"sequence_number":1}` + "\n\n"},
 	{"Anthropic", "/v1/messages", "event: error\n" + `data: {"type":"error","error":{"type":"overloaded_error","message":"full"}}` + "\n\n"},
 	// vLLM 0.32 takes the error event of the chat that it serves /v1/messages with for a chunk that is invalid.
-	{"vLLM's messages", "/v1/messages", "event: error\n" + `data: {"type":"error","error":{"type":"internal_error","message":"2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'Th...am': None, 'code': 503}}, input_type=dict]\n    For further information visit https://errors.pydantic.dev/2.14/v/missing\nchoices\n  Field required [type=missing, input_value={'error': {'message': 'Th...am': None, 'code': 503}}, input_type=dict]\n    For further information visit https://errors.pydantic.dev/2.14/v/missing"}}` + "\n\n"},
+	{"vLLM's messages", "/v1/messages", "event: error\n" +
+		`data: {"type":"error","error":{"type":"internal_error","message":"2 validation errors for ChatCompletionStreamResponse\nmodel\n  ` +
+		`Field required [type=missing, input_value={'error': {'message': 'Th...am': None, 'code': 503}}, input_type=dict]\n    For further ` +
+		`information visit https://errors.pydantic.dev/2.14/v/missing\nchoices\n  Field required [type=missing, input_value={'error': ` +
+		`{'message': 'Th...am': None, 'code': 503}}, input_type=dict]\n    For further information visit ` +
+		`https://errors.pydantic.dev/2.14/v/missing"}}` + "\n\n"},
 }
 
 // A request that a full replica refuses waits until a request there has ended, whether the refusal is a status or an event.
@@ -36,7 +42,8 @@ func TestQueueFullWaits(t *testing.T) {
 		all = append(all, refusal{"status 503", path, answered("503 Service Unavailable", `{"error":{"message":"full","code":503}}`)})
 	}
 	all = append(all, refusal{"status 429", "/v1/chat/completions",
-		answered("429 Too Many Requests", `{"error":{"message":"The engine has reached its prefill token backlog limit. Please try again later or on a different instance.","type":"Too Many Requests","param":null,"code":429}}`)})
+		answered("429 Too Many Requests", `{"error":{"message":"The engine has reached its prefill token backlog limit. Please try again `+
+			`later or on a different instance.","type":"Too Many Requests","param":null,"code":429}}`)})
 	for _, c := range all {
 		t.Run(c.name+" "+c.path, func(t *testing.T) {
 			t.Parallel()
@@ -123,16 +130,20 @@ func TestUnavailableReplicaCostsNoAttempt(t *testing.T) {
 // An error event after a keep-alive is that of the replica's status, and a full replica is waited for.
 func TestQueueFullAfterKeepAlive(t *testing.T) {
 	t.Parallel()
-	const refusal = `{"error":{"message":"The engine is currently busy and cannot accept new requests.","type":"Too Many Requests","param":null,"code":429}}`
+	const refusal = `{"error":{"message":"The engine is currently busy and cannot accept new requests.","type":"Too Many Requests",` +
+		`"param":null,"code":429}}`
+	heard := make(chan struct{})
 	first := &replica{script: func(s *session) {
 		s.request()
-		time.Sleep(100 * time.Millisecond)
+		s.until(heard)
 		s.say(answered("429 Too Many Requests", refusal))
 	}}
 	f := serve(t, func(o *Options) { o.QueueKeepalive = 10 * time.Millisecond }, first, &replica{script: always(streamed(goodStream))})
-	resp, got := f.post("/v1/chat/completions", askStream)
-	if resp.StatusCode != http.StatusOK || strings.ReplaceAll(got, relay.KeepAliveComment, "") != goodStream || got == goodStream {
-		t.Errorf("got %d %q", resp.StatusCode, got)
+	r := f.open(t, "/v1/chat/completions", askStream)
+	r.to(comment)
+	close(heard)
+	if got := r.rest(); r.resp.StatusCode != http.StatusOK || got != goodStream {
+		t.Errorf("got %d %q", r.resp.StatusCode, got)
 	}
 }
 
@@ -140,12 +151,14 @@ func TestQueueFullAfterKeepAlive(t *testing.T) {
 func TestErrorEventsOfRequestRelayed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ path, events string }{
-		"429":      {"/v1/chat/completions", `data: {"error":{"message":"slow down","type":"Too Many Requests","code":429}}` + "\n\n" + doneLine},
-		"501":      {"/v1/chat/completions", `data: {"error":{"message":"m","code":501}}` + "\n\n" + doneLine},
-		"message":  {"/v1/messages", "event: error\n" + `data: {"type":"error","error":{"type":"invalid_request_error","message":"m"}}` + "\n\n"},
-		"rate":     {"/v1/messages", "event: error\n" + `data: {"type":"error","error":{"type":"rate_limit_error","message":"m"}}` + "\n\n"},
-		"response": {"/v1/responses", "event: error\n" + `data: {"type":"error","code":"invalid_prompt","message":"m","sequence_number":0}` + "\n\n"},
-		"stored":   {"/v1/responses/resp_1?stream=true", "event: error\n" + `data: {"type":"error","code":"503","message":"m","sequence_number":7}` + "\n\n"},
+		"429":     {"/v1/chat/completions", `data: {"error":{"message":"slow down","type":"Too Many Requests","code":429}}` + "\n\n" + doneLine},
+		"501":     {"/v1/chat/completions", `data: {"error":{"message":"m","code":501}}` + "\n\n" + doneLine},
+		"message": {"/v1/messages", "event: error\n" + `data: {"type":"error","error":{"type":"invalid_request_error","message":"m"}}` + "\n\n"},
+		"rate":    {"/v1/messages", "event: error\n" + `data: {"type":"error","error":{"type":"rate_limit_error","message":"m"}}` + "\n\n"},
+		"response": {"/v1/responses", "event: error\n" + `data: {"type":"error","code":"invalid_prompt","message":"m","sequence_number":0}` +
+			"\n\n"},
+		"stored": {"/v1/responses/resp_1?stream=true", "event: error\n" +
+			`data: {"type":"error","code":"503","message":"m","sequence_number":7}` + "\n\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -29,7 +29,8 @@ func isAnthropicError(t *testing.T, data, kind string) {
 	var e anthropicError
 	decoder := json.NewDecoder(strings.NewReader(data))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&e); err != nil || e.Type != "error" || e.Error.Type != kind || e.Error.Message == "" || e.Error.Src != "warmroute" {
+	if err := decoder.Decode(&e); err != nil || e.Type != "error" || e.Error.Type != kind || e.Error.Message == "" ||
+		e.Error.Src != "warmroute" {
 		t.Errorf("got %v %q, want an error of type %s", err, data, kind)
 	}
 }
@@ -47,17 +48,23 @@ func TestAnthropicErrorBodies(t *testing.T) {
 		status  int
 		kind    string
 	}{
-		"not JSON":        {body: "{", status: 400, kind: "invalid_request_error"},
-		"bad header":      {header: []string{"X-Warmroute-Priority", "-1"}, status: 400, kind: "invalid_request_error"},
-		"no key":          {change: withKeys(keyOf("a", nil)), status: 401, kind: "authentication_error"},
-		"unknown model":   {body: `{"model":"nope","messages":[]}`, status: 404, kind: "not_found_error"},
-		"too large":       {change: func(o *Options) { o.BodyBytes = 10 }, status: 413, kind: "request_too_large"},
-		"query too long":  {change: func(o *Options) { o.QueryBytes = -1 }, status: 414, kind: "api_error"},
-		"rate":            {change: withKeys(keyOf("a", func(k *apikey.Key) { k.Concurrency = 1 })), prepare: (*fleet).takeKey, header: bearer("a"), status: 429, kind: "rate_limit_error"},
-		"dead replica":    {script: once(), status: 502, kind: "api_error"},
-		"no memory":       {script: always(answered("500 Internal Server Error", "")), prepare: func(f *fleet) { f.proxy.buffers.Reserved.Add(relay.MaxBufferedTotalBytes) }, status: 500, kind: "api_error"},
-		"too many":        {change: func(o *Options) { o.InFlight = 0 }, status: 503, kind: "overloaded_error"},
-		"no first event":  {script: silent, change: func(o *Options) { o.FirstByte = 50 * time.Millisecond }, body: ask[:len(ask)-1] + `,"stream":true}`, status: 504, kind: "api_error"},
+		"not JSON":       {body: "{", status: 400, kind: "invalid_request_error"},
+		"bad header":     {header: []string{"X-Warmroute-Priority", "-1"}, status: 400, kind: "invalid_request_error"},
+		"no key":         {change: withKeys(keyOf("a", nil)), status: 401, kind: "authentication_error"},
+		"unknown model":  {body: `{"model":"nope","messages":[]}`, status: 404, kind: "not_found_error"},
+		"too large":      {change: func(o *Options) { o.BodyBytes = 10 }, status: 413, kind: "request_too_large"},
+		"query too long": {change: func(o *Options) { o.QueryBytes = -1 }, status: 414, kind: "api_error"},
+		"rate": {change: withKeys(keyOf("a", func(k *apikey.Key) {
+			k.Concurrency = 1
+		})), prepare: (*fleet).takeKey, header: bearer("a"), status: 429, kind: "rate_limit_error"},
+		"dead replica": {script: once(), status: 502, kind: "api_error"},
+		"no memory": {script: always(answered("500 Internal Server Error", "")), prepare: func(f *fleet) {
+			f.proxy.buffers.Reserved.Add(relay.MaxBufferedTotalBytes)
+		}, status: 500, kind: "api_error"},
+		"too many": {change: func(o *Options) { o.InFlight = 0 }, status: 503, kind: "overloaded_error"},
+		"no first event": {script: silent, change: func(o *Options) {
+			o.FirstByte = 50 * time.Millisecond
+		}, body: ask[:len(ask)-1] + `,"stream":true}`, status: 504, kind: "api_error"},
 		"no body in time": {change: func(o *Options) { o.BodyIdle = 50 * time.Millisecond }, status: 408, kind: "api_error"},
 	} {
 		for _, path := range []string{"/v1/messages", "/v1/messages/count_tokens"} {
@@ -207,7 +214,8 @@ func TestBodyLimitMessage(t *testing.T) {
 	for limit, want := range map[int64]string{64 << 20: "64 MiB", 3 << 10: "3 KiB", 1000: "1000 bytes"} {
 		f := serve(t, func(o *Options) { o.BodyBytes = limit }, &replica{})
 		resp, body := f.post("/v1/chat/completions", string(bytes.Repeat([]byte(" "), int(limit)+1)))
-		if want = "the request body exceeds the limit of " + want + " (limits.body_bytes)"; resp.StatusCode != http.StatusRequestEntityTooLarge || refused(t, body).Error.Message != want {
+		if want = "the request body exceeds the limit of " + want + " (limits.body_bytes)"; resp.StatusCode != http.StatusRequestEntityTooLarge ||
+			refused(t, body).Error.Message != want {
 			t.Errorf("got %d %s, want %q", resp.StatusCode, body, want)
 		}
 	}

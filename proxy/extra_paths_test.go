@@ -16,7 +16,8 @@ import (
 )
 
 func TestCheckExtraPath(t *testing.T) {
-	for _, path := range strings.Fields(`/skyrl/v1/generate /v1/chat/completions/render /v1/chat/completions/batch /v1/completions/derender /v1/responses/render
+	for _, path := range strings.Fields(`/skyrl/v1/generate /v1/chat/completions/render /v1/chat/completions/batch ` +
+		`/v1/completions/derender /v1/responses/render
 		/v1.1/x /a-b_c~d /paused /loads/x`) {
 		if err := api.CheckExtraPath(path); err != nil {
 			t.Errorf("%s: %v", path, err)
@@ -24,10 +25,12 @@ func TestCheckExtraPath(t *testing.T) {
 	}
 	for want, paths := range map[string]string{
 		"is not a plain absolute path": `skyrl / /a/ //a /a//b /a/../b /a/. /.a /a/* /a/{id} /a%2fb /a?b /a#b /a;b /ä http://x/a`,
-		"is served already": `/v1/chat/completions /v1/messages /v1/responses/resp_1/cancel /v1/audio/translations /v1/models /v1/models/m /health /livez /readyz /version
+		"is served already": `/v1/chat/completions /v1/messages /v1/responses/resp_1/cancel /v1/audio/translations /v1/models /v1/models/m ` +
+			`/health /livez /readyz /version
 			/workers /workers/1 /add_worker /finish_session /get_loads`,
-		"is for the operator of a replica": `/pause /v1/pause /collective_rpc /v1/load_lora_adapter /load_lora_adapter /metrics /fault_tolerance/apply /update_weights`,
-		"the maximum is 200":               "/" + strings.Repeat("a", 200),
+		"is for the operator of a replica": `/pause /v1/pause /collective_rpc /v1/load_lora_adapter /load_lora_adapter /metrics ` +
+			`/fault_tolerance/apply /update_weights`,
+		"the maximum is 200": "/" + strings.Repeat("a", 200),
 	} {
 		for _, path := range strings.Fields(paths) {
 			if err := api.CheckExtraPath(path); err == nil || !strings.Contains(err.Error(), want) {
@@ -67,7 +70,8 @@ func TestExtraEndpointNumbers(t *testing.T) {
 			at := slices.IndexFunc(before, func(b api.Endpoint) bool { return b.Path == e.Path })
 			taken := slices.ContainsFunc(before, func(b api.Endpoint) bool { return b.Number == e.Number }) ||
 				slices.ContainsFunc(after[:i], func(b api.Endpoint) bool { return b.Number == e.Number })
-			if e.Path != paths[i] || at >= 0 && before[at].Number != e.Number || at < 0 && taken || int(e.Number) < len(api.Endpoints) || e.Number >= backends.MaxEndpoints {
+			if e.Path != paths[i] || at >= 0 && before[at].Number != e.Number || at < 0 && taken || int(e.Number) < len(api.Endpoints) ||
+				e.Number >= backends.MaxEndpoints {
 				t.Errorf("%v after %v: %s has number %d", paths, before, e.Path, e.Number)
 			}
 		}
@@ -132,7 +136,8 @@ func TestMultipartOnExtraPath(t *testing.T) {
 		"application/json":                "not valid UTF-8",
 		"":                                "not valid UTF-8",
 	} {
-		if resp, got := f.post("/v1/images/edits", body, "Content-Type", contentType); resp.StatusCode != http.StatusBadRequest || !strings.Contains(got, want) {
+		if resp, got := f.post("/v1/images/edits", body, "Content-Type", contentType); resp.StatusCode != http.StatusBadRequest ||
+			!strings.Contains(got, want) {
 			t.Errorf("%q: got %d %s, want %q", contentType, resp.StatusCode, got, want)
 		}
 	}
@@ -144,7 +149,8 @@ func TestMultipartOnExtraPath(t *testing.T) {
 // TestInvalidResponse502 expects an error that does not call a response truncated whose header is invalid.
 func TestInvalidResponse502(t *testing.T) {
 	f := serve(t, nil, &replica{script: always(answered("200 OK", whole, "content-length: 1"))})
-	if resp, got := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusBadGateway || !strings.Contains(got, "invalid_response (what a replica sent is not valid HTTP/1") {
+	if resp, got := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusBadGateway ||
+		!strings.Contains(got, "invalid_response (what a replica sent is not valid HTTP/1") {
 		t.Errorf("got %d %s", resp.StatusCode, got)
 	}
 }
@@ -170,7 +176,8 @@ func TestExtraPathsRelayed(t *testing.T) {
 	if resp, got := f.post(path+"?return=1", body, "X-Session-Id", "s"); resp.StatusCode != http.StatusOK || got != `{"output":"x"}` {
 		t.Errorf("got %d %s", resp.StatusCode, got)
 	}
-	if seen := r.requests(); seen[0].RequestURI != path+"?return=1" || seen[0].body != body || seen[0].Method != http.MethodPost || seen[0].Header.Get("X-Session-Id") != "s" {
+	if seen := r.requests(); seen[0].RequestURI != path+"?return=1" || seen[0].body != body || seen[0].Method != http.MethodPost ||
+		seen[0].Header.Get("X-Session-Id") != "s" {
 		t.Errorf("the replica saw %v", seen)
 	}
 	f.awaitMetric(`warmroute_requests_total{backend="r0",code="200",endpoint="/skyrl/v1/generate",model="m"} 1`)
@@ -206,7 +213,8 @@ func TestExtraPathsRelayed(t *testing.T) {
 
 // A request without a model goes to the default one, and where there is none to any replica.
 func TestExtraPathWithoutModel(t *testing.T) {
-	a, b := &replica{models: []string{"m", "adapter<m"}, script: always(answered("200 OK", "{}"))}, &replica{models: []string{"n"}, script: always(answered("200 OK", "{}"))}
+	a, b := &replica{models: []string{"m", "adapter<m"}, script: always(answered("200 OK", "{}"))},
+		&replica{models: []string{"n"}, script: always(answered("200 OK", "{}"))}
 	limited := keyOf("limited", func(k *apikey.Key) { k.Models = []string{"m", "n"} })
 	f := serve(t, func(o *Options) {
 		withExtraPaths("/x")(o)
@@ -264,7 +272,8 @@ func TestExtraPathStream(t *testing.T) {
 	} {
 		f := serve(t, withExtraPaths("/x"), &replica{script: once(c.answer)})
 		resp, got := f.post("/x", `{"model":"m","stream":true}`)
-		if complete := !strings.HasSuffix(c.want, `{"error"`); resp.StatusCode != http.StatusOK || !strings.HasPrefix(got, c.want) || complete && got != c.want {
+		if complete := !strings.HasSuffix(c.want, `{"error"`); resp.StatusCode != http.StatusOK || !strings.HasPrefix(got, c.want) || complete &&
+			got != c.want {
 			t.Errorf("%s: got %d %q, want %q", name, resp.StatusCode, got, c.want)
 		}
 	}

@@ -56,9 +56,18 @@ func (r *request) forward() {
 		}
 		switch a := nextAction(h, f, r.settings, time.Now()); a.kind {
 		case actPick:
-			r.setPickedLeg(a.decode)
+			r.setPrefilledOn(a.decode)
 			d, err := r.awaitPick()
-			if err != nil {
+			switch {
+			case err == errOtherModel:
+				if apiErr := r.chooseModelAgain(); apiErr != nil {
+					r.context.End()
+					stopWaiting()
+					r.sendError(apiErr)
+					return
+				}
+				continue
+			case err != nil:
 				h.last, h.pickErr = stepPick, err
 				continue
 			}
@@ -116,7 +125,8 @@ func (r *request) fleetView() fleetView {
 	}
 	now := time.Now()
 	for _, b := range list {
-		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now) && !r.settings.isForPrefillOnly(b, &r.input.request) && slices.Contains(fitting, b))
+		add(b, !b.LacksEndpoint(r.input.request.Endpoint, now) && !r.settings.isForPrefillOnly(b, &r.input.request) &&
+			slices.Contains(fitting, b))
 	}
 	for i := range h.attempts {
 		if b := h.attempts[i].backend; !slices.Contains(list, b) {
@@ -280,22 +290,33 @@ func (r *request) awaitPick() (*router.Reservation, error) {
 		defer cancel()
 		ctx = inTime
 	}
+	if r.mayUseOtherModel() {
+		watched, stopWatching := r.watchOtherModels(ctx)
+		defer stopWatching()
+		ctx = watched
+	}
 	r.input.request.QueueTimeouts, r.input.request.Waited = h.queueTimeouts, h.waited
 	d, err := r.proxy.router.Pick(ctx, &r.input.request, r.history.excludedBackends()...)
 	if err == nil {
 		r.input.request.Arrival = d.Arrival
 		r.proxy.setAwaitedModel(&r.input.request, &r.outcome)
 		if d.QueueTime > 0 {
-			r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueSent, router.Waited{NoneReady: d.NoneReadyTime, Busy: d.QueueTime - d.NoneReadyTime})
+			r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueSent,
+				router.Waited{NoneReady: d.NoneReadyTime, Busy: d.QueueTime - d.NoneReadyTime})
 		}
 		return d, nil
 	}
 	waited := time.Since(asked)
 	switch {
+	case context.Cause(ctx) == errOtherModel:
+		err = errOtherModel
+		h.waited.NoneReady += waited
 	case errors.Is(err, router.ErrQueueFull):
 		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueFull, router.Waited{})
 	case errors.Is(err, router.ErrBusy):
 		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueBusy, router.Waited{Busy: waited})
+	case errors.Is(err, router.ErrLate):
+		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueLate, router.Waited{Busy: waited})
 	case errors.Is(err, context.DeadlineExceeded) && h.hasPickableBackend(r.fleetView()):
 		err = router.ErrBusy
 		r.history.recordQueueTime(r.proxy.metrics, r.spans, metrics.QueueBusy, router.Waited{Busy: waited})
@@ -360,7 +381,7 @@ func (r *request) respondWithError(a *action) {
 	case respondProxyEnd:
 		r.sendError(r.recordProxyEnd())
 	case respondDisconnected:
-		r.recordDisconnectOrCancel(metrics.AbortInQueue)
+		r.recordDisconnectOrCancel(metrics.DisconnectInQueue)
 	case respondReplicaError:
 		r.relayFailure(best)
 	case respondNoDescriptors:
@@ -389,7 +410,7 @@ func (r *request) notPickedError(err error) *fault.Error {
 	}
 	switch {
 	case errors.Is(err, router.ErrUnknownModel):
-		return r.proxy.unknownModelError(r.input.request.CatalogID, r.account)
+		return r.proxy.unknownModelError(r.named.nameOr(r.input.request.CatalogID), r.account)
 	case errors.Is(err, router.ErrPanicked):
 		return fault.New(http.StatusInternalServerError, fault.CodeInternalError,
 			"the request could not be routed because of a bug of the proxy; report it with the stack in the proxy's log")
@@ -399,9 +420,13 @@ func (r *request) notPickedError(err error) *fault.Error {
 	case errors.Is(err, router.ErrMaxInFlight):
 		e = fault.Overloaded(fault.CodeReplicasFull, "every replica is at its limit of requests (backends[].max_in_flight)", wait)
 	case errors.Is(err, router.ErrQueueFull):
-		e = fault.Overloaded(fault.CodeQueueFull, "the admission queue is full for this priority class and has no more room for this "+r.tenant.Kind()+" (routing.queue)", wait)
+		e = fault.Overloaded(fault.CodeQueueFull, "the admission queue is full for this priority class and has no more room for this "+
+			r.tenant.Kind()+" (routing.queue)", wait)
 	case errors.Is(err, router.ErrBusy):
 		e = fault.Overloaded(fault.CodeBusy, "no replica could start this request within "+r.history.queueLimit(false), wait)
+	case errors.Is(err, router.ErrLate):
+		e = fault.Overloaded(fault.CodeTTFTUnreachable, fmt.Sprintf("no replica is predicted to send the first token within this request's "+
+			"target of %v (%s, keys[].slo_ttft or slo.ttft)", r.input.request.FirstTokenDue.Sub(r.inFlight.Arrived), upstream.TTFTHeader), wait)
 	}
 	e.RetryAfter = wait
 	return e

@@ -269,7 +269,8 @@ func TestRefusedWithoutEngine(t *testing.T) {
 		}
 	}
 	f.backends[1].SetState(backends.Down)
-	if resp, got := f.post("/tokenize", `{"model":"m","prompt":"one two"}`); resp.StatusCode != http.StatusServiceUnavailable || got != fullBody {
+	if resp, got := f.post("/tokenize", `{"model":"m","prompt":"one two"}`); resp.StatusCode != http.StatusServiceUnavailable ||
+		got != fullBody {
 		t.Errorf("got %d %s", resp.StatusCode, got)
 	}
 }

@@ -133,8 +133,9 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 	r, err := router.New(router.Options{
 		Settings: router.Settings{
 			Policy: policy, Queue: hold,
-			PollInterval: time.Hour,                                                              // what serve says of load does not fade
-			Handover:     router.HandoverSettings{Lease: 30 * time.Second, MinUncachedTokens: 1}, // where there are replicas for prefill, it is used
+			PollInterval: time.Hour, // what serve says of load does not fade
+			// where there are replicas for prefill, it is used
+			Disaggregation: router.DisaggregationSettings{Lease: 30 * time.Second, MinUncachedTokens: 1},
 		},
 		Policies: policies.All(), Backends: registry.All(), Catalog: registry.Catalog, BlockBytes: 256, IndexMaxBytes: 64 << 20,
 		Now: time.Now, Rand: rand.NewPCG(1, 2),
@@ -149,8 +150,8 @@ func newFleet(t testing.TB, list []*backends.Backend, policy string, hold router
 		RecheckHealth: func(*backends.Backend) {},
 		BlockBytes:    256,
 		Settings: Settings{
-			HandoverLease: 30 * time.Second,
-			Attempts:      3, QueueTimeouts: hold.Timeouts(), RouteHeaders: true,
+			KVLease:  30 * time.Second,
+			Attempts: 3, QueueTimeouts: hold.Timeouts(), RouteHeaders: true,
 			Retry:    RetrySettings{Share: 0.2, PerSecond: 10, Stalled: true},
 			Limits:   Limits{InFlight: 10_000, Connections: 10_000, QueryBytes: 4 << 10, BodyBytes: 1 << 20, BodyBytesTotal: 1 << 30},
 			Timeouts: Timeouts{FirstByte: time.Minute, Idle: time.Minute},
@@ -448,22 +449,34 @@ func (r *replica) stop() {
 
 // What replicas in tests say, in vLLM's bytes.
 const (
-	sseHead   = "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 05:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+	sseHead = "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 05:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream; " +
+		"charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 	sseToEnd  = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 	lastChunk = "0\r\n\r\n"
 
-	role     = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n"
-	hello    = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":"Hello"},"logprobs":null,"finish_reason":null}]}` + "\n\n"
-	world    = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":" world"},"logprobs":null,"finish_reason":null}]}` + "\n\n"
-	stop     = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"stop"}]}` + "\n\n"
-	abort    = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":""},"logprobs":null,"finish_reason":"abort"}]}` + "\n\n"
-	counted  = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[],"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}` + "\n\n"
+	role = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"role":"assistant",` +
+		`"content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	hello = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":"Hello"},` +
+		`"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	world = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":" world"},` +
+		`"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	stop = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":""},"logprobs":null,` +
+		`"finish_reason":"stop"}]}` + "\n\n"
+	abort = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"content":""},"logprobs":null,` +
+		`"finish_reason":"abort"}]}` + "\n\n"
+	counted = `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[],"usage":{"prompt_tokens":12,"total_tokens":15,` +
+		`"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}` + "\n\n"
 	doneLine = "data: [DONE]\n\n"
-	dead     = `data: {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"
-	tooLong  = `data: {"error": {"message": "This model's maximum context length is 8 tokens.", "type": "BadRequestError", "param": null, "code": 400}}` + "\n\n"
+	dead     = `data: {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": null, "code": 500}}` +
+		"\n\n"
+	tooLong = `data: {"error": {"message": "This model's maximum context length is 8 tokens.", "type": "BadRequestError", "param": null, ` +
+		`"code": 400}}` + "\n\n"
 
-	whole      = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop"}],"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}`
-	wholeAbort = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"abort"}],"usage":{"prompt_tokens":12,"total_tokens":12,"completion_tokens":0}}`
+	whole = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"},` +
+		`"finish_reason":"stop"}],"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3,` +
+		`"prompt_tokens_details":{"cached_tokens":8}}}`
+	wholeAbort = `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":""},` +
+		`"finish_reason":"abort"}],"usage":{"prompt_tokens":12,"total_tokens":12,"completion_tokens":0}}`
 )
 
 // What clients in tests say. The prompts are a few blocks long.

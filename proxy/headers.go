@@ -25,6 +25,13 @@ var routeHeaders = [...]string{
 // prefillBackendHeader names the backend that has done the prefill, if that is another one.
 const prefillBackendHeader = "X-Warmroute-Prefill-Backend"
 
+// modelHeader and modelNameHeader name the model that serves the request and the name by which it was asked for, where that is one of
+// models.names.
+const (
+	modelHeader     = "X-Warmroute-Model"
+	modelNameHeader = "X-Warmroute-Model-Name"
+)
+
 // queueTimeHeader says how long the request was queued.
 const queueTimeHeader = "X-Warmroute-Queue-Ms"
 
@@ -59,6 +66,9 @@ func (r *request) fillResponseHeader(d *router.Reservation, from http.Header) (c
 	}
 	if r.prefillBackend != "" {
 		h[prefillBackendHeader] = []string{r.prefillBackend}
+	}
+	if r.named.name != nil {
+		h[modelHeader], h[modelNameHeader] = []string{r.named.model()}, []string{r.named.name.Name}
 	}
 	r.history.addQueueTimeHeader(h)
 	return h
@@ -124,7 +134,7 @@ func newCORS(origins []string) *cors.Cors {
 		return nil
 	}
 	exposed := append([]string{
-		upstream.RequestIDHeader, "Retry-After", queueTimeHeader,
+		upstream.RequestIDHeader, "Retry-After", queueTimeHeader, modelHeader, modelNameHeader,
 		"X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests",
 		"X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens",
 	}, routeHeaders[:]...)

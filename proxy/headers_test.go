@@ -59,25 +59,35 @@ func allRouted() []routed {
 	down := func(f *fleet) { f.backends[0].SetState(backends.Down) }
 	briefly := router.QueueSettings{Requests: 10, NoneReadyTimeout: 30 * time.Millisecond, BusyTimeout: 30 * time.Millisecond}
 	return []routed{
-		{name: "whole", replicas: one(always(answered("200 OK", whole))), body: askWhole, status: 200, backend: "r0", reason: "only", attempts: 1},
+		{name: "whole", replicas: one(always(answered("200 OK", whole))), body: askWhole, status: 200, backend: "r0", reason: "only",
+			attempts: 1},
 		{name: "whole and long", replicas: one(always(long)), body: askWhole, status: 200, backend: "r0", reason: "only", attempts: 1},
 		{name: "stream", replicas: one(always(streamed(goodStream))), body: askStream, status: 200, backend: "r0", reason: "only", attempts: 1},
-		{name: "cold", replicas: two(always(streamed(goodStream)), always(streamed(goodStream))), body: askStream, status: 200, backend: "r0", reason: "cold", attempts: 1},
-		{name: "no prefix", replicas: two(always(answered("200 OK", `{}`)), always(answered("200 OK", `{}`))), path: "/v1/embeddings", body: `{"model":"m","input":"x"}`, status: 200, backend: "r0", reason: "load", attempts: 1},
-		{name: "retried, whole", replicas: two(once(refusing), always(answered("200 OK", whole))), body: askWhole, status: 200, backend: "r1", reason: "only", attempts: 2},
-		{name: "retried, stream", replicas: two((*session).reset, always(streamed(goodStream))), body: askStream, status: 200, backend: "r1", reason: "only", attempts: 2},
-		{name: "a replica's 400", replicas: one(always(answered("400 Bad Request", `{}`))), body: askWhole, status: 400, backend: "r0", reason: "only", attempts: 1},
-		{name: "a replica's last words", replicas: one(always(answered("500 Internal Server Error", `{}`))), body: askWhole, status: 500, backend: "r0", reason: "only", attempts: 1},
-		{name: "a stream opened by a comment", replicas: one(sayingLittle), change: func(o *Options) { o.Keepalive, o.FirstByte = 10*time.Millisecond, 200*time.Millisecond },
+		{name: "no match", replicas: two(always(streamed(goodStream)), always(streamed(goodStream))), body: askStream, status: 200, backend: "r0",
+			reason: "no_match", attempts: 1},
+		{name: "no prefix", replicas: two(always(answered("200 OK", `{}`)), always(answered("200 OK", `{}`))), path: "/v1/embeddings",
+			body: `{"model":"m","input":"x"}`, status: 200, backend: "r0", reason: "load", attempts: 1},
+		{name: "retried, whole", replicas: two(once(refusing), always(answered("200 OK", whole))), body: askWhole, status: 200, backend: "r1",
+			reason: "only", attempts: 2},
+		{name: "retried, stream", replicas: two((*session).reset, always(streamed(goodStream))), body: askStream, status: 200, backend: "r1",
+			reason: "only", attempts: 2},
+		{name: "a replica's 400", replicas: one(always(answered("400 Bad Request", `{}`))), body: askWhole, status: 400, backend: "r0",
+			reason: "only", attempts: 1},
+		{name: "a replica's last words", replicas: one(always(answered("500 Internal Server Error", `{}`))), body: askWhole, status: 500,
+			backend: "r0", reason: "only", attempts: 1},
+		{name: "a stream opened by a comment", replicas: one(sayingLittle), change: func(o *Options) { o.Keepalive = 10 * time.Millisecond },
 			body: askStream, status: 200, backend: "r0", reason: "only", attempts: 1},
 
 		{name: "no such model", replicas: one(silent), body: `{"model":"none","messages":[]}`, status: 404, reason: "refused"},
 		{name: "no JSON", replicas: one(silent), body: "{", status: 400, reason: "refused"},
 		{name: "too large", replicas: one(silent), change: func(o *Options) { o.BodyBytes = 10 }, body: askWhole, status: 413, reason: "refused"},
 		{name: "none ready", replicas: one(silent), before: down, body: askWhole, status: 503, reason: "refused"},
-		{name: "none ready for too long", replicas: one(silent), before: down, hold: briefly, body: askWhole, status: 503, reason: "queued", waited: true},
+		{name: "none ready for too long", replicas: one(silent), before: down, hold: briefly, body: askWhole, status: 503, reason: "queued",
+			waited: true},
 		{name: "nobody answers", replicas: one((*session).reset), body: askWhole, status: 502, reason: "failed", attempts: 1},
-		{name: "no first event in time", replicas: one(silent), change: func(o *Options) { o.FirstByte = 20 * time.Millisecond }, body: askStream, status: 504, reason: "failed", attempts: 1},
+		{name: "no first event in time", replicas: one(silent), change: func(o *Options) {
+			o.FirstByte = 20 * time.Millisecond
+		}, body: askStream, status: 504, reason: "failed", attempts: 1},
 	}
 }
 
@@ -108,9 +118,9 @@ func TestRouteHeaders(t *testing.T) {
 				if c.before != nil {
 					c.before(f)
 				}
-				resp, answer := f.post(cmp.Or(c.path, "/v1/chat/completions"), c.body, who.headers...)
+				resp := f.open(t, cmp.Or(c.path, "/v1/chat/completions"), c.body, who.headers...).resp
 				if resp.StatusCode != c.status {
-					t.Fatalf("got %d %.200s", resp.StatusCode, answer)
+					t.Fatalf("got %d %v", resp.StatusCode, resp.Header)
 				}
 				if who.told {
 					c.told(t, resp.Header)
@@ -129,7 +139,8 @@ func (c *routed) told(t *testing.T, h http.Header) {
 	if c.attempts > 0 {
 		attempts = strconv.Itoa(c.attempts)
 	}
-	for name, want := range map[string]string{"X-Warmroute-Backend": c.backend, "X-Warmroute-Reason": c.reason, "X-Warmroute-Attempts": attempts} {
+	for name, want := range map[string]string{"X-Warmroute-Backend": c.backend, "X-Warmroute-Reason": c.reason,
+		"X-Warmroute-Attempts": attempts} {
 		if got := strings.Join(h[name], ","); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
@@ -159,10 +170,12 @@ func TestNoRouteHeadersWithoutKey(t *testing.T) {
 		}
 	}
 	full := serve(t, func(o *Options) { withKeys(trusted)(o); o.InFlight = 0 }, &replica{script: always(answered("200 OK", whole))})
-	if resp, _ := full.post("/v1/chat/completions", askWhole, bearer("trusted")...); resp.StatusCode != 503 || resp.Header.Get("X-Warmroute-Reason") != reasonRefused {
+	if resp, _ := full.post("/v1/chat/completions", askWhole, bearer("trusted")...); resp.StatusCode != 503 ||
+		resp.Header.Get("X-Warmroute-Reason") != reasonRefused {
 		t.Errorf("without a place: %d, %v", resp.StatusCode, resp.Header)
 	}
-	if resp, _ := full.post("/v1/chat/completions", askWhole, bearer("nobody")...); resp.StatusCode != 401 || len(routeNames(resp.Header)) > 0 {
+	if resp, _ := full.post("/v1/chat/completions", askWhole, bearer("nobody")...); resp.StatusCode != 401 ||
+		len(routeNames(resp.Header)) > 0 {
 		t.Errorf("without a place and a key: %d, %v", resp.StatusCode, resp.Header)
 	}
 	open := serve(t, func(o *Options) { o.InFlight = 0 }, &replica{script: always(answered("200 OK", whole))})

@@ -34,7 +34,7 @@ func (f *fleet) only(phase activity.Phase) (r activity.InFlightRequest) {
 // cancelled is what is left of a request that was cancelled.
 func (f *fleet) cancelled() {
 	f.t.Helper()
-	f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 1`)
+	f.awaitMetric(`warmroute_cancelled_requests_total 1`)
 	f.awaitIdle()
 	eventually(f.t, "it is in flight no more", func() bool { return f.proxy.inFlight.Load() == 0 })
 	if got := f.proxy.Activity().OldestRequests(10, 10); got.Total != 0 || len(got.Oldest)+len(got.Queued) != 0 {
@@ -106,7 +106,7 @@ func TestCancelBeforeResponse(t *testing.T) {
 				<-first
 				<-gone
 				f.awaitIdle()
-				f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 2`)
+				f.awaitMetric(`warmroute_cancelled_requests_total 2`)
 				return
 			}
 			<-gone
@@ -155,7 +155,8 @@ func TestCancelStream(t *testing.T) {
 			}
 			f.proxy.Activity().Cancel(f.only(phase).Handle)
 			rest, err := io.ReadAll(br)
-			if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(rest), isCancelled) || !strings.HasSuffix(string(rest), doneLine) {
+			if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(rest), isCancelled) ||
+				!strings.HasSuffix(string(rest), doneLine) {
 				t.Errorf("got %d %s, %v", resp.StatusCode, rest, err)
 			}
 			<-gone
@@ -198,7 +199,8 @@ func TestCancelUnknownHandle(t *testing.T) {
 	f := serve(t, nil, &replica{script: hang()})
 	done := f.background(askWhole, "X-Request-Id", "mine")
 	r := f.only(activity.FirstToken)
-	for _, handle := range []string{"", "mine", "0", strings.ToUpper(r.Handle) + "A", "+" + r.Handle, "0" + r.Handle, strings.Repeat("z", 100)} {
+	for _, handle := range []string{"", "mine", "0", strings.ToUpper(r.Handle) + "A", "+" + r.Handle, "0" + r.Handle,
+		strings.Repeat("z", 100)} {
 		if f.proxy.Activity().Cancel(handle) {
 			t.Errorf("%q was found", handle)
 		}
@@ -231,7 +233,8 @@ func TestRequestListing(t *testing.T) {
 		t.Errorf("got %+v", both)
 	}
 	r := both[0]
-	if r.Endpoint != "/v1/chat/completions" || r.Model != "m" || r.Backend != "r0" || r.Attempts != 1 || r.PromptTokens < 200 || r.Arrived.Before(before) || r.Key != "" {
+	if r.Endpoint != "/v1/chat/completions" || r.Model != "m" || r.Backend != "r0" || r.Attempts != 1 || r.PromptTokens < 200 ||
+		r.Arrived.Before(before) || r.Key != "" {
 		t.Errorf("got %+v", r)
 	}
 	decisions := f.proxy.Activity().Decisions()
@@ -250,7 +253,8 @@ func TestDecisionRecords(t *testing.T) {
 		f.post("/v1/chat/completions", asked(fmt.Sprint(i), false), "X-Request-Id", fmt.Sprint("id-", i))
 	}
 	got := f.proxy.Activity().Decisions()
-	if len(got) != 3 || got[0].RequestID != "id-2" || got[2].RequestID != "id-0" || got[0].Model != "m" || got[0].Attempt != 1 || got[0].Backend == "" {
+	if len(got) != 3 || got[0].RequestID != "id-2" || got[2].RequestID != "id-0" || got[0].Model != "m" || got[0].Attempt != 1 ||
+		got[0].Backend == "" {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -342,10 +346,11 @@ func TestCancelOverHTTP2(t *testing.T) {
 	f.cancelled()
 	streaming := send(strings.NewReader(askStream))
 	f.proxy.Activity().Cancel(f.only(activity.Responding).Handle)
-	if got := <-streaming; !strings.HasPrefix(got, "2 200 ") || !strings.Contains(got, isCancelled) || !strings.HasSuffix(got, doneLine+"<nil>") {
+	if got := <-streaming; !strings.HasPrefix(got, "2 200 ") || !strings.Contains(got, isCancelled) ||
+		!strings.HasSuffix(got, doneLine+"<nil>") {
 		t.Errorf("in a stream: %s", got)
 	}
-	f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 2`)
+	f.awaitMetric(`warmroute_cancelled_requests_total 2`)
 }
 
 // hookedBody calls a hook once, where the body has come to its end (net/http reads
@@ -373,7 +378,8 @@ func (b *hookedBody) Close() error {
 }
 
 // through serves the proxy behind a change of its requests, over a version of HTTP.
-func (f *fleet) through(major int, change func(*http.Request) *http.Request) (post func(body string, headers ...string) (*http.Response, string, error)) {
+func (f *fleet) through(major int, change func(*http.Request) *http.Request) (post func(body string, headers ...string) (*http.Response,
+	string, error)) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.proxy.ServeHTTP(w, change(r))
 	}))
@@ -442,7 +448,7 @@ func TestCancelKeepsConnection(t *testing.T) {
 				if n := len(r.requests()); n != 3 {
 					t.Errorf("the replica was asked %d times, want 3", n)
 				}
-				f.awaitMetric(`warmroute_aborts_total{phase="cancelled"} 3`)
+				f.awaitMetric(`warmroute_cancelled_requests_total 3`)
 				if e := f.exposition(); strings.Contains(e, `code="499"`) || strings.Contains(e, `backend="r0",code="403"`) {
 					t.Error("one counts as a client that left, or as sent")
 				}
@@ -452,7 +458,7 @@ func TestCancelKeepsConnection(t *testing.T) {
 }
 
 // Not as an empty 200, nor as a stream that seems to have ended well.
-func TestApparentDisconnectAbortsResponse(t *testing.T) {
+func TestApparentDisconnectEndsResponse(t *testing.T) {
 	for name, c := range map[string]struct {
 		body   string
 		script func(*session)
@@ -524,7 +530,8 @@ func TestFinishedRequestIsRecorded(t *testing.T) {
 		t.Fatalf("got %+v", got)
 	}
 	r := got.Requests[0]
-	if r.Code != 200 || r.Backend != f.backends[0].Name || r.Model == "" || r.Reason == "" || r.Attempts != 1 || r.Endpoint != "/v1/chat/completions" ||
+	if r.Code != 200 || r.Backend != f.backends[0].Name || r.Model == "" || r.Reason == "" || r.Attempts != 1 ||
+		r.Endpoint != "/v1/chat/completions" ||
 		r.Tokens.Prompt != 12 || r.Tokens.Cached != 8 || r.Tokens.Output == 0 || r.Times.Total <= 0 || r.Times.Overhead <= 0 {
 		t.Errorf("got %+v", r)
 	}

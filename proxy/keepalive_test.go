@@ -55,7 +55,8 @@ var queuedStreams = []struct {
 }{
 	{"/v1/chat/completions", askStream, ": keep-alive\n", `data: {"error":{"message":"`, goodStream},
 	{"/v1/completions", `{"model":"m","stream":true,"prompt":"` + question + `"}`, ": keep-alive\n", `data: {"error":{"message":"`,
-		`data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":"Hello","finish_reason":"stop"}]}` + "\n\n" + doneLine},
+		`data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":"Hello","finish_reason":"stop"}]}` + "\n\n" +
+			doneLine},
 	{"/v1/messages", `{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"` + question + `"}]}`,
 		"event: ping\ndata: {\"type\": \"ping\"}\n\n", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\"",
 		messagesBegin(`{"input_tokens":12,"output_tokens":0}`) +
@@ -132,9 +133,11 @@ func TestErrorsAfterQueueKeepalive(t *testing.T) {
 	// A replica that sends no header for a while, then responds with...
 	for name, c := range map[string]struct{ first, second, want string }{
 		"an error that another replica does not have": {answered("500 Internal Server Error", "{}"), streamed(goodStream), goodStream},
-		"an error on every replica":                   {answered("500 Internal Server Error", "{}"), answered("500 Internal Server Error", "{}"), `data: {"error":{"message":"`},
-		"an error of the client's":                    {answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "", `data: {"error":{"message":"too long"`},
-		"a response that is no stream":                {answered("200 OK", whole), "", `data: {"error":{"message":"the replica did not respond with a stream"`},
+		"an error on every replica": {answered("500 Internal Server Error", "{}"), answered("500 Internal Server Error", "{}"),
+			`data: {"error":{"message":"`},
+		"an error of the client's": {answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "",
+			`data: {"error":{"message":"too long"`},
+		"a response that is no stream": {answered("200 OK", whole), "", `data: {"error":{"message":"the replica did not respond with a stream"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -179,7 +182,7 @@ func TestEndDuringQueueKeepalive(t *testing.T) {
 		f, _, disconnect := open(t)
 		disconnect()
 		f.awaitQueued(0)
-		f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
+		f.awaitMetric(`warmroute_disconnected_requests_total{phase="queued"} 1`)
 	})
 	t.Run("by an operator", func(t *testing.T) {
 		f, r, _ := open(t)

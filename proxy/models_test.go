@@ -25,11 +25,14 @@ func TestAdapterPatternMatches(t *testing.T) {
 
 // An adapter that replicas load at its first request goes to those of its base model, before and after one lists it.
 func TestAdapterByPattern(t *testing.T) {
-	base, other := &replica{models: []string{"base"}, script: always(answered("200 OK", whole))}, &replica{models: []string{"sql-listed"}, script: always(answered("200 OK", whole))}
+	base, other := &replica{models: []string{"base"}, script: always(answered("200 OK", whole))},
+		&replica{models: []string{"sql-listed"}, script: always(answered("200 OK", whole))}
 	second := &replica{models: []string{"base"}, script: always(answered("200 OK", whole))}
 	f := serve(t, func(o *Options) {
 		o.AdapterPatterns = []AdapterPattern{{Prefix: "gone-", Base: "absent"}, {Prefix: "sql-", Base: "base"}}
-		withKeys(keyOf("a", nil), keyOf("sql", func(k *apikey.Key) { k.Models = []string{"sql-a"} }), keyOf("base", func(k *apikey.Key) { k.Models = []string{"base"} }))(o)
+		withKeys(keyOf("a", nil), keyOf("sql", func(k *apikey.Key) {
+			k.Models = []string{"sql-a"}
+		}), keyOf("base", func(k *apikey.Key) { k.Models = []string{"base"} }))(o)
 	}, base, other, second)
 	all := []*replica{base, other, second}
 	ask := func(model, key string, want int) (servedBy *replica) {
@@ -53,7 +56,8 @@ func TestAdapterByPattern(t *testing.T) {
 	if n := f.blocks(); n[0] != questionBlocks {
 		t.Errorf("%v blocks are held", n)
 	}
-	if e, err := f.proxy.Explain(DryRunRequest{Body: strings.NewReader(strings.Replace(askWhole, `"model":"m"`, `"model":"sql-b"`, 1)), Length: -1}); err != nil || e.Blocks != questionBlocks {
+	if e, err := f.proxy.Explain(DryRunRequest{Body: strings.NewReader(strings.Replace(askWhole, `"model":"m"`, `"model":"sql-b"`, 1)),
+		Length: -1}); err != nil || e.Blocks != questionBlocks {
 		t.Errorf("explain of another adapter: %+v, %v", e, err)
 	}
 	ask("sql-b", "a", http.StatusOK)
@@ -83,9 +87,11 @@ func TestAdapterByPattern(t *testing.T) {
 // The 404 of the replica for a name that no resolver knows is the client's.
 func TestUnknownAdapterByPattern(t *testing.T) {
 	const unknown = `{"error":{"message":"The model ` + "`sql-x`" + ` does not exist.","type":"NotFoundError","param":"model","code":404}}`
-	a, b := &replica{models: []string{"base"}, script: always(answered("404 Not Found", unknown))}, &replica{models: []string{"base"}, script: always(answered("404 Not Found", unknown))}
+	a, b := &replica{models: []string{"base"}, script: always(answered("404 Not Found", unknown))},
+		&replica{models: []string{"base"}, script: always(answered("404 Not Found", unknown))}
 	f := serve(t, func(o *Options) { o.AdapterPatterns = []AdapterPattern{{Prefix: "sql-", Base: "base"}} }, a, b)
-	if resp, got := f.post("/v1/chat/completions", strings.Replace(askWhole, `"model":"m"`, `"model":"sql-x"`, 1)); resp.StatusCode != http.StatusNotFound || got != unknown {
+	if resp, got := f.post("/v1/chat/completions", strings.Replace(askWhole, `"model":"m"`, `"model":"sql-x"`,
+		1)); resp.StatusCode != http.StatusNotFound || got != unknown {
 		t.Errorf("got %d %s", resp.StatusCode, got)
 	}
 	if n, m := len(a.requests()), len(b.requests()); n != 1 || m != 0 {
@@ -93,8 +99,8 @@ func TestUnknownAdapterByPattern(t *testing.T) {
 	}
 }
 
-// A request for a model that can be woken waits although no replica lists it, as long as the setting says.
-func TestRequestAwaitsModelThatCanBeWoken(t *testing.T) {
+// A request for a model with a start hook waits although no replica lists it, as long as the setting says.
+func TestRequestAwaitsModelWithStartHook(t *testing.T) {
 	t.Parallel()
 	r := &replica{script: always(answered("200 OK", whole))}
 	queue := router.QueueSettings{Requests: 10, NoneReadyTimeout: 50 * time.Millisecond, BusyTimeout: time.Minute}

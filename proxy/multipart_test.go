@@ -80,7 +80,8 @@ func TestUploadModel(t *testing.T) {
 		}
 	}
 	before := len(r.requests())
-	if resp, answer, _ := f.upload("/v1/audio/transcriptions", "multipart/form-data; boundary=x", ""); resp.StatusCode != http.StatusBadRequest {
+	if resp, answer, _ := f.upload("/v1/audio/transcriptions", "multipart/form-data; boundary=x",
+		""); resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("empty: got %d %s", resp.StatusCode, answer)
 	}
 	if len(r.requests()) != before {
@@ -129,8 +130,10 @@ func TestAmbiguousFormRejected(t *testing.T) {
 	const end = "--x--\r\n"
 	m := field(`name="model"`, "m")
 	for name, c := range map[string]struct{ kind, body string }{
-		"two lines":                      {kind, m + part("Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"", "lora") + end},
-		"two lines, another case":        {kind, m + part("Content-Disposition: form-data; name=\"x\"\r\ncontent-DISPOSITION: form-data; name=\"model\"", "lora") + end},
+		"two lines": {kind,
+			m + part("Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"", "lora") + end},
+		"two lines, another case": {kind,
+			m + part("Content-Disposition: form-data; name=\"x\"\r\ncontent-DISPOSITION: form-data; name=\"model\"", "lora") + end},
 		"two names":                      {kind, m + field(`name="x"; name="model"`, "lora") + end},
 		"two names, another case":        {kind, m + field(`name="x"; NAME=model`, "lora") + end},
 		"name*":                          {kind, m + field(`name="x"; name*=utf-8''model`, "lora") + end},
@@ -144,37 +147,43 @@ func TestAmbiguousFormRejected(t *testing.T) {
 		"no form-data":                   {kind, m + part(`Content-Disposition: attachment; name="model"`, "lora") + end},
 		"no disposition":                 {kind, m + part("X-A: b", "lora") + end},
 		"no header":                      {kind, m + part("", "lora") + end},
-		"folded":                         {kind, m + part("X-A: b\r\n Content-Disposition: form-data; name=\"model\"\r\nContent-Disposition: form-data; name=\"x\"", "lora") + end},
-		"folded parameter":               {kind, m + part("Content-Disposition: form-data;\r\n name=\"model\"", "lora") + end},
-		"LF in a header":                 {kind, m + part("Content-Disposition: form-data; name=\"x\"\nX: ; name=\"model\"", "lora") + end},
-		"CR in a header":                 {kind, m + part("Content-Disposition: form-data; name=\"x\"\rContent-Disposition: form-data; name=\"model\"", "lora") + end},
-		"blank before the colon":         {kind, m + part("Content-Disposition : form-data; name=\"model\"", "lora") + end},
-		"blank behind the boundary":      {kind, m + strings.Replace(field(`name="model"`, "lora"), "--x", "--x ", 1) + end},
-		"more behind the boundary":       {kind, m + "--xy\r\n" + field(`name="model"`, "lora") + end},
-		"boundary behind the header":     {kind, strings.TrimSuffix(field(`name="x"`, ""), "\r\n") + field(`name="model"`, "lora") + end},
-		"boundary in a header":           {"multipart/form-data; boundary=\"x:y\"", "--x:y\r\nContent-Disposition: form-data; name=\"x\"\r\n--x:y\r\nA: b\r\n\r\nlora\r\n--x:y--"},
-		"LF lines":                       {kind, strings.ReplaceAll(m+end, "\r\n", "\n")},
-		"preamble":                       {kind, "hello\r\n" + m + end},
-		"an end that is none":            {kind, m + "--x--y\r\n" + field(`name="model"`, "lora") + end},
-		"no end":                         {kind, m},
-		"encoded":                        {kind, part("Content-Disposition: form-data; name=\"model\"\r\nContent-Transfer-Encoding: base64", "bQ==") + end},
-		"encoded and not":                {kind, part("Content-Transfer-Encoding: quoted-printable\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name=\"model\"", "=6d") + end},
-		"CR before the first boundary":   {kind, "\r" + m + end},
-		"text behind an empty line":      {kind, "\r\nhello\r\n" + m + end},
-		"two parameters without quotes":  {kind, m + field(`name="x"; filename=a name=model`, "lora") + end},
-		"quotes in a value":              {kind, m + field(`name="x"; filename=a"; name=model; b="`, "lora") + end},
-		"single quotes":                  {kind, m + field(`name='model'`, "lora") + end},
-		"another charset's letters":      {kind + "; charset=iso-8859-1", field(`name="model"`, "lor\xe9") + end},
-		"two charsets":                   {kind + "; charset=utf-8; charset=utf-16", m + end},
-		"charset without ASCII":          {kind + "; charset=cp037", m + end},
-		"two boundaries":                 {kind + "; boundary=y", m + end},
-		"boundary*":                      {kind + "; boundary*=utf-8''y", m + end},
-		"boundary with a blank":          {`multipart/form-data; boundary="x "`, strings.ReplaceAll(m+end, "--x", "--x ")},
-		"charset with escapes":           {kind + "; charset=utf-7", m + field(`name="+AG0-odel"`, "lora") + end},
-		"another multipart":              {"multipart/mixed; boundary=x", m + end},
-		"no boundary":                    {"multipart/form-data", m + end},
-		"too many parts":                 {kind, m + strings.Repeat(field(`name="x"`, ""), admit.MaxFormParts) + end},
-		"a long header":                  {kind, m + field(`name="x"; filename="`+strings.Repeat("x", admit.MaxPartHeaderBytes)+`"`, "") + end},
+		"folded": {kind,
+			m + part("X-A: b\r\n Content-Disposition: form-data; name=\"model\"\r\nContent-Disposition: form-data; name=\"x\"", "lora") + end},
+		"folded parameter": {kind, m + part("Content-Disposition: form-data;\r\n name=\"model\"", "lora") + end},
+		"LF in a header":   {kind, m + part("Content-Disposition: form-data; name=\"x\"\nX: ; name=\"model\"", "lora") + end},
+		"CR in a header": {kind,
+			m + part("Content-Disposition: form-data; name=\"x\"\rContent-Disposition: form-data; name=\"model\"", "lora") + end},
+		"blank before the colon":     {kind, m + part("Content-Disposition : form-data; name=\"model\"", "lora") + end},
+		"blank behind the boundary":  {kind, m + strings.Replace(field(`name="model"`, "lora"), "--x", "--x ", 1) + end},
+		"more behind the boundary":   {kind, m + "--xy\r\n" + field(`name="model"`, "lora") + end},
+		"boundary behind the header": {kind, strings.TrimSuffix(field(`name="x"`, ""), "\r\n") + field(`name="model"`, "lora") + end},
+		"boundary in a header": {"multipart/form-data; boundary=\"x:y\"",
+			"--x:y\r\nContent-Disposition: form-data; name=\"x\"\r\n--x:y\r\nA: b\r\n\r\nlora\r\n--x:y--"},
+		"LF lines":            {kind, strings.ReplaceAll(m+end, "\r\n", "\n")},
+		"preamble":            {kind, "hello\r\n" + m + end},
+		"an end that is none": {kind, m + "--x--y\r\n" + field(`name="model"`, "lora") + end},
+		"no end":              {kind, m},
+		"encoded": {kind, part("Content-Disposition: form-data; name=\"model\"\r\nContent-Transfer-Encoding: base64",
+			"bQ==") + end},
+		"encoded and not": {kind,
+			part("Content-Transfer-Encoding: quoted-printable\r\nContent-Transfer-Encoding: 8bit\r\nContent-Disposition: form-data; name=\"model\"",
+				"=6d") + end},
+		"CR before the first boundary":  {kind, "\r" + m + end},
+		"text behind an empty line":     {kind, "\r\nhello\r\n" + m + end},
+		"two parameters without quotes": {kind, m + field(`name="x"; filename=a name=model`, "lora") + end},
+		"quotes in a value":             {kind, m + field(`name="x"; filename=a"; name=model; b="`, "lora") + end},
+		"single quotes":                 {kind, m + field(`name='model'`, "lora") + end},
+		"another charset's letters":     {kind + "; charset=iso-8859-1", field(`name="model"`, "lor\xe9") + end},
+		"two charsets":                  {kind + "; charset=utf-8; charset=utf-16", m + end},
+		"charset without ASCII":         {kind + "; charset=cp037", m + end},
+		"two boundaries":                {kind + "; boundary=y", m + end},
+		"boundary*":                     {kind + "; boundary*=utf-8''y", m + end},
+		"boundary with a blank":         {`multipart/form-data; boundary="x "`, strings.ReplaceAll(m+end, "--x", "--x ")},
+		"charset with escapes":          {kind + "; charset=utf-7", m + field(`name="+AG0-odel"`, "lora") + end},
+		"another multipart":             {"multipart/mixed; boundary=x", m + end},
+		"no boundary":                   {"multipart/form-data", m + end},
+		"too many parts":                {kind, m + strings.Repeat(field(`name="x"`, ""), admit.MaxFormParts) + end},
+		"a long header":                 {kind, m + field(`name="x"; filename="`+strings.Repeat("x", admit.MaxPartHeaderBytes)+`"`, "") + end},
 	} {
 		for _, key := range []string{"all", "some"} {
 			resp, answer, err := f.try("/v1/audio/transcriptions", c.body, append(bearer(key), "Content-Type", c.kind)...)
@@ -186,29 +195,34 @@ func TestAmbiguousFormRejected(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct{ kind, body string }{
-		"plain":             {kind, m + end},
-		"no name's quotes":  {kind, field(`name=model`, "m") + end},
-		"blanks":            {kind, field(` name = "model" ;`, "m") + end},
-		"case":              {"Multipart/Form-Data; Boundary=x", part(`CONTENT-disposition: Form-Data; Name="model"`, "m") + end},
-		"a file's names":    {kind, field(`name="file"; filename="_.wav"; filename*=utf-8''%D1%8F.wav`, "RIFF\r\n-x\n--x\n") + m + end},
-		"a file's letters":  {kind, field(`name="file"; filename="я \" C:\x.wav"`, "RIFF") + m + end},
-		"other headers":     {kind, part("content-type: text/plain; charset=utf-8\r\nContent-Disposition:form-data; name=\"model\"\r\nContent-Transfer-Encoding: 8bit\r\nContent-Length: 1", "m") + end},
-		"charset":           {kind + "; charset=UTF-8", m + end},
-		"a form in a part":  {kind, m + part("Content-Disposition: form-data; name=\"x\"\r\nContent-Type: multipart/mixed; boundary=y", "--y\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nlora\r\n--y--") + end},
+		"plain":            {kind, m + end},
+		"no name's quotes": {kind, field(`name=model`, "m") + end},
+		"blanks":           {kind, field(` name = "model" ;`, "m") + end},
+		"case":             {"Multipart/Form-Data; Boundary=x", part(`CONTENT-disposition: Form-Data; Name="model"`, "m") + end},
+		"a file's names":   {kind, field(`name="file"; filename="_.wav"; filename*=utf-8''%D1%8F.wav`, "RIFF\r\n-x\n--x\n") + m + end},
+		"a file's letters": {kind, field(`name="file"; filename="я \" C:\x.wav"`, "RIFF") + m + end},
+		"other headers": {kind, part("content-type: text/plain; charset=utf-8\r\nContent-Disposition:form-data; "+
+			"name=\"model\"\r\nContent-Transfer-Encoding: 8bit\r\nContent-Length: 1", "m") + end},
+		"charset": {kind + "; charset=UTF-8", m + end},
+		"a form in a part": {kind, m + part("Content-Disposition: form-data; name=\"x\"\r\nContent-Type: multipart/mixed; boundary=y",
+			"--y\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nlora\r\n--y--") + end},
 		"behind the end":    {kind, m + end + field(`name="model"`, "lora")},
 		"no line's end":     {kind, m + "--x--"},
 		"quoted boundary":   {`multipart/form-data; boundary="x"`, m + end},
 		"model in the name": {kind, field(`name="Model"`, "lora") + m + end},
 		// Each of these is read by starlette 1.10 with python-multipart 0.0.34 as the model m.
-		"Latin-1":                  {kind + "; charset=ISO-8859-1", m + end},
-		"Latin-1 first":            {"multipart/form-data; charset=\"iso-8859-1\"; boundary=x", m + end},
-		"ASCII":                    {kind + ";charset=US-ASCII", m + end},
-		"Windows-1252, a file":     {kind + "; charset=windows-1252", field(`name="file"; filename="\xfc.wav"`, "\xff\xfe") + m + end},
-		"part in Latin-1":          {kind, part("Content-Disposition: form-data; name=\"model\"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit", "m") + end},
-		"empty lines first":        {kind, "\r\n\r\n" + m + end},
-		"LF first":                 {kind, "\n" + m + end},
-		"a file's encoding":        {kind, part("Content-Disposition: form-data; name=\"file\"; filename=\"a\"\r\nContent-Transfer-Encoding: base64", "UklGRg==") + m + end},
-		"a field's encoding":       {kind, part("Content-Disposition: form-data; name=\"language\"\r\nContent-Transfer-Encoding: quoted-printable", "en") + m + end},
+		"Latin-1":              {kind + "; charset=ISO-8859-1", m + end},
+		"Latin-1 first":        {"multipart/form-data; charset=\"iso-8859-1\"; boundary=x", m + end},
+		"ASCII":                {kind + ";charset=US-ASCII", m + end},
+		"Windows-1252, a file": {kind + "; charset=windows-1252", field(`name="file"; filename="\xfc.wav"`, "\xff\xfe") + m + end},
+		"part in Latin-1": {kind, part("Content-Disposition: form-data; name=\"model\"\r\nContent-Type: text/plain; "+
+			"charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit", "m") + end},
+		"empty lines first": {kind, "\r\n\r\n" + m + end},
+		"LF first":          {kind, "\n" + m + end},
+		"a file's encoding": {kind, part("Content-Disposition: form-data; name=\"file\"; "+
+			"filename=\"a\"\r\nContent-Transfer-Encoding: base64", "UklGRg==") + m + end},
+		"a field's encoding": {kind,
+			part("Content-Disposition: form-data; name=\"language\"\r\nContent-Transfer-Encoding: quoted-printable", "en") + m + end},
 		"file name without quotes": {kind, field(`name=file; filename=speech of today.wav`, "RIFF") + m + end},
 		"file name's signs":        {kind, field(`name=file; filename=[a]@b,c/d=я.wav`, "RIFF") + m + end},
 		"LF last":                  {kind, m + "--x--\n"},
@@ -242,7 +256,8 @@ func FuzzFormModel(f *testing.F) {
 			t.Errorf("model %q, where Go's own reader finds %q", model, other)
 		}
 		kind, form := upload(t, "before", name, "model", name, "after", name)
-		if fields, err := admit.ParseForm([]string{kind}, []byte(form)); err != nil || len(name) < admit.MaxFormNameBytes && fields.Model != strings.TrimSpace(name) {
+		if fields, err := admit.ParseForm([]string{kind}, []byte(form)); err != nil || len(name) < admit.MaxFormNameBytes &&
+			fields.Model != strings.TrimSpace(name) {
 			t.Errorf("%q was read as %q, %v", name, fields.Model, err)
 		}
 	})

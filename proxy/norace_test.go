@@ -2,5 +2,5 @@
 
 package proxy
 
-// memoryCost is what tests multiply bounds on memory by.
-const memoryCost = 1
+// poolsForget tells that the race detector has pools forget some of what is put in them, by chance.
+const poolsForget = false

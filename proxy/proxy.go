@@ -25,6 +25,7 @@ import (
 	"warmroute/proxy/apikey"
 	"warmroute/proxy/clientconn"
 	"warmroute/proxy/fault"
+	"warmroute/proxy/modelname"
 	"warmroute/proxy/recorder"
 	"warmroute/proxy/relay"
 	"warmroute/proxy/retrybudget"
@@ -59,7 +60,7 @@ type Options struct {
 	Panics recovery.Reporter
 
 	BlockBytes int                // bytes of canonical prompt in a block
-	Recorder   *recorder.Recorder // nil: traffic is not recorded
+	Recorder   *recorder.Recorder // nil: requests are not recorded
 	AccessLog  *accesslog.Log     // nil: there is none
 	Tracer     *tracing.Tracer    // nil: requests are not traced
 	Keys       *apikey.Set        // nil: requests need none
@@ -88,6 +89,7 @@ type Proxy struct {
 
 	retries    retrybudget.Budget
 	responses  stored.Responses
+	models     *modelname.Chooser
 	background *backgroundResponses
 
 	recheckHealth    func(*backends.Backend)
@@ -112,7 +114,7 @@ type observers struct {
 	log        *slog.Logger
 	failureLog failureLog
 	activity   *activity.Activity
-	recorder   *recorder.Recorder // nil: traffic is not recorded
+	recorder   *recorder.Recorder // nil: requests are not recorded
 	accessLog  *accesslog.Log     // nil: there is none
 	tracer     *tracing.Tracer    // nil: requests are not traced
 	usage      *usage.Table
@@ -172,6 +174,7 @@ func New(o Options) *Proxy {
 		parsing:    semaphore.NewWeighted(maxParsedBytes),
 		buffers:    relay.Buffers{Pool: sync.Pool{New: func() any { return new(bytes.Buffer) }}},
 		responses:  stored.NewResponses(o.Responses),
+		models:     modelname.NewChooser(),
 		background: newBackgroundResponses(),
 
 		recheckHealth: o.RecheckHealth, outOfDescriptors: o.OutOfDescriptors, panics: o.Panics,
@@ -236,7 +239,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if clientconn.HasTooManyLines(r.Header) { // over clear text this is a request that came together with the one before
 		w.Header()["Connection"] = []string{"close"} // its body is not read
-		fault.Write(w, api.DialectOf(r.URL.Path), fault.New(http.StatusRequestHeaderFieldsTooLarge, fault.CodeTooManyHeaders, clientconn.TooManyHeaderLines))
+		fault.Write(w, api.DialectOf(r.URL.Path), fault.New(http.StatusRequestHeaderFieldsTooLarge, fault.CodeTooManyHeaders,
+			clientconn.TooManyHeaderLines))
 		return
 	}
 	api.TrimTrailingSlashes(r.URL)

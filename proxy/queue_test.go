@@ -39,7 +39,8 @@ func serveOneAtATime(t testing.TB, hold router.QueueSettings, change func(*Optio
 
 // queueOf is a queue for so many requests of each class.
 func queueOf(requests int) router.QueueSettings {
-	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, BatchRequests: requests, BatchBytes: 1 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
+	return router.QueueSettings{Requests: requests, Bytes: 1 << 20, LowPriorityRequests: requests, LowPriorityBytes: 1 << 20,
+		NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 }
 
 // gated answers each request when the test says so.
@@ -102,6 +103,24 @@ func (f *fleet) awaitQueued(n int) {
 // asked is a body that tells its request from others. Their prompts share nothing.
 func asked(name string, stream bool) string {
 	return fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":"%s %s"}]}`, stream, name, question)
+}
+
+// TestTTFTUnreachable has a request wait for a busy replica until its first token is due.
+func TestTTFTUnreachable(t *testing.T) {
+	g := newGated()
+	f := serveOneAtATime(t, queueOf(10), func(o *Options) { o.RefuseLate = true }, &g.replica)
+	first := f.background(asked("first", false))
+	eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
+	resp, body := f.post("/v1/chat/completions", asked("second", false), upstream.TTFTHeader, "1")
+	if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(body, `"code":"ttft_unreachable"`) ||
+		!strings.Contains(body, "target of 1ms") || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("got %s, Retry-After %q, %s", resp.Status, resp.Header.Get("Retry-After"), body)
+	}
+	f.awaitMetric(`warmroute_queue_ends_total{result="late"} 1`)
+	g.next <- struct{}{}
+	if a := <-first; a.status != http.StatusOK {
+		t.Errorf("the first request got %d, %v", a.status, a.err)
+	}
 }
 
 func TestQueueUntilCapacity(t *testing.T) {
@@ -242,7 +261,8 @@ func TestMaxInFlight(t *testing.T) {
 			eventually(t, "the first is sent", func() bool { return len(g.requests()) == 1 })
 			second := f.background(asked("second", false))
 			if c.hold.Requests == 0 {
-				if a := <-second; a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "replicas_full") {
+				if a := <-second; a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" ||
+					!strings.Contains(a.body, "replicas_full") {
 					t.Errorf("the second got %+v", a)
 				}
 				g.next <- struct{}{}
@@ -284,7 +304,7 @@ func TestDisconnectWhileQueued(t *testing.T) {
 	}
 	f.awaitQueued(0)
 	eventually(t, "its body is freed", func() bool { return f.proxy.tenants.BodyBytesInUse() == held })
-	f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
+	f.awaitMetric(`warmroute_disconnected_requests_total{phase="queued"} 1`)
 	f.awaitMetric(`warmroute_queue_ends_total{result="disconnected"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 	g.next <- struct{}{}
@@ -404,10 +424,10 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 	classes := []struct {
 		name string
 		may  int
-	}{{"batch", 4}, {"normal", 2}, {"urgent", 2}}
+	}{{"low", 4}, {"normal", 2}, {"urgent", 2}}
 	users := withKeys(keyOf("normal", nil),
 		keyOf("urgent", func(k *apikey.Key) { k.Priority = -1 }),
-		keyOf("batch", func(k *apikey.Key) { k.Priority = 10 }))
+		keyOf("low", func(k *apikey.Key) { k.Priority = 10 }))
 	f := func(name string, hold router.QueueSettings, text string) {
 		t.Run(name, func(t *testing.T) {
 			hold.NoneReadyTimeout, hold.BusyTimeout = time.Minute, time.Minute
@@ -438,34 +458,36 @@ func TestQueueBoundsPerPriorityClass(t *testing.T) {
 			}
 		})
 	}
-	f("requests", router.QueueSettings{Requests: 2, BatchRequests: 4}, "")
+	f("requests", router.QueueSettings{Requests: 2, LowPriorityRequests: 4}, "")
 	long := strings.Repeat("x", 20_000)
 	// Of each request 32 KiB of body and the blocks of 20 KB of prompt are counted.
-	f("bytes", router.QueueSettings{Requests: 100, BatchRequests: 100, Bytes: 80_000, BatchBytes: 150_000}, long)
+	f("bytes", router.QueueSettings{Requests: 100, LowPriorityRequests: 100, Bytes: 80_000, LowPriorityBytes: 150_000}, long)
 }
 
-// TestBatchReserve holds that batch requests leave a tenth
+// TestLowPriorityReserve holds that low-priority requests leave a tenth
 // of the limits on all requests together to others.
-func TestBatchReserve(t *testing.T) {
+func TestLowPriorityReserve(t *testing.T) {
 	t.Parallel()
-	const inBatch = 18
+	const inLowPriority = 18
 	f := func(name string, limits func(*Options), code string) {
 		t.Run(name, func(t *testing.T) {
 			g := newGated()
-			hold := router.QueueSettings{Requests: 10, BatchRequests: 100, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
+			hold := router.QueueSettings{Requests: 10, LowPriorityRequests: 100, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 			f := serveOneAtATime(t, hold, limits, &g.replica)
 			var all []<-chan answer
-			for i := range inBatch {
+			for i := range inLowPriority {
 				all = append(all, f.background(asked(fmt.Sprint(i), true), upstream.PriorityHeader, "5"))
 				eventually(t, "it is sent or waits", func() bool { return len(g.requests())+f.router.CountWaiting() == i+1 })
 			}
-			resp, body := f.post("/v1/chat/completions", asked("batch", true), upstream.PriorityHeader, "5")
+			resp, body := f.post("/v1/chat/completions", asked("low", true), upstream.PriorityHeader, "5")
 			if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, code) {
-				t.Errorf("one batch request more: got %d %s", resp.StatusCode, body)
+				t.Errorf("one low-priority request more: got %d %s", resp.StatusCode, body)
 			}
 			for i := range 2 {
 				all = append(all, f.background(asked(fmt.Sprint("interactive", i), true)))
-				eventually(t, "an interactive request is sent or waits", func() bool { return len(g.requests())+f.router.CountWaiting() == inBatch+i+1 })
+				eventually(t, "an interactive request is sent or waits", func() bool {
+					return len(g.requests())+f.router.CountWaiting() == inLowPriority+i+1
+				})
 			}
 			for range all {
 				g.next <- struct{}{}
@@ -481,10 +503,10 @@ func TestBatchReserve(t *testing.T) {
 	f("bodies", func(o *Options) { o.BodyBytesTotal = 20 * 4 << 10 }, "bodies_too_large")
 }
 
-// TestBatchQueueTime holds that a batch request
+// TestLowPriorityQueueTime holds that a low-priority request
 // waits beside an interactive one on the only replica, and is sent after half of the
 // time for which it may wait.
-func TestBatchQueueTime(t *testing.T) {
+func TestLowPriorityQueueTime(t *testing.T) {
 	t.Parallel()
 	started, end := make(chan struct{}, 10), make(chan struct{})
 	r := &replica{script: func(s *session) {
@@ -501,12 +523,13 @@ func TestBatchQueueTime(t *testing.T) {
 		}
 	}}
 	users := withKeys(keyOf("normal", func(k *apikey.Key) { k.RouteHeaders = true }),
-		keyOf("batch", func(k *apikey.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
-	// Batch requests may hardly take any time: none but the first is sent otherwise.
-	hold := router.QueueSettings{Requests: 10, BatchRequests: 10, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour, BatchSlowdown: 1e-6}
+		keyOf("low", func(k *apikey.Key) { k.Priority, k.QueueTime, k.RouteHeaders = 10, time.Second, true }))
+	// Low-priority requests may hardly take any time: none but the first is sent otherwise.
+	hold := router.QueueSettings{Requests: 10, LowPriorityRequests: 10, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour,
+		LowPrioritySlowdown: 1e-6}
 	f := serveWithQueue(t, hold, users, r)
 	var all []<-chan answer
-	for _, key := range []string{"normal", "batch", "batch", "normal"} {
+	for _, key := range []string{"normal", "low", "low", "normal"} {
 		all = append(all, f.background(asked(fmt.Sprint(len(all)), false), bearer(key)...))
 		if len(all) != 3 {
 			<-started
@@ -605,7 +628,8 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // playStream asks for so many tokens and checks that all of them came, and an end.
 func (f *fleet) playStream(i, tokens int) error {
-	body := fmt.Sprintf(`{"model":"m","stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":"Question %d"}]}`, tokens, i)
+	body := fmt.Sprintf(`{"model":"m","stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":"Question %d"}]}`,
+		tokens, i)
 	resp, err := f.client.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		return err
@@ -629,7 +653,7 @@ func (f *fleet) playStream(i, tokens int) error {
 
 // One prompt that everybody shares, short questions and long answers: the
 // replica that holds the prompt must not get all of them.
-func TestHotPromptSpills(t *testing.T) {
+func TestBusyMatch(t *testing.T) {
 	t.Parallel()
 	const (
 		replicas = 8
@@ -694,7 +718,8 @@ func (f *fleet) sampleInFlight(from, to time.Time) <-chan []int {
 }
 
 func (f *fleet) askHot(system, question string, tokens int) error {
-	body := fmt.Sprintf(`{"model":"m","ignore_eos":true,"max_tokens":%d,"messages":[{"role":"system","content":"%s"},{"role":"user","content":"%s"}]}`, tokens, system, question)
+	body := fmt.Sprintf(`{"model":"m","ignore_eos":true,"max_tokens":%d,"messages":[{"role":"system","content":"%s"},{"role":"user",`+
+		`"content":"%s"}]}`, tokens, system, question)
 	resp, err := f.client.Post(f.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		return err
@@ -710,7 +735,8 @@ func TestPanicInRoutingAnswered(t *testing.T) {
 	f := serve(t, nil, &replica{})
 	r := &request{proxy: f.proxy}
 	r.input.request.Backends = f.backends
-	if e := r.notPickedError(router.ErrPanicked); e.Status != http.StatusInternalServerError || e.Code != "internal_error" || e.RetryAfter != 0 {
+	if e := r.notPickedError(router.ErrPanicked); e.Status != http.StatusInternalServerError || e.Code != "internal_error" ||
+		e.RetryAfter != 0 {
 		t.Errorf("got %+v, want a 500 without Retry-After", e)
 	}
 }

@@ -2,6 +2,5 @@
 
 package proxy
 
-// memoryCost is what the race detector multiplies memory by, about: its own, and
-// that of pools, which it has forget now and then.
-const memoryCost = 16
+// poolsForget tells that the race detector has pools forget some of what is put in them, by chance.
+const poolsForget = true

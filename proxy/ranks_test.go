@@ -89,13 +89,11 @@ func TestClientCannotChooseRank(t *testing.T) {
 // The client has the header of a stream, because the first backend was silent.
 func TestRefusedRankAfterKeepAlive(t *testing.T) {
 	t.Parallel()
+	heard := make(chan struct{})
 	silent := func(s *session) {
 		s.request()
 		s.say(sseHead)
-		for range 10 {
-			s.say(chunk(": keep-alive\n\n"))
-			time.Sleep(10 * time.Millisecond)
-		}
+		s.commentUntil(heard)
 	}
 	refusing := &replica{script: func(s *session) {
 		for r, ok := s.request(); ok; r, ok = s.request() {
@@ -108,7 +106,10 @@ func TestRefusedRankAfterKeepAlive(t *testing.T) {
 	}}
 	f := serve(t, func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{script: silent}, refusing)
 	f.replaceByRanks(f.backends[1], backends.NewRank(f.backends[1], 0, 3))
-	if _, got := f.post("/v1/chat/completions", askStream); !strings.HasSuffix(got, goodStream) || len(refusing.requests()) != 2 {
+	r := f.open(t, "/v1/chat/completions", askStream)
+	r.to(comment)
+	close(heard)
+	if got := r.rest(); got != goodStream || len(refusing.requests()) != 2 {
 		t.Errorf("got %q after %d requests", got, len(refusing.requests()))
 	}
 }

@@ -56,12 +56,14 @@ func TestReadyzOfModel(t *testing.T) {
 		}
 	}
 	expect("all are ready", map[string]int{
-		"/readyz": 200, "/readyz?model=a": 200, "/readyz?model=lora": 200, "/readyz?model=b": 200, "/readyz?model=org/c": 200, "/readyz?model=org%2Fc": 200,
-		"/health?model=b": 200, "/readyz?model=none": 404, "/readyz?model=": 400, "/readyz?model=a&model=b": 400,
+		"/readyz": 200, "/readyz?model=a": 200, "/readyz?model=lora": 200, "/readyz?model=b": 200, "/readyz?model=org/c": 200,
+		"/readyz?model=org%2Fc": 200,
+		"/health?model=b":       200, "/readyz?model=none": 404, "/readyz?model=": 400, "/readyz?model=a&model=b": 400,
 	})
 	f.backends[1].SetState(backends.Down)
 	f.backends[2].SetState(backends.Draining)
-	expect("one of a is ready", map[string]int{"/readyz": 200, "/readyz?model=a": 200, "/readyz?model=b": 503, "/readyz?model=org/c": 503, "/readyz?model=none": 404})
+	expect("one of a is ready", map[string]int{"/readyz": 200, "/readyz?model=a": 200, "/readyz?model=b": 503, "/readyz?model=org/c": 503,
+		"/readyz?model=none": 404})
 	f.backends[0].SetLoad(&backends.Load{Asleep: true})
 	f.backends[1].SetState(backends.Ready)
 	expect("the last of a sleeps", map[string]int{"/readyz": 200, "/readyz?model=a": 503, "/readyz?model=lora": 503, "/readyz?model=b": 200})
@@ -101,7 +103,8 @@ func TestModelReadinessMetrics(t *testing.T) {
 	f.backends[2].SetState(backends.Draining)
 	f.awaitMetric(`warmroute_model_ready_backends{model="a"} 1`)
 	f.backends[1].SetModels(cards([]string{"a"}))
-	if text := f.exposition(); strings.Contains(text, `warmroute_model_backends{model="b"}`) || strings.Contains(text, `warmroute_model_ready_backends{model="b"}`) {
+	if text := f.exposition(); strings.Contains(text, `warmroute_model_backends{model="b"}`) ||
+		strings.Contains(text, `warmroute_model_ready_backends{model="b"}`) {
 		t.Error("a model that nobody lists any more has series")
 	}
 }
@@ -109,7 +112,8 @@ func TestModelReadinessMetrics(t *testing.T) {
 // A full queue of requests for a model whose only replica is down refuses none for another model.
 func TestQueueOfUnreadyModelDoesNotRefuseOthers(t *testing.T) {
 	f := serveWithQueue(t, router.QueueSettings{Requests: 4, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, nil,
-		&replica{models: []string{"a"}, script: always(answered("200 OK", whole))}, &replica{models: []string{"b"}, script: always(answered("200 OK", whole))})
+		&replica{models: []string{"a"}, script: always(answered("200 OK", whole))},
+		&replica{models: []string{"b"}, script: always(answered("200 OK", whole))})
 	f.backends[0].SetState(backends.Down)
 	chatOf := func(model string) string { return strings.Replace(askWhole, `"m"`, `"`+model+`"`, 1) }
 	waiting := []<-chan answer{f.background(chatOf("a")), f.background(chatOf("a"))}
@@ -158,7 +162,8 @@ func TestRetryAfterOfUnreadyModel(t *testing.T) {
 		}
 	}
 	resp, text := f.post("/v1/chat/completions", askWhole)
-	if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusServiceUnavailable || err != nil || after < 25 || after > 60 {
+	if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); resp.StatusCode != http.StatusServiceUnavailable || err != nil ||
+		after < 25 || after > 60 {
 		t.Errorf("a request: %d, Retry-After %q, %s", resp.StatusCode, resp.Header.Get("Retry-After"), text)
 	}
 }

@@ -12,10 +12,11 @@ func TestClientKeyRemovedFromRequest(t *testing.T) {
 	r := &replica{key: "the-replicas-own", script: always(answered("200 OK", whole))}
 	f := serve(t, withKeys(keyOf("a", nil)), r)
 	secret := secretOf("a")
-	f.post("/v1/chat/completions?api_key="+secret+"&beta=true&x=1%20"+strings.ReplaceAll(secret, "-", "%2D")+"&KEY=other&y=%zz"+secret+"&z", askWhole, append(bearer("a"),
-		"X-Api-Key", secret, "Api-Key", secret, "Cookie", "session="+secret, "Proxy-Authorization", "Bearer "+secret, "X-Goog-Api-Key", secret,
-		"X-Anything", "k="+secret+";", "X-Session-Id", secret, "X-Request-Id", secret, "Referer", "http://x/?key="+secret,
-		"Connection", "X-Hop", "X-Hop", secret, "Traceparent", "00-1-2-01", "Origin", "http://page.example")...)
+	f.post("/v1/chat/completions?api_key="+secret+"&beta=true&x=1%20"+strings.ReplaceAll(secret, "-", "%2D")+"&KEY=other&y=%zz"+secret+"&z",
+		askWhole, append(bearer("a"),
+			"X-Api-Key", secret, "Api-Key", secret, "Cookie", "session="+secret, "Proxy-Authorization", "Bearer "+secret, "X-Goog-Api-Key", secret,
+			"X-Anything", "k="+secret+";", "X-Session-Id", secret, "X-Request-Id", secret, "Referer", "http://x/?key="+secret,
+			"Connection", "X-Hop", "X-Hop", secret, "Traceparent", "00-1-2-01", "Origin", "http://page.example")...)
 	f.post("/v1/messages", askWhole, "X-Api-Key", secret, "X-Other", secret)
 	seen := r.requests()
 	if len(seen) != 2 {

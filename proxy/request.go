@@ -50,12 +50,13 @@ type request struct {
 	counted        bool // among the requests of tenant
 	finished       bool // it is not counted in flight any more
 	place          waitingPlace
-	aborted        bool // the client did not get all of the response
+	isIncomplete   bool // the client did not get all of the response
 	headersSent    bool // the client has the header of a stream
 	queueKeepalive queueKeepalive
 	inFlight       activity.Request // what operators see of it
 	lifetime       lifetime
 
+	named      namedModel
 	background *backgroundAttempt // whose response its replica generates after it has responded; nil: none
 
 	caller
@@ -71,12 +72,12 @@ type input struct {
 	request router.Request
 
 	membersAt         int  // index in the body at which a member can be inserted, if it may be split
-	hasThinkingBudget bool // some replicas refuse the body of its prefill leg
+	hasThinkingBudget bool // some replicas refuse the body of its prefill request
 
-	sessionHeader []string // of the client, for replicas that do not publish KV events
-	extraBytes    int      // of request.Bytes, not in the canonical prompt
-	isPlain       bool     // the replica counts what is in the canonical prompt, no more and no less
-	sessionSource string   // the header or the body's field that names the session; "": none
+	sessionHeader      []string // of the client, for replicas that do not publish KV events
+	extraBytes         int      // of request.Bytes, not in the canonical prompt
+	isPlain            bool     // the replica counts what is in the canonical prompt, no more and no less
+	conversationSource string   // the header or the body's field that names the session; "": none
 }
 
 // scratch is what a request keeps of its prompt, in memory that requests pass on to each other.
@@ -84,7 +85,7 @@ type scratch struct {
 	blocks        []prompt.Block
 	media         []prompt.MediaPosition
 	responseStart prompt.ResponseStart
-	prefillEdits  []prompt.Edit // of the body of the prefill leg, if it may be split
+	prefillEdits  []prompt.Edit // of the body of the prefill request, if it may be split
 }
 
 // maxPooledBlocks bounds the blocks of a scratch that is passed on: a prompt of 2 MiB.
@@ -113,7 +114,7 @@ func (p *Proxy) serveEndpoint(e *api.Endpoint, responseID string, w http.Respons
 	}
 	x.beginRecording(p.recorder, e, x.inFlight.Arrived, &x.input)
 	x.forward()
-	if x.aborted {
+	if x.isIncomplete {
 		panic(http.ErrAbortHandler) // else the server would end the response as if it were complete
 	}
 }
@@ -263,7 +264,9 @@ const (
 
 // parseInput extracts what routing needs from the body.
 func (r *request) parseInput() *fault.Error {
-	r.input.scratch = r.proxy.pools.scratch.Get().(*scratch)
+	if r.input.scratch == nil {
+		r.input.scratch = r.proxy.pools.scratch.Get().(*scratch)
+	}
 	if n := int64(len(r.input.body)); n > minCountedBody {
 		n = min(n, maxParsedBytes)
 		if err := r.proxy.parsing.Acquire(r.httpReq.Context(), n); err != nil {
@@ -277,7 +280,7 @@ func (r *request) parseInput() *fault.Error {
 		r.proxy.pools.prompts.Put(pr)
 	}()
 	if r.endpoint.Multipart {
-		return r.parseForm(pr)
+		return r.parseFormAndSelectModel(pr)
 	}
 	if r.endpoint.IsAboutResponse() {
 		req := &r.input.request
@@ -312,7 +315,8 @@ func (r *request) recordUploadError(err error) *fault.Error {
 	case errors.As(err, &socket), r.httpReq.ProtoMajor > 1 && r.lifetime.isDisconnected():
 		return r.recordEndInUpload()
 	}
-	return cmp.Or(bodyLimitError(err, r.settings.BodyBytes, r.tenant), fault.InvalidRequest("", "the request body is incomplete: "+err.Error()))
+	return cmp.Or(bodyLimitError(err, r.settings.BodyBytes, r.tenant), fault.InvalidRequest("", "the request body is incomplete: "+
+		err.Error()))
 }
 
 // bodyLimitError returns the error for a body beyond a limit, or nil if err is another one.
@@ -351,8 +355,8 @@ func (r *request) recordEndInUpload() *fault.Error {
 	if r.lifetime.isEndedByProxy() {
 		return r.recordProxyEnd()
 	}
-	r.phase = metrics.AbortInUpload
-	r.proxy.metrics.CountAbort(metrics.AbortInUpload)
+	r.disconnected = metrics.DisconnectInUpload
+	r.proxy.metrics.CountDisconnect(metrics.DisconnectInUpload)
 	return fault.New(metrics.StatusClientClosed, "", "client disconnected")
 }
 
@@ -362,7 +366,8 @@ func (r *request) parseBody(pr *prompt.Prompt, kind prompt.Kind) *fault.Error {
 		if !errors.As(err, &apiErr) {
 			apiErr = &prompt.Error{Message: err.Error()}
 		}
-		if kind, _, err := mime.ParseMediaType(httpheader.First(r.httpReq.Header, "Content-Type")); err == nil && apiErr.Param == "" && isNoJSONType(kind) {
+		if kind, _, err := mime.ParseMediaType(httpheader.First(r.httpReq.Header, "Content-Type")); err == nil && apiErr.Param == "" &&
+			isNoJSONType(kind) {
 			return fault.InvalidRequest("", fmt.Sprintf("the request body is not JSON, but %s: %s takes JSON only", kind, r.endpoint.Path))
 		}
 		return fault.InvalidRequest(apiErr.Param, apiErr.Message)
@@ -382,7 +387,11 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 	if apiErr := r.parseBody(pr, r.endpoint.PromptKind); apiErr != nil {
 		return apiErr
 	}
-	engine, apiErr := r.setModelBackends(pr.Model)
+	model, apiErr := r.resolveModel(pr, pr.Model)
+	if apiErr != nil {
+		return apiErr
+	}
+	engine, apiErr := r.setModelBackends(model)
 	if apiErr != nil {
 		return apiErr
 	}
@@ -394,15 +403,16 @@ func (r *request) parseJSON(pr *prompt.Prompt) *fault.Error {
 		in.request.Blocks = in.scratch.blocks
 	}
 	in.stored = stored.Input{
-		RefersTo: pr.PreviousResponse, RefersToAt: pr.PreviousResponseAt, ChosenID: pr.ResponseID, ChosenIDAt: pr.ResponseIDAt, Unstored: pr.NoStore,
+		RefersTo: pr.PreviousResponse, RefersToAt: pr.PreviousResponseAt, ChosenID: pr.ResponseID, ChosenIDAt: pr.ResponseIDAt,
+		Unstored: pr.NoStore,
 	}
 	if in.request.NoEngine = r.endpoint.NoEngine; !in.request.NoEngine {
 		in.request.Bytes = len(pr.Text) + pr.ExtraBytes
 		in.request.Streams = pr.Stream
 		in.request.Turn = pr.TurnKind()
 	}
-	if in.request.Session == 0 { // no header has named one
-		in.request.Session, in.sessionSource = pr.Session, pr.SessionField
+	if in.request.Conversation == 0 { // no header has named one
+		in.request.Conversation, in.conversationSource = pr.Conversation, pr.ConversationField
 	}
 	in.request.Sequences = pr.Sequences
 	if in.request.Splittable = pr.Splittable() && !in.stored.Refers() && !in.request.NoEngine; in.request.Splittable {
@@ -427,7 +437,7 @@ const (
 	// maxLingering is how many refused requests may have the rest of their bodies read at once. They do not count as in flight, or some
 	// hundred unauthenticated ones a second would lock out all others.
 	maxLingering = 1000
-	// One part in interactiveShare of limits.in_flight and limits.body_bytes_total is not for batch requests.
+	// One part in interactiveShare of limits.in_flight and limits.body_bytes_total is not for low-priority requests.
 	interactiveShare = 10
 )
 
@@ -465,7 +475,8 @@ func (r *request) checkInFlightLimit() *fault.Error {
 		return nil
 	}
 	r.proxy.tenants.RecordRefusal(r.tenant)
-	return tooManyRequestsError("too many requests in flight (limits.in_flight, of which batch requests may use nine tenths); try again")
+	return tooManyRequestsError(
+		"too many requests in flight (limits.in_flight, of which low-priority requests may use nine tenths); try again")
 }
 
 func tooManyRequestsError(message string) *fault.Error {
@@ -527,16 +538,21 @@ func (l *lifetime) isDone() bool { return l.isCancelled() || l.ctx.Err() != nil 
 
 func (l *lifetime) isDisconnected() bool { return l.isDone() && !l.isEndedByProxy() }
 
+// recordCancel counts the request, once, as cancelled by an operator.
+func (r *request) recordCancel() {
+	if !r.cancelled {
+		r.cancelled, r.disconnected = true, ""
+		r.proxy.metrics.CountCancel()
+	}
+}
+
 // recordProxyEnd returns the error for a request that an operator or the shutdown has ended. A
 // cancelled one is counted, and its client has activity.CancelGrace to read the error.
 func (r *request) recordProxyEnd() *fault.Error {
 	if !r.lifetime.isCancelled() {
 		return fault.ShuttingDown()
 	}
-	if r.phase != metrics.AbortCancelled {
-		r.phase = metrics.AbortCancelled
-		r.proxy.metrics.CountAbort(metrics.AbortCancelled)
-	}
+	r.recordCancel()
 	r.client.Cancellable, r.client.WriteTimeout, r.client.Deadline = nil, activity.CancelGrace, time.Time{}
 	// Not a 5xx, which clients would retry.
 	return fault.New(http.StatusForbidden, fault.CodeCancelled, "an operator has cancelled the request")

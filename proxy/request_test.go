@@ -27,8 +27,9 @@ import (
 
 func TestBodyRelayedUnchanged(t *testing.T) {
 	bodies := map[string]string{
-		"odd spacing":              "\n{ \"messages\" :\t[ {\"content\":\"hi\" , \"role\":\"user\"} ] ,\r\n\"model\":\"m\"}  ",
-		"unknown fields":           `{"model":"m","messages":[{"role":"user","content":"hi","x":[1,{"y":null}]}],"guided_json":{"b":1,"a":2},"zz":1e400}`,
+		"odd spacing": "\n{ \"messages\" :\t[ {\"content\":\"hi\" , \"role\":\"user\"} ] ,\r\n\"model\":\"m\"}  ",
+		"unknown fields": `{"model":"m","messages":[{"role":"user","content":"hi","x":[1,{"y":null}]}],"guided_json":{"b":1,"a":2},` +
+			`"zz":1e400}`,
 		"unicode":                  `{"model":"m","messages":[{"role":"user","content":"żółć 你好 \u00e9 \ud83d\ude00 😀"}]}`,
 		"duplicate keys below":     `{"model":"m","messages":[{"role":"user","role":"user","content":"a","content":"b"}],"extra":{"a":1,"a":2}}`,
 		"duplicate unread top key": `{"model":"m","messages":[{"role":"user","content":"hi"}],"zz":1,"zz":2}`,
@@ -57,11 +58,12 @@ func TestBodyRelayedUnchanged(t *testing.T) {
 func framings(body string) map[string]string {
 	const start = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 	return map[string]string{
-		"length":                     fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s", start, len(body), body),
-		"chunked":                    start + "Transfer-Encoding: chunked\r\n\r\n" + chunk(body[:7]) + chunk(body[7:]) + lastChunk,
-		"chunked with a trailer":     start + "Trailer: X-T\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(body) + "0\r\nX-T: 1\r\n\r\n",
-		"length and chunked":         fmt.Sprintf("%sContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n%s%s", start, chunk(body), lastChunk),
-		"chunked and length":         fmt.Sprintf("%sTransfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n%s%s", start, len(body), chunk(body), lastChunk),
+		"length":                 fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s", start, len(body), body),
+		"chunked":                start + "Transfer-Encoding: chunked\r\n\r\n" + chunk(body[:7]) + chunk(body[7:]) + lastChunk,
+		"chunked with a trailer": start + "Trailer: X-T\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(body) + "0\r\nX-T: 1\r\n\r\n",
+		"length and chunked":     fmt.Sprintf("%sContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n%s%s", start, chunk(body), lastChunk),
+		"chunked and length": fmt.Sprintf("%sTransfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n%s%s", start, len(body), chunk(body),
+			lastChunk),
 		"the same length twice":      fmt.Sprintf("%sContent-Length: %d\r\nContent-Length: %d\r\n\r\n%s", start, len(body), len(body), body),
 		"two lengths":                fmt.Sprintf("%sContent-Length: %d\r\nContent-Length: 3\r\n\r\n%s", start, len(body), body),
 		"chunked twice":              start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(body) + lastChunk,
@@ -97,7 +99,8 @@ func TestRequestFraming(t *testing.T) {
 			if resp.StatusCode != http.StatusOK || len(seen) != 1 {
 				t.Fatalf("status %d, %d requests went up", resp.StatusCode, len(seen))
 			}
-			if got := seen[0]; got.body != askWhole || got.ContentLength != int64(len(askWhole)) || len(got.TransferEncoding) != 0 || len(got.Trailer) != 0 {
+			if got := seen[0]; got.body != askWhole || got.ContentLength != int64(len(askWhole)) || len(got.TransferEncoding) != 0 ||
+				len(got.Trailer) != 0 {
 				t.Errorf("framed by length %d and %q, %d bytes of body", got.ContentLength, got.TransferEncoding, len(got.body))
 			}
 		})
@@ -110,8 +113,10 @@ func TestRequestHeaders(t *testing.T) {
 	resp, _ := f.raw("POST /v1/chat/completions?api-version=1&a=%20b HTTP/1.1\r\nHost: proxy.example\r\n" +
 		"Content-Type: application/json; charset=utf-8\r\naccept: text/event-stream\r\nX-Custom: one\r\nx-custom: two\r\n" +
 		"Traceparent: 00-1-2-01\r\nUser-Agent: test\r\n" +
-		"Connection: close, X-Mine\r\nX-Mine: secret\r\nKeep-Alive: 5\r\nProxy-Connection: x\r\nProxy-Authorization: y\r\nTE: trailers\r\nUpgrade: h2c\r\n" +
-		"Authorization: Bearer client-key\r\nX-API-Key: client-key\r\nX-data-parallel-rank: 3\r\nx-vllm-priority: -9\r\nendpoint-load-metrics-format: TEXT\r\nAccept-Encoding: gzip\r\n" +
+		"Connection: close, X-Mine\r\nX-Mine: secret\r\nKeep-Alive: 5\r\nProxy-Connection: x\r\nProxy-Authorization: y\r\nTE: " +
+		"trailers\r\nUpgrade: h2c\r\n" +
+		"Authorization: Bearer client-key\r\nX-API-Key: client-key\r\nX-data-parallel-rank: 3\r\nx-vllm-priority: " +
+		"-9\r\nendpoint-load-metrics-format: TEXT\r\nAccept-Encoding: gzip\r\n" +
 		"X-Request-Id: my-id.1\r\n" +
 		fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(askWhole), askWhole))
 	got := r.requests()[0]
@@ -349,7 +354,8 @@ func TestNoModelsListedStatus503(t *testing.T) {
 	f := serve(t, nil, &replica{})
 	f.backends[0].SetModels(nil)
 	for _, body := range []string{askWhole, `{"messages":[]}`} {
-		if resp, answer := f.post("/v1/chat/completions", body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		if resp, answer := f.post("/v1/chat/completions", body); resp.StatusCode != http.StatusServiceUnavailable ||
+			resp.Header.Get("Retry-After") == "" {
 			t.Errorf("got %d %s", resp.StatusCode, answer)
 		}
 	}
@@ -395,7 +401,8 @@ func TestInFlightLimit(t *testing.T) {
 	conn := f.dial()
 	io.WriteString(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n{")
 	resp, answer := ends(t, conn)
-	if e := refused(t, answer); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || e.Error.Type != "overloaded" {
+	if e := refused(t, answer); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" ||
+		e.Error.Type != "overloaded" {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
 	}
 	if resp, _ := f.get("/livez"); resp.StatusCode != http.StatusOK {
@@ -650,7 +657,7 @@ func TestDisconnectClosesReplicaConnection(t *testing.T) {
 			<-gone // while the replica is silent
 			<-ended
 			f.awaitIdle()
-			f.awaitMetric(`warmroute_aborts_total{phase="` + c.phase + `"} 1`)
+			f.awaitMetric(`warmroute_disconnected_requests_total{phase="` + c.phase + `"} 1`)
 			f.awaitMetric(`warmroute_requests_total{backend="r0",code="499",endpoint="/v1/chat/completions",model="m"} 1`)
 			if len(other.requests()) != 0 || len(suspected) != 0 {
 				t.Error("the client's leaving was taken for a failure")
@@ -671,7 +678,7 @@ func TestDisconnectDuringUpload(t *testing.T) {
 	eventually(t, "the body is being read", func() bool { return f.proxy.tenants.BodyBytesInUse() > 0 })
 	c.SetLinger(0)
 	c.Close()
-	f.awaitMetric(`warmroute_aborts_total{phase="in_upload"} 1`)
+	f.awaitMetric(`warmroute_disconnected_requests_total{phase="in_upload"} 1`)
 	f.awaitMetric(`warmroute_requests_total{backend="",code="499",endpoint="/v1/chat/completions",model=""} 1`)
 	if len(r.requests()) != 0 {
 		t.Error("a backend was asked")
@@ -738,9 +745,11 @@ func TestCompressedBodyRefused(t *testing.T) {
 		paths = append(paths, e.Path)
 	}
 	for _, path := range paths {
-		for _, coding := range []string{"gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "gzip, identity", "identity,gzip", "utf-8, br", "gzip;q=1.0"} {
+		for _, coding := range []string{"gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "gzip, identity", "identity,gzip", "utf-8, br",
+			"gzip;q=1.0"} {
 			resp, answer, err := f.try(path, gzipped.String(), "Content-Encoding", coding)
-			if err != nil || resp.StatusCode != http.StatusUnsupportedMediaType || !strings.Contains(answer, "Content-Encoding") || resp.Header.Get("Accept-Encoding") != "identity" {
+			if err != nil || resp.StatusCode != http.StatusUnsupportedMediaType || !strings.Contains(answer, "Content-Encoding") ||
+				resp.Header.Get("Accept-Encoding") != "identity" {
 				t.Errorf("%s in %s: got %v %s, %v", path, coding, resp, answer, err)
 			}
 			if api.DialectOf(path) == api.Anthropic {
@@ -750,18 +759,21 @@ func TestCompressedBodyRefused(t *testing.T) {
 			}
 		}
 	}
-	resp, answer := f.raw("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: identity\r\nContent-Encoding: br\r\nContent-Length: 1000000\r\n\r\n")
+	resp, answer := f.raw("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: identity\r\nContent-Encoding: " +
+		"br\r\nContent-Length: 1000000\r\n\r\n")
 	if resp.StatusCode != http.StatusUnsupportedMediaType {
 		t.Errorf("before the body: got %v %s", resp, answer)
 	}
-	if _, err := f.proxy.Explain(DryRunRequest{Header: http.Header{"Content-Encoding": {"gzip"}}, Body: &gzipped, Length: -1}); err == nil || err.(*DryRunError).Status != http.StatusUnsupportedMediaType {
+	if _, err := f.proxy.Explain(DryRunRequest{Header: http.Header{"Content-Encoding": {"gzip"}}, Body: &gzipped, Length: -1}); err == nil ||
+		err.(*DryRunError).Status != http.StatusUnsupportedMediaType {
 		t.Errorf("explain: got %v", err)
 	}
 	if n := len(r.requests()); n != 0 {
 		t.Errorf("%d requests were sent", n)
 	}
 	for _, coding := range []string{"identity", "Identity", "", " , identity", "utf-8", "UTF8", "none", "unknown", `"`} {
-		if resp, answer, err := f.try("/v1/chat/completions", askWhole, "Content-Encoding", coding); err != nil || resp.StatusCode != http.StatusOK {
+		if resp, answer, err := f.try("/v1/chat/completions", askWhole, "Content-Encoding", coding); err != nil ||
+			resp.StatusCode != http.StatusOK {
 			t.Errorf("%q: got %v %s", coding, resp, answer)
 		}
 	}

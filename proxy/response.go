@@ -47,29 +47,29 @@ func (a *attempt) relayBuffered(resp *http.Response, body relay.Body) *fault.Fai
 		return f
 	}
 	body.AllowReuse()
-	if a.quotesKVTransfer(resp.StatusCode, buf.Bytes(), complete && !httpheader.IsEncoded(resp.Header)) {
+	encoded, ok := httpheader.IsEncoded(resp.Header), resp.StatusCode < 300
+	if a.quotesKVTransfer(resp.StatusCode, buf.Bytes(), complete && !encoded) {
 		return a.newQuoteFailure(resp.StatusCode)
 	}
 	if !complete {
 		return a.relayUnbuffered(resp, buf.Bytes())
 	}
-	if !httpheader.IsEncoded(resp.Header) && vllm.IsMissingEndpoint(resp.StatusCode, buf.Bytes()) {
+	if !encoded && vllm.IsMissingEndpoint(resp.StatusCode, buf.Bytes()) {
 		return a.recordMissingEndpoint(resp, buf.Bytes())
 	}
-	if a.isRankRefused(resp, buf.Bytes()) {
+	if !encoded && a.isRankRefused(resp.StatusCode, buf.Bytes()) {
 		return a.recordRefusedRank()
 	}
 	if f := a.checkQueueFull(resp, buf.Bytes()); f != nil {
 		return f
 	}
-	if !httpheader.IsEncoded(resp.Header) && a.isRefusedAsTooLong(resp.StatusCode, buf.Bytes()) {
+	if !encoded && a.isRefusedAsTooLong(resp.StatusCode, buf.Bytes()) {
 		return a.newTooLongFailure(resp.Header, bytes.Clone(buf.Bytes()))
 	}
 	if a.isResponseLost(resp.StatusCode, buf.Bytes()) {
 		a.sendLostResponse()
 		return nil
 	}
-	encoded, ok := httpheader.IsEncoded(resp.Header), resp.StatusCode < 300
 	switch {
 	case ok && encoded && a.req.endpoint.Format.IsRead():
 		a.estimateTokensByLength(buf.Len())
@@ -78,6 +78,7 @@ func (a *attempt) relayBuffered(resp *http.Response, body relay.Body) *fault.Fai
 			return f
 		}
 		a.recordBodyUsage(buf.Bytes())
+		a.metadata.AddBody(a.req.endpoint.Format, buf.Bytes())
 		a.rememberBody(buf.Bytes())
 		a.beginBackground(buf.Bytes())
 	}
@@ -91,9 +92,12 @@ func (a *attempt) relayBuffered(resp *http.Response, body relay.Body) *fault.Fai
 	a.recordCommittedResponse(resp)
 	h := a.req.fillResponseHeader(a.decision, resp.Header)
 	h["Content-Length"] = length
+	if a.result.End == router.Completed && a.req.background == nil {
+		a.recordAndReleaseDecision()
+	}
 	a.req.client.WriteHeader(resp.StatusCode)
 	if _, err := a.req.client.Write(buf.Bytes()); err != nil {
-		a.req.recordDisconnectOrCancel(a.req.client.AbortPhase(metrics.AbortInBody))
+		a.req.recordDisconnectOrCancel(a.req.client.DisconnectPhase(metrics.DisconnectInBody))
 	}
 	return nil
 }
@@ -118,7 +122,8 @@ func (a *attempt) checkBuffered(resp *http.Response, body []byte) *fault.Failure
 // attempt succeeds. It means what the error in the replica's body does; nil: its engine has failed.
 func (a *attempt) newErrorFailure(e *fault.Error, replicaBody []byte) *fault.Failure {
 	f := &fault.Failure{
-		Reason: metrics.RetryErrorEvent, Err: fault.ErrNoOutput, Status: e.Status, Header: fault.JSONHeader(), Body: fault.Body(a.req.endpoint.Dialect(), e),
+		Reason: metrics.RetryErrorEvent, Err: fault.ErrNoOutput, Status: e.Status, Header: fault.JSONHeader(),
+		Body:          fault.Body(a.req.endpoint.Dialect(), e),
 		SuspectsCrash: replicaBody == nil,
 	}
 	if replicaBody != nil {
@@ -153,6 +158,9 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failu
 	if resp.StatusCode < 300 {
 		a.decision.RecordFirstEvent()
 		a.rememberBody(head)
+		if !httpheader.IsEncoded(resp.Header) {
+			a.metadata.AddBody(a.req.endpoint.Format, head)
+		}
 	}
 	a.req.client.WriteHeader(resp.StatusCode)
 	from := relay.TailReader{Reader: resp.Body}
@@ -180,7 +188,7 @@ func (a *attempt) relayUnbuffered(resp *http.Response, head []byte) *fault.Failu
 		a.result.End, a.req.outcome.Code = router.ClientDisconnected, a.req.recordProxyEnd().Status
 		panic(http.ErrAbortHandler) // as below
 	case from.Err == nil || from.Err == io.EOF || a.req.lifetime.isDisconnected(): // it was the writing that failed
-		a.recordDisconnect(a.req.client.AbortPhase(metrics.AbortInBody))
+		a.recordDisconnect(a.req.client.DisconnectPhase(metrics.DisconnectInBody))
 		return nil
 	}
 	a.recordTruncated(http.StatusBadGateway, err)
@@ -243,7 +251,8 @@ func (a *attempt) readErrorBody(resp *http.Response) (reservedBody []byte, err e
 // recordMissingEndpoint records that the replica does not serve the endpoint, or may not if the response is empty, and
 // returns the failure. It copies the body.
 func (a *attempt) recordMissingEndpoint(resp *http.Response, body []byte) *fault.Failure {
-	if e := a.req.proxy.routes.Load().ByPattern[a.req.endpoint.Path].Endpoint; e != nil && e.Number == a.req.endpoint.Number { // no reload has removed it
+	// no reload has removed it
+	if e := a.req.proxy.routes.Load().ByPattern[a.req.endpoint.Path].Endpoint; e != nil && e.Number == a.req.endpoint.Number {
 		record := a.decision.Backend.RecordMissingEndpoint
 		if len(bytes.TrimSpace(body)) == 0 {
 			record = a.decision.Backend.RecordEmptyNotFound
@@ -271,7 +280,8 @@ func (a *attempt) isRefusedAsTooLong(status int, body []byte) bool {
 	length := req.ContextLengths.Of(b.Slot)
 	return length > 0 && slices.ContainsFunc(req.Backends, func(other *backends.Backend) bool {
 		longer := req.ContextLengths.Of(other.Slot) // 0: not known
-		return other != b && (longer == 0 || longer > length) && !a.req.settings.isForPrefillOnly(other, req) && !other.LacksEndpoint(req.Endpoint, time.Now())
+		return other != b && (longer == 0 || longer > length) && !a.req.settings.isForPrefillOnly(other, req) &&
+			!other.LacksEndpoint(req.Endpoint, time.Now())
 	})
 }
 
@@ -290,13 +300,9 @@ func (a *attempt) newTooLongFailure(header http.Header, body []byte) *fault.Fail
 
 // isRankRefused reports whether a response says that the server does not have the data-parallel rank that it was
 // sent: it has other ranks than before.
-func (a *attempt) isRankRefused(resp *http.Response, body []byte) bool {
-	rank := httpheader.First(a.req.httpReq.Header, vllm.RankHeader)
-	if rank == "" || httpheader.IsEncoded(resp.Header) {
-		return false
-	}
-	e, refused := vllm.ParseRankError(resp.StatusCode, body)
-	return refused && strconv.Itoa(e.Rank) == rank
+func (a *attempt) isRankRefused(status int, body []byte) bool {
+	e, refused := vllm.ParseRankError(status, body)
+	return refused && strconv.Itoa(e.Rank) == httpheader.First(a.req.httpReq.Header, vllm.RankHeader)
 }
 
 // recordRefusedRank records that the server has other ranks than before, and returns the failure: the request is sent
@@ -370,7 +376,7 @@ func (r *request) relayFailure(f *fault.Failure) {
 	r.outcome.Code = f.Status
 	r.client.WriteHeader(f.Status)
 	if _, err := r.client.Write(f.Body); err != nil {
-		r.recordDisconnectOrCancel(r.client.AbortPhase(metrics.AbortInBody))
+		r.recordDisconnectOrCancel(r.client.DisconnectPhase(metrics.DisconnectInBody))
 	}
 }
 
@@ -420,6 +426,11 @@ func (a *attempt) estimateTokensByLength(length int) {
 	}
 }
 
+// setStreamedTokens sets the output tokens of a stream that was read as far as it goes.
+func (a *attempt) setStreamedTokens(e *relay.Scanner) {
+	a.result.OutputTokens, a.countsEvents = e.CompletionTokens(), e.Usage.CompletionTokens == 0
+}
+
 // setResultUsage sets what the router learns of the usage.
 func (a *attempt) setResultUsage(u *relay.Usage) {
 	b := a.decision.Backend
@@ -464,7 +475,7 @@ func (a *attempt) relayErrorAsEvent(resp *http.Response, from relay.Body) *fault
 	if a.quotesKVTransfer(resp.StatusCode, body, true) {
 		return a.newQuoteFailure(resp.StatusCode)
 	}
-	if err == nil && a.isRankRefused(resp, body) {
+	if err == nil && !httpheader.IsEncoded(resp.Header) && a.isRankRefused(resp.StatusCode, body) {
 		return a.recordRefusedRank()
 	}
 	if err == nil && !httpheader.IsEncoded(resp.Header) && a.isRefusedAsTooLong(resp.StatusCode, body) {

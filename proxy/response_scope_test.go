@@ -40,7 +40,8 @@ func TestChosenIDOfTwoKeys(t *testing.T) {
 func TestChosenIDIsOfItsKey(t *testing.T) {
 	f := serveStored(t, router.QueueSettings{}, keyOf("alice", nil), keyOf("bob", nil), keyOf("carol", nil))
 	for _, key := range []string{"alice", "bob", "alice"} { // again: the later one replaces the earlier one
-		if status, answer, _ := f.requestTo("POST", "/v1/responses", `{"model":"m","input":"hi","request_id":"mine"}`, bearer(key)...); status != 200 {
+		if status, answer, _ := f.requestTo("POST", "/v1/responses", `{"model":"m","input":"hi","request_id":"mine"}`,
+			bearer(key)...); status != 200 {
 			t.Fatalf("%s: status %d %s", key, status, answer)
 		}
 	}
@@ -56,10 +57,12 @@ func TestChosenIDIsOfItsKey(t *testing.T) {
 		t.Errorf("%d requests for another key's ids reached a replica", n)
 	}
 	for _, key := range []string{"alice", "bob"} {
-		if status, answer, _ := f.requestTo("GET", "/v1/responses/mine", "", bearer(key)...); status != 200 || answer != responseObject("mine", "cancelled") {
+		if status, answer, _ := f.requestTo("GET", "/v1/responses/mine", "", bearer(key)...); status != 200 ||
+			answer != responseObject("mine", "cancelled") {
 			t.Errorf("%s: GET: status %d %s", key, status, answer)
 		}
-		if status, answer, _ := f.requestTo("GET", "/v1/responses/mine?stream=true&starting_after=0", "", bearer(key)...); status != 200 || answer != strings.Join(streamedResponse("mine", "")[1:], "") {
+		if status, answer, _ := f.requestTo("GET", "/v1/responses/mine?stream=true&starting_after=0", "", bearer(key)...); status != 200 ||
+			answer != strings.Join(streamedResponse("mine", "")[1:], "") {
 			t.Errorf("%s: GET of a stream: status %d %s", key, status, answer)
 		}
 		status, answer, _ := f.requestTo("POST", "/v1/responses", continuing("mine"), bearer(key)...)
@@ -67,7 +70,8 @@ func TestChosenIDIsOfItsKey(t *testing.T) {
 			t.Errorf("%s: next turn: status %d %s", key, status, answer)
 		}
 		// Both ids of a request are its key's.
-		status, answer, _ = f.requestTo("POST", "/v1/responses", `{"request_id":"second","model":"m","input":"hi","previous_response_id":"mine"}`, bearer(key)...)
+		status, answer, _ = f.requestTo("POST", "/v1/responses", `{"request_id":"second","model":"m","input":"hi","previous_response_id":"mine"}`,
+			bearer(key)...)
 		if status != 200 || !strings.Contains(answer, `"id":"second","previous_response_id":"mine"`) {
 			t.Errorf("%s: next turn with an id: status %d %s", key, status, answer)
 		}
@@ -84,7 +88,8 @@ func TestChosenIDIsOfItsKey(t *testing.T) {
 func TestEmptyIDIsOfItsKey(t *testing.T) {
 	f := serveStored(t, router.QueueSettings{}, keyOf("alice", nil), keyOf("bob", nil))
 	const ask = `{"model":"m","input":"hi","request_id":""}`
-	if status, answer, _ := f.requestTo("POST", "/v1/responses", ask, bearer("alice")...); status != 200 || !strings.Contains(answer, `"id":""`) {
+	if status, answer, _ := f.requestTo("POST", "/v1/responses", ask, bearer("alice")...); status != 200 ||
+		!strings.Contains(answer, `"id":""`) {
 		t.Fatalf("status %d %s", status, answer)
 	}
 	if got := f.replicas[0].requests()[0].body; got != strings.Replace(ask, `""`, `"`+stored.ScopeOf("alice")+`"`, 1) {
@@ -92,7 +97,8 @@ func TestEmptyIDIsOfItsKey(t *testing.T) {
 	}
 	status, answer, _ := f.requestTo("POST", "/v1/responses", continuing(""), bearer("bob")...)
 	wantMissing(t, status, answer, "previous_response_not_found", "")
-	if status, answer, _ := f.requestTo("POST", "/v1/responses", continuing(""), bearer("alice")...); status != 200 || !strings.Contains(answer, `"previous_response_id":""`) {
+	if status, answer, _ := f.requestTo("POST", "/v1/responses", continuing(""), bearer("alice")...); status != 200 ||
+		!strings.Contains(answer, `"previous_response_id":""`) {
 		t.Errorf("its own key: status %d %s", status, answer)
 	}
 }
@@ -116,7 +122,8 @@ func TestChosenIDInRetriesAndErrors(t *testing.T) {
 
 // A response that is too long to be buffered whole has the client's id as well.
 func TestChosenIDInLongResponse(t *testing.T) {
-	object := strings.Replace(responseObject(stored.ScopeOf("alice")+"mine", "completed"), "Hello", strings.Repeat("x", relay.MaxBufferedBytes), 1)
+	object := strings.Replace(responseObject(stored.ScopeOf("alice")+"mine", "completed"), "Hello",
+		strings.Repeat("x", relay.MaxBufferedBytes), 1)
 	f := serve(t, withKeys(keyOf("alice", nil)), &replica{script: always(answered("200 OK", object))})
 	resp, answer := f.post("/v1/responses", `{"model":"m","input":"hi","request_id":"mine"}`, bearer("alice")...)
 	if want := strings.Replace(object, stored.ScopeOf("alice"), "", 1); resp.StatusCode != 200 || answer != want {

@@ -73,10 +73,10 @@ type history struct {
 	waited         router.Waited // in the admission queue, after repeated refusals and for the retry budget
 	budgetWait     time.Duration // of it, for the retry budget
 	reconnectDelay time.Duration // of the latest waitReconnect
-	outageAttempt  bool          // an attempt beyond the limit was considered, as all backends were down
+	allDownAttempt bool          // an attempt beyond the limit was considered, as all backends were down
 	ownQueueFull   bool          // the request was not allowed to wait
 
-	kvTransfer *upstream.KVTransfer // of a prefill leg, for a decode leg of which nothing was sent yet; nil: none
+	kvTransfer *upstream.KVTransfer // of a prefill request, for a decode request of which nothing was sent yet; nil: none
 }
 
 // step is a kind of thing that a request does between its arrival and its response.
@@ -104,7 +104,7 @@ type waitKind int
 const (
 	waitVerdict   waitKind = iota // the health checks find the replica of the last attempt down
 	waitCrashes                   // the health checks have had time to look at the replicas of two failed attempts
-	waitOutage                    // they have had time to look at all
+	waitAllDown                   // they have had time to look at all, and find all down
 	waitBackoff                   // a replica that has refused the request repeatedly may be asked again
 	waitBudget                    // the retry budget allows another attempt
 	waitReconnect                 // backends that refused the connection may be asked again
@@ -129,7 +129,7 @@ type action struct {
 	probeInterval time.Duration // between health checks that are asked for; 0: none
 	backoff       time.Duration // of waitBackoff
 
-	decode bool // the backend is picked for the decode leg of history.kvTransfer
+	decode bool // the backend is picked for the decode request of history.kvTransfer
 
 	response responseKind
 	err      error // why no backend was picked, for respondNotPicked
@@ -163,7 +163,7 @@ type backendView struct {
 	backend   *backends.Backend
 	state     backends.State
 	candidate bool // it serves the request
-	decodes   bool // it can do the decode leg of history.kvTransfer
+	decodes   bool // it can do the decode request of history.kvTransfer
 }
 
 func (f fleetView) state(b *backends.Backend) backends.State {
@@ -191,7 +191,7 @@ func nextAction(h *history, f fleetView, s *Settings, now time.Time) action {
 	return a
 }
 
-// mayDecode reports whether a backend can still do the decode leg of the KV transfer, if there is one.
+// mayDecode reports whether a backend can still do the decode request of the KV transfer, if there is one.
 func (h *history) mayDecode(f fleetView, now time.Time) bool {
 	return h.kvTransfer != nil && !now.After(h.kvTransfer.NotAfter) && slices.ContainsFunc(f, func(v backendView) bool {
 		return v.candidate && v.decodes && v.state == backends.Ready && !h.isExcluded(v.backend)
@@ -207,7 +207,7 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 	case stepNone:
 		return pickOrAwaitReconnect(h, f, now)
 	case stepPick:
-		if h.kvTransfer != nil { // no backend can do the decode leg, but one may serve the whole request
+		if h.kvTransfer != nil { // no backend can do the decode request, but one may serve the whole request
 			return pickOrAwaitReconnect(h, f, now)
 		}
 		if errors.Is(h.pickErr, router.ErrNoneReady) && h.hasRetriableExcluded(f, now) && !h.reconnectExpired(f, now) {
@@ -237,7 +237,7 @@ func nextStep(h *history, f fleetView, s *Settings, now time.Time) action {
 		if !met {
 			return respondWith(h, f, router.ErrBusy)
 		}
-	case waitOutage, waitBudget:
+	case waitAllDown, waitBudget:
 		if !met {
 			return respond(h, f)
 		}
@@ -265,10 +265,10 @@ func nextAfterFailure(h *history, f fleetView, s *Settings, now time.Time) actio
 	case shutdowns >= s.Attempts:
 		return respond(h, f)
 	case charged >= s.Attempts:
-		if !h.mayRetryAfterOutage(f, s, now) {
+		if !h.mayRetryWhenAllDown(f, s, now) {
 			return respond(h, f)
 		}
-		return awaitHealthChecks(waitOutage, f.candidates(), now.Add(healthRecheckTimeout), crashProbeInterval)
+		return awaitHealthChecks(waitAllDown, f.candidates(), now.Add(healthRecheckTimeout), crashProbeInterval)
 	}
 	if h.isSecondCrash() {
 		return awaitHealthChecks(waitCrashes, f.candidates(), now.Add(healthRecheckTimeout), crashProbeInterval)
@@ -374,7 +374,7 @@ func (a *action) isMet(f fleetView, waitBegun, now time.Time) bool {
 	switch a.wait {
 	case waitVerdict:
 		return f.state(a.backends[0]) == backends.Down
-	case waitOutage:
+	case waitAllDown:
 		return !now.Before(a.deadline) && !slices.ContainsFunc(f, func(v backendView) bool { return v.candidate && v.state != backends.Down })
 	case waitBackoff:
 		return !now.Before(waitBegun.Add(a.backoff))
@@ -393,7 +393,8 @@ func (h *history) addFailure(b *backends.Backend, f *fault.Failure, now time.Tim
 	}
 	h.attempts = append(h.attempts, attemptRecord{
 		backend: b, endedAt: now, failure: f,
-		excluded:        !f.IsOfConnection() && !f.SameBackend && f.Reason != metrics.RetryRank, // else it may be the next one too, on a new connection or without a rank
+		// else it may be the next one too, on a new connection or without a rank
+		excluded:        !f.IsOfConnection() && !f.SameBackend && f.Reason != metrics.RetryRank,
 		awaitsReconnect: f.IsFree && !f.SameBackend && !f.IsUnsuited() && f.Reason != metrics.RetryRank,
 		upstreamError:   f.Status != 0 && !f.SameBackend && !f.ShuttingDown && !f.IsUnsuited(),
 	})
@@ -422,8 +423,8 @@ func (h *history) recordWaitAndReadmit(a *action, outcome waitOutcome, f fleetVi
 	h.last, h.wait, h.outcome = stepWait, a.wait, outcome
 	met := outcome == waitMet
 	switch a.wait {
-	case waitOutage:
-		h.outageAttempt = true
+	case waitAllDown:
+		h.allDownAttempt = true
 		if met {
 			h.readmitBackends(func(*attemptRecord) bool { return true })
 		}
@@ -454,6 +455,14 @@ func (h *history) readmitBackends(matches func(*attemptRecord) bool) {
 		if r := &h.attempts[i]; r.excluded && matches(r) {
 			r.excluded = false
 		}
+	}
+}
+
+// forgetExclusions begins again, with backends of another model. Failures count as before.
+func (h *history) forgetExclusions() {
+	h.last = stepNone
+	for i := range h.attempts {
+		h.attempts[i].excluded, h.attempts[i].awaitsReconnect = false, false
 	}
 }
 
@@ -576,12 +585,12 @@ func (h *history) reconnectTimeLeft(now time.Time) time.Duration {
 // mayWait reports whether the request may wait for a backend at all.
 func (h *history) mayWait() bool { return h.queueTimeouts != router.QueueTimeouts{} }
 
-// queueLimit returns how long the request may wait in an outage or outside of one, and by which setting.
-func (h *history) queueLimit(isOutage bool) string {
+// queueLimit returns how long the request may wait while no replica is ready, or while one is, and by which setting.
+func (h *history) queueLimit(noneReady bool) string {
 	switch t := &h.queueTimeouts; {
 	case t.Total > 0:
 		return t.Total.String() + " (the key's queue_time)"
-	case isOutage:
+	case noneReady:
 		return t.NoneReady.String() + " (" + h.noneReadySetting + ")"
 	default:
 		return t.Busy.String() + " (routing.queue.busy_timeout)"
@@ -614,12 +623,12 @@ func (h *history) suspectsPoisonRequest(f fleetView) bool {
 	})
 }
 
-// mayRetryAfterOutage reports whether a request that has lost its connections on all attempts may have one more, should
+// mayRetryWhenAllDown reports whether a request that has lost its connections on all attempts may have one more, should
 // every backend be down: replicas that are killed together may take all attempts within milliseconds.
-func (h *history) mayRetryAfterOutage(f fleetView, s *Settings, now time.Time) bool {
+func (h *history) mayRetryWhenAllDown(f fleetView, s *Settings, now time.Time) bool {
 	latest := h.latestAttempt().failure
 	lostConnection := latest.SuspectsCrash || latest.Reason == metrics.RetryStale
-	if !lostConnection || h.outageAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
+	if !lostConnection || h.allDownAttempt || s.Attempts < 2 || !h.mayWait() || h.hasUpstreamError(f) {
 		return false
 	}
 	first := slices.IndexFunc(h.attempts, func(r attemptRecord) bool { return r.suspectsReplicaDown() })

@@ -38,6 +38,13 @@ func (m *mortal) die() {
 	}
 }
 
+// replyAndDie is what a process does whose end follows its reply. The listener is closed first, or a check that the reply
+// causes could still connect. Other than by die, the connection is closed in good order, after the reply, as the script ends.
+func (m *mortal) replyAndDie(s *session, reply string) {
+	m.listener.Close()
+	s.say(reply)
+}
+
 // checked makes Suspect a check that finds dead replicas.
 func checked(f **fleet) func(*Options) {
 	return func(o *Options) {
@@ -68,12 +75,10 @@ func dies(m *mortal, s *session) {
 func engineDies(m *mortal, s *session) {
 	if r, ok := s.request(); ok {
 		if strings.Contains(r.body, `"stream":true`) {
-			s.say(streamed(dead, doneLine))
+			m.replyAndDie(s, streamed(dead, doneLine))
 		} else {
-			s.say(answered("500 Internal Server Error", `{"error":{"message":"EngineCore encountered an issue","code":500}}`))
+			m.replyAndDie(s, answered("500 Internal Server Error", `{"error":{"message":"EngineCore encountered an issue","code":500}}`))
 		}
-		time.Sleep(20 * time.Millisecond) // the answer is on its way before the process ends
-		m.die()
 	}
 }
 
@@ -93,7 +98,8 @@ func TestPoisonRequestStopsAfterTwoCrashes(t *testing.T) {
 				if len(a.requests()) != 1 || len(b.requests()) != 1 {
 					t.Errorf("the others saw %d and %d", len(a.requests()), len(b.requests()))
 				}
-				if log := f.log.String(); !strings.Contains(log, "level=WARN msg=\"request was on two replicas that crashed; not retrying") || !strings.Contains(log, "request_id=killer-7") {
+				if log := f.log.String(); !strings.Contains(log, "level=WARN msg=\"request was on two replicas that crashed; not retrying") ||
+					!strings.Contains(log, "request_id=killer-7") {
 					t.Errorf("the log does not say so: %s", log)
 				}
 			})
@@ -121,9 +127,8 @@ func TestRollingRestart(t *testing.T) {
 	t.Run("in good order", func(t *testing.T) {
 		stops := func(m *mortal, s *session) {
 			if _, ok := s.request(); ok {
-				s.say(answered("500 Internal Server Error", `{"error":{"message":"cannot schedule new futures after shutdown"}}`))
-				time.Sleep(20 * time.Millisecond)
-				m.die()
+				m.replyAndDie(s, answered("500 Internal Server Error",
+					`{"error":{"message":"cannot schedule new futures after shutdown"}}`))
 			}
 		}
 		a, b := newMortal(stops), newMortal(stops)
@@ -138,8 +143,7 @@ func TestRollingRestart(t *testing.T) {
 		f := serveChecked(t, &a.replica, &b.replica, &c.replica)
 		c.die()
 		done := f.background(askWhole)
-		f.awaitQueued(1)
-		time.Sleep(2 * healthRecheckTimeout) // or one of them looks as well as it would be if the request had killed the others
+		f.awaitVerdict() // or one of them looks as well as it would be if the request had killed the others
 		f.revive(t, 2, good)
 		if got := <-done; got.body != whole {
 			t.Errorf("got %+v", got)
@@ -150,8 +154,7 @@ func TestRollingRestart(t *testing.T) {
 		var f *fleet
 		f = serveWithQueue(t, queueForAMinute, func(o *Options) { checked(&f)(o); o.Attempts = 2 }, &a.replica, &b.replica)
 		done := f.background(askWhole)
-		f.awaitQueued(1)
-		time.Sleep(2 * healthRecheckTimeout)
+		f.awaitVerdict()
 		f.revive(t, 1, good)
 		if got := <-done; got.body != whole {
 			t.Errorf("got %+v", got)
@@ -167,6 +170,12 @@ func TestRollingRestart(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
+}
+
+// awaitVerdict waits until a request has waited for the health checks, and is in the admission queue.
+func (f *fleet) awaitVerdict() {
+	f.t.Helper()
+	eventually(f.t, "the request is in the admission queue", func() bool { return f.router.AwaitsModel("m") })
 }
 
 // revive starts a replica where a dead one was.
@@ -286,7 +295,8 @@ var firstFails = []struct {
 	{"comments, then a proper end", true, always(streamed(": keep-alive\n\n")), "truncated"},
 	{"stream to the connection's end, closed after a comment", true, once(sseToEnd, ": keep-alive\n\n"), "truncated"},
 	{"closed in the first event", true, once(sseHead, chunk(role[:40])), "truncated"},
-	{"500", false, always(answered("500 Internal Server Error", `{"error":{"message":"cannot schedule new futures after shutdown"}}`)), "status_500"},
+	{"500", false, always(answered("500 Internal Server Error", `{"error":{"message":"cannot schedule new futures after shutdown"}}`)),
+		"status_500"},
 	{"500 without a body", true, always(answered("500 Internal Server Error", "")), "status_500"},
 	{"502", false, always(answered("502 Bad Gateway", "x")), "status_502"},
 	{"503", true, always(answered("503 Service Unavailable", "x")), "status_503"},
@@ -300,20 +310,25 @@ var firstFails = []struct {
 	{"abort alone", true, always(streamed(abort, doneLine)), "aborted"},
 	{"whole answer with an abort", false, always(answered("200 OK", wholeAbort)), "aborted"},
 	{"whole answer cut short", false, once(strings.TrimSuffix(answered("200 OK", whole), "}}}")), "truncated"},
-	{"chunked whole answer cut short", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n", chunk(whole)), "truncated"},
+	{"chunked whole answer cut short", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+		chunk(whole)), "truncated"},
 	{"a redirect", false, always(answered("307 Temporary Redirect", "", "location: http://127.0.0.1:1/v1/chat/completions")), "redirect"},
 	{"a redirect to say goodbye", true, always(answered("301 Moved Permanently", "gone", "location: /")), "redirect"},
-	{"a stream compressed unasked", true, always(strings.Replace(streamed(goodStream), "text/event-stream", "text/event-stream\r\ncontent-encoding: gzip", 1)), "encoded"},
+	{"a stream compressed unasked", true,
+		always(strings.Replace(streamed(goodStream), "text/event-stream", "text/event-stream\r\ncontent-encoding: gzip", 1)), "encoded"},
 	{"a header beyond all bounds", false, always(answered("200 OK", whole, "x-bomb: "+strings.Repeat("b", 200<<10))), "invalid_response"},
-	{"a header of many lines", false, always(answered("200 OK", whole, strings.Repeat("x-bomb: b\r\n", 20_000)+"x-last: b")), "invalid_response"},
+	{"a header of many lines", false, always(answered("200 OK", whole, strings.Repeat("x-bomb: b\r\n", 20_000)+"x-last: b")),
+		"invalid_response"},
 	{"a header split by a bare CR", false, always(answered("200 OK", whole, "x-a: b\rset-cookie: c")), "invalid_response"},
 	{"a header split by a bare LF", false, always(answered("200 OK", whole, "x-a: b\nset-cookie: c")), "invalid_response"},
 	{"two lengths", false, always(answered("200 OK", whole, "content-length: 1")), "invalid_response"},
 	{"length and chunks", false, always(answered("200 OK", whole, "transfer-encoding: chunked")), "invalid_response"},
-	{"a length of 10 GB, and nothing of it", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 10000000000\r\n\r\n{"), "truncated"},
+	{"a length of 10 GB, and nothing of it", false,
+		once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 10000000000\r\n\r\n{"), "truncated"},
 	{"nothing like HTTP", true, always("+PONG\r\n"), "truncated"},
 	{"interim answers on and on", true, always(strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 10_000)), "invalid_response"},
-	{"unframed whole answer cut short", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n", whole[:50]), "truncated"},
+	{"unframed whole answer cut short", false, once("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n",
+		whole[:50]), "truncated"},
 }
 
 func TestRetryOnAnotherBackend(t *testing.T) {
@@ -401,8 +416,10 @@ func TestAllBackendsFail(t *testing.T) {
 		{"503 keeps its Retry-After", []func(*session){always(answered("503 Service Unavailable", "x", "retry-after: 7"))}, 503, "7", "x", false},
 		{"500 in its own words", []func(*session){always(full), always(answered("500 Internal Server Error", "dead"))}, 500, "", "dead", false},
 		{"words outlast a reset", []func(*session){always(full), once()}, 503, "1", "queue full", false},
-		{"words of any length are whole", []func(*session){always(answered("503 Service Unavailable", strings.Repeat("w", 60_000)+"!"))}, 503, "1", "w!", false},
-		{"words without end are none", []func(*session){always(answered("500 Internal Server Error", strings.Repeat("w", 64<<10+1)))}, 502, "1", "replica_failed", true},
+		{"words of any length are whole", []func(*session){always(answered("503 Service Unavailable", strings.Repeat("w", 60_000)+"!"))}, 503,
+			"1", "w!", false},
+		{"words without end are none", []func(*session){always(answered("500 Internal Server Error", strings.Repeat("w", 64<<10+1)))}, 502, "1",
+			"replica_failed", true},
 		{"resets", []func(*session){once(), once()}, 502, "1", "replica_failed", true},
 		{"error event", []func(*session){always(streamed(dead, doneLine))}, 500, "", "EngineCore encountered", false},
 		{"abort", []func(*session){always(streamed(role, abort, doneLine))}, 503, "1", "shutting down", true},
@@ -446,7 +463,8 @@ func TestNoneReadyStatus503(t *testing.T) {
 	f := serve(t, nil, r)
 	f.backends[0].SetState(0)
 	resp, answer := f.post("/v1/chat/completions", askWhole)
-	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(answer, `"src":"warmroute"`) {
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" ||
+		!strings.Contains(answer, `"src":"warmroute"`) {
 		t.Errorf("got %d %s", resp.StatusCode, answer)
 	}
 	if len(r.requests()) != 0 {
@@ -458,7 +476,8 @@ func TestClientErrorsNotRetried(t *testing.T) {
 	for _, answer := range []string{
 		answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}`),
 		answered("401 Unauthorized", `{"error":"Unauthorized"}`),
-		answered("404 Not Found", `{"error":{"message":"The model `+"`x`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`),
+		answered("404 Not Found", `{"error":{"message":"The model `+"`x`"+
+			` does not exist.","type":"NotFoundError","param":"model","code":404}}`),
 		answered("403 Forbidden", `{"error":{"message":"not allowed","type":"PermissionDeniedError","param":null,"code":403}}`),
 		answered("413 Content Too Large", ``),
 		answered("422 Unprocessable Entity", `{"detail":[{"loc":["body"]}]}`),
@@ -544,7 +563,7 @@ func TestDisconnectDuringRetryWait(t *testing.T) {
 			leave := f.leaving(askWhole)
 			eventually(t, "it waits", func() bool { return f.router.CountWaiting() == 1 && len(b.requests()) == c.seen })
 			leave()
-			f.awaitMetric(`warmroute_aborts_total{phase="queued"} 1`)
+			f.awaitMetric(`warmroute_disconnected_requests_total{phase="queued"} 1`)
 			f.awaitIdle()
 			if e := f.exposition(); strings.Contains(e, `code="5`) || !strings.Contains(e, `code="499"`) {
 				t.Error("a client that left is counted as the replica's error")
@@ -582,7 +601,9 @@ func TestRetryWaitsCountInQueue(t *testing.T) {
 					all <- resp.StatusCode
 				}()
 			}
-			eventually(t, "those that may not wait are answered", func() bool { return len(all)+f.router.CountWaiting() == requests && len(all) > 0 })
+			eventually(t, "those that may not wait are answered", func() bool {
+				return len(all)+f.router.CountWaiting() == requests && len(all) > 0
+			})
 			held := f.router.CountWaiting()
 			if held == 0 || held > 4 {
 				t.Errorf("%d wait", held)
@@ -626,7 +647,7 @@ func TestAttemptWarningsRateLimited(t *testing.T) {
 }
 
 // After the last allowed attempt the checks are asked only whether every backend is down.
-func TestLastAttemptAwaitsOutageVerdict(t *testing.T) {
+func TestLastAttemptAwaitsAllDownVerdict(t *testing.T) {
 	t.Parallel()
 	dies := func(s *session) { s.request(); s.reset() }
 	suspected := make(chan string, 100)
@@ -848,9 +869,7 @@ func TestPoisonGuardIgnoresQuotedShutdownMessages(t *testing.T) {
 				}
 				script := func(m *mortal, s *session) {
 					if _, ok := s.request(); ok {
-						s.say(reply)
-						time.Sleep(20 * time.Millisecond) // the reply is on its way before the process ends
-						m.die()
+						m.replyAndDie(s, reply)
 					}
 				}
 				a, b := newMortal(script), newMortal(script)

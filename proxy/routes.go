@@ -69,7 +69,8 @@ func writeNoRoute(w http.ResponseWriter, r *http.Request, t *api.Table) {
 	e := unknownPathError(t, r.URL)
 	if allowed := t.Mux.AllowedMethods(api.WrittenPath(r.URL)); allowed != "" {
 		w.Header().Set("Allow", allowed)
-		e.Status, e.Code, e.Message = http.StatusMethodNotAllowed, fault.CodeMethodNotAllowed, "method not allowed on this path; allowed: "+allowed
+		e.Status, e.Code, e.Message = http.StatusMethodNotAllowed, fault.CodeMethodNotAllowed, "method not allowed on this path; allowed: "+
+			allowed
 	}
 	fault.Write(w, api.DialectOf(r.URL.Path), e)
 }
@@ -93,12 +94,14 @@ func unknownPathError(t *api.Table, u *url.URL) *fault.Error {
 	if intended := t.FindIntendedPath(u.Path); intended != "" {
 		message += ": the API is at " + intended + "; correct the client's base URL"
 	} else {
-		message += "; the API is at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/models and other paths of vLLM"
+		message += "; the API is at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/models and other " +
+			"paths of vLLM"
 	}
 	return fault.New(http.StatusNotFound, fault.CodeNotFound, message)
 }
 
-// serveReadyz serves GET /readyz: 200 if a replica is ready, or replicas may be added. With ?model=NAME it needs an API key where keys are configured, and
+// serveReadyz serves GET /readyz: 200 if a replica is ready, or replicas may be added. With ?model=NAME it needs an API
+// key where keys are configured, and
 // is 200 only if a replica that lists the model is ready. A model that the key may not use is a 404.
 func (p *Proxy) serveReadyz(w http.ResponseWriter, r *http.Request) {
 	if p.unready.Load() {
@@ -131,14 +134,17 @@ func (p *Proxy) serveModelReadyz(w http.ResponseWriter, names []string, holder *
 		fault.Write(w, api.OpenAI, fault.InvalidRequest("model", "name one model: /readyz?model=NAME"))
 		return
 	}
-	entry, ok := findModel(p.registry.Catalog(), names[0], holder)
+	id := names[0]
+	catalog := p.registry.Catalog()
+	_, ok := p.findModel(catalog, id, holder)
+	list := p.backendsOfModel(catalog, id)
 	switch {
 	case !ok:
-		fault.Write(w, api.OpenAI, p.unknownModelError(names[0], holder))
-	case p.router.CountReady(entry.Backends) == 0:
-		fault.Write(w, api.OpenAI, p.notReadyError("no replica that serves this model is ready", entry.Backends))
+		fault.Write(w, api.OpenAI, p.unknownModelError(id, holder))
+	case p.router.CountReady(list) == 0:
+		fault.Write(w, api.OpenAI, p.notReadyError("no replica that serves this model is ready", list))
 	default:
-		httpapi.WriteJSON(w, http.StatusOK, map[string]any{"model": entry.ID, "ready": true})
+		httpapi.WriteJSON(w, http.StatusOK, map[string]any{"model": id, "ready": true})
 	}
 }
 
@@ -189,11 +195,11 @@ func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apik
 	}
 	var out bytes.Buffer
 	out.WriteString(`{"object":"list","data":[`)
-	for i, m := range visibleModels(p.registry.Catalog(), holder) {
+	for i, m := range p.visibleModels(p.registry.Catalog(), holder) {
 		if i > 0 {
 			out.WriteByte(',')
 		}
-		out.Write(m.Card)
+		out.Write(p.cardOf(&m))
 	}
 	out.WriteString("]}")
 	httpapi.WriteJSON(w, http.StatusOK, json.RawMessage(out.Bytes()))
@@ -202,30 +208,61 @@ func (p *Proxy) serveModels(w http.ResponseWriter, _ *http.Request, holder *apik
 // serveModel serves GET /v1/models/{id}. The id may contain slashes, escaped or not.
 func (p *Proxy) serveModel(w http.ResponseWriter, r *http.Request, holder *apikey.Account) {
 	id := strings.TrimPrefix(r.URL.Path, "/v1/models/")
-	entry, ok := findModel(p.registry.Catalog(), id, holder)
+	model, ok := p.findModel(p.registry.Catalog(), id, holder)
 	if !ok {
 		fault.Write(w, api.OpenAI, p.unknownModelError(id, holder))
 		return
 	}
-	httpapi.WriteJSON(w, http.StatusOK, json.RawMessage(entry.Card))
+	httpapi.WriteJSON(w, http.StatusOK, json.RawMessage(p.cardOf(&model)))
 }
 
-// visibleModels returns the models that the holder of a key may use.
-func visibleModels(c *backends.Catalog, holder *apikey.Account) []backends.Model {
-	if holder == nil || holder.Models == nil {
+// visibleModels returns the models that the holder of a key may use, and the names of models as findNamed does.
+func (p *Proxy) visibleModels(c *backends.Catalog, holder *apikey.Account) []backends.Model {
+	s := p.settings.Load()
+	names := s.names.All()
+	if len(names) == 0 && (holder == nil || holder.Models == nil) {
 		return c.Models
 	}
-	return slices.DeleteFunc(slices.Clone(c.Models), func(m backends.Model) bool { return !holder.MayUse(m.ID) })
+	list := slices.DeleteFunc(slices.Clone(c.Models), func(m backends.Model) bool {
+		return holder != nil && !holder.MayUse(m.ID) || s.names.Find(m.ID) != nil
+	})
+	for _, n := range names {
+		if holder != nil && !holder.MayUse(n.Name) {
+			continue
+		}
+		if model, ok := s.findNamed(c, n); ok {
+			list = append(list, model)
+		}
+	}
+	return list
 }
 
-func findModel(c *backends.Catalog, id string, holder *apikey.Account) (entry backends.Entry, ok bool) {
-	entry, ok = c.Find(id)
-	return entry, ok && (holder == nil || holder.MayUse(id))
+// findModel returns the model with an ID, or name, that the holder of a key may use.
+func (p *Proxy) findModel(c *backends.Catalog, id string, holder *apikey.Account) (m backends.Model, ok bool) {
+	if holder != nil && !holder.MayUse(id) {
+		return m, false
+	}
+	s := p.settings.Load()
+	if n := s.names.Find(id); n != nil {
+		return s.findNamed(c, n)
+	}
+	entry, ok := c.Find(id)
+	return entry.Model, ok
+}
+
+// backendsOfModel returns the backends that serve the model with an ID, or one of the models of a name.
+func (p *Proxy) backendsOfModel(c *backends.Catalog, id string) []*backends.Backend {
+	s := p.settings.Load()
+	if n := s.names.Find(id); n != nil {
+		return s.backendsOfNamed(c, n)
+	}
+	entry, _ := c.Find(id)
+	return entry.Backends
 }
 
 func (p *Proxy) unknownModelError(id string, holder *apikey.Account) *fault.Error {
 	catalog := p.registry.Catalog()
-	known := visibleModels(catalog, holder)
+	known := p.visibleModels(catalog, holder)
 	if len(catalog.Models) == 0 {
 		return p.noModelsError()
 	}

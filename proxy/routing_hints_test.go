@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -68,8 +69,31 @@ func TestMediaBodySize(t *testing.T) {
 	}
 }
 
+func TestClientHash(t *testing.T) {
+	f := serve(t, func(o *Options) {
+		o.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} // httptest's client
+	}, &replica{models: []string{"m"}})
+	hash := func(address string) uint64 {
+		t.Helper()
+		r, fault := f.understood("/v1/completions", `{"prompt":"hello"}`, "X-Forwarded-For", address)
+		if fault != nil {
+			t.Fatal(fault.Message)
+		}
+		return r.Client
+	}
+	if a := hash("198.51.100.1"); a == 0 || a != hash("198.51.100.1") || a == hash("198.51.100.2") {
+		t.Error("the hash does not distinguish the addresses that a trusted proxy states")
+	}
+	if hash("2001:db8::1") != hash("2001:db8::2") || hash("2001:db8::1") == hash("2001:db8:0:1::1") {
+		t.Error("the hash does not stand for the /64 of an IPv6 address")
+	}
+	if hash("not an address") != hash("") {
+		t.Error("what is not an address is not the address of the connection")
+	}
+}
+
 func TestRouterRequest(t *testing.T) {
-	f := serve(t, func(o *Options) { o.SessionHeaders = []string{"X-Session-Id", "Session_id"} }, &replica{models: []string{"m", "a<m"}})
+	f := serve(t, func(o *Options) { o.ConversationHeaders = []string{"X-Session-Id", "Session_id"} }, &replica{models: []string{"m", "a<m"}})
 	ask := func(body string, headers ...string) router.Request {
 		t.Helper()
 		r, fault := f.understood("/v1/chat/completions", body, headers...)
@@ -80,7 +104,8 @@ func TestRouterRequest(t *testing.T) {
 	}
 	const plain = `{"messages":[{"role":"user","content":"hello"}]}`
 	base := ask(plain)
-	if base.Tenant == 0 || base.Session != 0 || base.Priority != 0 || base.MaxOutputTokens != 0 || base.Adapter != "" || base.Model != "m" || base.PromptKey == 0 {
+	if base.Tenant == 0 || base.Conversation != 0 || base.Priority != 0 || base.MaxOutputTokens != 0 || base.Adapter != "" ||
+		base.Model != "m" || base.PromptKey == 0 {
 		t.Errorf("a plain request is %+v", base)
 	}
 	if base.BodyBytes < len(plain) || base.BodyBytes > 8<<10 {
@@ -91,25 +116,26 @@ func TestRouterRequest(t *testing.T) {
 	}
 
 	tenants := map[uint64]bool{}
-	for i := range 200 {
+	for i := range 1000 {
 		tenants[ask(plain, "Authorization", fmt.Sprint("Bearer ", i)).Tenant] = true
 		tenants[ask(plain, "X-Api-Key", fmt.Sprint(i)).Tenant] = true
 	}
-	if len(tenants) != 8 || ask(plain, "Authorization", "Bearer one").Tenant != ask(askWhole, "Authorization", "Bearer one").Tenant {
-		t.Errorf("keys divide a client's share into %d parts, want 8", len(tenants))
+	if len(tenants) != 64 || ask(plain, "Authorization", "Bearer one").Tenant != ask(askWhole, "Authorization", "Bearer one").Tenant {
+		t.Errorf("keys divide a client's share into %d parts, want 64", len(tenants))
 	}
-	s, long := ask(plain, "X-Session-Id", "s").Session, strings.Repeat("s", prompt.MaxSessionBytes)
-	if s == 0 || s == ask(plain, "X-Session-Id", "t").Session || s != ask(askWhole, "X-Session-Id", "s").Session {
-		t.Error("the header does not tell sessions apart")
+	s, long := ask(plain, "X-Session-Id", "s").Conversation, strings.Repeat("s", prompt.MaxConversationBytes)
+	if s == 0 || s == ask(plain, "X-Session-Id", "t").Conversation || s != ask(askWhole, "X-Session-Id", "s").Conversation {
+		t.Error("the header does not distinguish conversations")
 	}
-	if ask(plain, "X-Session-Id", long).Session != ask(plain, "X-Session-Id", long+"t").Session {
-		t.Error("the name of a session has no bound")
+	if ask(plain, "X-Session-Id", long).Conversation != ask(plain, "X-Session-Id", long+"t").Conversation {
+		t.Error("the name of a conversation has no bound")
 	}
-	if s != ask(plain, "session_id", "s", "X-Session-Id", "").Session || s != ask(plain, "session_id", "t", "X-Session-Id", "s").Session {
-		t.Error("not the first header that names a session counts")
+	if s != ask(plain, "session_id", "s", "X-Session-Id", "").Conversation || s != ask(plain, "session_id", "t", "X-Session-Id",
+		"s").Conversation {
+		t.Error("not the first header that names a conversation counts")
 	}
 	inBody := `{"prompt_cache_key":"s",` + plain[1:]
-	if s != ask(inBody).Session || s == ask(inBody, "session_id", "t").Session {
+	if s != ask(inBody).Conversation || s == ask(inBody, "session_id", "t").Conversation {
 		t.Error("not the header counts before the body")
 	}
 	if adapter := ask(`{"model":"a",` + plain[1:]); adapter.Adapter != "a" || adapter.Model != "a" || adapter.PromptKey == base.PromptKey {
@@ -130,7 +156,8 @@ func TestRouterRequest(t *testing.T) {
 	if lengths := ask(plain).ContextLengths; lengths.Of(0) != 1000 {
 		t.Errorf("the model takes %d tokens, want 1000", lengths.Of(0))
 	}
-	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`, "/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m","messages":[]}`} {
+	for path, body := range map[string]string{"/v1/completions": `{"max_tokens":7,"prompt":"x"}`,
+		"/v1/responses": `{"max_output_tokens":7,"input":"x"}`, "/v1/messages": `{"max_tokens":7,"model":"m","messages":[]}`} {
 		if r, fault := f.understood(path, body); fault != nil || r.MaxOutputTokens != 7 {
 			t.Errorf("%s: an answer of at most %d tokens (%v), want 7", path, r.MaxOutputTokens, fault)
 		}
@@ -149,7 +176,7 @@ func TestEnginePriority(t *testing.T) {
 		first := &replica{script: always(answered("500 Internal Server Error", `{"error":"no"}`))}
 		second := &replica{script: always(answered("200 OK", whole))}
 		f := serve(t, func(o *Options) {
-			o.Keys = apikey.New([]apikey.Key{key("urgent", -100), key("normal", 0), key("batch", 10)})
+			o.Keys = apikey.New([]apikey.Key{key("urgent", -100), key("normal", 0), key("low", 10)})
 			o.Retry.PerSecond = 1000
 		}, first, second)
 		for i, b := range f.backends {
@@ -165,11 +192,11 @@ func TestEnginePriority(t *testing.T) {
 		}{
 			{"urgent", nil, "-100"},
 			{"normal", nil, "0"},
-			{"batch", nil, "10"},
+			{"low", nil, "10"},
 			{"urgent", []string{upstream.PriorityHeader, "5"}, "5"},
 			{"normal", []string{upstream.PriorityHeader, "100"}, "100"},
-			{"batch", []string{upstream.PriorityHeader, "1"}, "10"},
-			{"batch", []string{header, "-50"}, "10"},
+			{"low", []string{upstream.PriorityHeader, "1"}, "10"},
+			{"low", []string{header, "-50"}, "10"},
 			{"normal", []string{"x-vllm-priority", "-50", "Connection", header}, "0"},
 		} {
 			if resp, answer := f.post("/v1/chat/completions", body, append(bearer(c.key), c.client...)...); resp.StatusCode != http.StatusOK {
@@ -202,7 +229,8 @@ func TestPriorityHeader(t *testing.T) {
 	}
 	for _, value := range []string{"101", "-1", "-100", "high", "1.5", "", "99999999999999999999"} {
 		resp, answer := f.post("/v1/chat/completions", askWhole, upstream.PriorityHeader, value)
-		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "integer from 0 to 100") || !strings.Contains(answer, `"src":"warmroute"`) {
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "integer from 0 to 100") ||
+			!strings.Contains(answer, `"src":"warmroute"`) {
 			t.Errorf("%q: got %d %s", value, resp.StatusCode, answer)
 		}
 	}
@@ -217,6 +245,62 @@ func TestPriorityHeader(t *testing.T) {
 	if got := seen[0].Header.Get(upstream.PriorityHeader); got != "" || !strings.Contains(seen[0].body, `"priority":5`) {
 		t.Errorf("the replica saw priority %q and %s", got, seen[0].body)
 	}
+}
+
+func TestTTFTHeader(t *testing.T) {
+	r := &replica{script: always(answered("200 OK", whole))}
+	own := keyOf("own", func(k *apikey.Key) { k.SLOTTFT = 3 * time.Second })
+	low := keyOf("low", func(k *apikey.Key) { k.Priority = 1 })
+	f := serve(t, func(o *Options) {
+		o.Keys = apikey.New([]apikey.Key{own, low, keyOf("plain", func(*apikey.Key) {})})
+		o.TTFTTarget, o.RefuseLate = 2*time.Second, true
+	}, r)
+	for _, c := range []struct {
+		key, value string
+		want       time.Duration
+	}{
+		{"plain", "", 2 * time.Second}, {"own", "", 3 * time.Second}, {"low", "", 0},
+		{"plain", "500", 500 * time.Millisecond}, {"own", "1.5", 1500 * time.Microsecond}, {"own", "86400000", 24 * time.Hour},
+		{"own", "0", 0}, {"low", "500", 0},
+	} {
+		headers := bearer(c.key)
+		if c.value != "" {
+			headers = append(headers, "x-llm-d-slo-ttft-ms", c.value)
+		}
+		got, fault := f.understood("/v1/chat/completions", askWhole, headers...)
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		var target time.Duration
+		if !got.FirstTokenDue.IsZero() {
+			target = got.FirstTokenDue.Sub(time.Time{}) // the request has no arrival
+		}
+		if target != c.want || got.RefuseLate != (c.want > 0) {
+			t.Errorf("%s, %q: target %v, refused %v, want %v", c.key, c.value, target, got.RefuseLate, c.want)
+		}
+	}
+	for _, value := range []string{"-1", "0.5", "86400001", "NaN", "Inf", "500ms", "1e400", "", " "} {
+		resp, answer := f.post("/v1/chat/completions", askWhole, append(bearer("own"), upstream.TTFTHeader, value)...)
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, "milliseconds from 1 to 86400000") {
+			t.Errorf("%q: got %d %s", value, resp.StatusCode, answer)
+		}
+	}
+	f.post("/v1/chat/completions", askWhole, append(bearer("own"), upstream.TTFTHeader, "60000")...)
+	if seen := r.requests(); len(seen) != 1 || seen[0].Header.Get(upstream.TTFTHeader) != "" {
+		t.Errorf("the replica saw %d requests, want one without the header", len(seen))
+	}
+}
+
+func FuzzTTFTTarget(f *testing.F) {
+	for _, value := range []string{"500", "0", "0.5", "NaN", "-Inf", "1e9", "0x1p10", "5_0", ""} {
+		f.Add(value)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		target, ok := parseTTFTTarget([]string{value}, time.Second)
+		if target != 0 && target < time.Millisecond || target > maxTTFTTarget || !ok && target != 0 {
+			t.Errorf("%q: %v, %v", value, target, ok)
+		}
+	})
 }
 
 // sessionFollower gives sessions and learns nothing.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"warmroute/proxy/api"
+	"warmroute/proxy/modelname"
 	"warmroute/router"
 )
 
@@ -15,20 +16,25 @@ type Settings struct {
 	Timeouts
 	Retry RetrySettings
 
-	Attempts       int                  // maximum for one request; a refused connection does not count
-	QueueTimeouts  router.QueueTimeouts // as the router has them; none: no queue
-	Keepalive      time.Duration        // interval of comments on a silent stream; 0: none
-	QueueKeepalive time.Duration        // the same before a replica has responded; 0: none
-	HandoverLease  time.Duration        // for how long a replica keeps a prompt's KV cache for another one
-	QueueForRoles  bool                 // requests wait for replicas for decode: those for prefill serve none whole
-	TrustedProxies []netip.Prefix       // their X-Forwarded-For states the address of a client
-	SessionHeaders []string             // canonical names; the first one present names the session that a request belongs to
-	RouteHeaders   bool                 // explain the routing to clients whose key allows it
-	IsolateTenants bool                 // prompts match only those of the same tenant
-	CORSOrigins    []string             // whose pages browsers let use the API, or "*" for all
-	ReadyIfEmpty   bool                 // GET /readyz is 200 without a ready replica, since others may yet be added
+	Attempts            int                  // maximum for one request; a refused connection does not count
+	QueueTimeouts       router.QueueTimeouts // as the router has them; none: no queue
+	Keepalive           time.Duration        // interval of comments on a silent stream; 0: none
+	QueueKeepalive      time.Duration        // the same before a replica has responded; 0: none
+	KVLease             time.Duration        // for how long a replica keeps a prompt's KV cache for another one
+	QueueForRoles       bool                 // requests wait for replicas for decode: those for prefill serve none whole
+	TTFTTarget          time.Duration        // of a request whose key and header have none; 0: none
+	RefuseLate          bool                 // requests are refused that are predicted to miss their target
+	TrustedProxies      []netip.Prefix       // their X-Forwarded-For states the address of a client
+	ConversationHeaders []string             // canonical names; the first one present names the session that a request belongs to
+	UserHeaders         []string             // likewise; the first one present names the user, who has a part of the tenant's share
+	RouteHeaders        bool                 // explain the routing to clients whose key allows it
+	IsolateTenants      bool                 // prompts match only those of the same tenant
+	CORSOrigins         []string             // whose pages browsers let use the API, or "*" for all
+	ReadyIfEmpty        bool                 // GET /readyz is 200 without a ready replica, since others may yet be added
 	// AdapterPatterns are those of adapters that replicas load when they are asked for; the first that matches counts.
 	AdapterPatterns []AdapterPattern
+	// ModelNames are the names by which clients ask for models of replicas.
+	ModelNames []modelname.Settings
 	// StartTimeouts are of the models that are started when requests wait for them: for how long these wait.
 	StartTimeouts map[string]time.Duration
 
@@ -37,6 +43,8 @@ type Settings struct {
 	// DescriptorConnections is for how many client connections there are file descriptors. Beyond it a new one closes all
 	// that have been idle for a second. 0: unknown.
 	DescriptorConnections int
+
+	names *modelname.Table // of ModelNames
 }
 
 // Limits bound what clients may send.
@@ -61,15 +69,17 @@ type Timeouts struct {
 
 // RetrySettings bound the retries of all requests.
 type RetrySettings struct {
-	Share     float64 `mapstructure:"share" range:"0..1"`            // of the requests of the last 10 s
-	PerSecond int     `mapstructure:"per_second" range:"0..1048576"` // always allowed
-	Stalled   bool    `mapstructure:"stalled"`                       // retry requests that wait for a stalled replica
-	Timeouts  bool    `mapstructure:"timeouts"`                      // retry after Timeouts.FirstByte and Timeouts.Response
+	Share        float64 `mapstructure:"share" range:"0..1"`            // of the requests of the last 10 s
+	PerSecond    int     `mapstructure:"per_second" range:"0..1048576"` // always allowed
+	Stalled      bool    `mapstructure:"stalled"`                       // retry requests that wait for a stalled replica
+	AfterTimeout bool    `mapstructure:"after_timeout"`                 // retry after Timeouts.FirstByte and Timeouts.Response
 }
 
 // Configure gives the requests that arrive from now on other settings.
 func (p *Proxy) Configure(s Settings) {
+	s.names = modelname.NewTable(s.ModelNames)
 	p.settings.Store(&s)
+	p.metrics.RestrictModelNames(func(name string) bool { return s.names.Find(name) != nil })
 	p.cors.Store(newCORS(s.CORSOrigins))
 	p.configureExtraPaths(s.ExtraPaths)
 }

@@ -19,18 +19,18 @@ import (
 	"warmroute/router"
 )
 
-// A split request has two legs. The prefill leg asks one replica for one token of the response and for the parameters
-// by which another one can read the prompt's KV cache; the decode leg is the client's request with these parameters.
+// A split request becomes two. The prefill request asks one replica for one token of the response and for the parameters
+// by which another one can read the prompt's KV cache; the decode request is the client's request with these parameters.
 // The first replica keeps the cache for a lease: after it, the other one reads the memory of other requests, and the
 // client gets a wrong response. So the parameters are used in the first half of the lease only, and once. Without them
 // the request is sent as a whole, which any replica can serve.
 
-// prepareDecode makes the attempt the decode leg of a split request, unless it is for the whole request. It sends the
-// prefill leg, if no earlier attempt has, and blocks until its response. It returns the failure of the attempt, or nil.
+// prepareDecode makes the attempt the decode request of a split request, unless it is for the whole request. It sends the
+// prefill request, if no earlier attempt has, and blocks until its response. It returns the failure of the attempt, or nil.
 func (a *attempt) prepareDecode() *fault.Failure {
 	h := &a.req.history
 	if p := a.decision.Prefill; p != nil {
-		o, f := a.sendPrefillLeg(p)
+		o, f := a.sendPrefillRequest(p)
 		if f != nil {
 			return f
 		}
@@ -45,6 +45,7 @@ func (a *attempt) prepareDecode() *fault.Failure {
 	a.kvTransfer = h.kvTransfer
 	a.req.prefillBackend, a.req.prefillTime = a.kvTransfer.Prefill.Backend.Name, a.kvTransfer.Took
 	a.req.matchedTokens = a.kvTransfer.Prefill.MatchedTokens // what the backends had before this request
+	a.req.outcome.ElsewhereTokens = a.kvTransfer.Prefill.ElsewhereTokens
 	a.decision.StartDecode()
 	return nil
 }
@@ -54,7 +55,7 @@ func (s *Settings) isForPrefillOnly(b *backends.Backend, req *router.Request) bo
 	return s.QueueForRoles && b.Options().Role == backends.RolePrefill && !req.NoEngine && !req.Stored
 }
 
-// kvTransferEdits returns the edits that make the client's body that of the decode leg. Other attempts have none.
+// kvTransferEdits returns the edits that make the client's body that of the decode request. Other attempts have none.
 func (a *attempt) kvTransferEdits() []prompt.Edit {
 	if a.kvTransfer == nil {
 		return nil
@@ -63,45 +64,45 @@ func (a *attempt) kvTransferEdits() []prompt.Edit {
 	return []prompt.Edit{{Start: at, End: at, Text: a.kvTransfer.Member}}
 }
 
-// sendPrefillLeg has the backend of p do the prefill of the request, and releases p. It returns what the decode leg
+// sendPrefillRequest has the backend of p do the prefill of the request, and releases p. It returns what the decode request
 // needs, or the failure of the attempt.
-func (a *attempt) sendPrefillLeg(p *router.Reservation) (*upstream.KVTransfer, *fault.Failure) {
-	leg := &attempt{req: a.req, decision: p, isPrefillLeg: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
-	defer leg.releasePrefill()
+func (a *attempt) sendPrefillRequest(p *router.Reservation) (*upstream.KVTransfer, *fault.Failure) {
+	prefill := &attempt{req: a.req, decision: p, isPrefillRequest: true, token: a.token, result: router.Outcome{End: router.NotProcessed}}
+	defer prefill.releasePrefill()
 	begun := time.Now()
 	a.req.context.BeginPrefill(p, a.req.settings.Response)
-	leg.startSpan("prefill")
+	prefill.startSpan("prefill")
 	a.req.input.setSessionHeader(a.req.httpReq.Header, p.KVSession)
-	resp, err := leg.send(a.req.input.scratch.prefillEdits, time.Time{})
+	resp, err := prefill.send(a.req.input.scratch.prefillEdits, time.Time{})
 	o := &upstream.KVTransfer{Prefill: p, EndedAt: time.Now()}
 	var f *fault.Failure
 	if err != nil {
 		a.req.queueKeepalive.stop()
-		f = leg.classifyOrEndRequest(err)
+		f = prefill.classifyOrEndRequest(err)
 	} else {
 		defer resp.Body.Close()
 		a.req.spans.SetStatus(resp.StatusCode)
-		o.Member, f = leg.readPrefillResponse(resp)
+		o.Member, f = prefill.readPrefillResponse(resp)
 	}
 	if cause := a.req.context.EndPrefill(); f == nil && cause != nil {
-		f = leg.classifyOrEndRequest(cause)
+		f = prefill.classifyOrEndRequest(cause)
 	}
 	if f == nil && !a.req.proxy.buffers.Reserve(int64(len(o.Member))) {
 		f = &fault.Failure{Reason: metrics.RetryNoTransferParams, Err: upstream.ErrTransferParamsMemory}
 	}
 	if f != nil {
-		leg.setRouterOutcome(f)
-		return nil, leg.withoutResponse(f)
+		prefill.setRouterOutcome(f)
+		return nil, prefill.withoutResponse(f)
 	}
 	a.req.startQueueKeepalive()
-	o.Took, o.Result, o.Reserved = time.Since(begun), leg.result, int64(len(o.Member))
-	o.NotAfter = o.EndedAt.Add(a.req.settings.HandoverLease / 2)
+	o.Took, o.Result, o.Reserved = time.Since(begun), prefill.result, int64(len(o.Member))
+	o.NotAfter = o.EndedAt.Add(a.req.settings.KVLease / 2)
 	o.Address = upstream.TransferAddress(o.Member)
-	a.req.proxy.metrics.ObservePrefillLeg(o.Took)
+	a.req.proxy.metrics.ObservePrefillRequest(o.Took)
 	return o, nil
 }
 
-// readPrefillResponse returns the member for the decode leg's body that the response to the prefill leg has. Without
+// readPrefillResponse returns the member for the decode request's body that the response to the prefill request has. Without
 // one it returns a failure, which is done if the client has the response: an error that it would get from any replica.
 // It may stop the keep-alives of the queue.
 func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fault.Failure) {
@@ -123,7 +124,8 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 	body.SetIdleTimeout(a.req.settings.Idle)
 	switch status := resp.StatusCode; {
 	case status == http.StatusOK && httpheader.IsEncoded(resp.Header):
-		return "", &fault.Failure{Reason: metrics.RetryEncoded, Err: errors.New("the response to the prefill leg is encoded: disable compression in front of the replica")}
+		return "", &fault.Failure{Reason: metrics.RetryEncoded,
+			Err: errors.New("the response to the prefill request is encoded: disable compression in front of the replica")}
 	case status == http.StatusOK:
 		return a.readTransferParams(resp, body)
 	case a.isPrefillRefusal(status):
@@ -132,7 +134,7 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 			f = &fault.Failure{Done: true}
 		}
 		return "", f
-	case status == http.StatusBadRequest: // by an older replica, of the leg and not of the request
+	case status == http.StatusBadRequest: // by an older replica, of the prefill request and not of the client's
 		return "", &fault.Failure{Reason: metrics.RetryStatus(status), Err: upstream.ErrThinkingBudget, SameBackend: true}
 	}
 	body.AllowReuse() // an error has no id
@@ -144,8 +146,8 @@ func (a *attempt) readPrefillResponse(resp *http.Response) (member string, f *fa
 	return "", f
 }
 
-// isPrefillRefusal reports whether a status of a prefill leg is an error of the client's own, which any replica would
-// send. It is not if it may be about the leg, about this replica or about its load.
+// isPrefillRefusal reports whether a status of a prefill request is an error of the client's own, which any replica would
+// send. It is not if it may be about the prefill request, about this replica or about its load.
 func (a *attempt) isPrefillRefusal(status int) bool {
 	switch status {
 	case http.StatusUnauthorized, http.StatusNotFound, http.StatusTooManyRequests:
@@ -187,7 +189,7 @@ func (a *attempt) readTransferParams(resp *http.Response, body relay.Body) (memb
 	return member, nil
 }
 
-// withoutResponse returns the failure of a prefill leg as one that is not charged, and whose response no client gets.
+// withoutResponse returns the failure of a prefill request as one that is not charged, and whose response no client gets.
 func (a *attempt) withoutResponse(f *fault.Failure) *fault.Failure {
 	if f.Done {
 		return f
@@ -203,8 +205,8 @@ func (a *attempt) withoutResponse(f *fault.Failure) *fault.Failure {
 	}
 }
 
-// releasePrefill ends the span of a prefill leg and tells the router how it ended. Its tokens are part of the decode
-// leg's, unless the client has disconnected before.
+// releasePrefill ends the span of a prefill request and tells the router how it ended. Its tokens are part of the decode
+// request's, unless the client has disconnected before.
 func (a *attempt) releasePrefill() {
 	a.endAttemptSpan()
 	if a.result.End == router.ClientDisconnected {
@@ -213,7 +215,7 @@ func (a *attempt) releasePrefill() {
 	a.decision.Release(a.result)
 }
 
-// adjustDecodeFailure makes f, if there is one, the failure of a decode leg: where only the KV transfer may have failed,
+// adjustDecodeFailure makes f, if there is one, the failure of a decode request: where only the KV transfer may have failed,
 // the request is sent as a whole, to whichever backend, as if this attempt had not been made.
 func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
 	if f == nil || f.Done || a.kvTransfer == nil {
@@ -225,7 +227,7 @@ func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
 	f.NoRetry, f.Split = false, metrics.SplitDecodeFailed
 	isLate := errors.Is(f.Err, upstream.ErrLateTransfer)
 	if isLate {
-		f.Reason, f.Split = metrics.RetryHandover, metrics.SplitLate
+		f.Reason, f.Split = metrics.RetryKVTransfer, metrics.SplitLate
 	}
 	if a.quotesKVTransfer(f.Status, f.Body, true) {
 		a.req.proxy.buffers.Release(f.Reserved)
@@ -238,16 +240,16 @@ func (a *attempt) adjustDecodeFailure(f *fault.Failure) {
 	a.req.proxy.recheckHealth(a.kvTransfer.Prefill.Backend) // it may be what has failed
 }
 
-// quotesKVTransfer reports whether an error response to a leg of a split request may have parameters of the KV transfer in it, as one
+// quotesKVTransfer reports whether an error response to a prefill or decode request may have parameters of the KV transfer in it, as one
 // that is not readable in full may: vLLM quotes a body that it finds invalid, and where a transfer failed.
 func (a *attempt) quotesKVTransfer(status int, body []byte, isReadable bool) bool {
-	if a.kvTransfer == nil && !a.isPrefillLeg || status < 400 {
+	if a.kvTransfer == nil && !a.isPrefillRequest || status < 400 {
 		return false
 	}
 	return !isReadable || a.kvTransfer.IsQuotedIn(body)
 }
 
-// newQuoteFailure returns the failure of a decode leg whose error response no client may get. The request is sent again
+// newQuoteFailure returns the failure of a decode request whose error response no client may get. The request is sent again
 // without the parameters, and gets its error then.
 func (a *attempt) newQuoteFailure(status int) *fault.Failure {
 	f := &fault.Failure{Reason: metrics.RetryStatus(status), Err: upstream.ErrQuotesTransfer, Status: status}
@@ -267,8 +269,8 @@ func (r *request) recordSplitFailure(f *fault.Failure) {
 	}
 }
 
-// setPickedLeg has the router pick a backend for the decode leg of the KV transfer, or else for the whole request.
-func (r *request) setPickedLeg(decode bool) {
+// setPrefilledOn has the router pick a backend for the decode request of the KV transfer, or else for the whole request.
+func (r *request) setPrefilledOn(decode bool) {
 	switch o := r.history.kvTransfer; {
 	case decode:
 		r.input.request.PrefilledOn = o.Prefill.Backend

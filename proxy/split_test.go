@@ -21,17 +21,22 @@ import (
 )
 
 const (
-	transferParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[340,341]],"remote_engine_id":"05001d3b","remote_request_id":"chatcmpl-ab","remote_host":"10.0.0.7","remote_port":5690,"tp_size":1,"remote_num_tokens":12,"remote_blocks_expiry_time":null,"remote_prefill_cached_tokens":4}`
-	askRemote      = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null},`
+	transferParams = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[340,341]],"remote_engine_id":"05001d3b",` +
+		`"remote_request_id":"chatcmpl-ab","remote_host":"10.0.0.7","remote_port":5690,"tp_size":1,"remote_num_tokens":12,` +
+		`"remote_blocks_expiry_time":null,"remote_prefill_cached_tokens":4}`
+	askRemote = `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,` +
+		`"remote_host":null,"remote_port":null},`
 )
 
-// prefilled is the response to a prefill leg with other parameters.
+// prefilled is the response to a prefill request with other parameters.
 func prefilled(params string) string {
-	return answered("200 OK", `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"He"},"finish_reason":"length"}],`+
-		`"usage":{"prompt_tokens":12,"total_tokens":13,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}},"kv_transfer_params":`+params+`}`)
+	return answered("200 OK", `{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant",`+
+		`"content":"He"},"finish_reason":"length"}],`+
+		`"usage":{"prompt_tokens":12,"total_tokens":13,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":4}},"kv_transfer_params":`+
+		params+`}`)
 }
 
-// prefills answers prefill legs, and fails the test's request if it gets another one.
+// prefills answers prefill requests, and fails the test's request if it gets another one.
 func prefills() func(*session) {
 	return func(s *session) {
 		for {
@@ -40,7 +45,7 @@ func prefills() func(*session) {
 				return
 			}
 			if !strings.Contains(r.body, askRemote) {
-				s.say(answered("418 I'm a teapot", `{"error":"no prefill leg"}`))
+				s.say(answered("418 I'm a teapot", `{"error":"no prefill request"}`))
 				continue
 			}
 			s.say(prefilled(transferParams))
@@ -48,7 +53,7 @@ func prefills() func(*session) {
 	}
 }
 
-// completes answers whole requests and decode legs.
+// completes answers whole requests and decode requests.
 func completes(s *session) {
 	for {
 		r, ok := s.request()
@@ -63,7 +68,7 @@ func completes(s *session) {
 	}
 }
 
-// decodeBody is the body of the decode leg of a request.
+// decodeBody is the body of the decode request of a request.
 func decodeBody(body string) string {
 	return strings.Replace(body, "{", `{"kv_transfer_params":`+transferParams+",", 1)
 }
@@ -100,7 +105,9 @@ func serveSplit(t testing.TB, change func(*Options), prefill, decode []*replica)
 // lastRequest waits for the end of the n-th request and returns it.
 func (f *fleet) lastRequest(n uint64) *activity.FinishedRequest {
 	f.t.Helper()
-	eventually(f.t, fmt.Sprint(n, " requests have ended"), func() bool { return f.proxy.Activity().FindFinished(activity.FinishedFilter{}, 1).Finished == n })
+	eventually(f.t, fmt.Sprint(n, " requests have ended"), func() bool {
+		return f.proxy.Activity().FindFinished(activity.FinishedFilter{}, 1).Finished == n
+	})
 	return f.proxy.Activity().FindFinished(activity.FinishedFilter{}, 1).Requests[0]
 }
 
@@ -134,19 +141,20 @@ func TestSplitRequest(t *testing.T) {
 			if resp.StatusCode != 200 || got != whole {
 				t.Fatalf("got %d %s", resp.StatusCode, got)
 			}
-			if h := resp.Header; h.Get("X-Warmroute-Backend") != "d0" || h.Get("X-Warmroute-Prefill-Backend") != "p0" || h.Get("X-Warmroute-Attempts") != "1" {
+			if h := resp.Header; h.Get("X-Warmroute-Backend") != "d0" || h.Get("X-Warmroute-Prefill-Backend") != "p0" ||
+				h.Get("X-Warmroute-Attempts") != "1" {
 				t.Errorf("header %v", h)
 			}
 			first, second := p.requests()[0], d.requests()[0]
 			want := strings.Replace(strings.Replace(body, ":50", ":1", 1), `"store":true`, `"store":false`, 1)
 			if first.URL.Path != path || first.body != strings.Replace(want, "{", "{"+askRemote, 1) {
-				t.Errorf("the prefill leg was %s %s", first.URL.Path, first.body)
+				t.Errorf("the prefill request was %s %s", first.URL.Path, first.body)
 			}
 			if second.URL.Path != path || second.body != decodeBody(body) {
-				t.Errorf("the decode leg was %s %s", second.URL.Path, second.body)
+				t.Errorf("the decode request was %s %s", second.URL.Path, second.body)
 			}
 			if a, b := first.Header.Get("X-Request-Id"), second.Header.Get("X-Request-Id"); a != b || !strings.HasPrefix(a, "mine-1-wr") {
-				t.Errorf("the legs have the ids %q and %q", a, b)
+				t.Errorf("the requests have the ids %q and %q", a, b)
 			}
 			f.checkSplitResult("split")
 		})
@@ -161,26 +169,27 @@ func TestSplitStream(t *testing.T) {
 	if resp.StatusCode != 200 || got != goodStream {
 		t.Fatalf("got %d %s", resp.StatusCode, got)
 	}
-	want := strings.NewReplacer(`"stream_options":{"include_usage":true}`, `"stream_options":null`, `"stream":true`, `"stream":false`).Replace(ask)
+	want := strings.NewReplacer(`"stream_options":{"include_usage":true}`, `"stream_options":null`, `"stream":true`,
+		`"stream":false`).Replace(ask)
 	if got := p.requests()[0].body; got != strings.Replace(want, "{", "{"+askRemote+`"max_tokens":1,`, 1) {
-		t.Errorf("the prefill leg was %s", got)
+		t.Errorf("the prefill request was %s", got)
 	}
 	if got := d.requests()[0].body; got != decodeBody(ask) {
-		t.Errorf("the decode leg was %s", got)
+		t.Errorf("the decode request was %s", got)
 	}
 	r := f.lastRequest(1)
 	if r.Backend != "d0" || r.PrefillBackend != "p0" || r.Times.Prefill <= 0 || r.Attempts != 1 || len(r.Failures) != 0 {
 		t.Errorf("recorded as %+v", r)
 	}
-	// The cached tokens are those of the prefill leg, whatever the replica for the decode says.
+	// The cached tokens are those of the prefill request, whatever the replica for the decode says.
 	if r.Tokens.Prompt != 12 || r.Tokens.Output != 3 || r.Tokens.Cached != 4 {
 		t.Errorf("tokens %+v", r.Tokens)
 	}
 	if used := f.proxy.usage.OfKey("a"); used.Requests != 1 || used.PromptTokens != 12 || used.OutputTokens != 3 || used.CachedTokens != 4 {
 		t.Errorf("the key has used %+v", used)
 	}
-	f.awaitMetric(`warmroute_handover_seconds_count 1`)
-	f.awaitMetric(`warmroute_prefill_leg_seconds_count 1`)
+	f.awaitMetric(`warmroute_kv_transfer_seconds_count 1`)
+	f.awaitMetric(`warmroute_prefill_request_seconds_count 1`)
 	f.checkSplitResult("split")
 	if n := len(f.proxy.Activity().FindFinished(activity.FinishedFilter{Backend: "p0"}, 10).Requests); n != 1 {
 		t.Errorf("a search for the replica of the prefill finds %d requests", n)
@@ -190,8 +199,8 @@ func TestSplitStream(t *testing.T) {
 	}
 }
 
-// The client sees no more of a prefill leg that fails than a slower response.
-func TestPrefillLegFails(t *testing.T) {
+// The client sees no more of a prefill request that fails than a slower response.
+func TestPrefillRequestFails(t *testing.T) {
 	t.Parallel()
 	const failed = `{"error":{"message":"m"}}`
 	abort := strings.Replace(whole, `"stop"`, `"abort"`, 1)
@@ -217,7 +226,8 @@ func TestPrefillLegFails(t *testing.T) {
 		"a stream":        always(streamed(role, hello, stop, doneLine)),
 		"encoded":         always(answered("200 OK", whole, "content-encoding: gzip")),
 		"aborted":         always(answered("200 OK", strings.Replace(abort, "{", `{"kv_transfer_params":`+transferParams+",", 1))),
-		"too long":        always(answered("200 OK", `{"kv_transfer_params":`+transferParams+`,"a":"`+strings.Repeat("x", 2*relay.MaxBufferedBytes)+`"}`)),
+		"too long": always(answered("200 OK", `{"kv_transfer_params":`+transferParams+`,"a":"`+
+			strings.Repeat("x", 2*relay.MaxBufferedBytes)+`"}`)),
 	} {
 		for kind, c := range asks {
 			t.Run(name+" "+kind, func(t *testing.T) {
@@ -233,7 +243,7 @@ func TestPrefillLegFails(t *testing.T) {
 					t.Errorf("header %v", h)
 				}
 				if n := len(p.requests()); n != 1 {
-					t.Errorf("%d prefill legs", n)
+					t.Errorf("%d prefill requests", n)
 				}
 				if all := d.requests(); len(all) != 1 || all[0].body != c.body {
 					t.Errorf("the replica for decode got %d requests", len(all))
@@ -267,7 +277,7 @@ func TestPrefillReplicaDies(t *testing.T) {
 		}
 		f.checkSplitResult("prefill_failed")
 	})
-	t.Run("between the legs", func(t *testing.T) {
+	t.Run("between prefill and decode", func(t *testing.T) {
 		var f *fleet
 		p, d := &replica{}, &replica{script: completes}
 		p.script = func(s *session) {
@@ -306,9 +316,10 @@ func TestPrefillReplicaDies(t *testing.T) {
 	})
 }
 
-func TestPrefillLegHangs(t *testing.T) {
+func TestPrefillRequestStalls(t *testing.T) {
 	t.Parallel()
-	for name, script := range map[string]func(*session){"before its response": hang(), "within its response": hang(prefilled(transferParams)[:300])} {
+	for name, script := range map[string]func(*session){"before its response": hang(),
+		"within its response": hang(prefilled(transferParams)[:300])} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, d := &replica{script: script}, &replica{script: completes}
@@ -321,13 +332,13 @@ func TestPrefillLegHangs(t *testing.T) {
 	}
 }
 
-// A stall ends the leg, also of a request that has only one attempt.
+// A stall ends the prefill request, also of a request that has only one attempt.
 func TestPrefillReplicaStalls(t *testing.T) {
 	t.Parallel()
 	p, d := &replica{script: hang()}, &replica{script: completes}
 	f := serveSplit(t, func(o *Options) { o.Attempts = 1 }, []*replica{p}, []*replica{d})
 	done := f.background(askStream)
-	eventually(t, "the leg is open", func() bool { return len(p.requests()) == 1 })
+	eventually(t, "the request is open", func() bool { return len(p.requests()) == 1 })
 	f.hangs(0)
 	if a := <-done; a.body != goodStream {
 		t.Errorf("got %+v", a)
@@ -339,7 +350,7 @@ func TestPrefillReplicaStalls(t *testing.T) {
 }
 
 // The client gets its own error from the first replica that finds it.
-func TestPrefillLegRefused(t *testing.T) {
+func TestPrefillRequestRefused(t *testing.T) {
 	for _, status := range []string{"400 Bad Request", "403 Forbidden", "413 Request Entity Too Large", "422 Unprocessable Entity"} {
 		t.Run(status[:3], func(t *testing.T) {
 			p, d := &replica{script: always(answered(status, tooLong[6:], "x-a: b"))}, &replica{script: completes}
@@ -358,23 +369,29 @@ func TestPrefillLegRefused(t *testing.T) {
 		})
 	}
 	t.Run("after a keep-alive", func(t *testing.T) {
+		heard := make(chan struct{})
 		p, d := &replica{}, &replica{script: completes}
 		p.script = func(s *session) {
 			s.request()
-			time.Sleep(100 * time.Millisecond)
+			s.until(heard)
 			s.say(answered("400 Bad Request", strings.TrimPrefix(tooLong, "data: ")))
 		}
 		f := serveSplit(t, func(o *Options) { o.QueueKeepalive = 20 * time.Millisecond }, []*replica{p}, []*replica{d})
-		if resp, got := f.post("/v1/chat/completions", askStream); resp.StatusCode != 200 || !strings.HasPrefix(got, relay.KeepAliveComment) || !strings.Contains(got, "maximum context length") {
-			t.Errorf("got %d %s", resp.StatusCode, got)
+		r := f.open(t, "/v1/chat/completions", askStream)
+		r.to(comment)
+		close(heard)
+		if got := r.rest(); r.resp.StatusCode != 200 || !strings.Contains(got, "maximum context length") {
+			t.Errorf("got %d %s", r.resp.StatusCode, got)
 		}
 	})
-	// Older replicas refuse the prefill leg, and nothing else.
+	// Older replicas refuse the prefill request, and nothing else.
 	t.Run("thinking budget", func(t *testing.T) {
-		p, d := &replica{script: always(answered("400 Bad Request", `{"error":"`+strings.Repeat("quoted ", 10<<10)+`"}`))}, &replica{script: completes}
+		p, d := &replica{script: always(answered("400 Bad Request", `{"error":"`+strings.Repeat("quoted ", 10<<10)+`"}`))},
+			&replica{script: completes}
 		f := serveSplit(t, nil, []*replica{p}, []*replica{d})
 		breakAtOnce(t, f)
-		body := `{"model":"m","max_tokens":2000,"thinking":{"type":"enabled","budget_tokens":1024},"messages":[{"role":"user","content":"` + question + `"}]}`
+		body := `{"model":"m","max_tokens":2000,"thinking":{"type":"enabled","budget_tokens":1024},"messages":[{"role":"user","content":"` +
+			question + `"}]}`
 		if resp, got := f.post("/v1/messages", body); got != whole {
 			t.Errorf("got %d %s", resp.StatusCode, got)
 		}
@@ -385,10 +402,10 @@ func TestPrefillLegRefused(t *testing.T) {
 	})
 }
 
-func TestDecodeLegFails(t *testing.T) {
+func TestDecodeRequestFails(t *testing.T) {
 	t.Parallel()
 	isDecode := func(r seen) bool { return strings.Contains(r.body, "do_remote_prefill") }
-	// failing answers decode legs with a script, and other requests as usual.
+	// failing answers decode requests with a script, and other requests as usual.
 	failing := func(fail func(*session)) func(*session) {
 		return func(s *session) {
 			for {
@@ -414,25 +431,37 @@ func TestDecodeLegFails(t *testing.T) {
 		change func(*Options)
 		where  string // the request is served
 	}{
-		"transfer failed":               {askWhole, say(answered("500 Internal Server Error", `{"error":{"message":"Internal server error"}}`)), nil, "d0"},
-		"transfer failed, one attempt":  {askWhole, say(answered("500 Internal Server Error", `{}`)), func(o *Options) { o.Attempts, o.Retry.PerSecond, o.Retry.Share = 1, 0, 0 }, "d0"},
+		"transfer failed": {askWhole, say(answered("500 Internal Server Error", `{"error":{"message":"Internal server error"}}`)),
+			nil, "d0"},
+		"transfer failed, one attempt": {askWhole, say(answered("500 Internal Server Error", `{}`)), func(o *Options) {
+			o.Attempts, o.Retry.PerSecond, o.Retry.Share = 1, 0, 0
+		}, "d0"},
 		"transfer failed in the stream": {askStream, say(streamed(role, dead, doneLine)), nil, "d0"},
-		"transfer failed, no role":      {askStream, say(streamed(dead, doneLine)), func(o *Options) { o.Attempts, o.Retry.PerSecond, o.Retry.Share = 1, 0, 0 }, "d0"},
+		"transfer failed, no role": {askStream, say(streamed(dead, doneLine)), func(o *Options) {
+			o.Attempts, o.Retry.PerSecond, o.Retry.Share = 1, 0, 0
+		}, "d0"},
 		"error much later than the role": {askStream, func(s *session) {
 			s.say(sseHead, chunk(role))
 			time.Sleep(4 * roleEventDelay)
 			s.say(chunk(dead), lastChunk)
 		}, nil, "d0"},
-		"502":                               {askStream, say(answered("502 Bad Gateway", `{}`)), nil, "d0"},
-		"full":                              {askWhole, say(answered("503 Service Unavailable", `{}`)), nil, "d1"},
-		"full, in the stream":               {askStream, say(streamed(role, refusals[0].event)), nil, "d1"},
-		"reset before the header":           {askStream, reset, nil, "d1"},
-		"reset before the first token":      {askStream, func(s *session) { s.say(sseHead); s.reset() }, nil, "d1"},
-		"reset after the role":              {askStream, func(s *session) { s.say(sseHead, chunk(role)); time.Sleep(4 * roleEventDelay); s.reset() }, nil, "d1"},
+		"502":                          {askStream, say(answered("502 Bad Gateway", `{}`)), nil, "d0"},
+		"full":                         {askWhole, say(answered("503 Service Unavailable", `{}`)), nil, "d1"},
+		"full, in the stream":          {askStream, say(streamed(role, refusals[0].event)), nil, "d1"},
+		"reset before the header":      {askStream, reset, nil, "d1"},
+		"reset before the first token": {askStream, func(s *session) { s.say(sseHead); s.reset() }, nil, "d1"},
+		"reset after the role": {askStream, func(s *session) {
+			s.say(sseHead, chunk(role))
+			time.Sleep(4 * roleEventDelay)
+			s.reset()
+		}, nil, "d1"},
 		"reset of a response that is whole": {askWhole, func(s *session) { s.say(answered("200 OK", whole)[:200]); s.reset() }, nil, "d1"},
 		"aborted":                           {askStream, say(streamed(role, abort, doneLine)), nil, "d1"},
-		"no first token in time":            {askStream, func(s *session) { s.say(sseHead, chunk(role)); s.closed() }, func(o *Options) { o.FirstByte = 200 * time.Millisecond }, "d1"},
-		"no endpoint":                       {askWhole, say(answered("404 Not Found", `{"detail":"Not Found"}`)), nil, "d1"},
+		"no first token in time": {askStream, func(s *session) {
+			s.say(sseHead, chunk(role))
+			s.closed()
+		}, func(o *Options) { o.FirstByte = 200 * time.Millisecond }, "d1"},
+		"no endpoint": {askWhole, say(answered("404 Not Found", `{"detail":"Not Found"}`)), nil, "d1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -448,7 +477,7 @@ func TestDecodeLegFails(t *testing.T) {
 			}
 			all := append(d.requests(), other.requests()...)
 			if len(all) != 2 || all[0].body != decodeBody(c.body) || all[1].body != c.body || len(p.requests()) != 1 {
-				t.Errorf("%d prefill legs, and %+v", len(p.requests()), all)
+				t.Errorf("%d prefill requests, and %+v", len(p.requests()), all)
 			}
 			if r := f.lastRequest(1); r.PrefillBackend != "" || len(r.Failures) != 1 || r.Failures[0].Backend != "d0" {
 				t.Errorf("recorded as %+v", r)
@@ -475,8 +504,8 @@ func TestDecodeLegFails(t *testing.T) {
 	})
 }
 
-// An error that quotes the body of the decode leg does not reach the client: the request gets its error without it.
-func TestDecodeLegQuoted(t *testing.T) {
+// An error that quotes the body of the decode request does not reach the client: the request gets its error without it.
+func TestDecodeRequestQuoted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		status string
@@ -494,13 +523,14 @@ func TestDecodeLegQuoted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			heard := make(chan struct{}) // by the client: a keep-alive, if there is one
 			quotes := func(s *session) {
 				for {
 					r, ok := s.request()
 					if !ok {
 						return
 					}
-					time.Sleep(50 * time.Millisecond)
+					s.until(heard)
 					switch quoted := strings.ReplaceAll(r.body, `"`, "'"); {
 					case strings.Contains(r.body, askRemote):
 						s.say(prefilled(transferParams))
@@ -517,9 +547,19 @@ func TestDecodeLegQuoted(t *testing.T) {
 				body = strings.Replace(askWhole, "What", strings.Repeat("long ", 300<<10), 1)
 			}
 			f := serveSplit(t, c.change, []*replica{p}, []*replica{d})
-			resp, got := f.post("/v1/chat/completions", body)
-			if strings.Contains(got, "kv_transfer_params") || strings.Contains(got, "10.0.0.7") || !strings.Contains(got, "'messages'") && name != "very long" {
-				t.Errorf("got %d %.3000s", resp.StatusCode, got)
+			keepsAlive := name == "after a keep-alive"
+			if !keepsAlive {
+				close(heard)
+			}
+			r := f.open(t, "/v1/chat/completions", body)
+			if keepsAlive {
+				r.to(comment)
+				close(heard)
+			}
+			got := r.rest()
+			if strings.Contains(got, "kv_transfer_params") || strings.Contains(got, "10.0.0.7") || !strings.Contains(got, "'messages'") &&
+				name != "very long" {
+				t.Errorf("got %d %.3000s", r.resp.StatusCode, got)
 			}
 			if all := d.requests(); len(all) < 2 || all[0].body != decodeBody(body) || all[1].body != body {
 				t.Errorf("the replica for decode got %d requests", len(all))
@@ -528,8 +568,8 @@ func TestDecodeLegQuoted(t *testing.T) {
 	}
 }
 
-// No host, port or engine id of a handover reaches the client.
-func TestHandoverAddressWithheld(t *testing.T) {
+// No host, port or engine id of a KV transfer reaches the client.
+func TestKVTransferAddressWithheld(t *testing.T) {
 	t.Parallel()
 	errorEvent := func(message string) string {
 		return `data: {"error":{"message":` + strconv.Quote(message) + `,"type":"InternalServerError","code":500}}` + "\n\n"
@@ -549,12 +589,12 @@ func TestHandoverAddressWithheld(t *testing.T) {
 			}
 		}
 	}
-	committed := func(rest ...string) func(*session) {
-		return func(s *session) {
-			s.request()
-			s.say(sseHead, chunk(role+hello))
-			time.Sleep(50 * time.Millisecond) // the client has them
-			s.sayEach(rest)
+	oneAttempt := func(o *Options) { o.Attempts, o.Retry.Share, o.Retry.PerSecond = 1, 0, 0 }
+	check := func(t *testing.T, got, want string) {
+		t.Helper()
+		if strings.Contains(got, "10.0.0.7") || strings.Contains(got, " 5690") || strings.Contains(got, ":5690") ||
+			strings.Contains(got, "05001d3b") || !strings.Contains(got, want) {
+			t.Errorf("got %.2000s", got)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -562,11 +602,6 @@ func TestHandoverAddressWithheld(t *testing.T) {
 		prefill, decode func(*session)
 		want            string // in what the client gets
 	}{
-		"event after content":            {askStream, prefills(), committed(errorEvent(failed), doneLine), "error is withheld"},
-		"event after content, in pieces": {askStream, prefills(), committed(append(strings.Split(errorEvent(failed), ""), doneLine)...), "error is withheld"},
-		"port alone":                     {askStream, prefills(), committed(errorEvent("connection to port 5690 refused")), "error is withheld"},
-		"engine id alone":                {askStream, prefills(), committed(errorEvent("engine '05001d3b' is gone")), "error is withheld"},
-		"long event after content":       {askStream, prefills(), committed(strings.SplitAfter(errorEvent(strings.Repeat("x ", 3*relay.ChunkBytes)+failed), " ")...), "replica failed"},
 		"event after content in one packet": {askStream, prefills(), func(s *session) {
 			if s.n > 1 {
 				completes(s)
@@ -575,30 +610,59 @@ func TestHandoverAddressWithheld(t *testing.T) {
 			s.request()
 			s.say(sseHead, chunk(hello+errorEvent(failed)+doneLine), lastChunk)
 		}, "world"},
-		"another error after content": {askStream, prefills(), committed(errorEvent("15690 tokens, block 340"), doneLine), "15690 tokens, block 340"},
-		"400 of the prefill leg":      {askWhole, prefillRefused, always(answered("400 Bad Request", tooLong[6:])), "maximum context length"},
-		"one level deeper":            {askWhole, prefills(), always(answered("200 OK", strings.Replace(whole, `"delta"`, "", 1)[:len(whole)-1]+`,"metrics":{"kv_transfer_params":`+object+`}}`)), "Hello"},
-		"deeper in an error":          {askWhole, prefills(), always(answered("503 Service Unavailable", `{"error":{"message":"m","kv_transfer_params":`+object+`}}`)), `"error"`},
+		"400 of the prefill request": {askWhole, prefillRefused, always(answered("400 Bad Request", tooLong[6:])), "maximum context length"},
+		"one level deeper": {askWhole, prefills(),
+			always(answered("200 OK", strings.Replace(whole, `"delta"`, "", 1)[:len(whole)-1]+`,"metrics":{"kv_transfer_params":`+object+`}}`)),
+			"Hello"},
+		"deeper in an error": {askWhole, prefills(),
+			always(answered("503 Service Unavailable", `{"error":{"message":"m","kv_transfer_params":`+object+`}}`)), `"error"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := serveSplit(t, func(o *Options) { o.Attempts, o.Retry.Share, o.Retry.PerSecond = 1, 0, 0 }, []*replica{{script: c.prefill}}, []*replica{{script: c.decode}})
+			f := serveSplit(t, oneAttempt, []*replica{{script: c.prefill}}, []*replica{{script: c.decode}})
 			_, got := f.post("/v1/chat/completions", c.body)
-			if strings.Contains(got, "10.0.0.7") || strings.Contains(got, " 5690") || strings.Contains(got, ":5690") || strings.Contains(got, "05001d3b") || !strings.Contains(got, c.want) {
-				t.Errorf("got %.2000s", got)
-			}
+			check(t, got, c.want)
+		})
+	}
+	for name, c := range map[string]struct {
+		rest []string // after content that the client has
+		want string
+	}{
+		"event after content":            {[]string{errorEvent(failed), doneLine}, "error is withheld"},
+		"event after content, in pieces": {append(strings.Split(errorEvent(failed), ""), doneLine), "error is withheld"},
+		"port alone":                     {[]string{errorEvent("connection to port 5690 refused")}, "error is withheld"},
+		"engine id alone":                {[]string{errorEvent("engine '05001d3b' is gone")}, "error is withheld"},
+		"long event after content": {strings.SplitAfter(errorEvent(strings.Repeat("x ", 3*relay.ChunkBytes)+failed), " "),
+			"replica failed"},
+		"another error after content": {[]string{errorEvent("15690 tokens, block 340"), doneLine}, "15690 tokens, block 340"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			received := make(chan struct{})
+			f := serveSplit(t, oneAttempt, []*replica{{script: prefills()}}, []*replica{{script: func(s *session) {
+				s.request()
+				s.say(sseHead, chunk(role+hello))
+				s.until(received)
+				s.sayEach(c.rest)
+			}}})
+			r := f.open(t, "/v1/chat/completions", askStream)
+			r.to(strings.TrimSpace(hello))
+			close(received)
+			check(t, r.rest(), c.want)
 		})
 	}
 }
 
 // Parameters that no replica can have seen are used again, and no others.
-func TestDecodeLegRefusedConnection(t *testing.T) {
+func TestDecodeRequestRefusedConnection(t *testing.T) {
 	t.Parallel()
 	for kind, c := range asks {
 		t.Run(kind, func(t *testing.T) {
 			d, other := newMortal(dies), &replica{script: completes}
 			p := &replica{script: func(s *session) { s.request(); d.die(); s.say(prefilled(transferParams)) }}
-			f := serveSplit(t, func(o *Options) { o.Attempts, o.Retry.Share, o.Retry.PerSecond = 1, 0, 0 }, []*replica{p}, []*replica{&d.replica, other})
+			f := serveSplit(t, func(o *Options) {
+				o.Attempts, o.Retry.Share, o.Retry.PerSecond = 1, 0, 0
+			}, []*replica{p}, []*replica{&d.replica, other})
 			resp, got := f.post("/v1/chat/completions", c.body)
 			if got != c.want || resp.Header.Get("X-Warmroute-Backend") != "d1" || resp.Header.Get("X-Warmroute-Prefill-Backend") != "p0" {
 				t.Errorf("got %v %s", resp.Header, got)
@@ -644,11 +708,11 @@ func TestDecodeLegRefusedConnection(t *testing.T) {
 	})
 }
 
-func TestLateDecodeLeg(t *testing.T) {
+func TestLateDecodeRequest(t *testing.T) {
 	t.Parallel()
 	t.Run("not sent", func(t *testing.T) {
 		p, d := &replica{script: prefills()}, &replica{script: completes}
-		f := serveSplit(t, func(o *Options) { o.HandoverLease = time.Nanosecond }, []*replica{p}, []*replica{d})
+		f := serveSplit(t, func(o *Options) { o.KVLease = time.Nanosecond }, []*replica{p}, []*replica{d})
 		if resp, got := f.post("/v1/chat/completions", askStream); got != goodStream {
 			t.Errorf("got %d %s", resp.StatusCode, got)
 		}
@@ -667,16 +731,16 @@ func TestLateDecodeLeg(t *testing.T) {
 				completes(s)
 				return
 			}
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // from the end of the prefill at the earliest: the lease is over
 			n, _ := io.Copy(io.Discard, s.br)
 			read <- int(n)
 		}
-		f := serveSplit(t, func(o *Options) { o.HandoverLease, o.BodyBytes = time.Second, 64<<20 }, []*replica{p}, []*replica{d})
+		f := serveSplit(t, func(o *Options) { o.KVLease, o.BodyBytes = time.Second, 64<<20 }, []*replica{p}, []*replica{d})
 		if resp, got := f.post("/v1/chat/completions", body); got != whole {
 			t.Errorf("got %d %s", resp.StatusCode, got)
 		}
 		if n := <-read; n >= len(body) {
-			t.Errorf("the replica for decode got %d bytes of the late leg", n)
+			t.Errorf("the replica for decode got %d bytes of the late request", n)
 		}
 		f.checkSplitResult("late")
 	})
@@ -684,10 +748,10 @@ func TestLateDecodeLeg(t *testing.T) {
 
 func TestSplitClientDisconnect(t *testing.T) {
 	t.Parallel()
-	for name, legs := range map[string]struct{ prefill, decode func(*session) }{
-		"in the prefill leg": {hang(), completes},
-		"in the decode leg":  {prefills(), hang()},
-		"after the role":     {prefills(), hang(sseHead, chunk(role))},
+	for name, scripts := range map[string]struct{ prefill, decode func(*session) }{
+		"in the prefill request": {hang(), completes},
+		"in the decode request":  {prefills(), hang()},
+		"after the role":         {prefills(), hang(sseHead, chunk(role))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -695,7 +759,7 @@ func TestSplitClientDisconnect(t *testing.T) {
 			watched := func(script func(*session)) func(*session) {
 				return func(s *session) { script(s); s.closed(); closed <- struct{}{} }
 			}
-			p, d := &replica{script: watched(legs.prefill)}, &replica{script: watched(legs.decode)}
+			p, d := &replica{script: watched(scripts.prefill)}, &replica{script: watched(scripts.decode)}
 			f := serveSplit(t, withKeys(keyOf("a", nil)), []*replica{p}, []*replica{d})
 			ctx, disconnect := context.WithCancel(t.Context())
 			req, _ := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(askStream))
@@ -706,20 +770,20 @@ func TestSplitClientDisconnect(t *testing.T) {
 				done <- err
 			}()
 			last := d
-			if name == "in the prefill leg" {
+			if name == "in the prefill request" {
 				last = p
 			}
-			eventually(t, "the leg is open", func() bool { return len(last.requests()) == 1 })
+			eventually(t, "the request is open", func() bool { return len(last.requests()) == 1 })
 			disconnect()
 			<-done
 			f.awaitIdle()
-			if name == "in the prefill leg" {
+			if name == "in the prefill request" {
 				<-closed
 				if n := len(d.requests()); n != 0 {
 					t.Errorf("the replica for decode got %d requests", n)
 				}
 			}
-			if r := f.lastRequest(1); r.Code != metrics.StatusClientClosed || r.Phase != "before_response" || r.Tokens.Prompt == 0 {
+			if r := f.lastRequest(1); r.Code != metrics.StatusClientClosed || r.Disconnected != "before_response" || r.Tokens.Prompt == 0 {
 				t.Errorf("recorded as %+v", r)
 			}
 			if used := f.proxy.usage.OfKey("a"); used.PromptTokens == 0 {
@@ -731,7 +795,7 @@ func TestSplitClientDisconnect(t *testing.T) {
 		p, d := &replica{script: hang()}, &replica{script: completes}
 		f := serveSplit(t, nil, []*replica{p}, []*replica{d})
 		done := f.background(askStream)
-		eventually(t, "the leg is open", func() bool { return len(p.requests()) == 1 })
+		eventually(t, "the request is open", func() bool { return len(p.requests()) == 1 })
 		f.proxy.Activity().Cancel(f.only(activity.FirstToken).Handle)
 		if a := <-done; a.status != http.StatusForbidden {
 			t.Errorf("got %+v", a)
@@ -739,8 +803,8 @@ func TestSplitClientDisconnect(t *testing.T) {
 	})
 }
 
-// The first event of a decode leg, which has only the role, comes before the outcome of the transfer. Comments do not wait.
-func TestRoleOfDecodeLegWithheld(t *testing.T) {
+// The first event of a decode request, which has only the role, comes before the outcome of the transfer. Comments do not wait.
+func TestRoleOfDecodeRequestWithheld(t *testing.T) {
 	t.Parallel()
 	next := make(chan struct{})
 	p := &replica{script: prefills()}
@@ -812,7 +876,7 @@ func TestUnsplitRequests(t *testing.T) {
 	}
 }
 
-// With keys, the ids that clients choose have a scope, in both legs.
+// With keys, the ids that clients choose have a scope, in both requests.
 func TestSplitOfChosenID(t *testing.T) {
 	p, d := &replica{script: prefills()}, &replica{script: completes}
 	f := serveSplit(t, withKeys(keyOf("alice", nil)), []*replica{p}, []*replica{d})
@@ -822,10 +886,10 @@ func TestSplitOfChosenID(t *testing.T) {
 	}
 	scoped := strings.Replace(body, `"mine`, `"`+stored.ScopeOf("alice")+"mine", 1)
 	if got := p.requests()[0].body; got != strings.Replace(scoped, "{", "{"+askRemote+`"max_output_tokens":1,"store":false,`, 1) {
-		t.Errorf("the prefill leg was %s", got)
+		t.Errorf("the prefill request was %s", got)
 	}
 	if got := d.requests()[0].body; got != decodeBody(scoped) {
-		t.Errorf("the decode leg was %s", got)
+		t.Errorf("the decode request was %s", got)
 	}
 }
 
@@ -850,7 +914,8 @@ func TestTransferMember(t *testing.T) {
 // A list without blocks ends the process of the replica that reads it.
 func TestTransferParamsWithoutBlocks(t *testing.T) {
 	for _, ids := range []string{"null", "[]", "[[]]", "[[],[]]"} {
-		if member, ok := upstream.KVTransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`), "p"); ok {
+		if member, ok := upstream.KVTransferMember([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":`+ids+`}}`),
+			"p"); ok {
 			t.Errorf("%s: %s", ids, member)
 		}
 	}
@@ -886,8 +951,9 @@ func TestDecodeReplicaFailsWhereRequestsWait(t *testing.T) {
 	t.Parallel()
 	serve := func(t *testing.T, d *mortal) *fleet {
 		f := serveSplit(t, func(o *Options) { o.QueueForRoles = true }, []*replica{{script: prefills()}}, []*replica{&d.replica})
-		handover := router.HandoverSettings{Queue: true, Lease: 30 * time.Second, MinUncachedTokens: 1}
-		if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Queue: queueForAMinute, Handover: handover}); err != nil {
+		disaggregation := router.DisaggregationSettings{Queue: true, Lease: 30 * time.Second, MinUncachedTokens: 1}
+		if err := configureRouter(f.router, router.Settings{Policy: "prefix", PollInterval: time.Hour, Queue: queueForAMinute,
+			Disaggregation: disaggregation}); err != nil {
 			t.Fatal(err)
 		}
 		return f
@@ -905,7 +971,7 @@ func TestDecodeReplicaFailsWhereRequestsWait(t *testing.T) {
 			if a.body != whole {
 				t.Errorf("got %+v", a)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(failsafe):
 			t.Error("the request still waits")
 		}
 	})
@@ -917,7 +983,7 @@ func TestDecodeReplicaFailsWhereRequestsWait(t *testing.T) {
 			if a.status != http.StatusBadGateway {
 				t.Errorf("got %+v", a)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(failsafe):
 			t.Error("the request still waits")
 		}
 	})
@@ -926,8 +992,9 @@ func TestDecodeReplicaFailsWhereRequestsWait(t *testing.T) {
 // After three transfers between two replicas have failed in a row, requests are not split between them for a while.
 func TestFailingTransfersAreAvoided(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ body, leg, whole, want string }{
-		"whole":  {askWhole, answered("500 Internal Server Error", `{"error":{"message":"Internal server error"}}`), answered("200 OK", whole), whole},
+	for name, c := range map[string]struct{ body, prefill, whole, want string }{
+		"whole": {askWhole, answered("500 Internal Server Error", `{"error":{"message":"Internal server error"}}`), answered("200 OK", whole),
+			whole},
 		"stream": {askStream, streamed(role, dead, doneLine), streamed(role, hello, world, stop, counted, doneLine), goodStream},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -939,7 +1006,7 @@ func TestFailingTransfersAreAvoided(t *testing.T) {
 						return
 					}
 					if strings.Contains(r.body, "do_remote_prefill") {
-						s.say(c.leg)
+						s.say(c.prefill)
 					} else {
 						s.say(c.whole)
 					}
@@ -951,8 +1018,8 @@ func TestFailingTransfersAreAvoided(t *testing.T) {
 					t.Errorf("request %d: got %d %s", i, resp.StatusCode, got)
 				}
 			}
-			if legs := len(p.requests()); legs != 3 {
-				t.Errorf("%d prefill legs, want 3", legs)
+			if n := len(p.requests()); n != 3 {
+				t.Errorf("%d prefill requests, want 3", n)
 			}
 		})
 	}

@@ -31,23 +31,33 @@ func TestEventScanner(t *testing.T) {
 		{"empty data", api.ChatFormat, "data:\n\ndata: \n\n", found{}},
 		{"role", api.ChatFormat, role, found{events: 1}},
 		{"content", api.ChatFormat, role + hello, found{events: 2, content: true}},
-		{"no space after the colon", api.ChatFormat, strings.ReplaceAll(role+hello+doneLine, "data: ", "data:"), found{events: 2, content: true, end: true}},
+		{"no space after the colon", api.ChatFormat, strings.ReplaceAll(role+hello+doneLine, "data: ", "data:"),
+			found{events: 2, content: true, end: true}},
 		{"CRLF", api.ChatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r\n"), found{events: 1, content: true, end: true}},
 		{"CR", api.ChatFormat, strings.ReplaceAll(hello+doneLine, "\n", "\r"), found{events: 1, content: true, end: true}},
 		{"reasoning", api.ChatFormat, chat(`{"delta":{"reasoning":"hm"}}`), found{events: 1, content: true}},
-		{"reasoning_content", api.ChatFormat, chat(`{"delta":{"role":"assistant","reasoning_content":"hm","content":null}}`), found{events: 1, content: true}},
-		{"tool call", api.ChatFormat, chat(`{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}}`), found{events: 1, content: true}},
+		{"reasoning_content", api.ChatFormat, chat(`{"delta":{"role":"assistant","reasoning_content":"hm","content":null}}`),
+			found{events: 1, content: true}},
+		{"tool call", api.ChatFormat, chat(`{"delta":{"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]}}`),
+			found{events: 1, content: true}},
 		{"no tool call", api.ChatFormat, chat(`{"delta":{"role":"assistant","content":"","tool_calls":[],"refusal":null}}`), found{events: 1}},
-		{"second choice", api.ChatFormat, chat(`{"index":0,"delta":{"content":""}},{"index":1,"delta":{"content":"x"}}`), found{events: 1, content: true}},
+		{"second choice", api.ChatFormat, chat(`{"index":0,"delta":{"content":""}},{"index":1,"delta":{"content":"x"}}`),
+			found{events: 1, content: true}},
 		{"stop", api.ChatFormat, role + stop, found{events: 2, finished: true}},
 		{"abort", api.ChatFormat, role + abort + doneLine, found{events: 2, aborted: true, end: true}},
 		{"abort after content", api.ChatFormat, hello + abort, found{events: 2, content: true, aborted: true}},
-		{"end without a word of why", api.ChatFormat, role + counted + doneLine, found{events: 2, aborted: true, end: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
+		{"end without a word of why", api.ChatFormat, role + counted + doneLine,
+			found{events: 2, aborted: true, end: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8,
+				CompletionTokens: 3}}},
 		{"nothing but the end", api.CompletionFormat, doneLine, found{aborted: true, end: true}},
-		{"usage", api.ChatFormat, role + counted, found{events: 2, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
+		{"usage", api.ChatFormat, role + counted,
+			found{events: 2, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
 		{"usage: null", api.ChatFormat, `data: {"choices":[],"usage":null}` + "\n\n", found{events: 1}},
-		{"usage that grows", api.ChatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted, found{events: 3, content: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
-		{"usage in what was said", api.ChatFormat, chat(`{"delta":{"content":"\"usage\":{\"prompt_tokens\":9}"}}`), found{events: 1, content: true}},
+		{"usage that grows", api.ChatFormat, hello + strings.Replace(counted, `completion_tokens":3`, `completion_tokens":1`, 1) + counted,
+			found{events: 3, content: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8,
+				CompletionTokens: 3}}},
+		{"usage in what was said", api.ChatFormat, chat(`{"delta":{"content":"\"usage\":{\"prompt_tokens\":9}"}}`),
+			found{events: 1, content: true}},
 		{"error", api.ChatFormat, dead + doneLine, found{end: true, failed: 500}},
 		{"client's error", api.ChatFormat, tooLong + doneLine, found{end: true, failed: 400}},
 		{"compact error", api.ChatFormat, `data: {"error":{"message":"x","code":503}}` + "\n\n", found{failed: 503}},
@@ -59,36 +69,76 @@ func TestEventScanner(t *testing.T) {
 		{"aborted text", api.CompletionFormat, chat(`{"text":"","finish_reason":"abort"}`), found{events: 1, aborted: true}},
 		{"token ids", api.TokensFormat, chat(`{"index":0,"finish_reason":null,"token_ids":[1,2]}`), found{events: 1, content: true}},
 		{"no token ids", api.TokensFormat, chat(`{"index":0,"finish_reason":"stop","token_ids":[]}`), found{events: 1, finished: true}},
-		{"token ids, aborted", api.TokensFormat, chat(`{"token_ids":[1]}`) + chat(`{"token_ids":[],"finish_reason":"abort"}`) + doneLine, found{events: 2, content: true, aborted: true, end: true}},
-		{"usage of token ids", api.TokensFormat, chat(`{"token_ids":[1]}`) + counted, found{events: 2, content: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8, CompletionTokens: 3}}},
-		{"response begins", api.ResponsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" + `data: {"type":"response.in_progress"}` + "\n\n", found{}},
-		{"response", api.ResponsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" + `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
-		{"response ends", api.ResponsesFormat, `data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 7, CachedTokens: 4, CompletionTokens: 2}}},
-		{"response is incomplete", api.ResponsesFormat, `data: {"type":"response.incomplete","response":{"status":"incomplete","usage":{"input_tokens":7,"output_tokens":2}}}` + "\n\n", found{events: 1, finished: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7, CompletionTokens: 2}}},
-		{"response is cancelled", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"cancelled"}}` + "\n\n", found{events: 1, aborted: true, end: true}},
-		{"response of no token", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, aborted: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7}}},
-		{"long response", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7, CompletionTokens: 2}}},
-		{"long response, cancelled", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n", found{events: 1, content: true, unexplained: true, end: true}},
-		{"long event of a response", api.ResponsesFormat, "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
+		{"token ids, aborted", api.TokensFormat, chat(`{"token_ids":[1]}`) + chat(`{"token_ids":[],"finish_reason":"abort"}`) + doneLine,
+			found{events: 2, content: true, aborted: true, end: true}},
+		{"usage of token ids", api.TokensFormat, chat(`{"token_ids":[1]}`) + counted,
+			found{events: 2, content: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 12, CachedTokens: 8,
+				CompletionTokens: 3}}},
+		{"response begins", api.ResponsesFormat, `data: {"type":"response.created","response":{"usage":null}}` + "\n\n" +
+			`data: {"type":"response.in_progress"}` + "\n\n", found{}},
+		{"response", api.ResponsesFormat, "event: x\n" + `data: {"type":"response.output_item.added"}` + "\n\n" +
+			`data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n", found{events: 2, content: true}},
+		{"response ends", api.ResponsesFormat,
+			`data: {"type":"response.completed","response":{"usage":{"input_tokens":7,"output_tokens":2,` +
+				`"input_tokens_details":{"cached_tokens":4}}}}` + "\n\n",
+			found{events: 1, finished: true, end: true, usage: relay.Usage{Known: true, HasCached: true, PromptTokens: 7, CachedTokens: 4,
+				CompletionTokens: 2}}},
+		{"response is incomplete", api.ResponsesFormat,
+			`data: {"type":"response.incomplete","response":{"status":"incomplete","usage":{"input_tokens":7,"output_tokens":2}}}` + "\n\n",
+			found{events: 1, finished: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7, CompletionTokens: 2}}},
+		{"response is cancelled", api.ResponsesFormat, `data: {"type":"response.completed","response":{"status":"cancelled"}}` + "\n\n",
+			found{events: 1, aborted: true, end: true}},
+		{"response of no token", api.ResponsesFormat,
+			`data: {"type":"response.completed","response":{"status":"completed","output":[],"usage":{"input_tokens":7,"output_tokens":0}}}` +
+				"\n\n", found{events: 1, aborted: true, end: true, usage: relay.Usage{Known: true, PromptTokens: 7}}},
+		{"long response", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` +
+			strings.Repeat("x", 2*relay.MaxLineBytes) + `","status":"completed","usage":{"input_tokens":7,"output_tokens":2}},` +
+			`"type":"response.completed"}` + "\n\n", found{events: 1, content: true, finished: true, end: true,
+			usage: relay.Usage{Known: true, PromptTokens: 7, CompletionTokens: 2}}},
+		{"long response, cancelled", api.ResponsesFormat, "event: response.completed\n" + `data: {"response":{"output":"` +
+			strings.Repeat("x", 2*relay.MaxLineBytes) + `","status":"cancelled","usage":null},"type":"response.completed"}` + "\n\n",
+			found{events: 1, content: true, unexplained: true, end: true}},
+		{"long event of a response", api.ResponsesFormat, "event: response.output_text.done\n" + `data: {"text":"` +
+			strings.Repeat("x", 2*relay.MaxLineBytes) + `","type":"response.output_text.done"}` + "\n\n", found{events: 1, content: true}},
 		{"response fails", api.ResponsesFormat, `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{end: true, failed: 500}},
-		{"response fails before output", api.ResponsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}` + "\n\n", found{end: true, failed: 500}},
-		{"response fails by its prompt", api.ResponsesFormat, `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"invalid_prompt"}}}` + "\n\n", found{end: true, failed: 400}},
-		{"response fails after content", api.ResponsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" + `data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
-		{"message begins", api.MessagesFormat, `data: {"type":"ping"}` + "\n\n" + `data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n", found{events: 1, usage: relay.Usage{Known: true, PromptTokens: 7}}},
-		{"message", api.MessagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" + `data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n", found{events: 2, content: true, usage: relay.Usage{Known: true, HasCached: true, CachedTokens: 4, CompletionTokens: 2}}},
-		{"message fails", api.MessagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n", found{end: true, failed: 503}},
-		{"message ends", api.MessagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, content: true, finished: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
-		{"message is aborted", api.MessagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`), found{events: 5, content: true, unexplained: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
-		{"message of no token", api.MessagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`), found{events: 3, aborted: true, end: true, usage: relay.Usage{Known: true}}},
-		{"message whose reason comes late", api.MessagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`), "event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`), found{events: 5, finished: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
-		{"error: null", api.ChatFormat, strings.Replace(hello, "{", `{"error":null,`, 1) + strings.Replace(hello, "{", `{"error": null,`, 1), found{events: 2, content: true}},
+		{"response fails before output", api.ResponsesFormat,
+			`data: {"type":"response.failed","response":{"status":"failed","error":{"code":"server_error"}}}` + "\n\n",
+			found{end: true, failed: 500}},
+		{"response fails by its prompt", api.ResponsesFormat,
+			`data: {"type":"response.failed","response":{"status":"failed","error":{"code":"invalid_prompt"}}}` + "\n\n",
+			found{end: true, failed: 400}},
+		{"response fails after content", api.ResponsesFormat, `data: {"delta":"Hi","type":"response.output_text.delta"}` + "\n\n" +
+			`data: {"code":null,"message":"x","type":"error"}` + "\n\n", found{events: 1, content: true, end: true, failed: 500}},
+		{"message begins", api.MessagesFormat, `data: {"type":"ping"}` + "\n\n" +
+			`data: {"type":"message_start","message":{"usage":{"input_tokens":7,"output_tokens":0}}}` + "\n\n",
+			found{events: 1, usage: relay.Usage{Known: true, PromptTokens: 7}}},
+		{"message", api.MessagesFormat, `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n" +
+			`data: {"type":"message_delta","usage":{"output_tokens":2,"cache_read_input_tokens":4}}` + "\n\n",
+			found{events: 2, content: true, usage: relay.Usage{Known: true, HasCached: true, CachedTokens: 4, CompletionTokens: 2}}},
+		{"message fails", api.MessagesFormat, `data: {"type":"error","error":{"type":"overloaded_error"}}` + "\n\n",
+			found{end: true, failed: 503}},
+		{"message ends", api.MessagesFormat, messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":2}`),
+			found{events: 5, content: true, finished: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
+		{"message is aborted", api.MessagesFormat, messagesContent + messagesEnd("null", `{"output_tokens":2}`),
+			found{events: 5, content: true, unexplained: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
+		{"message of no token", api.MessagesFormat, messagesEnd(`"end_turn"`, `{"output_tokens":0}`),
+			found{events: 3, aborted: true, end: true, usage: relay.Usage{Known: true}}},
+		{"message whose reason comes late", api.MessagesFormat, strings.TrimSuffix(messagesEnd("null", `{"output_tokens":2}`),
+			"event: message_stop\n"+`data: {"type":"message_stop"}`+"\n\n") + messagesEnd(`"end_turn"`, `{"output_tokens":2}`),
+			found{events: 5, finished: true, end: true, usage: relay.Usage{Known: true, CompletionTokens: 2}}},
+		{"error: null", api.ChatFormat, strings.Replace(hello, "{", `{"error":null,`, 1) + strings.Replace(hello, "{", `{"error": null,`, 1),
+			found{events: 2, content: true}},
 		{"error: empty", api.ChatFormat, strings.Replace(hello, "{", `{"error":"",`, 1), found{events: 1, content: true}},
 		{"error: a text", api.ChatFormat, `data: {"error":"x"}` + "\n\n", found{failed: 500}},
-		{"transcript", api.PlainFormat, `data: {"type":"transcript.text.delta","delta":"transcript.text.done"}` + "\n\n", found{events: 1, content: true}},
-		{"transcript ends", api.PlainFormat, `data: {"type":"transcript.text.done","text":"x"}` + "\n\n", found{events: 1, content: true, end: true}},
-		{"transcript stops", api.PlainFormat, "data: x\n\n" + chat(`{"delta":{"content":""},"finish_reason":"stop"}`), found{events: 2, content: true, finished: true}},
+		{"transcript", api.PlainFormat, `data: {"type":"transcript.text.delta","delta":"transcript.text.done"}` + "\n\n",
+			found{events: 1, content: true}},
+		{"transcript ends", api.PlainFormat, `data: {"type":"transcript.text.done","text":"x"}` + "\n\n",
+			found{events: 1, content: true, end: true}},
+		{"transcript stops", api.PlainFormat, "data: x\n\n" + chat(`{"delta":{"content":""},"finish_reason":"stop"}`),
+			found{events: 2, content: true, finished: true}},
 		{"anything", api.PlainFormat, "data: x\n\n", found{events: 1, content: true}},
-		{"line too long", api.ChatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", relay.MaxLineBytes) + `"}}`), found{events: 1, content: true}},
+		{"line too long", api.ChatFormat, chat(`{"delta":{"content":"` + strings.Repeat("x", relay.MaxLineBytes) + `"}}`),
+			found{events: 1, content: true}},
 		{"comment too long", api.ChatFormat, ":" + strings.Repeat("x", relay.MaxLineBytes) + "\n\n" + role, found{events: 1}},
 		{"line without an end", api.ChatFormat, strings.TrimSuffix(hello, "\n\n"), found{}},
 	}
@@ -117,9 +167,9 @@ func FuzzEventScanner(f *testing.F) {
 	f.Add("data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7}}}\n\n", byte(api.MessagesFormat), uint16(11))
 	f.Add(strings.Repeat("data: x", relay.MaxLineBytes/4)+"\n"+role, byte(api.PlainFormat), uint16(4096))
 	f.Fuzz(func(t *testing.T, stream string, kind byte, size uint16) {
-		whole := relay.Scanner{Format: api.Format(kind) % 7}
+		whole := relay.Scanner{Format: api.Format(kind) % 7, Metadata: &relay.Metadata{}}
 		whole.Scan([]byte(stream))
-		cut := relay.Scanner{Format: whole.Format}
+		cut := relay.Scanner{Format: whole.Format, Metadata: &relay.Metadata{}}
 		for rest := []byte(stream); len(rest) > 0; {
 			n := min(int(size)+1, len(rest))
 			cut.Scan(rest[:n])
@@ -217,23 +267,27 @@ func TestKeepAliveCommentsBetweenEvents(t *testing.T) {
 // messagesBegin is the first event of a stream of /v1/messages, with its usage;
 // messagesEnd is what comes after the content.
 func messagesBegin(usage string) string {
-	return "event: message_start\n" + `data: {"type":"message_start","message":{"id":"c","type":"message","role":"assistant","content":[],"model":"m","stop_reason":null,"stop_sequence":null,"usage":` + usage + `}}` + "\n\n"
+	return "event: message_start\n" + `data: {"type":"message_start","message":{"id":"c","type":"message","role":"assistant","content":[],` +
+		`"model":"m","stop_reason":null,"stop_sequence":null,"usage":` + usage + `}}` + "\n\n"
 }
 
 func messagesEnd(stopReason, usage string) string {
 	return "event: content_block_stop\n" + `data: {"type":"content_block_stop","index":0}` + "\n\n" +
-		"event: message_delta\n" + `data: {"type":"message_delta","delta":{"stop_reason":` + stopReason + `,"stop_sequence":null},"usage":` + usage + `}` + "\n\n" +
+		"event: message_delta\n" + `data: {"type":"message_delta","delta":{"stop_reason":` + stopReason + `,"stop_sequence":null},"usage":` +
+		usage + `}` + "\n\n" +
 		"event: message_stop\n" + `data: {"type":"message_stop"}` + "\n\n"
 }
 
-const messagesContent = "event: content_block_start\n" + `data: {"type":"content_block_start","content_block":{"type":"text","text":""},"index":0}` + "\n\n" +
+const messagesContent = "event: content_block_start\n" +
+	`data: {"type":"content_block_start","content_block":{"type":"text","text":""},"index":0}` + "\n\n" +
 	"event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"Hello"},"index":0}` + "\n\n"
 
 // TestMessagesUsage checks what a request costs its key, and what is counted of it,
 // where a part of its prompt came from the cache.
 func TestMessagesUsage(t *testing.T) {
 	whole := func(usage string) string {
-		return answered("200 OK", `{"id":"c","type":"message","role":"assistant","content":[{"type":"text","text":"Hello"}],"model":"m","stop_reason":"end_turn","usage":`+usage+`}`)
+		return answered("200 OK", `{"id":"c","type":"message","role":"assistant","content":[{"type":"text","text":"Hello"}],"model":"m",`+
+			`"stop_reason":"end_turn","usage":`+usage+`}`)
 	}
 	const cached = `{"input_tokens":27,"output_tokens":4,"cache_creation_input_tokens":0,"cache_read_input_tokens":384}`
 	for _, c := range []struct {
@@ -241,17 +295,23 @@ func TestMessagesUsage(t *testing.T) {
 		cached     int // tokens
 	}{
 		{"whole", whole(cached), 384},
-		{"whole, a part newly cached", whole(`{"input_tokens":27,"output_tokens":4,"cache_creation_input_tokens":288,"cache_read_input_tokens":96}`), 96},
+		{"whole, a part newly cached", whole(`{"input_tokens":27,"output_tokens":4,"cache_creation_input_tokens":288,` +
+			`"cache_read_input_tokens":96}`), 96},
 		{"whole, cache not told", whole(`{"input_tokens":411,"output_tokens":4}`), 0},
-		{"whole, cache null", whole(`{"input_tokens":411,"output_tokens":4,"cache_creation_input_tokens":null,"cache_read_input_tokens":null}`), 0},
+		{"whole, cache null", whole(`{"input_tokens":411,"output_tokens":4,"cache_creation_input_tokens":null,"cache_read_input_tokens":null}`),
+			0},
 		{"stream", streamed(messagesBegin(`{"input_tokens":411,"output_tokens":0}`), messagesContent, messagesEnd(`"end_turn"`, cached)), 384},
-		{"stream that tells the cache at once", streamed(messagesBegin(strings.Replace(cached, `"output_tokens":4`, `"output_tokens":1`, 1)), messagesContent, messagesEnd(`"end_turn"`, `{"output_tokens":4}`)), 384},
-		{"stream, cache not told", streamed(messagesBegin(`{"input_tokens":411,"output_tokens":0}`), messagesContent, messagesEnd(`"end_turn"`, `{"input_tokens":411,"output_tokens":4}`)), 0},
-		{"stream that corrects itself", streamed(messagesBegin(`{"input_tokens":500,"output_tokens":0}`), messagesContent, messagesEnd(`"end_turn"`, cached)), 384},
+		{"stream that tells the cache at once", streamed(messagesBegin(strings.Replace(cached, `"output_tokens":4`, `"output_tokens":1`, 1)),
+			messagesContent, messagesEnd(`"end_turn"`, `{"output_tokens":4}`)), 384},
+		{"stream, cache not told", streamed(messagesBegin(`{"input_tokens":411,"output_tokens":0}`), messagesContent,
+			messagesEnd(`"end_turn"`, `{"input_tokens":411,"output_tokens":4}`)), 0},
+		{"stream that corrects itself", streamed(messagesBegin(`{"input_tokens":500,"output_tokens":0}`), messagesContent,
+			messagesEnd(`"end_turn"`, cached)), 384},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := serve(t, withKeys(keyOf("a", nil)), &replica{script: always(c.says)})
-			body := fmt.Sprintf(`{"model":"m","max_tokens":4,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("What do you make of it? ", 85))
+			body := fmt.Sprintf(`{"model":"m","max_tokens":4,"messages":[{"role":"user","content":%q}]}`,
+				strings.Repeat("What do you make of it? ", 85))
 			if resp, answer := f.post("/v1/messages", body, bearer("a")...); resp.StatusCode != 200 {
 				t.Fatalf("got %d %s", resp.StatusCode, answer)
 			}

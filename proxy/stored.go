@@ -30,9 +30,12 @@ func (r *request) routeToStoredResponse() *fault.Error {
 	}
 	b, result := r.proxy.findStored(s, r.account)
 	if result == metrics.ResponseUnknown && r.proxy.maySearchStored(s, r.account) {
-		b, result = r.proxy.searchStored(s, r.httpReq, r.input.request.Backends)
+		b, result = r.proxy.searchStored(s, r.httpReq, r.backendsOfName())
 	}
 	r.proxy.metrics.CountResponseLookup(result)
+	if apiErr := r.useModelOfStored(b); apiErr != nil {
+		return apiErr
+	}
 	return r.pinTo(b, result)
 }
 
@@ -133,7 +136,8 @@ func (p *Proxy) maySearchStored(s *stored.Input, holder *apikey.Account) bool {
 }
 
 // searchStored asks the backends that may hold the response, and remembers what they say. It blocks as stored.Responses.Search does.
-func (p *Proxy) searchStored(s *stored.Input, r *http.Request, list []*backends.Backend) (b *backends.Backend, result metrics.ResponseLookup) {
+func (p *Proxy) searchStored(s *stored.Input, r *http.Request, list []*backends.Backend) (b *backends.Backend,
+	result metrics.ResponseLookup) {
 	id := s.RefersTo
 	passed := http.Header{backends.InstanceHeader: r.Header[backends.InstanceHeader]}
 	p.instance.AppendTo(passed) // so that no search goes round in circles
@@ -171,5 +175,9 @@ func (a *attempt) remember(in *stored.Input, responseID string) {
 	if a.req.account != nil {
 		e.Owner = a.req.account.Name
 	}
-	a.req.proxy.responses.Index.Add(a.replicaResponseID(in, responseID), e)
+	id := a.replicaResponseID(in, responseID)
+	a.req.proxy.responses.Index.Add(id, e)
+	if n := &a.req.named; n.name != nil {
+		a.req.proxy.models.RememberResponse(id, n.name, n.choice.Model)
+	}
 }

@@ -47,15 +47,18 @@ func (s *responseStore) clear() {
 }
 
 func responseObject(id, status string) string {
-	return `{"id":"` + id + `","object":"response","status":"` + status + `","output":[{"type":"message","content":[{"type":"output_text","text":"Hello"}]}],"usage":{"input_tokens":12,"output_tokens":3}}`
+	return `{"id":"` + id + `","object":"response","status":"` + status +
+		`","output":[{"type":"message","content":[{"type":"output_text","text":"Hello"}]}],"usage":{"input_tokens":12,"output_tokens":3}}`
 }
 
 // streamedResponse is a stream of /v1/responses, whose first event repeats some instructions.
 func streamedResponse(id, instructions string) []string {
 	return []string{
-		"event: response.created\ndata: " + `{"response":{"id":"` + id + `","instructions":"` + instructions + `","usage":null},"sequence_number":0,"type":"response.created"}` + "\n\n",
+		"event: response.created\ndata: " + `{"response":{"id":"` + id + `","instructions":"` + instructions +
+			`","usage":null},"sequence_number":0,"type":"response.created"}` + "\n\n",
 		"event: response.output_text.delta\ndata: " + `{"delta":"Hello","sequence_number":1,"type":"response.output_text.delta"}` + "\n\n",
-		"event: response.completed\ndata: " + `{"response":` + responseObject(id, "completed") + `,"sequence_number":2,"type":"response.completed"}` + "\n\n",
+		"event: response.completed\ndata: " + `{"response":` + responseObject(id, "completed") +
+			`,"sequence_number":2,"type":"response.completed"}` + "\n\n",
 	}
 }
 
@@ -75,7 +78,8 @@ func storing(name string, kept *responseStore) *replica {
 				return
 			}
 			missing := func(id string) string {
-				return answered("404 Not Found", `{"error":{"message":"Response with id '`+id+`' not found.","type":"invalid_request_error","param":"response_id","code":404}}`)
+				return answered("404 Not Found", `{"error":{"message":"Response with id '`+id+
+					`' not found.","type":"invalid_request_error","param":"response_id","code":404}}`)
 			}
 			id, cancels := strings.CutSuffix(strings.TrimPrefix(req.URL.Path, "/v1/responses/"), "/cancel")
 			previous := between(req.body, `"previous_response_id":"`, `"`)
@@ -83,7 +87,8 @@ func storing(name string, kept *responseStore) *replica {
 			case req.URL.Path != "/v1/responses" && !kept.has(id):
 				s.say(missing(id))
 			case cancels:
-				s.say(answered("400 Bad Request", `{"error":{"message":"Cannot cancel a synchronous response.","type":"invalid_request_error","param":"response_id","code":400}}`))
+				s.say(answered("400 Bad Request", `{"error":{"message":"Cannot cancel a synchronous response.","type":"invalid_request_error",`+
+					`"param":"response_id","code":400}}`))
 			case req.URL.Path != "/v1/responses" && req.URL.RawQuery == "stream=true&starting_after=0":
 				s.say(streamed(streamedResponse(id, "")[1:]...))
 			case req.URL.Path != "/v1/responses":
@@ -173,7 +178,8 @@ func (f *storedFleet) seenRequests() int {
 // wantMissing checks that an answer is the API's 404 with a reason.
 func wantMissing(t *testing.T, status int, answer, code, reason string) {
 	t.Helper()
-	if status != http.StatusNotFound || !strings.Contains(answer, `"type":"invalid_request_error"`) || !strings.Contains(answer, `"code":"`+code+`"`) || !strings.Contains(answer, reason) {
+	if status != http.StatusNotFound || !strings.Contains(answer, `"type":"invalid_request_error"`) ||
+		!strings.Contains(answer, `"code":"`+code+`"`) || !strings.Contains(answer, reason) {
 		t.Errorf("status %d %s, want a 404 of %s that says %q", status, answer, code, reason)
 	}
 }
@@ -199,13 +205,16 @@ func TestStatefulResponse(t *testing.T) {
 			if status, answer, backend := f.requestTo("POST", "/v1/responses", continuing(id)); status != 200 || backend != "a" {
 				t.Errorf("the next turn: status %d from %q: %.200s", status, backend, answer)
 			}
-			if status, answer, backend := f.requestTo("GET", "/v1/responses/"+id, ""); status != 200 || backend != "a" || answer != responseObject(id, "cancelled") {
+			if status, answer, backend := f.requestTo("GET", "/v1/responses/"+id, ""); status != 200 || backend != "a" ||
+				answer != responseObject(id, "cancelled") {
 				t.Errorf("GET: status %d from %q: %.200s", status, backend, answer)
 			}
-			if status, answer, backend := f.requestTo("GET", "/v1/responses/"+id+"?stream=true&starting_after=0", ""); status != 200 || backend != "a" || answer != strings.Join(streamedResponse(id, "")[1:], "") {
+			if status, answer, backend := f.requestTo("GET", "/v1/responses/"+id+"?stream=true&starting_after=0", ""); status != 200 ||
+				backend != "a" || answer != strings.Join(streamedResponse(id, "")[1:], "") {
 				t.Errorf("GET of a stream: status %d from %q: %.200s", status, backend, answer)
 			}
-			if status, answer, backend := f.requestTo("POST", "/v1/responses/"+id+"/cancel", ""); status != 400 || backend != "a" || !strings.Contains(answer, "synchronous") {
+			if status, answer, backend := f.requestTo("POST", "/v1/responses/"+id+"/cancel", ""); status != 400 || backend != "a" ||
+				!strings.Contains(answer, "synchronous") {
 				t.Errorf("cancel: status %d from %q: %.200s", status, backend, answer)
 			}
 			f.awaitMetric(`warmroute_response_lookups_total{result="known"} 4`)
@@ -373,7 +382,8 @@ func TestLostResponse(t *testing.T) {
 		f.awaitMetric(`warmroute_response_lookups_total{result="lost"} 1`)
 	})
 	t.Run("down for too long", func(t *testing.T) {
-		f := serveStored(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: 50 * time.Millisecond, BusyTimeout: 50 * time.Millisecond})
+		f := serveStored(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: 50 * time.Millisecond,
+			BusyTimeout: 50 * time.Millisecond})
 		f.requestTo("POST", "/v1/responses", askResponse)
 		f.backends[0].SetState(backends.Down)
 		status, answer, _ := f.requestTo("POST", "/v1/responses", continuing(f.kept[0].ids[0]))
@@ -421,7 +431,8 @@ func TestStoredResponseOnDrainingReplica(t *testing.T) {
 
 // A replica that fails does not make another one answer: it could not.
 func TestStatefulResponseIsNotRetriedElsewhere(t *testing.T) {
-	full, other := &replica{name: "full", script: always(answered("503 Service Unavailable", `{"error":{"message":"full"}}`))}, &replica{script: always(answered("200 OK", whole))}
+	full, other := &replica{name: "full", script: always(answered("503 Service Unavailable", `{"error":{"message":"full"}}`))},
+		&replica{script: always(answered("200 OK", whole))}
 	index := responseindex.New(responseindex.Settings{MaxEntries: 1, TTL: time.Hour}, time.Now, nil)
 	f := serve(t, func(o *Options) { o.Responses = index }, full, other)
 	index.Add("resp_1", responseindex.Entry{Backend: backends.NormalizeURL(f.backends[0].URL)})

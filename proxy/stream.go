@@ -30,7 +30,7 @@ const (
 )
 
 // streamRelay relays a response of server-sent events. Nothing of it, not even its status, goes to the client
-// before the engine has output something: vLLM sends its 200 before it has begun, and of a decode leg also the first
+// before the engine has output something: vLLM sends its 200 before it has begun, and of a decode request also the first
 // event, which has only the role, before an error.
 type streamRelay struct {
 	attempt  *attempt
@@ -50,6 +50,7 @@ type streamRelay struct {
 func (a *attempt) relayStream(resp *http.Response, body relay.Body) *fault.Failure {
 	a.startReplyHashing()
 	s := &streamRelay{attempt: a, resp: resp, body: body, events: relay.NewScanner(a.req.endpoint.Format, a.reply)}
+	s.events.Metadata = a.metadata
 	stored, maxTokens := a.req.input.stored, a.req.input.request.MaxOutputTokens // input may be released before the end of the stream
 	if a.req.endpoint.Format == api.ResponsesFormat && !a.req.input.stored.Unstored {
 		s.unsaved = &stored
@@ -63,7 +64,7 @@ func (a *attempt) relayStream(resp *http.Response, body relay.Body) *fault.Failu
 		s.rememberResponse()
 		s.sendBeginning(buffered.Bytes())
 	} else if f.Done {
-		s.attempt.result.OutputTokens = s.events.CompletionTokens()
+		s.attempt.setStreamedTokens(&s.events)
 	}
 	a.req.proxy.buffers.Put(buffered)
 	a.req.proxy.buffers.Release(reserved)
@@ -71,7 +72,7 @@ func (a *attempt) relayStream(resp *http.Response, body relay.Body) *fault.Failu
 		s.relayChunks()
 		s.finish()
 	}
-	if s.attempt.result.End == router.ClientDisconnected && s.events.Background {
+	if s.attempt.result.End == router.ClientDisconnected && s.events.Background && !s.attempt.released {
 		a.beginFollowing(a.replicaResponseID(&stored, s.events.ResponseID), maxTokens)
 	}
 	return f
@@ -105,7 +106,8 @@ func (s *streamRelay) readUntilFirstEvent(buffered *bytes.Buffer, chunk []byte) 
 		withheldEvents = 1
 	}
 	var relayAt time.Time
-	for !e.Content && !e.Finished && !e.Aborted && !e.Done && e.ErrorEvent == nil && s.attempt.req.proxy.buffers.MakeRoom(buffered, len(chunk), &reserved) {
+	for !e.Content && !e.Finished && !e.Aborted && !e.Done && e.ErrorEvent == nil && s.attempt.req.proxy.buffers.MakeRoom(buffered, len(chunk),
+		&reserved) {
 		if e.Events > withheldEvents {
 			if relayAt.IsZero() {
 				relayAt = time.Now().Add(roleEventDelay)
@@ -199,6 +201,7 @@ func (s *streamRelay) sendBeginning(buffered []byte) {
 	}
 	s.attempt.recordCommittedResponse(s.resp)
 	s.attempt.ensureStreamHeader(s.resp)
+	s.releaseDecisionIfComplete()
 	s.writeErr = s.out.WriteBeginning(buffered)
 	s.recordFirstToken()
 	s.attempt.itl.Observer = s.attempt.req.proxy.metrics.ITLHistogram(s.attempt.req.outcome.Model, s.attempt.req.outcome.Backend)
@@ -246,7 +249,7 @@ func (s *streamRelay) relayChunks() {
 			s.body.AllowReuse()
 			s.attempt.decision.RecordFirstEvent()
 			s.releaseUploadedInput()
-		case e.Events > before: // a comment is the server's and no sign of its engine
+		case e.Events > before && !s.attempt.released: // a comment is the server's and no sign of its engine
 			s.attempt.decision.RecordOutput()
 		}
 		s.explainEnd()
@@ -261,6 +264,7 @@ func (s *streamRelay) relayChunks() {
 			s.writeErr = s.out.WriteAllButLast(n, e.ScannedBytes-at)
 			return
 		}
+		s.releaseDecisionIfComplete()
 		s.writeErr = s.out.WriteCompleteLines(n)
 		if e.Events > before {
 			s.attempt.itl.Observe(s.attempt.req.client.WriteStartedAt)
@@ -269,7 +273,26 @@ func (s *streamRelay) relayChunks() {
 	}
 }
 
-// findQuotedKVTransfer returns the offset of an error event of a decode leg that may not be relayed, if there is one.
+// releaseDecisionIfComplete records the attempt as completed and releases its decision, if the format's last event was read
+// and there was no error event. It does so once.
+func (s *streamRelay) releaseDecisionIfComplete() {
+	if e := &s.events; !e.Done || e.ErrorEvent != nil || s.attempt.released {
+		return
+	}
+	s.recordFirstToken() // before the attempt's span ends
+	s.recordTokens()
+	s.attempt.result.End = router.Completed
+	s.attempt.recordAndReleaseDecision()
+	s.events.ForgetReply()
+}
+
+// recordTokens records the usage and the number of output tokens, as far as the stream was read.
+func (s *streamRelay) recordTokens() {
+	s.attempt.recordUsage(&s.events.Usage)
+	s.attempt.setStreamedTokens(&s.events)
+}
+
+// findQuotedKVTransfer returns the offset of an error event of a decode request that may not be relayed, if there is one.
 func (s *streamRelay) findQuotedKVTransfer() (offset int64, found bool) {
 	e := &s.events
 	switch {
@@ -307,7 +330,7 @@ func (s *streamRelay) recordFirstToken() {
 		s.attempt.req.outcome.TTFT = time.Since(s.attempt.req.inFlight.Arrived)
 		s.attempt.req.spans.AddFirstTokenSpan()
 		if s.attempt.kvTransfer != nil {
-			s.attempt.req.proxy.metrics.ObserveHandover(time.Since(s.attempt.kvTransfer.EndedAt))
+			s.attempt.req.proxy.metrics.ObserveKVTransfer(time.Since(s.attempt.kvTransfer.EndedAt))
 		}
 	}
 }
@@ -317,8 +340,9 @@ func (s *streamRelay) finish() {
 	e := &s.events
 	s.scanLastLine()
 	s.explainEnd()
-	s.attempt.recordUsage(&e.Usage)
-	s.attempt.result.OutputTokens = e.CompletionTokens()
+	if !s.attempt.released {
+		s.recordTokens()
+	}
 	switch {
 	case s.writeErr == nil && !e.Aborted && !s.withheld && (e.Done || s.readErr == io.EOF && !s.isTruncated()):
 		s.out.FlushPending()
@@ -331,7 +355,7 @@ func (s *streamRelay) finish() {
 			s.attempt.recordTruncated(status, errors.New("error event after content"))
 		}
 	case s.writeErr != nil || s.attempt.req.lifetime.isDisconnected():
-		s.attempt.recordDisconnect(s.attempt.req.client.AbortPhase(metrics.AbortInStream))
+		s.attempt.recordDisconnect(s.attempt.req.client.DisconnectPhase(metrics.DisconnectInStream))
 	case s.attempt.req.lifetime.isEndedByProxy():
 		err := s.attempt.req.recordProxyEnd()
 		s.attempt.result.End, s.attempt.req.outcome.Code = router.ClientDisconnected, err.Status
@@ -387,5 +411,6 @@ func (s *streamRelay) truncatedError() (apiErr *fault.Error, cause error) {
 
 // sendErrorEvent ends the stream with an error, after the line ends that the last event lacks.
 func (s *streamRelay) sendErrorEvent(e *fault.Error) {
-	s.attempt.req.client.Write(append([]byte(s.out.MissingLineEnds()), fault.Event(s.attempt.req.endpoint.Format, e, s.events.NextSequence)...))
+	s.attempt.req.client.Write(append([]byte(s.out.MissingLineEnds()), fault.Event(s.attempt.req.endpoint.Format, e,
+		s.events.NextSequence)...))
 }

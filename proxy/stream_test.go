@@ -147,11 +147,12 @@ func TestStreamOfRemovedBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.backends[0].Options().Transport.(*transport.Transport).Close()
-	if rest, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(rest), "the replica was removed before the response was complete") {
+	if rest, err := io.ReadAll(resp.Body); err != nil ||
+		!strings.Contains(string(rest), "the replica was removed before the response was complete") {
 		t.Errorf("got %q, %v", rest, err)
 	}
 	f.awaitIdle()
-	if text := log.String(); !strings.Contains(text, "response aborted, backend removed") || strings.Contains(text, "upstream") {
+	if text := log.String(); !strings.Contains(text, "response ended, backend removed") || strings.Contains(text, "upstream") {
 		t.Errorf("the log says\n%s", text)
 	}
 }
@@ -159,8 +160,10 @@ func TestStreamOfRemovedBackend(t *testing.T) {
 func TestErrorEventFormat(t *testing.T) {
 	cases := []struct{ path, begins, name, want string }{
 		{"/v1/completions", `data: {"choices":[{"text":"Hi"}]}` + "\n\n", "", `"error":{"message":"the replica closed the response early"`},
-		{"/v1/responses", "event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hi"}` + "\n\n", "error", `"code":"replica_failed","error":{"message":"the replica closed the response early"`},
-		{"/v1/messages", "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n", "error", `"error":{"type":"api_error","message":"the replica closed the response early","src":"warmroute"}`},
+		{"/v1/responses", "event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","delta":"Hi"}` + "\n\n", "error",
+			`"code":"replica_failed","error":{"message":"the replica closed the response early"`},
+		{"/v1/messages", "event: content_block_delta\n" + `data: {"type":"content_block_delta","delta":{"text":"Hi"}}` + "\n\n", "error",
+			`"error":{"type":"api_error","message":"the replica closed the response early","src":"warmroute"}`},
 	}
 	for _, c := range cases {
 		t.Run(c.path, func(t *testing.T) {
@@ -220,7 +223,8 @@ func TestLongResponseWithoutFraming(t *testing.T) {
 
 func TestRetryAfterTruncatedUnframedResponse(t *testing.T) {
 	cut := "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n{\"data\":[{\"emb"
-	f := serve(t, nil, &replica{script: once(cut)}, &replica{script: always(answered("200 OK", `{"data":[]}`, "content-type: application/json"))})
+	f := serve(t, nil, &replica{script: once(cut)},
+		&replica{script: always(answered("200 OK", `{"data":[]}`, "content-type: application/json"))})
 	for _, path := range []string{"/v1/embeddings", "/tokenize", "/v1/rerank"} {
 		if resp, got := f.post(path, `{"model":"m","input":"x"}`); resp.StatusCode != http.StatusOK || got != `{"data":[]}` {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, got)
@@ -391,7 +395,8 @@ func TestRetryAfterAbortedResponse(t *testing.T) {
 		switch api.name {
 		case "chat", "completions":
 			usage := strings.SplitAfter(early, "\n\n")
-			answers = append(answers, answer{"stream without usage, before its first token", true, streamed(append(usage[:len(usage)-3], doneLine)...)})
+			answers = append(answers, answer{"stream without usage, before its first token", true,
+				streamed(append(usage[:len(usage)-3], doneLine)...)})
 			fallthrough
 		case "messages": // a response's end alone is more than is read at once
 			answers = append(answers, answer{"stream, in one packet with its content", true, streamed(strings.Join(abortedStream(t, api.name), ""))})
@@ -422,7 +427,8 @@ func TestAbortAfterContentSendsErrorEvent(t *testing.T) {
 		events := abortedStream(t, api.name)
 		// What follows is not passed on: the abort itself, which no SDK takes for an
 		// error, or the event that would end the stream well.
-		last := map[string]string{"chat": `"finish_reason":"abort"`, "completions": `"finish_reason":"abort"`, "responses": "event: response.completed", "messages": "event: message_stop"}[api.name]
+		last := map[string]string{"chat": `"finish_reason":"abort"`, "completions": `"finish_reason":"abort"`,
+			"responses": "event: response.completed", "messages": "event: message_stop"}[api.name]
 		n := slices.IndexFunc(events, func(e string) bool { return strings.Contains(e, last) })
 		all, passed := strings.Join(events, ""), strings.Join(events[:n], "")
 		head := strings.Join(events[:slices.IndexFunc(events, isContent)+1], "")
@@ -465,7 +471,8 @@ func TestAbortAfterContentSendsErrorEvent(t *testing.T) {
 				f.awaitMetric(`warmroute_backend_aborted_responses_total{backend="r0"} 1`)
 				f.awaitMetric(`warmroute_requests_total{backend="r0",code="502",endpoint="` + api.path + `",model="m"} 1`)
 				f.awaitIdle()
-				if logged := f.log.String(); strings.Count(logged, "aborted the request") != 1 || !strings.Contains(logged, "backend=r0") || !strings.Contains(logged, "request_id=mine") {
+				if logged := f.log.String(); strings.Count(logged, "aborted the request") != 1 || !strings.Contains(logged, "backend=r0") ||
+					!strings.Contains(logged, "request_id=mine") {
 					t.Errorf("logged:\n%s", logged)
 				}
 			})
@@ -488,8 +495,10 @@ func downAtCheck(f **fleet) func(*Options) {
 func TestUnexplainedEndRelayed(t *testing.T) {
 	t.Parallel()
 	begin := messagesBegin(`{"input_tokens":4,"output_tokens":0}`)
-	message := `{"id":"c","type":"message","role":"assistant","content":[{"type":"text","text":"no no no no"}],"model":"m","stop_reason":null,"usage":{"input_tokens":4,"output_tokens":4}}`
-	noToken := `{"id":"c","type":"message","role":"assistant","content":[],"model":"m","stop_reason":null,"usage":{"input_tokens":4,"output_tokens":0}}`
+	message := `{"id":"c","type":"message","role":"assistant","content":[{"type":"text","text":"no no no no"}],"model":"m",` +
+		`"stop_reason":null,"usage":{"input_tokens":4,"output_tokens":4}}`
+	noToken := `{"id":"c","type":"message","role":"assistant","content":[],"model":"m","stop_reason":null,"usage":{"input_tokens":4,` +
+		`"output_tokens":0}}`
 	stream := begin + messagesContent + messagesEnd("null", `{"output_tokens":4}`)
 	responses := cancelled(golden(t, "abort-responses"))
 	responseStream := strings.Join(abortedStream(t, "responses"), "")
@@ -497,15 +506,18 @@ func TestUnexplainedEndRelayed(t *testing.T) {
 		path, body, says, want string
 		down                   bool
 	}{
-		"message":            {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", message), message, false},
-		"stream":             {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(stream), stream, false},
-		"stream, by event":   {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(strings.SplitAfter(stream, "\n\n")...), stream, false},
-		"stream, no end":     {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(strings.TrimSuffix(stream, "\n\n")), strings.TrimSuffix(stream, "\n\n"), false},
-		"response":           {"/v1/responses", `{"model":"m","input":"x"}`, answered("200 OK", responses), responses, false},
-		"response stream":    {"/v1/responses", `{"model":"m","input":"x","stream":true}`, streamed(responseStream), responseStream, false},
-		"message, down":      {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", message), "second", true},
-		"no token":           {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", noToken), "second", false},
-		"no token in stream": {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(begin + messagesEnd("null", `{"output_tokens":0}`)), "second", false},
+		"message": {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", message), message, false},
+		"stream":  {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(stream), stream, false},
+		"stream, by event": {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(strings.SplitAfter(stream, "\n\n")...),
+			stream, false},
+		"stream, no end": {"/v1/messages", `{"model":"m","messages":[],"stream":true}`, streamed(strings.TrimSuffix(stream, "\n\n")),
+			strings.TrimSuffix(stream, "\n\n"), false},
+		"response":        {"/v1/responses", `{"model":"m","input":"x"}`, answered("200 OK", responses), responses, false},
+		"response stream": {"/v1/responses", `{"model":"m","input":"x","stream":true}`, streamed(responseStream), responseStream, false},
+		"message, down":   {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", message), "second", true},
+		"no token":        {"/v1/messages", `{"model":"m","messages":[]}`, answered("200 OK", noToken), "second", false},
+		"no token in stream": {"/v1/messages", `{"model":"m","messages":[],"stream":true}`,
+			streamed(begin + messagesEnd("null", `{"output_tokens":0}`)), "second", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -626,8 +638,10 @@ func TestAbortedStreamChargesKey(t *testing.T) {
 // That the word stands in what was said, or in an event's other members, is no abort.
 func TestQuotedAbortIgnored(t *testing.T) {
 	for path, stream := range map[string]string{
-		"/v1/chat/completions": role + hello + strings.Replace(world, `"content":" world"`, `"content":"abort","refusal":"abort"`, 1) + stop + doneLine,
-		"/v1/messages":         messagesBegin(`{"input_tokens":4,"output_tokens":0}`) + messagesContent + messagesEnd(`"end_turn"`, `{"output_tokens":4}`),
+		"/v1/chat/completions": role + hello + strings.Replace(world, `"content":" world"`, `"content":"abort","refusal":"abort"`, 1) + stop +
+			doneLine,
+		"/v1/messages": messagesBegin(`{"input_tokens":4,"output_tokens":0}`) + messagesContent + messagesEnd(`"end_turn"`,
+			`{"output_tokens":4}`),
 	} {
 		f := serve(t, nil, &replica{script: always(streamed(stream))})
 		if _, got := f.post(path, `{"model":"m","stream":true,"messages":[]}`); got != stream {
@@ -780,7 +794,9 @@ func withResponseIndex(o *Options) {
 // A replica or an intermediary whose worker dies may end the body as if it were complete.
 func TestStreamEndWithoutMarkSendsErrorEvent(t *testing.T) {
 	for _, c := range endMarks {
-		for name, frame := range map[string]func(string) string{"chunked": func(s string) string { return streamed(s) }, "with a length": withLength} {
+		for name, frame := range map[string]func(string) string{"chunked": func(s string) string {
+			return streamed(s)
+		}, "with a length": withLength} {
 			t.Run(c.path+", "+name, func(t *testing.T) {
 				t.Parallel()
 				suspected := make(chan string, 1)
@@ -794,7 +810,8 @@ func TestStreamEndWithoutMarkSendsErrorEvent(t *testing.T) {
 				if !ok {
 					t.Fatalf("got %q", got)
 				}
-				api := map[string]string{"/v1/messages": "messages", "/v1/responses": "responses", "/v1/responses/resp_1?stream=true": "responses"}[c.path]
+				api := map[string]string{"/v1/messages": "messages", "/v1/responses": "responses",
+					"/v1/responses/resp_1?stream=true": "responses"}[c.path]
 				endsWithError(t, cmp.Or(api, "chat"), rest, "replica_failed")
 				if <-suspected != "r0" {
 					t.Error("the backend's health was not checked")
@@ -836,8 +853,10 @@ func TestLineEnds(t *testing.T) {
 			"CRLF": strings.ReplaceAll(stream, "\n", "\r\n"), "CR": strings.ReplaceAll(stream, "\n", "\r"), "no end": last,
 			"CR, no end": strings.ReplaceAll(last, "\n", "\r"), "one CR at the end": strings.ReplaceAll(last, "\n", "\r") + "\r",
 		} {
-			for frame, answer := range map[string]string{"whole": streamed(says), "bytes": streamed(strings.Split(says, "")...), "unframed": sseToEnd + says} {
-				if frame == "unframed" && !strings.Contains(last[strings.LastIndex(last, "\n"):], "DONE") && c.path != "/v1/messages" && !strings.Contains(c.path, "responses") {
+			for frame, answer := range map[string]string{"whole": streamed(says), "bytes": streamed(strings.Split(says, "")...),
+				"unframed": sseToEnd + says} {
+				if frame == "unframed" && !strings.Contains(last[strings.LastIndex(last, "\n"):], "DONE") && c.path != "/v1/messages" &&
+					!strings.Contains(c.path, "responses") {
 					continue // there only the last event counts
 				}
 				t.Run(strings.Join([]string{c.path, name, frame}, " "), func(t *testing.T) {
@@ -870,7 +889,8 @@ func TestLinesWithCRNotWithheld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := parse(t, strings.ReplaceAll(string(rest), "\r", "\n")); len(got) != 3 || !strings.Contains(got[0].data, "world") || !strings.Contains(got[1].data, "replica_failed") {
+	if got := parse(t, strings.ReplaceAll(string(rest), "\r", "\n")); len(got) != 3 || !strings.Contains(got[0].data, "world") ||
+		!strings.Contains(got[1].data, "replica_failed") {
 		t.Errorf("got %q", rest)
 	}
 }
@@ -879,8 +899,10 @@ func TestLinesWithCRNotWithheld(t *testing.T) {
 func TestSequenceNumberOfErrorEvent(t *testing.T) {
 	t.Parallel()
 	events := streamedResponse("resp_1", "")
-	item := "event: response.output_item.added\n" + `data: {"type":"response.output_item.added","sequence_number":41,"item":{"sequence_number":7}}` + "\n\n"
-	long := "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*relay.MaxLineBytes) + `","sequence_number":9,"type":"response.output_text.done"}` + "\n\n"
+	item := "event: response.output_item.added\n" + `data: {"type":"response.output_item.added","sequence_number":41,` +
+		`"item":{"sequence_number":7}}` + "\n\n"
+	long := "event: response.output_text.done\n" + `data: {"text":"` + strings.Repeat("x", 2*relay.MaxLineBytes) +
+		`","sequence_number":9,"type":"response.output_text.done"}` + "\n\n"
 	for name, c := range map[string]struct {
 		says []string
 		want int
@@ -908,12 +930,16 @@ func TestSequenceNumberOfErrorEvent(t *testing.T) {
 	}
 	t.Run("no event", func(t *testing.T) {
 		t.Parallel()
+		heard := make(chan struct{})
 		f := serve(t, func(o *Options) { o.QueueKeepalive = 10 * time.Millisecond }, &replica{script: func(s *session) {
 			s.request()
-			time.Sleep(50 * time.Millisecond)
+			s.until(heard)
 			s.say(answered("400 Bad Request", `{"error":{"message":"m"}}`))
 		}})
-		if got := f.askStreamAt("/v1/responses"); !strings.Contains(got, `"sequence_number":0`) {
+		r := f.open(t, "/v1/responses", `{"model":"m","stream":true,"input":"x"}`)
+		r.to(comment)
+		close(heard)
+		if got := r.rest(); !strings.Contains(got, `"sequence_number":0`) {
 			t.Errorf("got %q", got)
 		}
 	})
@@ -924,10 +950,12 @@ func TestFailedResponseBeforeOutput(t *testing.T) {
 	t.Parallel()
 	failed := func(code string) string {
 		return streamedResponse("resp_1", "")[0] + "event: response.failed\n" +
-			`data: {"response":{"id":"resp_1","status":"failed","error":{"code":"` + code + `","message":"in its words"},"output":[]},"sequence_number":1,"type":"response.failed"}` + "\n\n"
+			`data: {"response":{"id":"resp_1","status":"failed","error":{"code":"` + code +
+			`","message":"in its words"},"output":[]},"sequence_number":1,"type":"response.failed"}` + "\n\n"
 	}
 	good := strings.Join(streamedResponse("resp_2", ""), "")
-	for code, retried := range map[string]bool{"server_error": true, "503": true, "invalid_prompt": false, "rate_limit_exceeded": false, "400": false} {
+	for code, retried := range map[string]bool{"server_error": true, "503": true, "invalid_prompt": false, "rate_limit_exceeded": false,
+		"400": false} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			f := serve(t, nil, &replica{script: always(streamed(failed(code)))}, &replica{script: always(streamed(good))})
@@ -986,7 +1014,8 @@ func TestRetryAfterEmptyResponse(t *testing.T) {
 	t.Run("no other replica", func(t *testing.T) {
 		t.Parallel()
 		f := serve(t, nil, &replica{script: always(answered("200 OK", `{"choices":[]}`))})
-		if resp, got := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusBadGateway || !strings.Contains(got, "no choices") {
+		if resp, got := f.post("/v1/chat/completions", askWhole); resp.StatusCode != http.StatusBadGateway ||
+			!strings.Contains(got, "no choices") {
 			t.Errorf("got %d %s", resp.StatusCode, got)
 		}
 	})
@@ -1012,24 +1041,31 @@ func TestRetryAfterStreamEndWithoutMark(t *testing.T) {
 // no text.
 func beginningsWithoutText() map[string]struct{ path, first, output, end string } {
 	delta := func(d string) string {
-		return `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":` + d + `,"logprobs":null,"finish_reason":null}]}` + "\n\n"
+		return `data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":` + d +
+			`,"logprobs":null,"finish_reason":null}]}` + "\n\n"
 	}
 	typed := func(kind, rest string) string {
 		return "event: " + kind + "\ndata: " + `{"type":"` + kind + `"` + rest + "}\n\n"
 	}
 	begin := messagesBegin(`{"input_tokens":4,"output_tokens":0}`)
 	return map[string]struct{ path, first, output, end string }{
-		"role in every event":   {"/v1/chat/completions", role, role, goodStream},
-		"empty content":         {"/v1/chat/completions", role, delta(`{"content":""}`), goodStream},
-		"empty reasoning":       {"/v1/chat/completions", role, delta(`{"reasoning":""}`), goodStream},
-		"no tool call yet":      {"/v1/chat/completions", role, delta(`{"role":null,"tool_calls":[]}`), goodStream},
-		"empty delta":           {"/v1/chat/completions", role, delta(`{}`), goodStream},
-		"empty text":            {"/v1/completions", "", `data: {"choices":[{"index":0,"text":"","finish_reason":null}]}` + "\n\n", endMarks[1].marks[0]},
-		"no token ids":          {"/inference/v1/generate", "", `data: {"choices":[{"index":0,"token_ids":[],"finish_reason":null}]}` + "\n\n", endMarks[2].marks[0]},
-		"a response's item":     {"/v1/responses", "", typed("response.output_item.added", `,"item":{"type":"function_call"}`), typed("response.completed", `,"response":{"status":"completed"}`)},
-		"empty reasoning text":  {"/v1/responses", "", typed("response.reasoning_text.delta", `,"delta":""`), typed("response.completed", `,"response":{"status":"completed"}`)},
-		"a message's block":     {"/v1/messages", begin, typed("content_block_start", `,"index":0,"content_block":{"type":"tool_use"}`), messagesEnd(`"tool_use"`, `{"output_tokens":2}`)},
-		"empty text in a block": {"/v1/messages", begin, typed("content_block_delta", `,"index":0,"delta":{"text":""}`), messagesEnd(`"end_turn"`, `{"output_tokens":2}`)},
+		"role in every event": {"/v1/chat/completions", role, role, goodStream},
+		"empty content":       {"/v1/chat/completions", role, delta(`{"content":""}`), goodStream},
+		"empty reasoning":     {"/v1/chat/completions", role, delta(`{"reasoning":""}`), goodStream},
+		"no tool call yet":    {"/v1/chat/completions", role, delta(`{"role":null,"tool_calls":[]}`), goodStream},
+		"empty delta":         {"/v1/chat/completions", role, delta(`{}`), goodStream},
+		"empty text": {"/v1/completions", "", `data: {"choices":[{"index":0,"text":"","finish_reason":null}]}` + "\n\n",
+			endMarks[1].marks[0]},
+		"no token ids": {"/inference/v1/generate", "", `data: {"choices":[{"index":0,"token_ids":[],"finish_reason":null}]}` + "\n\n",
+			endMarks[2].marks[0]},
+		"a response's item": {"/v1/responses", "", typed("response.output_item.added", `,"item":{"type":"function_call"}`),
+			typed("response.completed", `,"response":{"status":"completed"}`)},
+		"empty reasoning text": {"/v1/responses", "", typed("response.reasoning_text.delta", `,"delta":""`),
+			typed("response.completed", `,"response":{"status":"completed"}`)},
+		"a message's block": {"/v1/messages", begin, typed("content_block_start", `,"index":0,"content_block":{"type":"tool_use"}`),
+			messagesEnd(`"tool_use"`, `{"output_tokens":2}`)},
+		"empty text in a block": {"/v1/messages", begin, typed("content_block_delta", `,"index":0,"delta":{"text":""}`),
+			messagesEnd(`"end_turn"`, `{"output_tokens":2}`)},
 	}
 }
 
@@ -1112,6 +1148,20 @@ func (s *session) until(ch <-chan struct{}) {
 	}
 }
 
+// commentUntil sends comments at short intervals until ch is closed, or the end of the test.
+func (s *session) commentUntil(ch <-chan struct{}) {
+	for {
+		select {
+		case <-ch:
+			return
+		case <-s.replica.over:
+			return
+		case <-time.After(10 * time.Millisecond):
+			s.say(chunk(": ping\n\n"))
+		}
+	}
+}
+
 // reader is a client that reads a stream line by line.
 type reader struct {
 	t    *testing.T
@@ -1120,9 +1170,12 @@ type reader struct {
 	got  strings.Builder
 }
 
-func (f *fleet) open(t *testing.T, path, body string) *reader {
+func (f *fleet) open(t *testing.T, path, body string, headers ...string) *reader {
 	t.Helper()
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+path, strings.NewReader(body))
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
 	resp, err := f.client.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -1224,16 +1277,22 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 		code   string
 		says   []string
 	}{
-		"chat":                   {"/v1/chat/completions", "", "502", chat("no replica could serve the request")},
-		"completions":            {"/v1/completions", "", "502", chat("no replica could serve the request")},
-		"responses":              {"/v1/responses", "", "502", []string{"event: error\ndata: {", `"type":"error"`, "no replica could serve the request"}},
-		"messages":               {"/v1/messages", "", "502", []string{"event: error\ndata: {", `"type":"api_error"`, "no replica could serve the request"}},
-		"a refusal":              {"/v1/chat/completions", answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "400", chat(`"too long"`)},
-		"a refusal of its kind":  {"/v1/chat/completions", answered("503 Service Unavailable", `{"message":"queue\nfull"}`), "503", chat(`queue\nfull`)},
-		"a refusal in responses": {"/v1/responses", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400", []string{"event: error\ndata: {", `"too long"`}},
-		"a refusal in messages":  {"/v1/messages", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400", []string{"event: error\ndata: {", `"too long"`}},
-		"an answer, no stream":   {"/v1/chat/completions", answered("200 OK", whole), "502", chat("not respond with a stream")},
-		"no JSON at all":         {"/v1/chat/completions", answered("422 X", `gone`), "422", chat("Unprocessable")},
+		"chat":        {"/v1/chat/completions", "", "502", chat("no replica could serve the request")},
+		"completions": {"/v1/completions", "", "502", chat("no replica could serve the request")},
+		"responses": {"/v1/responses", "", "502", []string{"event: error\ndata: {", `"type":"error"`,
+			"no replica could serve the request"}},
+		"messages": {"/v1/messages", "", "502", []string{"event: error\ndata: {", `"type":"api_error"`,
+			"no replica could serve the request"}},
+		"a refusal": {"/v1/chat/completions",
+			answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "400", chat(`"too long"`)},
+		"a refusal of its kind": {"/v1/chat/completions", answered("503 Service Unavailable", `{"message":"queue\nfull"}`), "503",
+			chat(`queue\nfull`)},
+		"a refusal in responses": {"/v1/responses", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400",
+			[]string{"event: error\ndata: {", `"too long"`}},
+		"a refusal in messages": {"/v1/messages", answered("400 Bad Request", `{"error":{"message":"too long"}}`), "400",
+			[]string{"event: error\ndata: {", `"too long"`}},
+		"an answer, no stream": {"/v1/chat/completions", answered("200 OK", whole), "502", chat("not respond with a stream")},
+		"no JSON at all":       {"/v1/chat/completions", answered("422 X", `gone`), "422", chat("Unprocessable")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1270,7 +1329,9 @@ func TestErrorAfterKeepAliveIsEvent(t *testing.T) {
 
 func TestFirstByteTimeoutAfterKeepAlive(t *testing.T) {
 	t.Parallel()
-	f := serve(t, func(o *Options) { o.Keepalive, o.FirstByte = 20*time.Millisecond, 300*time.Millisecond }, &replica{script: func(s *session) {
+	f := serve(t, func(o *Options) {
+		o.Keepalive, o.FirstByte = 20*time.Millisecond, 300*time.Millisecond
+	}, &replica{script: func(s *session) {
 		s.request()
 		s.say(sseHead)
 		s.closed()
@@ -1294,7 +1355,8 @@ func TestNoKeepAliveBeforeResponseHeader(t *testing.T) {
 	if resp, got := f.post("/v1/chat/completions", askStream); resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("got %d %q", resp.StatusCode, got)
 	}
-	held := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: 200 * time.Millisecond, BusyTimeout: 200 * time.Millisecond},
+	held := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: 200 * time.Millisecond,
+		BusyTimeout: 200 * time.Millisecond},
 		func(o *Options) { o.Keepalive = 20 * time.Millisecond }, &replica{})
 	held.backends[0].SetState(backends.Down)
 	if resp, got := held.post("/v1/chat/completions", askStream); resp.StatusCode != http.StatusServiceUnavailable {
@@ -1354,8 +1416,9 @@ func TestNoEmptyEvents(t *testing.T) {
 	t.Parallel()
 	const ping = ": ping - 2026-11-26 14:00:00+00:00\r\n\r\n" // as sse-starlette sends it
 	for name, says := range map[string][]string{
-		"comments":           {chunk(ping), chunk(role), chunk(ping + hello), chunk(ping), chunk(stop), chunk(ping), chunk(doneLine), lastChunk},
-		"split comments":     {chunk(role), chunk(hello + ping[:1]), chunk(ping[1:4]), chunk(ping[4 : len(ping)-2]), chunk("\r\n" + stop + doneLine), lastChunk},
+		"comments": {chunk(ping), chunk(role), chunk(ping + hello), chunk(ping), chunk(stop), chunk(ping), chunk(doneLine), lastChunk},
+		"split comments": {chunk(role), chunk(hello + ping[:1]), chunk(ping[1:4]), chunk(ping[4 : len(ping)-2]),
+			chunk("\r\n" + stop + doneLine), lastChunk},
 		"empty lines":        {chunk("\n\r\n\n" + role), chunk("\n" + hello + "\n"), chunk(stop + doneLine + "\n\n"), lastChunk},
 		"no mark of the end": {chunk(role), chunk(hello), lastChunk},
 		"a comment, cut":     {chunk(role), chunk(hello + ping[:10])},
@@ -1392,7 +1455,7 @@ func TestDisconnectBetweenKeepAlives(t *testing.T) {
 	r.to(comment)
 	r.resp.Body.Close()
 	<-gone
-	f.awaitMetric(`warmroute_aborts_total{phase="before_response"} 1`)
+	f.awaitMetric(`warmroute_disconnected_requests_total{phase="before_response"} 1`)
 }
 
 // A gap lies between two chunks with events: neither the first one, nor a comment,

@@ -11,6 +11,7 @@ import (
 	"warmroute/proxy/admit"
 	"warmroute/proxy/api"
 	"warmroute/proxy/recorder"
+	"warmroute/proxy/relay"
 	"warmroute/proxy/tracing"
 	"warmroute/router"
 )
@@ -22,43 +23,48 @@ const maxLoggedFailures = 16
 type summary struct {
 	outcome   metrics.Request
 	spans     *tracing.Request  // nil: requests are not traced
-	recording *recorder.Request // nil: traffic is not recorded, or not this request
+	recording *recorder.Request // nil: requests are not recorded, or not this one
 
-	bytesIn        int                 // of the body
-	reason         string              // of the last attempt's decision
-	matchedTokens  int                 // by that decision; of a split request, by that for its prefill
-	estimatedInput int                 // tokens of the prompt, by that decision
-	failures       []accesslog.Failure // attempts that failed, the first of them
-	phase          metrics.AbortPhase  // in which the client was lost
+	bytesIn        int                     // of the body
+	reason         string                  // of the last attempt's decision
+	matchedTokens  int                     // by that decision; of a split request, by that for its prefill
+	estimatedInput int                     // tokens of the prompt, by that decision
+	failures       []accesslog.Failure     // attempts that failed, the first of them
+	disconnected   metrics.DisconnectPhase // what the request was doing when its client disconnected; empty: it did not
+	cancelled      bool                    // by an operator
 
 	splitResult    metrics.SplitResult // empty: the fleet has no replicas for prefill or decode
-	prefillBackend string              // of the prefill leg, if the last attempt is a decode leg
-	prefillTime    time.Duration       // of that leg
+	prefillBackend string              // of the prefill request, if the last attempt is a decode request
+	prefillTime    time.Duration       // of that request
 }
 
 // recordDecision records the decision of a new attempt.
 func (s *summary) recordDecision(d *router.Reservation) {
 	s.outcome.Backend = d.Backend.Name
 	s.reason, s.matchedTokens, s.estimatedInput, s.outcome.CachedKnown = d.Reason, d.MatchedTokens, d.PromptTokens, false
+	s.outcome.ElsewhereTokens = d.ElsewhereTokens
 	s.prefillBackend, s.prefillTime = "", 0
 }
 
-// startSpan starts the span of an attempt, or of that leg of a split one.
-func (a *attempt) startSpan(leg string) {
+// startSpan starts the span of an attempt. kind is prefill or decode for a request of a split one, else empty.
+func (a *attempt) startSpan(kind string) {
 	if a.req.spans == nil {
 		return
 	}
 	d := a.decision
 	span := tracing.Attempt{
-		Number: a.req.history.sent, Model: a.req.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason, Leg: leg,
+		Number: a.req.history.sent, Model: a.req.outcome.Model, Backend: d.Backend.Name, Reason: d.Reason, RequestKind: kind,
 		Scheme: d.Backend.URL.Scheme, Host: d.Backend.URL.Host,
 		MatchedTokens: d.MatchedTokens, PromptTokens: d.PromptTokens,
 		MaxTokens: a.req.input.request.MaxOutputTokens, Streams: a.req.input.request.Streams,
 	}
-	if leg == "prefill" {
+	if kind == "prefill" {
 		span.MaxTokens, span.Streams = 1, false
 	}
 	a.req.spans.StartAttempt(&span, a.req.httpReq.Header)
+	if a.req.spans.IsRecording() {
+		a.metadata = &relay.Metadata{}
+	}
 }
 
 func (a *attempt) endAttemptSpan() {
@@ -66,43 +72,55 @@ func (a *attempt) endAttemptSpan() {
 	if a.req.spans == nil {
 		return
 	}
-	reason, cached := a.failureReason, -1
+	reason := a.failureReason
+	response := tracing.Response{Tokens: tracing.Tokens{
+		Prompt: a.result.PromptTokens, Output: a.result.OutputTokens, Cached: -1, OutputEstimated: a.countsEvents,
+	}}
 	switch {
 	case reason != "":
 	case a.result.End == router.Truncated:
 		reason = "truncated"
-	case a.req.phase == metrics.AbortCancelled:
+	case a.req.cancelled:
 		reason = tracing.ErrorCancelled
-	case a.req.phase != "":
+	case a.req.disconnected != "":
 		reason = tracing.ErrorDisconnected
 	case a.result.End == router.ClientDisconnected:
 		reason = "shutting_down"
 	}
 	if a.result.CachedKnown {
-		cached = a.result.CachedTokens
+		response.Cached = a.result.CachedTokens
 	}
-	a.req.spans.EndAttempt(reason, a.result.PromptTokens, a.result.OutputTokens, cached)
+	if m := a.metadata; m != nil {
+		response.ID, response.Model, response.FinishReasons = m.ID, m.Model, m.FinishReasons
+	}
+	a.req.spans.EndAttempt(reason, &response)
 }
 
 // endTraceAndRecord ends the request's trace, keeps the request for operators, and writes its line of the access log.
 func (r *request) endTraceAndRecord() {
 	o, s := &r.outcome, &r.summary
 	f := &activity.FinishedRequest{Entry: accesslog.Entry{
-		At: r.inFlight.Arrived.Add(o.Duration), ID: r.inFlight.ID, Client: clientName(r.httpReq, r.clientAddress, r.settings), Key: r.keyName(), Endpoint: o.Endpoint, Model: o.Model, Backend: o.Backend,
-		PrefillBackend: s.prefillBackend, Reason: s.reason, Phase: string(s.phase), Failures: s.failures, TraceID: r.spans.TraceID(r.httpReq.Header),
-		Code: o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.BytesWritten,
+		At: r.inFlight.Arrived.Add(o.Duration), ID: r.inFlight.ID, Client: clientName(r.httpReq, r.clientAddress, r.settings), Key: r.keyName(),
+		Endpoint: o.Endpoint, Model: o.Model, ModelName: o.ModelName, Backend: o.Backend,
+		PrefillBackend: s.prefillBackend, Reason: s.reason, Disconnected: string(s.disconnected), Cancelled: s.cancelled, Failures: s.failures,
+		TraceID: r.spans.TraceID(r.httpReq.Header),
+		Code:    o.Code, Attempts: r.history.sent, BytesIn: int64(s.bytesIn), BytesOut: r.client.BytesWritten,
 		Tokens: accesslog.Tokens{Prompt: r.promptTokens, Predicted: s.matchedTokens, Cached: -1, Output: r.completionTokens},
 		Times:  accesslog.Times{Total: o.Duration, TTFT: o.TTFT, Queued: r.history.waited.Total(), Overhead: o.Overhead, Prefill: s.prefillTime},
 	}}
+	isEstimated := r.estimated.prompt > 0
 	if f.Tokens.Prompt == 0 {
-		f.Tokens.Prompt = s.estimatedInput
+		f.Tokens.Prompt, isEstimated = s.estimatedInput, true
 	} else {
 		f.Tokens.Predicted = o.PredictedTokens // in the tokens of the reported prompt
 	}
 	if o.CachedKnown {
 		f.Tokens.Cached = o.CachedTokens
 	}
-	r.spans.End(&f.Entry)
+	r.spans.End(&f.Entry, tracing.Tokens{
+		Prompt: f.Tokens.Prompt, Output: f.Tokens.Output, Cached: f.Tokens.Cached,
+		PromptEstimated: isEstimated, OutputEstimated: r.estimated.output > 0,
+	})
 	r.proxy.activity.AddFinished(f, r.account != nil || r.proxy.keys.Empty())
 	if r.proxy.accessLog.Enabled() {
 		r.proxy.accessLog.EnqueueSampled(&f.Entry)
@@ -126,10 +144,17 @@ func (s *summary) beginRecording(to *recorder.Recorder, e *api.Endpoint, arrived
 		return
 	}
 	q, req := to.NewRequest(), &in.request
-	q.Arrived, q.Model, q.Session = arrived, req.Model, req.Session
+	q.Arrived, q.Conversation = arrived, req.Conversation
 	q.Streams, q.Bytes, q.ExtraBytes, q.Plain = req.Streams, req.Bytes-in.extraBytes, in.extraBytes, in.isPlain
-	q.Blocks = append(q.Blocks, req.Blocks...)
 	s.recording = q
+	s.updateRecording(in)
+}
+
+// updateRecording copies what another model of the request's name changes in the input.
+func (s *summary) updateRecording(in *input) {
+	if q := s.recording; q != nil {
+		q.Model, q.Blocks = in.request.Model, append(q.Blocks[:0], in.request.Blocks...)
+	}
 }
 
 // addTokensToRecording records the tokens of an attempt. The last attempt's count.

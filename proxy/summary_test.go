@@ -74,11 +74,14 @@ func TestAccessLog(t *testing.T) {
 	_, answer := f.post("/v1/chat/completions", askWhole, "X-Request-Id", "my-id", "Traceparent", "00-"+traceID+"-b7ad6b7169203331-01")
 	line := read(1)[0]
 	has(t, line, map[string]any{
-		"msg": "request", "request_id": "my-id", "endpoint": "/v1/chat/completions", "model": "m", "backend": "r1", "reason": "only", "code": 200.0, "attempts": 2.0,
-		"failures": "truncated", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0, "cached_tokens": 8.0,
-		"output_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "aborted": nil, "key": nil, "ttft_ms": nil, "queue_ms": nil,
+		"msg": "request", "request_id": "my-id", "endpoint": "/v1/chat/completions", "model": "m", "backend": "r1", "reason": "only",
+		"code": 200.0, "attempts": 2.0,
+		"failures": "truncated", "bytes_in": float64(len(askWhole)), "bytes_out": float64(len(answer)), "prompt_tokens": 12.0,
+		"cached_tokens": 8.0,
+		"output_tokens": 3.0, "predicted_tokens": 0.0, "trace_id": traceID, "disconnected": nil, "key": nil, "ttft_ms": nil, "queue_ms": nil,
 	})
-	if host, _ := line["client"].(string); !strings.HasPrefix(host, "127.0.0.1:") || line["duration_ms"].(float64) <= 0 || line["overhead_us"].(float64) <= 0 {
+	if host, _ := line["client"].(string); !strings.HasPrefix(host, "127.0.0.1:") || line["duration_ms"].(float64) <= 0 ||
+		line["overhead_us"].(float64) <= 0 {
 		t.Errorf("the line: %v", line)
 	}
 }
@@ -119,7 +122,7 @@ func TestAccessLogDisconnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	has(t, read(1)[0], map[string]any{"code": 499.0, "aborted": "in_stream", "backend": "r0", "level": "INFO"})
+	has(t, read(1)[0], map[string]any{"code": 499.0, "disconnected": "in_stream", "backend": "r0", "level": "INFO"})
 }
 
 func TestAccessLogQueued(t *testing.T) {
@@ -135,7 +138,8 @@ func TestAccessLogQueued(t *testing.T) {
 			s.say(answered("200 OK", whole))
 		}
 	}}
-	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, change, r)
+	f := serveWithQueue(t, router.QueueSettings{Requests: 10, Bytes: 1 << 20, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}, change,
+		r)
 	terms := *f.backends[0].Options()
 	terms.MaxInFlight = 1
 	f.backends[0].SetOptions(terms)
@@ -160,7 +164,8 @@ func TestAccessLogQueued(t *testing.T) {
 
 func TestRequestMetrics(t *testing.T) {
 	t.Parallel()
-	chat, other := &replica{models: []string{"m"}, script: always(streamed(goodStream))}, &replica{models: []string{"n"}, script: always(answered("400 Bad Request", "{}"))}
+	chat, other := &replica{models: []string{"m"}, script: always(streamed(goodStream))},
+		&replica{models: []string{"n"}, script: always(answered("400 Bad Request", "{}"))}
 	f := serve(t, nil, chat, other)
 	f.post("/v1/chat/completions", askStream)
 	f.post("/v1/chat/completions", askStream)

@@ -45,7 +45,8 @@ func TestTransferParamsRefused(t *testing.T) {
 				body = `{"model":"m","token_ids":[1]}`
 			}
 			resp, answer := f.post(path, withMember(body, member))
-			if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, field) || !strings.Contains(answer, "limits.kv_transfer_params") {
+			if resp.StatusCode != http.StatusBadRequest || !strings.Contains(answer, field) ||
+				!strings.Contains(answer, "limits.kv_transfer_params") {
 				t.Errorf("%s with %s: got %d %s", path, member, resp.StatusCode, answer)
 			}
 			if api.DialectOf(path) == api.OpenAI {
@@ -54,9 +55,11 @@ func TestTransferParamsRefused(t *testing.T) {
 		}
 	}
 	for path, body := range map[string]string{
-		"/v1/chat/completions":   "\xef\xbb\xbf" + withMember(askWhole, `"kv_transfer_params":{"a":1}`),
-		"/v1/completions":        "\xff\xfe" + strings.Join(strings.Split(withMember(bodyFor("/v1/completions"), `"kv_transfer_params":{"a":1}`), ""), "\x00") + "\x00",
-		"/v1/embeddings":         strings.Join(strings.Split(withMember(bodyFor("/v1/embeddings"), `"kv_transfer_params":{"a":1}`), ""), "\x00") + "\x00",
+		"/v1/chat/completions": "\xef\xbb\xbf" + withMember(askWhole, `"kv_transfer_params":{"a":1}`),
+		"/v1/completions": "\xff\xfe" + strings.Join(strings.Split(withMember(bodyFor("/v1/completions"), `"kv_transfer_params":{"a":1}`),
+			""), "\x00") + "\x00",
+		"/v1/embeddings": strings.Join(strings.Split(withMember(bodyFor("/v1/embeddings"), `"kv_transfer_params":{"a":1}`), ""), "\x00") +
+			"\x00",
 		"/v1/responses/a/cancel": `{"kv_transfer_params":{"a":1}}`,
 	} {
 		if resp, answer := f.post(path, body); resp.StatusCode != http.StatusBadRequest {
@@ -85,7 +88,8 @@ func TestTransferParamsOfForms(t *testing.T) {
 		}
 	}
 	kind, body := upload(t, "vllm_xargs", `{"a":1}`, "vllm_xargs", `{"kv_transfer_params":"x"}`)
-	if resp, answer, err := f.upload("/v1/audio/translations", kind, body); err != nil || resp.StatusCode != 400 || !strings.Contains(answer, `"param":"vllm_xargs"`) {
+	if resp, answer, err := f.upload("/v1/audio/translations", kind, body); err != nil || resp.StatusCode != 400 ||
+		!strings.Contains(answer, `"param":"vllm_xargs"`) {
 		t.Errorf("twice: got %v %s", resp, answer)
 	}
 }
@@ -123,15 +127,17 @@ func TestTransferParamsRemovedFromResponses(t *testing.T) {
 	blank := "null" + strings.Repeat(" ", len(params)-len("null"))
 	long := strings.Repeat("x", 3*relay.ChunkBytes)
 	for name, c := range map[string]struct{ path, body, answer string }{
-		"chat":       {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":`+params+`,"ec_transfer_params":`+params)},
-		"first":      {"/v1/completions", bodyFor("/v1/completions"), `{"kv_transfer_params" : ` + params + `,"choices":[{}]}`},
-		"null":       {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":null,"ec_transfer_params":null`)},
-		"empty":      {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":{},"ec_transfer_params": { }`)},
-		"in a text":  {"/v1/chat/completions", askWhole, withMember(whole, `"a":"\"kv_transfer_params\":{\"remote_host\":\"h\"}"`)},
-		"very long":  {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":"` + strings.Repeat("y", 2*relay.MaxBufferedBytes) + `","kv_transfer_params":` + params + `}`},
+		"chat":      {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":`+params+`,"ec_transfer_params":`+params)},
+		"first":     {"/v1/completions", bodyFor("/v1/completions"), `{"kv_transfer_params" : ` + params + `,"choices":[{}]}`},
+		"null":      {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":null,"ec_transfer_params":null`)},
+		"empty":     {"/v1/chat/completions", askWhole, withMember(whole, `"kv_transfer_params":{},"ec_transfer_params": { }`)},
+		"in a text": {"/v1/chat/completions", askWhole, withMember(whole, `"a":"\"kv_transfer_params\":{\"remote_host\":\"h\"}"`)},
+		"very long": {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":"` + strings.Repeat("y", 2*relay.MaxBufferedBytes) +
+			`","kv_transfer_params":` + params + `}`},
 		"embeddings": {"/v1/embeddings", bodyFor("/v1/embeddings"), `{"data":[],"kv_transfer_params":` + params + `}`},
-		"deeper":     {"/v1/responses", bodyFor("/v1/responses"), `{"status":"completed","output":[{"type":"message"}],"response":{"kv_transfer_params":` + params + `}}`},
-		"error":      {"/v1/chat/completions", askWhole, `{"error":{"message":"m"},"kv_transfer_params":` + params + `}`},
+		"deeper": {"/v1/responses", bodyFor("/v1/responses"),
+			`{"status":"completed","output":[{"type":"message"}],"response":{"kv_transfer_params":` + params + `}}`},
+		"error": {"/v1/chat/completions", askWhole, `{"error":{"message":"m"},"kv_transfer_params":` + params + `}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status := "200 OK"
@@ -146,8 +152,9 @@ func TestTransferParamsRemovedFromResponses(t *testing.T) {
 		})
 	}
 	for name, c := range map[string]struct{ path, body, event string }{
-		"chat":                {"/v1/chat/completions", askStream, `data: {"choices":[],"kv_transfer_params":` + params + "}\n\n"},
-		"long":                {"/v1/chat/completions", askStream, `data: {"a":"` + long + `","kv_transfer_params":` + params + `,"b":"` + long + `"}` + "\n\n"},
+		"chat": {"/v1/chat/completions", askStream, `data: {"choices":[],"kv_transfer_params":` + params + "}\n\n"},
+		"long": {"/v1/chat/completions", askStream, `data: {"a":"` + long + `","kv_transfer_params":` + params + `,"b":"` + long +
+			`"}` + "\n\n"},
 		"longer than a chunk": {"/v1/chat/completions", askStream, `data: {"kv_transfer_params":{"a":"` + long + `"}}` + "\n\n"},
 		"null":                {"/v1/chat/completions", askStream, `data: {"choices":[],"kv_transfer_params":null}` + "\n\n"},
 		"a text":              {"/v1/chat/completions", askStream, `data: {"choices":[],"a":"\"kv_transfer_params\":{}"}` + "\n\n"},
@@ -181,7 +188,8 @@ func TestTransferParamsRemovedFromResponses(t *testing.T) {
 func FuzzTransferParamsBlanker(f *testing.F) {
 	for _, s := range []string{
 		`{"kv_transfer_params":{"a":{"b":"}\""}},"c":1}`, `{"x":[{"ec_transfer_params" : {}}]}`, `"\"kv_transfer_params":{`,
-		`{"kv_transfer_params":null}`, `{"kv_transfer_params":{ "a":1}}`, `"kv_transfer_params""kv_transfer_params":{"a":1}`, "{\"kv_transfer_params\"\n:\t{\n}}",
+		`{"kv_transfer_params":null}`, `{"kv_transfer_params":{ "a":1}}`, `"kv_transfer_params""kv_transfer_params":{"a":1}`,
+		"{\"kv_transfer_params\"\n:\t{\n}}",
 	} {
 		f.Add([]byte(s), uint8(3))
 	}

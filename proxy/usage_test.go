@@ -63,11 +63,13 @@ func TestUsageOfKeys(t *testing.T) {
 
 func TestInvalidUsageIsBounded(t *testing.T) {
 	table := usage.NewInMemory()
-	answer := strings.NewReplacer(`"prompt_tokens":12`, `"prompt_tokens":9000000000000000000`, `"completion_tokens":3`, `"completion_tokens":9000000000000000000`, `"cached_tokens":8`, `"cached_tokens":-5`).Replace(whole)
+	answer := strings.NewReplacer(`"prompt_tokens":12`, `"prompt_tokens":9000000000000000000`, `"completion_tokens":3`,
+		`"completion_tokens":9000000000000000000`, `"cached_tokens":8`, `"cached_tokens":-5`).Replace(whole)
 	f := serve(t, func(o *Options) { o.Usage = table }, &replica{script: always(answered("200 OK", answer))})
 	f.post("/v1/chat/completions", askWhole)
 	eventually(t, "the request is counted", func() bool { return table.OfKey("").Requests == 1 })
-	if c := table.OfKey(""); c.PromptTokens < 0 || c.PromptTokens > apikey.MaxTokens || c.OutputTokens > apikey.MaxTokens || c.CachedTokens < 0 {
+	if c := table.OfKey(""); c.PromptTokens < 0 || c.PromptTokens > apikey.MaxTokens || c.OutputTokens > apikey.MaxTokens ||
+		c.CachedTokens < 0 {
 		t.Errorf("got %+v", c)
 	}
 }

@@ -14,28 +14,30 @@ type Place string
 
 // The places.
 const (
-	Handler      Place = "handler"  // of a request to either listener
-	Dispatch     Place = "dispatch" // a round of the admission queue
-	Tick         Place = "tick"     // of the router, outside of a round
-	HealthCheck  Place = "health_check"
-	Poll         Place = "poll"
-	KVEvents     Place = "kv_events"
-	Redis        Place = "redis"
-	Snapshot     Place = "snapshot"
-	Recording    Place = "recording"
-	AccessLog    Place = "access_log"
-	Removal      Place = "removal" // of a backend
-	ConfigReload Place = "config_reload"
-	Discovery    Place = "discovery"   // lookups of a name
-	StartHooks   Place = "start_hooks" // of models
-	Records      Place = "records"     // exchange of what was added and drained
-	History      Place = "history"     // of the queue
-	Usage        Place = "usage"       // saves of the keys' usage
+	Handler       Place = "handler"  // of a request to either listener
+	Dispatch      Place = "dispatch" // a round of the admission queue
+	Tick          Place = "tick"     // of the router, outside of a round
+	HealthCheck   Place = "health_check"
+	Poll          Place = "poll"
+	KVEvents      Place = "kv_events"
+	Redis         Place = "redis"
+	Snapshot      Place = "snapshot"
+	Recording     Place = "recording"
+	AccessLog     Place = "access_log"
+	Removal       Place = "removal" // of a backend
+	ConfigReload  Place = "config_reload"
+	Discovery     Place = "discovery"      // lookups of a name
+	StartHooks    Place = "start_hooks"    // of models
+	AddedBackends Place = "added_backends" // exchange of what was added and drained
+	History       Place = "history"        // of the queue
+	Usage         Place = "usage"          // saves of the keys' usage
+	ModelNames    Place = "model_names"    // readiness of the models of names
 )
 
 // Places returns all places.
 func Places() []Place {
-	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload, Discovery, StartHooks, Records, History, Usage}
+	return []Place{Handler, Dispatch, Tick, HealthCheck, Poll, KVEvents, Redis, Snapshot, Recording, AccessLog, Removal, ConfigReload,
+		Discovery, StartHooks, AddedBackends, History, Usage, ModelNames}
 }
 
 // Reporter receives each recovered panic. It is safe for concurrent use.

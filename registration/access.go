@@ -49,11 +49,14 @@ func (a *access) checkCaller(r *http.Request, from netip.Addr) *refusal {
 	allowed := func(network netip.Prefix) bool { return network.Contains(from) }
 	switch {
 	case len(a.networks) > 0 && !slices.ContainsFunc(a.networks, allowed):
-		return &refusal{status: http.StatusForbidden, result: metrics.RegistrationRefusedAddress, code: "ADDRESS_NOT_ALLOWED", message: "registration is not allowed from " + from.String() + "; see registration.allow_from"}
+		return &refusal{status: http.StatusForbidden, result: metrics.RegistrationRefusedAddress, code: "ADDRESS_NOT_ALLOWED",
+			message: "registration is not allowed from " + from.String() + "; see registration.allow_from"}
 	case r.Header["Origin"] != nil: // a page in a browser of an allowed network
-		return &refusal{status: http.StatusForbidden, result: metrics.RegistrationRefusedOrigin, code: "ORIGIN_NOT_ALLOWED", message: "registration is not allowed from web pages"}
+		return &refusal{status: http.StatusForbidden, result: metrics.RegistrationRefusedOrigin, code: "ORIGIN_NOT_ALLOWED",
+			message: "registration is not allowed from web pages"}
 	case a.token != "" && !a.hasToken(r.Header):
-		return &refusal{status: http.StatusUnauthorized, result: metrics.RegistrationRefusedToken, code: "INVALID_TOKEN", message: "send the token of registration.token_file as Authorization: Bearer TOKEN"}
+		return &refusal{status: http.StatusUnauthorized, result: metrics.RegistrationRefusedToken, code: "INVALID_TOKEN",
+			message: "send the token of registration.token_file as Authorization: Bearer TOKEN"}
 	}
 	return nil
 }

@@ -74,7 +74,8 @@ func TestURLPattern(t *testing.T) {
 
 // FuzzURLPattern asserts that no URL of another host or port matches a pattern.
 func FuzzURLPattern(f *testing.F) {
-	for _, given := range []string{"http://10.0.3.7:8000", "http://10.0.x@evil:8000", "http://evil:8000/10.0.3.7:8000", "http://10.0.3.7:8000@evil", "http://10.0.[::1]:8000", "http://10.0.\\evil:8000", "http://10.0.%40evil:8000"} {
+	for _, given := range []string{"http://10.0.3.7:8000", "http://10.0.x@evil:8000", "http://evil:8000/10.0.3.7:8000",
+		"http://10.0.3.7:8000@evil", "http://10.0.[::1]:8000", "http://10.0.\\evil:8000", "http://10.0.%40evil:8000"} {
 		f.Add(given)
 	}
 	network := netip.MustParsePrefix("10.0.0.0/16")
@@ -100,15 +101,18 @@ func TestCheckCaller(t *testing.T) {
 		header   http.Header
 		want     string // code; empty: allowed
 	}{
-		"in the network":     {lan, "10.1.2.3", nil, ""},
-		"another network":    {lan, "192.0.2.1", nil, "ADDRESS_NOT_ALLOWED"},
-		"a web page":         {lan, "10.1.2.3", http.Header{"Origin": {"http://10.1.2.3"}}, "ORIGIN_NOT_ALLOWED"},
-		"with the token":     {config.Registration{Token: token}, "192.0.2.1", http.Header{"Authorization": {"Bearer " + token}}, ""},
-		"without it":         {config.Registration{Token: token}, "192.0.2.1", nil, "INVALID_TOKEN"},
-		"part of it":         {config.Registration{Token: token}, "192.0.2.1", http.Header{"Authorization": {"Bearer " + token[:8]}}, "INVALID_TOKEN"},
-		"two tokens":         {config.Registration{Token: token}, "192.0.2.1", http.Header{"Authorization": {"Bearer " + token, "Bearer " + token}}, "INVALID_TOKEN"},
-		"in another header":  {config.Registration{Token: token}, "192.0.2.1", http.Header{"X-Api-Key": {token}}, "INVALID_TOKEN"},
-		"token, not network": {config.Registration{Token: token, AllowFrom: lan.AllowFrom}, "192.0.2.1", http.Header{"Authorization": {"Bearer " + token}}, "ADDRESS_NOT_ALLOWED"},
+		"in the network":  {lan, "10.1.2.3", nil, ""},
+		"another network": {lan, "192.0.2.1", nil, "ADDRESS_NOT_ALLOWED"},
+		"a web page":      {lan, "10.1.2.3", http.Header{"Origin": {"http://10.1.2.3"}}, "ORIGIN_NOT_ALLOWED"},
+		"with the token":  {config.Registration{Token: token}, "192.0.2.1", http.Header{"Authorization": {"Bearer " + token}}, ""},
+		"without it":      {config.Registration{Token: token}, "192.0.2.1", nil, "INVALID_TOKEN"},
+		"part of it": {config.Registration{Token: token}, "192.0.2.1", http.Header{"Authorization": {"Bearer " + token[:8]}},
+			"INVALID_TOKEN"},
+		"two tokens": {config.Registration{Token: token}, "192.0.2.1",
+			http.Header{"Authorization": {"Bearer " + token, "Bearer " + token}}, "INVALID_TOKEN"},
+		"in another header": {config.Registration{Token: token}, "192.0.2.1", http.Header{"X-Api-Key": {token}}, "INVALID_TOKEN"},
+		"token, not network": {config.Registration{Token: token, AllowFrom: lan.AllowFrom}, "192.0.2.1",
+			http.Header{"Authorization": {"Bearer " + token}}, "ADDRESS_NOT_ALLOWED"},
 	} {
 		a, got := newAccess(c.settings, nil), ""
 		if refused := a.checkCaller(&http.Request{Header: c.header}, netip.MustParseAddr(c.from)); refused != nil {

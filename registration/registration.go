@@ -206,7 +206,8 @@ func (h *Handler) serveProbe(w http.ResponseWriter, r *http.Request, path string
 func (c *call) refuse(refused *refusal) {
 	c.Metrics.CountRegistration(refused.result)
 	c.refusals.Do(func() {
-		c.Log.Warn("registration refused", "reason", string(refused.result), "by", c.from.String(), "method", c.r.Method, "replica", refused.replica)
+		c.Log.Warn("registration refused", "reason", string(refused.result), "by", c.from.String(), "method", c.r.Method, "replica",
+			refused.replica)
 	})
 	if refused.status == http.StatusUnauthorized {
 		c.w.Header().Set("WWW-Authenticate", "Bearer")

@@ -231,7 +231,8 @@ func (c *call) removeWorker() {
 	case err != nil:
 		writeError(c.w, http.StatusConflict, "REMOVE_WORKER_FAILED", err.Error())
 	default:
-		httpapi.WriteJSON(c.w, http.StatusOK, map[string]any{"success": true, "status": "accepted", "worker_id": name, "message": "Successfully removed worker: " + c.namedWorker()})
+		httpapi.WriteJSON(c.w, http.StatusOK, map[string]any{"success": true, "status": "accepted", "worker_id": name,
+			"message": "Successfully removed worker: " + c.namedWorker()})
 	}
 }
 
@@ -410,7 +411,8 @@ func (c *call) flushCaches() {
 		}
 	}
 	all := len(flushed) + len(failed)
-	response := map[string]any{"status": "success", "message": fmt.Sprintf("Flushed the caches of %d of %d workers", len(flushed), all), "workers_flushed": len(flushed), "total_http_workers": all, "total_workers": all}
+	response := map[string]any{"status": "success", "message": fmt.Sprintf("Flushed the caches of %d of %d workers", len(flushed), all),
+		"workers_flushed": len(flushed), "total_http_workers": all, "total_workers": all}
 	status := http.StatusOK
 	if len(failed) > 0 {
 		status = http.StatusPartialContent

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// outageRetryDelay is the Retry-After while no backend is available: a replica
+	// noneReadyRetryDelay is the Retry-After while no backend is available: a replica
 	// takes longer to start, but one of several may be back.
-	outageRetryDelay = 5 * time.Second
-	maxTimeAhead     = 24 * time.Hour // the longest that a request may be queued
+	noneReadyRetryDelay = 5 * time.Second
+	maxTimeAhead        = 24 * time.Hour // the longest that a request may be queued
 
 	// TickInterval is how often time is looked at while requests are queued. Most are
 	// sent by events, not by this.
@@ -73,9 +73,12 @@ func (a *admission) enqueue(f *fleet, v *decide.Fleet, t *QueuedRequest) (added 
 	if f.isQueueEnabled() && req.Turn == prompt.TurnLater {
 		t.item.Conversation, t.item.Blocks = req.ConversationID(), req.Blocks
 	}
-	p := a.leastPrefill(f, v, t)
+	p, late := a.leastPrefill(f, v, t)
+	if !late {
+		t.item.FirstTokenDue = req.FirstTokenDue
+	}
 	t.item.Tokens, t.item.Ahead = p.Tokens, a.timeAhead(v, req, p.Rate)
-	a.queue.Add(&t.item, p.Seconds, p.Rate, isRetry(req, t.tried), v.Now)
+	a.queue.Add(&t.item, p.Seconds, a.fairShareRate(v, p.Rate), isRetry(req, t.tried), v.Now)
 	if a.queue.Len() == 1 {
 		select {
 		case a.started <- struct{}{}:
@@ -85,8 +88,20 @@ func (a *admission) enqueue(f *fleet, v *decide.Fleet, t *QueuedRequest) (added 
 	return true
 }
 
+// fairShareRate returns the tokens per second that are shared among the tenants: the prefill rate, or the rate at which tokens
+// leave the queue if that is lower, because outputs, the KV cache or max_in_flight are the limit.
+func (a *admission) fairShareRate(v *decide.Fleet, prefillRate float64) float64 {
+	if sent := a.queue.TokensPerSecond(v.Now); v.Shared && sent > 0 {
+		return min(prefillRate, sent)
+	}
+	return prefillRate
+}
+
 // removeWithResult removes a request from the queue, and notes in due that its result is to be delivered.
 func (a *admission) removeWithResult(t *QueuedRequest, d *Reservation, err error, now time.Time, due *callbacks) {
+	if d != nil {
+		a.queue.RecordSent(&t.item, now)
+	}
 	a.queue.Remove(&t.item, now)
 	t.reservation, t.err = d, err
 	due.addQueued(t)
@@ -131,12 +146,12 @@ func (a *admission) isUnreadyShareFull(v *decide.Fleet, req *Request, fitting []
 		a.queue.UnreadyExceedHalf(req.Class(), req.Tenant, req.BodyBytes, v.IsAvailable)
 }
 
-// leastPrefill returns the prefill of a queued request on its candidates.
-func (a *admission) leastPrefill(f *fleet, v *decide.Fleet, t *QueuedRequest) decide.Prefill {
+// leastPrefill returns the prefill of a queued request on its candidates, and whether all of these are predicted to be late for it.
+func (a *admission) leastPrefill(f *fleet, v *decide.Fleet, t *QueuedRequest) (p decide.Prefill, late bool) {
 	a.deciding = t
 	q := f.matchQueued(t)
 	f.filter(&f.scratch, v, q, f.ledger) // without candidates, the whole prompt counts
-	return v.LeastPrefill(q, &f.scratch.candidates)
+	return v.LeastPrefill(q, &f.scratch.candidates), v.IsLate(q, &f.scratch.candidates)
 }
 
 // matchQueued is match for a queued request, which is matched again only if the index has changed.
@@ -151,6 +166,16 @@ func (f *fleet) matchQueued(t *QueuedRequest) *decide.Query {
 	q := f.query(&f.scratch, &t.req, t.tried, t.matched)
 	q.Promoted = t.item.Promoted
 	return q
+}
+
+// isRefusedLate reports whether a request is refused because it is late.
+func isRefusedLate(v *decide.Fleet, q *decide.Query, c *decide.Candidates) bool {
+	return refusesLate(q.Request, q.Tried) && v.IsLate(q, c)
+}
+
+// refusesLate reports whether a request is refused once it is late. A retry is not.
+func refusesLate(req *Request, tried []*backends.Backend) bool {
+	return req.RefuseLate && !isRetry(req, tried)
 }
 
 // isRetry reports whether a request was routed before, also if each backend may be tried again.

@@ -74,6 +74,31 @@ func TestRequestsWaitingInReplica(t *testing.T) {
 	waits(t, "they wait for room", submit(r, ask(fleet, 3, 1)))
 }
 
+// Where several tenants send, what a replica cannot run at a time waits in the proxy.
+func TestSequencesBeyondThoseThatRun(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+	poll := func(running int, prompt float64) {
+		c.advance(time.Second)
+		r.ObserveLoad(fleet[0], &backends.Load{
+			CacheTokens: 100_000, KVKnown: true, KVCacheUsage: 0.3, Running: running, Waiting: 3, WaitingForCapacity: 3, QueuesKnown: true,
+			OwnInFlight: 7, PromptTokens: prompt, TokensKnown: true, PolledAt: c.now,
+		})
+	}
+	setShared(r)
+	for key := range 7 {
+		submit(r, ask(fleet, key, 1)).d.RecordFirstEvent()
+	}
+	for i := range 4 {
+		poll(4, float64(1000*i))
+	}
+	sent(t, "the limit is not known", submit(r, ask(fleet, 8, 1)))
+	poll(4, 4000)
+	poll(4, 5000)
+	waits(t, "four run, and more wait", submit(r, ask(fleet, 9, 1)))
+	poll(9, 6000)
+	sent(t, "nine run: four was not the limit", submit(r, ask(fleet, 10, 1)))
+}
+
 func TestTickSendsAfterTime(t *testing.T) {
 	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
 	submit(r, ask(fleet, 1, blocksFor(2)))

@@ -46,9 +46,11 @@ func messagesBody(size int) []byte {
 		return string(quoted)
 	}
 	var body strings.Builder
-	fmt.Fprintf(&body, `{"model":"sim","max_tokens":32000,"stream":true,"system":[{"type":"text","text":%s}],"messages":[{"role":"user","content":"go"}`, text(size/8))
+	fmt.Fprintf(&body, `{"model":"sim","max_tokens":32000,"stream":true,"system":[{"type":"text","text":%s}],"messages":[{"role":"user",`+
+		`"content":"go"}`, text(size/8))
 	for i := range 40 {
-		fmt.Fprintf(&body, `,{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":"toolu_%d","name":"Read","input":{"file_path":"/src/main.go"}}]}`, text(200), i)
+		fmt.Fprintf(&body, `,{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":"toolu_%d","name":"Read",`+
+			`"input":{"file_path":"/src/main.go"}}]}`, text(200), i)
 		fmt.Fprintf(&body, `,{"role":"user","content":[{"tool_use_id":"toolu_%d","type":"tool_result","content":%s}]}`, i, text(size/50))
 	}
 	body.WriteString("]}")

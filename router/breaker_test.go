@@ -17,7 +17,7 @@ type breakers struct {
 }
 
 func newBreakers(t *testing.T, n int, change ...func(*Options)) *breakers {
-	change = append(change, func(o *Options) { o.Breaker = BreakerSettings{Failures: 3, Open: time.Second} })
+	change = append(change, func(o *Options) { o.Breaker = BreakerSettings{Failures: 3, OpenTime: time.Second} })
 	r, fleet, c := newFleet(t, n, "prefix", change...)
 	return &breakers{t, r, fleet, c}
 }
@@ -219,7 +219,7 @@ func TestBreakerClosesOnRecovery(t *testing.T) {
 // A whole response can take minutes; the engine's counters show sooner that it works.
 func TestProbeSucceedsByCounters(t *testing.T) {
 	s := newStalls(t, 2)
-	s.r.fleet.settings.Breaker = BreakerSettings{Failures: 1, Open: time.Second}
+	s.r.fleet.settings.Breaker = BreakerSettings{Failures: 1, OpenTime: time.Second}
 	s.send(1, 64, false).Release(Outcome{End: NotProcessed, Failed: true})
 	s.pass(time.Second, nil)
 	try := s.send(1, 64, false)

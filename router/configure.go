@@ -81,14 +81,13 @@ func New(o Options) (*Router, error) {
 // PrepareSettings checks the settings and changes nothing; apply, which cannot fail, changes them
 // while requests are decided.
 //
-// No request that is queued is refused: those that no rule queues any more are sent, and lower bounds are for
+// No request that is queued is refused: those that no policy queues any more are sent, and lower bounds are for
 // those to come. A policy keeps what it remembers unless its name or its settings change.
 func (r *Router) PrepareSettings(s Settings) (apply func(), err error) {
 	definition, err := r.policies.Lookup(s.Policy)
 	if err != nil {
 		return nil, fmt.Errorf("routing.policy: %w", err)
 	}
-	s.PolicySettings.SLO = s.SLO
 	return func() {
 		r.mu.Lock()
 		defer r.unlockAndRunCallbacks()

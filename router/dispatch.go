@@ -35,12 +35,12 @@ func (r *Router) dispatch(now time.Time) {
 	if a.draining {
 		a.refuseUnready(v, &r.callbacks)
 	}
-	a.reorder(f, v)
+	a.reorder(f, v, &r.callbacks)
 	for i := range v.Backends {
 		v.UpdateRoom(&v.Backends[i])
 	}
 	a.queue.StartRound()
-	rooms := a.batchRooms(f, v)
+	rooms := a.lowPriorityRooms(f, v)
 	hasRoom := func(b *backends.Backend, it *queue.Item[*QueuedRequest], g *queue.Group[*QueuedRequest]) bool {
 		return v.Backends[b.Slot].HasRoom && (!v.NeedsHeadroom(&it.Value.req, it.Promoted) || rooms[g](b.Slot))
 	}
@@ -58,7 +58,7 @@ func (r *Router) dispatch(now time.Time) {
 			d.Arrival, d.QueueTime = a.queue.Arrival(it), now.Sub(it.Arrived)
 			d.NoneReadyTime = it.Waited.NoneReady - t.req.Waited.NoneReady
 			a.removeWithResult(t, d, nil, now, &r.callbacks)
-			f.updateBatchLimit(v)
+			f.updateLowPriorityLimit(v)
 			f.updateAfterSent(v, choice.Backend, &r.callbacks)
 			if d.Prefill != nil {
 				f.updateAfterSent(v, v.Find(d.Prefill.Backend), &r.callbacks)
@@ -124,10 +124,10 @@ func (a *admission) followCatalog(c *backends.Catalog, v *decide.Fleet, due *cal
 // expireAndPromote refuses the requests that were queued for as long as they may be, and promotes those that
 // have been overtaken for as long as they may be.
 func (a *admission) expireAndPromote(v *decide.Fleet, due *callbacks) {
-	isOutage := func(it *queue.Item[*QueuedRequest]) bool { return v.IsOutage(&it.Value.req, it.Value.tried) }
-	for it := a.queue.ExpireNext(v.Now, isOutage); it != nil; it = a.queue.ExpireNext(v.Now, isOutage) {
+	noneReady := func(it *queue.Item[*QueuedRequest]) bool { return v.NoneReady(&it.Value.req, it.Value.tried) }
+	for it := a.queue.ExpireNext(v.Now, noneReady); it != nil; it = a.queue.ExpireNext(v.Now, noneReady) {
 		err := ErrBusy
-		if isOutage(it) {
+		if noneReady(it) {
 			err = ErrNoneReady
 		}
 		a.removeWithResult(it.Value, nil, err, v.Now, due)
@@ -147,26 +147,39 @@ func (a *admission) refuseUnready(v *decide.Fleet, due *callbacks) {
 }
 
 // reorder orders the next maxReordered queued requests by what each would have to compute now, once in each
-// reorderInterval: since it was queued, a prefix that it shares with others may have been computed, or evicted.
-func (a *admission) reorder(f *fleet, v *decide.Fleet) {
+// reorderInterval: since it was queued, a prefix that it shares with others may have been computed, or evicted. Those that have become
+// late are refused, or lose the lead that their target gave them.
+func (a *admission) reorder(f *fleet, v *decide.Fleet, due *callbacks) {
 	if v.Now.Sub(a.reorderedAt) < reorderInterval {
 		return
 	}
 	a.reorderedAt = v.Now
+	var refused []*QueuedRequest
 	a.queue.ReorderNext(maxReordered, func(it *queue.Item[*QueuedRequest]) (seconds float64) {
-		return a.leastPrefill(f, v, it.Value).Seconds
+		p, late := a.leastPrefill(f, v, it.Value)
+		if late {
+			it.FirstTokenDue = time.Time{}
+			if t := it.Value; refusesLate(&t.req, t.tried) {
+				refused = append(refused, t)
+			}
+		}
+		return p.Seconds
 	})
+	for _, t := range refused {
+		a.removeWithResult(t, nil, ErrLate, v.Now, due)
+		a.queue.RefundTenant(&t.item)
+	}
 }
 
-// batchRooms returns for each group, if a batch request is queued, a function that reports whether a
-// backend may start one of the group's batch requests.
-func (a *admission) batchRooms(f *fleet, v *decide.Fleet) map[*queue.Group[*QueuedRequest]]func(slot int) bool {
-	if !a.queue.HasBatch() {
+// lowPriorityRooms returns for each group, if a low-priority request is queued, a function that reports whether a
+// backend may start one of the group's low-priority requests.
+func (a *admission) lowPriorityRooms(f *fleet, v *decide.Fleet) map[*queue.Group[*QueuedRequest]]func(slot int) bool {
+	if !a.queue.HasLowPriority() {
 		return nil
 	}
 	rooms := map[*queue.Group[*QueuedRequest]]func(int) bool{}
 	for _, g := range a.queue.Groups() {
-		rooms[g] = f.batchRoom(v, g.Backends, f.ledger)
+		rooms[g] = f.lowPriorityRoom(v, g.Backends, f.ledger)
 	}
 	return rooms
 }
@@ -188,7 +201,7 @@ func (a *admission) decide(f *fleet, v *decide.Fleet, t *QueuedRequest) (*decide
 		return nil, decide.Choice{}, errQueue
 	}
 	t.scoredAt = v.Now
-	v.Waiting = a.queue.WaitingAhead(queue.Batch, q.Backends).Count
+	v.Waiting = a.queue.WaitingAhead(queue.LowPriority, q.Backends).Count
 	choice := v.Choose(q, c, f.policy.Policy, nil)
 	switch v.BlockedBy(q, choice) {
 	case decide.NotBlocked:

@@ -77,6 +77,51 @@ func TestTenantFlood(t *testing.T) {
 	}
 }
 
+// A tenant with few requests gets as many responses beside one with many as its share allows, where outputs and not prompts take
+// the time.
+func TestShareWhereOutputsAreTheLimit(t *testing.T) {
+	r, fleet, c := newFleet(t, 1, "prefix", withQueue)
+	fleet[0].SetOptions(backends.Options{MaxInFlight: 4})
+	const flood, other, seconds = 7, 8, 60
+	var running []func()
+	served, key := map[uint64]int{}, 0
+	var send func(tenant uint64)
+	send = func(tenant uint64) {
+		key++
+		req := ask(fleet, key, 1)
+		req.Tenant = tenant
+		r.Submit(req, func(d *Reservation, err error) {
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			d.RecordFirstEvent()
+			running = append(running, func() {
+				d.Release(Outcome{End: Completed, OutputTokens: 100})
+				served[tenant]++
+				send(tenant)
+			})
+		})
+	}
+	for range 40 {
+		send(flood)
+	}
+	for range 2 {
+		send(other)
+	}
+	for range seconds {
+		c.advance(time.Second)
+		ended := running
+		running = nil
+		for _, end := range ended {
+			end()
+		}
+	}
+	if share := float64(served[other]) / float64(served[flood]+served[other]); share < 0.2 {
+		t.Errorf("a tenant with 2 requests beside 40 of another one got %d of %d responses", served[other], served[flood]+served[other])
+	}
+}
+
 // What a tenant was sent at once counts for its share as well.
 func TestUnqueuedRequestsAreCharged(t *testing.T) {
 	r, fleet, _ := newFleet(t, 1, "prefix", withQueue)

@@ -435,3 +435,22 @@ func TestPromptLayoutIsLearned(t *testing.T) {
 		}
 	}
 }
+
+// Backends of one model share what is learned of their steps from when they are ready, not from their first poll.
+func TestStepsSharedBeforeFirstPoll(t *testing.T) {
+	r, fleet, c := newFleet(t, 2, "prefix")
+	for _, b := range fleet {
+		b.SetModels([]backends.Model{{ID: "m"}})
+		r.BackendStateChanged(b)
+	}
+	fleet[0].SetLoad(&backends.Load{})
+	r.ObserveLoad(fleet[0], fleet[0].Load())
+	d := mustPick(t, r, ask(fleet, 0, 10))
+	c.advance(time.Second)
+	d.RecordFirstEvent()
+	d.Release(usage(640, 0))
+	estimates := r.Estimates()
+	if first, second := estimates[0].Step, estimates[1].Step; first != second {
+		t.Errorf("the backends of one model have the steps %+v and %+v", first, second)
+	}
+}

@@ -59,7 +59,7 @@ func (r *Router) PollFailed(b *backends.Backend, timedOut bool) {
 	h.RecordPollFailure(timedOut)
 	check := f.stallCheck(b.Slot, b.Load(), 0, f.estimates.PrefillRate(b.Slot), now)
 	h.UpdateStalled(&check)
-	if h.IsStalled() || h.IsHung() {
+	if h.IsStalled() || h.IsUnresponsive() {
 		f.notifyStalled(b.Slot, now, &r.callbacks)
 	}
 	r.dispatch(now)
@@ -74,7 +74,7 @@ func (r *Router) ChecksTimedOut(b *backends.Backend) {
 		return
 	}
 	now := r.now()
-	r.fleet.states[b.Slot].health.RecordHung()
+	r.fleet.states[b.Slot].health.RecordUnresponsive()
 	r.fleet.notifyStalled(b.Slot, now, &r.callbacks)
 	r.dispatch(now)
 }
@@ -87,6 +87,7 @@ func (r *Router) BackendStateChanged(b *backends.Backend) {
 	now := r.now()
 	if r.fleet.has(b) && b.State() == backends.Ready {
 		r.fleet.states[b.Slot].health.ForgetFailures(now)
+		r.fleet.ledger.UpdateModel(b.Slot)
 	}
 	r.dispatch(now)
 }
@@ -192,7 +193,8 @@ type BackendStatus struct {
 	Stalls  uint64 // times that it was found stalled
 	Stalled bool   // when it was checked last
 
-	Slowdown float64 // how many times longer than usual its steps take, if it is slow; else 0
+	Slowdown      float64 // how many times longer than usual its steps take, if it is slow; else 0
+	SequenceLimit int     // how many sequences it runs at a time; 0: unknown
 }
 
 // Status returns the health of a backend. One that is not in the fleet is Draining.
@@ -204,7 +206,8 @@ func (r *Router) Status(b *backends.Backend) BackendStatus {
 		return BackendStatus{Condition: health.Condition{State: Draining, Since: s.Since, Reason: s.Reason}}
 	}
 	now, h := r.now(), r.fleet.states[b.Slot].health
-	status := BackendStatus{Condition: h.Condition(&s, b.Load(), now), Stalls: h.Stalls(), Stalled: h.IsStalled(), Slowdown: h.Slowdown()}
+	status := BackendStatus{Condition: h.Condition(&s, b.Load(), now), Stalls: h.Stalls(), Stalled: h.IsStalled(), Slowdown: h.Slowdown(),
+		SequenceLimit: h.SequenceLimit()}
 	status.Breaker, status.Opens = h.Breaker(now)
 	return status
 }
@@ -265,7 +268,8 @@ func (r *Router) IndexStats() (parts []BackendIndexStats, bytes int64) {
 	defer r.unlockAndRunCallbacks()
 	f := &r.fleet
 	for slot := range f.states {
-		s := BackendIndexStats{f.states[slot].backend, f.index.Len(slot), f.index.Capacity(slot), f.index.Evictions(slot), f.states[slot].cacheResets, nil}
+		s := BackendIndexStats{f.states[slot].backend, f.index.Len(slot), f.index.Capacity(slot), f.index.Evictions(slot),
+			f.states[slot].cacheResets, nil}
 		if follower := f.states[slot].follower; follower != nil {
 			kvBlocks, complete := follower.Status()
 			s.KV = &KVStatus{kvBlocks, f.index.CountConfirmed(slot), complete}

@@ -26,28 +26,31 @@ func (r *Router) Explain(req Request, tried ...*backends.Backend) Explanation {
 	updateBackends(r.catalog(), &req)
 	var s scratch
 	v := f.viewAll(&s, nil, r.now())
-	v.Waiting = r.admission.queue.WaitingAhead(queue.Batch, req.Backends).Count
+	v.Waiting = r.admission.queue.WaitingAhead(queue.LowPriority, req.Backends).Count
 	q, l := f.match(&s, &req, tried), f.ledger.WithCopiedClasses()
-	hasBatchRoom := sync.OnceValue(func() func(int) bool { return f.batchRoom(v, req.Backends, l) })
-	e := v.Explain(q, func(slot int) bool { return hasBatchRoom()(slot) })
+	hasLowPriorityRoom := sync.OnceValue(func() func(int) bool { return f.lowPriorityRoom(v, req.Backends, l) })
+	e := v.Explain(q, func(slot int) bool { return hasLowPriorityRoom()(slot) })
 	e.Layout, e.Waiting = r.PromptLayout(req.Model).BitNames(), r.admission.queue.Len()
 	blocked, err := "", f.filter(&s, v, q, l)
 	if err == nil {
 		blocked = v.ExplainChoice(e, q, &s.candidates, f.policy.Policy)
 	}
-	e.Queued, e.Refused = r.admission.explain(f, v, q, blocked, err)
+	e.Queued, e.Refused = r.admission.explain(f, v, q, &s.candidates, blocked, err)
 	e.Sentence = e.Describe()
 	return *e
 }
 
 // explain returns why a request would be queued, or why it would be refused, in the order in which route
 // decides. blockedReason is why the chosen backend could not start it soon, filterErr why there is none.
-func (a *admission) explain(f *fleet, v *decide.Fleet, q *decide.Query, blockedReason string, filterErr error) (queuedReason, refusedReason string) {
+func (a *admission) explain(f *fleet, v *decide.Fleet, q *decide.Query, c *decide.Candidates, blockedReason string,
+	filterErr error) (queuedReason, refusedReason string) {
 	switch {
 	case filterErr != nil && v.IsEndpointMissing(q.Request):
 		return "", ErrEndpointMissing.Error()
 	case len(q.Tried) > 0 && !v.HasUntriedBackend(q.Request, q.Tried):
 		return "", "every backend that serves the model was tried"
+	case isRefusedLate(v, q, c):
+		return "", ErrLate.Error()
 	case a.mustQueueBehindOthers(v, q.Request):
 		queuedReason = "other requests are queued before it"
 	case filterErr == nil && q.NoEngine:

@@ -18,7 +18,8 @@ import (
 
 // scratchFields hold nothing from one call to the next.
 var scratchFields = []string{
-	"router.fleet.scratch", "index.Index.prefetchSink", "index.Index.evictBuffer", "estimate.Estimates.scratch", "queue.InteractiveLoad.scratch",
+	"router.fleet.scratch", "index.Index.prefetchSink", "index.Index.evictBuffer", "estimate.Estimates.scratch",
+	"queue.InteractiveLoad.scratch",
 	"policies.ring.present",
 }
 
@@ -183,9 +184,8 @@ func busyFleet(t *testing.T, policy string) (*Router, []*backends.Backend) {
 	t.Helper()
 	r, fleet, c := newFleet(t, 7, policy, withQueue, func(o *Options) {
 		o.IndexMaxBytes = 1 << 16
-		o.Queue.BatchSlowdown, o.Queue.BusyTimeout = 0.05, time.Hour
-		o.Breaker = BreakerSettings{Failures: 3, Open: time.Second}
-		o.SLO = time.Second
+		o.Queue.LowPrioritySlowdown, o.Queue.BusyTimeout = 0.05, time.Hour
+		o.Breaker = BreakerSettings{Failures: 3, OpenTime: time.Second}
 		o.Reporter = &recordedEvents{}
 	})
 	const failing, full, stalled = 4, 5, 6
@@ -229,7 +229,8 @@ func busyFleet(t *testing.T, policy string) (*Router, []*backends.Backend) {
 		sendWhole(slot, 40+slot)
 	}
 	r.ApplyPlacements(peerID, []PlacementEvent{{Kind: PlacementSent, Placement: Placement{
-		ID: 1, Backend: fleet[1], Blocks: ask(fleet, 60, 10).Blocks, Bytes: 2560, PromptTokens: 640, UncachedTokens: 640, Sequences: 2, Streams: true,
+		ID: 1, Backend: fleet[1], Blocks: ask(fleet, 60, 10).Blocks, Bytes: 2560, PromptTokens: 640, UncachedTokens: 640, Sequences: 2,
+		Streams: true,
 	}}}, 0)
 	c.advance(1700 * time.Millisecond)    // all responses that are not streamed should be prefilled
 	for _, slot := range []int{0, 2, 3} { // as the peer's request keeps the backend between them
@@ -271,12 +272,12 @@ func TestExplainChangesNothing(t *testing.T) {
 			for name, change := range map[string]func(*Request) (tried []*backends.Backend){
 				"held by some":      func(*Request) []*backends.Backend { return nil },
 				"new":               func(req *Request) []*backends.Backend { *req = *ask(fleet, 1000, 9); return nil },
-				"batch":             func(req *Request) []*backends.Backend { batch(req); return nil },
+				"low priority":      func(req *Request) []*backends.Backend { lowPriority(req); return nil },
 				"tried":             func(*Request) []*backends.Backend { return fleet[:3] },
 				"tried everywhere":  func(*Request) []*backends.Backend { return fleet },
 				"no engine":         func(req *Request) []*backends.Backend { req.NoEngine = true; return nil },
 				"adapter":           func(req *Request) []*backends.Backend { req.Adapter = "other"; return nil },
-				"next turn":         func(req *Request) []*backends.Backend { turnOf(req, 2, prompt.TurnLater).Session = 2; return nil },
+				"next turn":         func(req *Request) []*backends.Backend { turnOf(req, 2, prompt.TurnLater).Conversation = 2; return nil },
 				"stored":            func(req *Request) []*backends.Backend { req.Stored, req.Backends = true, fleet[2:3]; return nil },
 				"too long":          func(req *Request) []*backends.Backend { *req = *ask(fleet, 1001, 2000); return nil },
 				"another model":     func(req *Request) []*backends.Backend { req.Model, req.CatalogID = "other", "other"; return nil },

@@ -79,7 +79,7 @@ func TestExplainRoundsTokens(t *testing.T) {
 	}
 }
 
-func TestExplainSpill(t *testing.T) {
+func TestExplainMatchedBusy(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	learnPrefillRate(r, testPrefillRate)
 	d := mustPick(t, r, ask(fleet, 1, 30))
@@ -89,7 +89,7 @@ func TestExplainSpill(t *testing.T) {
 	long.Blocks, long.Bytes = append(long.Blocks, ask(fleet, 2, 900).Blocks...), 930*256
 	mustPick(t, r, long, fleet[1-d.Backend.Slot])
 	e := r.Explain(*ask(fleet, 1, 30))
-	if e.Reason != ReasonSpill || e.Choice == d.Backend.Name {
+	if e.Reason != ReasonMatchedBusy || e.Choice == d.Backend.Name {
 		t.Errorf("got %+v", e)
 	}
 	says(t, e, d.Backend.Name+" holds more, 1,920 of 1,920 prompt tokens, but has 57,600 tokens to compute before it and 1 in flight;",
@@ -102,13 +102,13 @@ func TestExplainTie(t *testing.T) {
 	says(t, r.Explain(*req), "No candidate holds any", "costs the same as", "is preferred by a hash of the prompt")
 	chosen := map[string]bool{}
 	for n := range uint64(64) {
-		req.Session = n + 1
+		req.Conversation = n + 1
 		e := r.Explain(*req)
-		says(t, e, "is preferred by a hash of the session")
+		says(t, e, "is preferred by a hash of the conversation")
 		chosen[e.Choice] = true
 	}
 	if len(chosen) != len(fleet) {
-		t.Errorf("64 sessions go to %d of 3 backends", len(chosen))
+		t.Errorf("64 conversations go to %d of 3 backends", len(chosen))
 	}
 }
 
@@ -198,7 +198,7 @@ func TestExplainHasNoSideEffects(t *testing.T) {
 }
 
 func TestExplainFilters(t *testing.T) {
-	r, fleet, c := newFleet(t, 9, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, Open: time.Minute} })
+	r, fleet, c := newFleet(t, 9, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, OpenTime: time.Minute} })
 	for i, state := range []backends.State{backends.Down, backends.Draining} {
 		fleet[i].SetState(state)
 	}
@@ -291,7 +291,7 @@ func TestRecordPlacement(t *testing.T) {
 }
 
 func TestResetBackend(t *testing.T) {
-	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, Open: time.Minute} })
+	r, fleet, _ := newFleet(t, 2, "prefix", func(o *Options) { o.Breaker = BreakerSettings{Failures: 1, OpenTime: time.Minute} })
 	r.IndexPlacement(ask(fleet, 1, 30), fleet[0])
 	inFlight := mustPick(t, r, ask(fleet, 1, 30), fleet[1])
 	mustPick(t, r, ask(fleet, 2, 5), fleet[1]).Release(Outcome{End: NotProcessed, Failed: true})

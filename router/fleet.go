@@ -9,6 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/decide"
 	"warmroute/router/estimate"
 	"warmroute/router/health"
@@ -18,7 +19,7 @@ import (
 	"warmroute/router/queue"
 )
 
-// fleet is the backends with what is known of them, and the rule by which one is chosen.
+// fleet is the backends with what is known of them, and the policy by which one is chosen.
 type fleet struct {
 	blockBytes int
 	start      time.Time
@@ -62,6 +63,7 @@ type scratch struct {
 	request    Request // of query, unless it is queued
 	candidates decide.Candidates
 	matched    []int // by slot
+	hits       hits
 }
 
 // configure changes the settings. definition is of the policy that they name.
@@ -170,19 +172,19 @@ func (f *fleet) beginView(s *scratch, now time.Time) *decide.Fleet {
 	for len(v.Backends) < len(f.states) {
 		v.Backends = append(v.Backends, decide.Backend{})
 	}
-	v.Now, v.Rule, v.Waiting = now, f.policy.definition, 0
+	v.Now, v.Policy, v.Waiting = now, f.policy.definition, 0
 	v.HasQueue = f.settings.Queue.Requests > 0
 	v.QueueEnabled, v.Shared = f.isQueueEnabled(), now.Before(f.tenantMix.until)
-	v.Handover, v.HasPrefillReplica, v.AvoidedPairs = f.settings.Handover, false, f.transfers.avoided
+	v.Disaggregation, v.HasPrefillReplica, v.AvoidedPairs = f.settings.Disaggregation, false, f.transfers.avoided
 	v.IsDueBefore = f.isDueBefore
 	v.BlockBytes, v.Ledger, v.Estimates, v.Links = f.blockBytes, f.ledger, f.estimates, kvLinks{f.index}
-	f.updateBatchLimit(v)
+	f.updateLowPriorityLimit(v)
 	return v
 }
 
-// updateBatchLimit updates whether batch requests are limited: interactive requests may be the first of late.
-func (f *fleet) updateBatchLimit(v *decide.Fleet) {
-	v.LimitsBatch = v.QueueEnabled && f.settings.Queue.BatchSlowdown > 0 && f.ledger.HasRecentInteractive(v.Now)
+// updateLowPriorityLimit updates whether low-priority requests are limited: interactive requests may be the first of late.
+func (f *fleet) updateLowPriorityLimit(v *decide.Fleet) {
+	v.LimitsLowPriority = v.QueueEnabled && f.settings.Queue.LowPrioritySlowdown > 0 && f.ledger.HasRecentInteractive(v.Now)
 }
 
 // addToView reads the state of a slot's backend, if it has one.
@@ -202,6 +204,12 @@ func (f *fleet) addToView(s *scratch, slot int, due *callbacks) {
 	v.PrefillRate, v.PrefillRateKnown = f.estimates.PrefillRate(slot), f.estimates.KnowsPrefillRate(slot)
 	v.MissingHits = f.estimates.MissingHits(slot)
 	v.RestoredShare, v.RestoredUntil = f.estimates.RestoredShare(slot)
+	v.Offloading = decide.Offloading{}
+	if f.estimates.Offloads(slot) {
+		v.Offloading = decide.Offloading{
+			Before: f.ledger.OffloadedBefore(slot), FetchSeconds: f.estimates.FetchSeconds(slot), StoreShare: f.estimates.StoreShare(slot),
+		}
+	}
 	v.ExternalRequests, v.ExternalTokens = f.ledger.External(v.Load, s.view.Now)
 	f.updateView(v, s.view.Now, due)
 }
@@ -228,6 +236,7 @@ func (f *fleet) updateView(v *decide.Backend, now time.Time, due *callbacks) {
 	v.Stopping = h.IsStopping(now)
 	v.KnownInFlight = v.Backend.KnownInFlight()
 	v.QueueFull, v.ProbeDue = h.IsQueueFull(v.KnownInFlight, now), h.IsProbeDue(now)
+	v.SequenceLimit = h.SequenceLimit()
 	v.Breaker, _ = h.Breaker(now)
 	f.ledger.ReadFigures(&v.Figures, v.Slot, v.PrefillRate, now, due != nil)
 	check := f.stallCheck(v.Slot, v.Load, v.ExternalTokens, v.PrefillRate, now)
@@ -262,7 +271,7 @@ func (f *fleet) stallCheck(slot int, load *backends.Load, externalTokens, prefil
 func (f *fleet) notifyStalled(slot int, now time.Time, due *callbacks) {
 	b, h := f.states[slot].backend, f.states[slot].health
 	for _, a := range h.Watched() {
-		due.stalls = append(due.stalls, stallNotice{a.Listener, f.canProcessElsewhere(a, b, now), h.IsHung()})
+		due.stalls = append(due.stalls, stallNotice{a.Listener, f.canProcessElsewhere(a, b, now), h.IsUnresponsive()})
 	}
 }
 
@@ -315,13 +324,35 @@ func (f *fleet) match(s *scratch, req *Request, tried []*backends.Backend) *deci
 	return f.query(s, &s.request, tried, matched)
 }
 
-// query is match for a request whose matched blocks are known.
-func (f *fleet) query(s *scratch, req *Request, tried []*backends.Backend, matched []int) *decide.Query {
+// query is match for a request of which it is known how many blocks each backend holds.
+func (f *fleet) query(s *scratch, req *Request, tried []*backends.Backend, held []int) *decide.Query {
 	s.query = decide.Query{
-		Request: req, Tried: tried, Sizes: f.estimates.TokenSizes(req.Model, req.TextClass), Matched: matched,
-		Linked: f.findLinked(req, matched),
+		Request: req, Tried: tried, Sizes: f.estimates.TokenSizes(req.Model, req.TextClass), Held: held, Matched: held,
+		Linked: f.findLinked(req, held),
+	}
+	if f.index.HasAnyCheckpoints() {
+		s.hits.find(f.ledger, req.Blocks, held, &s.query.Sizes)
+		s.query.Matched, s.query.Checkpoints = s.hits.matched, s.hits.checkpoints
 	}
 	return &s.query
+}
+
+// hits are what each backend can reuse of a prompt, by slot.
+type hits struct {
+	matched     []int // blocks
+	checkpoints []index.Checkpoint
+}
+
+// find sets h to what backends that hold so many leading blocks of a prompt can reuse.
+func (h *hits) find(l *ledger.Ledger, blocks []prompt.Block, held []int, sizes *estimate.TokenSizes) {
+	h.matched, h.checkpoints = append(h.matched[:0], held...), h.checkpoints[:0]
+	for slot, n := range held {
+		p, ok := l.FindCheckpoint(slot, blocks[:n], sizes)
+		if ok {
+			h.matched[slot] = p.Blocks
+		}
+		h.checkpoints = append(h.checkpoints, p)
+	}
 }
 
 // filter finds the candidates for a request, in s. l is the fleet's ledger, or a copy of it that may
@@ -329,16 +360,18 @@ func (f *fleet) query(s *scratch, req *Request, tried []*backends.Backend, match
 func (f *fleet) filter(s *scratch, v *decide.Fleet, q *decide.Query, l *ledger.Ledger) error {
 	err := v.Filter(q, &s.candidates)
 	if err == nil && v.NeedsHeadroom(q.Request, q.Promoted) && !v.IsTooLongForAll(q.Request) {
-		err = s.candidates.FilterByHeadroom(f.batchRoom(v, q.Backends, l))
+		err = s.candidates.FilterByHeadroom(f.lowPriorityRoom(v, q.Backends, l))
 	}
 	return err
 }
 
-// batchRoom returns a function that reports whether the backend of a slot may start a batch request,
+// lowPriorityRoom returns a function that reports whether the backend of a slot may start a low-priority request,
 // for which interactive requests leave room on some of list.
-func (f *fleet) batchRoom(v *decide.Fleet, list []*backends.Backend, l *ledger.Ledger) func(slot int) bool {
-	h := l.ReserveForInteractive(availableSlots(v, list), f.settings.Queue.BatchSlowdown, v.Now)
-	return func(slot int) bool { return v.Backends[slot].HasBatchRoom(l.CheckBatchRoom(slot, h, v.Now)) }
+func (f *fleet) lowPriorityRoom(v *decide.Fleet, list []*backends.Backend, l *ledger.Ledger) func(slot int) bool {
+	h := l.ReserveForInteractive(availableSlots(v, list), f.settings.Queue.LowPrioritySlowdown, v.Now)
+	return func(slot int) bool {
+		return v.Backends[slot].HasLowPriorityRoom(l.CheckLowPriorityRoom(slot, h, v.Now))
+	}
 }
 
 // availableSlots returns the slots of those of list that accept requests.
@@ -360,7 +393,8 @@ func (f *fleet) recordPeerRequestInPolicy(e *ledger.Entry, p *Placement, bytesPe
 	}
 	request := policy.Request{
 		Now: e.SentAt, Blocks: p.Blocks, BlockTokens: float64(f.blockBytes) / bytesPerToken, PromptTokens: e.Prediction.PromptTokens,
-		PromptKey: p.PromptKey, Turn: p.Turn, Session: p.Session, Tenant: p.Tenant, MeanUncachedTokens: f.estimates.MeanUncachedTokens(p.Model),
+		PromptKey: p.PromptKey, Turn: p.Turn, Conversation: p.Conversation, Tenant: p.Tenant,
+		MeanUncachedTokens: f.estimates.MeanUncachedTokens(p.Model),
 	}
 	recorder.RecordSent(&request, &policy.Candidate{
 		Slot: e.Slot, NameHash: f.states[e.Slot].nameHash, Weight: weightOf(p.Backend.Options()),

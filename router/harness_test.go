@@ -61,8 +61,9 @@ func newFleet(t testing.TB, n int, name string, change ...func(*Options)) (*Rout
 	}
 	c := &clock{time.Unix(1000, 0)}
 	o := Options{
-		Settings: Settings{Policy: name, PollInterval: time.Second}, Policies: policies.All(), Backends: fleet, BlockBytes: 256, IndexMaxBytes: 1 << 26,
-		Now: c.read, Rand: rand.NewPCG(1, 1),
+		Settings: Settings{Policy: name, PollInterval: time.Second}, Policies: policies.All(), Backends: fleet, BlockBytes: 256,
+		IndexMaxBytes: 1 << 26,
+		Now:           c.read, Rand: rand.NewPCG(1, 1),
 	}
 	for _, f := range change {
 		f(&o)
@@ -211,7 +212,7 @@ func submit(r *Router, req *Request, tried ...*backends.Backend) *waiter {
 }
 
 func withQueue(o *Options) {
-	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, BatchRequests: 1000, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
+	o.Queue = QueueSettings{Requests: 1000, Bytes: 1 << 28, LowPriorityRequests: 1000, NoneReadyTimeout: time.Minute, BusyTimeout: time.Minute}
 }
 
 // sent fails the test unless w was sent, and returns its reservation.

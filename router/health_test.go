@@ -289,16 +289,16 @@ func TestStreamingCount(t *testing.T) {
 }
 
 // stallCalls counts the calls of a StallListener.
-type stallCalls struct{ times, elsewhere, hung int }
+type stallCalls struct{ times, elsewhere, unresponsive int }
 
 // BackendStalled implements StallListener.
-func (w *stallCalls) BackendStalled(elsewhere, hung bool) {
+func (w *stallCalls) BackendStalled(elsewhere, unresponsive bool) {
 	w.times++
 	if elsewhere {
 		w.elsewhere++
 	}
-	if hung {
-		w.hung++
+	if unresponsive {
+		w.unresponsive++
 	}
 }
 
@@ -329,7 +329,7 @@ func TestStallListener(t *testing.T) {
 	committed.Commit()
 	s.pass(10*time.Second, nil)
 	for name, w := range map[string]*stallCalls{"a stream": first, "a response that is not streamed": second} {
-		if w.times == 0 || w.elsewhere != w.times || w.hung != 0 {
+		if w.times == 0 || w.elsewhere != w.times || w.unresponsive != 0 {
 			t.Errorf("%s: called %+v", name, *w)
 		}
 	}
@@ -389,11 +389,11 @@ func TestStallListenerOfHungReplica(t *testing.T) {
 	d, w := s.watch(false)
 	s.fleet[0].SetState(backends.Down)
 	s.r.ChecksTimedOut(s.fleet[0])
-	if w.hung != 1 || w.elsewhere != 1 {
+	if w.unresponsive != 1 || w.elsewhere != 1 {
 		t.Errorf("called %+v", *w)
 	}
 	s.pollFailed(true)
-	if w.hung != 2 {
+	if w.unresponsive != 2 {
 		t.Errorf("after another poll: called %+v", *w)
 	}
 	s.fleet[0].SetState(backends.Ready)

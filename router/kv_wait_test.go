@@ -50,7 +50,9 @@ func TestKVWait(t *testing.T) {
 		{"not for half of it", func(r *Router, b *backends.Backend, c *clock) {
 			usesKV(r, b, c, capacity, fullKVUsage-prompt/2/capacity)
 		}, prompt / 2},
-		{"more in use than requests are sent for", func(r *Router, b *backends.Backend, c *clock) { usesKV(r, b, c, capacity, 1) }, prompt + (1-fullKVUsage)*capacity},
+		{"more in use than requests are sent for", func(r *Router, b *backends.Backend, c *clock) {
+			usesKV(r, b, c, capacity, 1)
+		}, prompt + (1-fullKVUsage)*capacity},
 		{"full with our own requests", func(r *Router, b *backends.Backend, c *clock) {
 			usesKV(r, b, c, capacity, 0)
 			mustPick(t, r, ask([]*backends.Backend{b}, 2, capacity/tokensPerBlock))

@@ -16,7 +16,8 @@ const imageTokens = 5000 // of the images of these tests
 // these content parts. It returns its true number of tokens.
 func askChat(t *testing.T, fleet []*backends.Backend, parts ...string) (req *Request, tokens int) {
 	t.Helper()
-	body := fmt.Sprintf(`{"messages":[{"role":"system","content":%q},{"role":"user","content":[%s]}]}`, strings.Repeat("word", 5000), strings.Join(parts, ","))
+	body := fmt.Sprintf(`{"messages":[{"role":"system","content":%q},{"role":"user","content":[%s]}]}`, strings.Repeat("word", 5000),
+		strings.Join(parts, ","))
 	p := new(prompt.Prompt)
 	if err := p.Parse(prompt.Chat, []byte(body)); err != nil {
 		t.Fatal(err)
@@ -24,7 +25,8 @@ func askChat(t *testing.T, fleet []*backends.Backend, parts ...string) (req *Req
 	p.ApplyLayout(prompt.DefaultLayout)
 	media := p.AppendMediaPositions(nil)
 	return &Request{
-		Backends: fleet, Blocks: p.AppendBlocks(nil, "m", 256), Bytes: len(p.Text), Sequences: 1, Streams: true, Media: p.HasMedia(), MediaItems: media,
+		Backends: fleet, Blocks: p.AppendBlocks(nil, "m", 256), Bytes: len(p.Text), Sequences: 1, Streams: true, Media: p.HasMedia(),
+		MediaItems: media,
 	}, (len(p.Text)-len(media)*prompt.MediaBytes)/4 + len(media)*imageTokens
 }
 
@@ -83,7 +85,8 @@ func TestMediaUUIDMatches(t *testing.T) {
 	d.Release(usage(tokens, 0))
 	again, _ := askChat(t, fleet, `{"type":"image_url","image_url":null,"uuid":"u"}`, `"What is this? And why?"`)
 	if next := mustPick(t, r, again); next.Backend != d.Backend || next.MatchedBlocks < d.TotalBlocks {
-		t.Errorf("%d of %d blocks matched on %s, want %d on %s", next.MatchedBlocks, next.TotalBlocks, next.Backend.Name, d.TotalBlocks, d.Backend.Name)
+		t.Errorf("%d of %d blocks matched on %s, want %d on %s", next.MatchedBlocks, next.TotalBlocks, next.Backend.Name, d.TotalBlocks,
+			d.Backend.Name)
 	}
 	another, _ := askChat(t, fleet, `{"type":"image_url","image_url":null,"uuid":"v"}`, `"What is this?"`)
 	if next := mustPick(t, r, another); next.MatchedBlocks >= d.TotalBlocks-prompt.MediaBytes/256+1 {

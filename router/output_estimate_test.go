@@ -70,7 +70,9 @@ func TestEstimateOutputTokensOfStream(t *testing.T) {
 		want    int
 	}{
 		{"between two events", func(*Request) {}, false, 100, 25 * time.Millisecond, 101},
-		{"twenty sequences without events", func(req *Request) { req.Sequences = 20 }, false, 20, 5 * time.Second, 20 + 100*ledger.DefaultDecodeRate},
+		{"twenty sequences without events", func(req *Request) {
+			req.Sequences = 20
+		}, false, 20, 5 * time.Second, 20 + 100*ledger.DefaultDecodeRate},
 		{"at most what was asked for", func(req *Request) { req.Sequences, req.MaxOutputTokens = 20, 30 }, false, 20, time.Hour, 600},
 		{"more events than asked for", func(req *Request) { req.MaxOutputTokens = 30 }, false, 31, time.Hour, 31},
 		{"on a stalled backend", func(*Request) {}, true, 20, time.Hour, 20},

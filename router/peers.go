@@ -38,7 +38,7 @@ func (p *peers) reportSent(d *Reservation, req *Request, isRetry bool) {
 		ID: p.lastID, Backend: d.Backend, Model: req.Model, Adapter: req.Adapter, Blocks: blocks, Forks: req.Forks, Bytes: req.Bytes,
 		PromptTokens: prediction.PromptTokens, UncachedTokens: prediction.Uncached, Sequences: prediction.Sequences,
 		MaxOutput: req.MaxOutputTokens, Class: d.entry.Class, TextClass: req.TextClass,
-		Turn: req.Turn, PromptKey: req.PromptKey, Session: req.Session, Tenant: req.Tenant, Leg: d.entry.Leg,
+		Turn: req.Turn, PromptKey: req.PromptKey, Conversation: req.Conversation, Tenant: req.Tenant, RequestKind: d.entry.RequestKind,
 		Retry: isRetry, Streams: req.Streams, NonGenerative: req.NonGenerative,
 		IsText: prediction.IsText, TooLong: prediction.IsTooLong,
 	}}

@@ -237,7 +237,9 @@ func TestPeersKnowTheSame(t *testing.T) {
 	var routers [2]*Router
 	var fleets [2]fleetOf
 	for i := range routers {
-		routers[i], fleets[i].backends, fleets[i].clock = newFleet(t, 3, "prefix", func(o *Options) { o.Reporter, o.IndexMaxBytes = &reported[i], 1<<17 })
+		routers[i], fleets[i].backends, fleets[i].clock = newFleet(t, 3, "prefix", func(o *Options) {
+			o.Reporter, o.IndexMaxBytes = &reported[i], 1<<17
+		})
 	}
 	exchange := func() {
 		for i, r := range routers {
@@ -251,7 +253,8 @@ func TestPeersKnowTheSame(t *testing.T) {
 			d.RecordFirstEvent()
 			exchange()
 		}
-		d.Release([]Outcome{{End: Completed, OutputTokens: 10, Reply: []prompt.Block{prompt.Block(random.Uint64())}}, {End: NotProcessed}, {End: Truncated}}[random.IntN(3)])
+		d.Release([]Outcome{{End: Completed, OutputTokens: 10, Reply: []prompt.Block{prompt.Block(random.Uint64())}}, {End: NotProcessed},
+			{End: Truncated}}[random.IntN(3)])
 		exchange()
 	}
 	for range 2000 {
@@ -272,7 +275,8 @@ func TestPeersKnowTheSame(t *testing.T) {
 		if x, y := fleets[0].backends[slot].KnownInFlight(), fleets[1].backends[slot].KnownInFlight(); x != y {
 			t.Errorf("backend %d: %d and %d sequences are in flight", slot, x, y)
 		}
-		a, b := figuresOf(routers[0], fleets[0].backends[slot], routers[0].now()), figuresOf(routers[1], fleets[1].backends[slot], routers[1].now())
+		a, b := figuresOf(routers[0], fleets[0].backends[slot], routers[0].now()), figuresOf(routers[1], fleets[1].backends[slot],
+			routers[1].now())
 		if math.Abs(a.QueuedTokens-b.QueuedTokens) > 1e-6 || a.Pending != b.Pending || a.Requests != b.Requests ||
 			math.Abs(a.UnstartedTokens-b.UnstartedTokens) > 1e-6 || math.Abs(a.OwnKVTokens-b.OwnKVTokens) > 1e-6 {
 			t.Errorf("backend %d: the accounts are %+v and %+v", slot, a, b)

@@ -43,7 +43,8 @@ func (r *Router) Pick(ctx context.Context, req *Request, tried ...*backends.Back
 }
 
 // routeOrEnqueue decides or queues a request. It returns that of one that was queued. A full queue is an error.
-func (r *Router) routeOrEnqueue(req *Request, deliver func(*Reservation, error), tried []*backends.Backend) (queued *QueuedRequest, d *Reservation, err error) {
+func (r *Router) routeOrEnqueue(req *Request, deliver func(*Reservation, error), tried []*backends.Backend) (queued *QueuedRequest,
+	d *Reservation, err error) {
 	r.mu.Lock()
 	defer r.unlockAndRunCallbacks()
 	now := r.now()
@@ -149,7 +150,7 @@ func estimateFleetPrefillTime(v *decide.Fleet, newTokens float64) time.Duration 
 		}
 	}
 	if rate == 0 {
-		return outageRetryDelay
+		return noneReadyRetryDelay
 	}
 	return time.Duration(math.Ceil(min(tokens/rate, queue.MaxRetryDelay.Seconds()))) * time.Second
 }

@@ -11,9 +11,9 @@ import (
 	"warmroute/backends"
 )
 
-// TestQueueTimeInOutageAndWork holds that time without a backend that is ready and makes progress
+// TestQueueTimeNoneReadyAndBusy holds that time without a backend that is ready and makes progress
 // counts towards one limit, and all other time towards another.
-func TestQueueTimeInOutageAndWork(t *testing.T) {
+func TestQueueTimeNoneReadyAndBusy(t *testing.T) {
 	const busy, down, stalled = "busy", "down", "stalled"
 	type phase struct {
 		state string
@@ -24,12 +24,13 @@ func TestQueueTimeInOutageAndWork(t *testing.T) {
 		total  time.Duration // of the request itself; 0: none
 		want   error         // at the end of the phases or up to 5 s later, not a second before
 	}{
-		"busy":                        {[]phase{{busy, 10 * time.Minute}}, 0, ErrBusy},
-		"down":                        {[]phase{{down, time.Minute}}, 0, ErrNoneReady},
-		"stalled":                     {[]phase{{stalled, time.Minute}}, 0, ErrNoneReady},
-		"busy, then down":             {[]phase{{busy, 5 * time.Minute}, {down, time.Minute}}, 0, ErrNoneReady},
-		"down, then busy":             {[]phase{{down, 50 * time.Second}, {busy, 10 * time.Minute}}, 0, ErrBusy},
-		"two outages":                 {[]phase{{down, 40 * time.Second}, {busy, time.Minute}, {stalled, 19 * time.Second}}, 0, ErrNoneReady}, // and the second in which it is found out
+		"busy":            {[]phase{{busy, 10 * time.Minute}}, 0, ErrBusy},
+		"down":            {[]phase{{down, time.Minute}}, 0, ErrNoneReady},
+		"stalled":         {[]phase{{stalled, time.Minute}}, 0, ErrNoneReady},
+		"busy, then down": {[]phase{{busy, 5 * time.Minute}, {down, time.Minute}}, 0, ErrNoneReady},
+		"down, then busy": {[]phase{{down, 50 * time.Second}, {busy, 10 * time.Minute}}, 0, ErrBusy},
+		// and the second in which it is found out
+		"none ready twice":            {[]phase{{down, 40 * time.Second}, {busy, time.Minute}, {stalled, 19 * time.Second}}, 0, ErrNoneReady},
 		"busy with its own limit":     {[]phase{{busy, 2 * time.Minute}}, 2 * time.Minute, ErrBusy},
 		"down with its own limit":     {[]phase{{down, 2 * time.Minute}}, 2 * time.Minute, ErrNoneReady},
 		"both with its own limit":     {[]phase{{busy, time.Minute}, {down, 90 * time.Second}}, 150 * time.Second, ErrNoneReady},
@@ -82,7 +83,7 @@ func TestQueueTimeInOutageAndWork(t *testing.T) {
 }
 
 // TestQueueTimeOfRetry holds that a request that a ready backend has failed waits for the others as
-// long as in an outage, and that earlier waits count.
+// long as where none is ready, and that earlier waits count.
 func TestQueueTimeOfRetry(t *testing.T) {
 	r, fleet, c := newFleet(t, 2, "prefix", withQueue, func(o *Options) { o.Queue.BusyTimeout = 10 * time.Minute })
 	fleet[1].SetState(backends.Down)
@@ -213,7 +214,8 @@ func TestAgeingAgainstFirstComeFirstServed(t *testing.T) {
 						t.Errorf("request %d, of %v, was refused, and would have started after %v", i, j.prefill, wait)
 					}
 					for _, later := range jobs[i+1:] {
-						if later.priority >= j.priority && later.sentAt > j.arrival+limit/2+jobStep && (j.sentAt < 0 && later.sentAt < j.arrival+limit || later.sentAt < j.sentAt) {
+						if later.priority >= j.priority && later.sentAt > j.arrival+limit/2+jobStep && (j.sentAt < 0 && later.sentAt < j.arrival+limit ||
+							later.sentAt < j.sentAt) {
 							t.Errorf("request %d, of %v, waited since %v and was overtaken at %v", i, j.prefill, j.arrival, later.sentAt)
 						}
 					}
@@ -223,13 +225,13 @@ func TestAgeingAgainstFirstComeFirstServed(t *testing.T) {
 	}
 }
 
-// TestRateOfFullBackends holds that backends at their MaxInFlight, and those that batch requests
+// TestRateOfFullBackends holds that backends at their MaxInFlight, and those that low-priority requests
 // leave to others, count as part of the fleet: else its work and its tenants' shares would seem to
 // take longer than they do, by as many times as it has backends.
 func TestRateOfFullBackends(t *testing.T) {
 	for _, priority := range []int{0, 1} {
 		r, fleet, c := newFleet(t, 8, "prefix", withQueue, func(o *Options) {
-			o.Queue.BusyTimeout, o.Queue.BatchRequests, o.Queue.BatchSlowdown = 10*time.Minute, 10, 0.1
+			o.Queue.BusyTimeout, o.Queue.LowPriorityRequests, o.Queue.LowPrioritySlowdown = 10*time.Minute, 10, 0.1
 		})
 		for i, b := range fleet {
 			if priority == 0 {

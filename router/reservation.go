@@ -45,8 +45,8 @@ func (d *Reservation) RecordFirstEvent() {
 	now := r.now()
 	if d.entry.Streams && !d.entry.IsPrefilled() {
 		d.entry.Prediction.TTFT = now.Sub(d.entry.SentAt)
-		if d.entry.Leg == ledger.DecodeLeg && !r.fleet.ledger.IsOrphaned(&d.entry) {
-			r.fleet.estimates.RecordHandover(d.Backend.Slot, d.handoverTokens, d.entry.Prediction.TTFT.Seconds())
+		if d.entry.RequestKind == ledger.DecodeRequest && !r.fleet.ledger.IsOrphaned(&d.entry) {
+			r.fleet.estimates.RecordKVTransferTime(d.Backend.Slot, d.kvTransferTokens, d.entry.Prediction.TTFT.Seconds())
 		}
 	}
 	d.recordAndReportPrefilled(now)
@@ -116,11 +116,12 @@ func (d *Reservation) Release(o Outcome) {
 		}
 		external, _ := f.ledger.External(d.Backend.Load(), now)
 		d.health.RecordEnd(&d.attempt, health.End{
-			Processed: d.entry.IsPrefilled() || o.End != NotProcessed, Failed: o.Failed, QueueFull: o.QueueFull, Stalled: o.Stalled, Stopping: o.Stopping,
+			Processed: d.entry.IsPrefilled() || o.End != NotProcessed, Failed: o.Failed, QueueFull: o.QueueFull, Stalled: o.Stalled,
+			Stopping: o.Stopping,
 			InFlight: d.Backend.KnownInFlight() - d.entry.Prediction.Sequences, External: external,
 		}, &f.settings.Breaker, now)
 	}
-	if d.entry.Leg == ledger.DecodeLeg {
+	if d.entry.RequestKind == ledger.DecodeRequest {
 		o.CachedTokens, o.CachedKnown = 0, false // of the replica that has done the prefill
 	}
 	layoutChanged := f.ledger.End(&d.entry, &o, f.nextTurnTracker(), now)

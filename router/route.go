@@ -35,11 +35,18 @@ func (r *Router) route(req *Request, tried []*backends.Backend, now time.Time) (
 			return nil, ErrNoneReady // however many others wait
 		}
 	}
-	if r.admission.mustQueueBehindOthers(v, req) {
+	mustQueue := r.admission.mustQueueBehindOthers(v, req)
+	if mustQueue && !req.RefuseLate {
 		return nil, errQueue // its turn is decided among those queued
 	}
 	q := f.match(s, req, tried)
 	err := f.filter(s, v, q, f.ledger)
+	switch {
+	case isRefusedLate(v, q, &s.candidates):
+		return nil, ErrLate
+	case mustQueue:
+		return nil, errQueue
+	}
 	if err == ErrNoneReady {
 		updateBackends(r.catalog(), req)
 		q.Backends, q.ContextLengths = req.Backends, req.ContextLengths
@@ -96,44 +103,55 @@ func (r *Router) reserve(s *scratch, v *decide.Fleet, q *decide.Query, choice de
 		return d
 	}
 	computed := *choice.Candidate
-	computed.UncachedTokens = estimate.MinUncachedTokens
+	computed.UncachedTokens, computed.OffloadedTokens, computed.FetchSeconds = estimate.MinUncachedTokens, 0, 0
 	computed.PrefillSeconds = computed.Step.PrefillSeconds(seen.PromptTokens, computed.UncachedTokens)
-	d := r.prepare(v, q, decide.Choice{Backend: choice.Backend, Candidate: &computed}, seen, ledger.DecodeLeg)
-	d.Reason, d.Split, d.handoverTokens = v.Reason(q, &s.candidates, choice), split.Result, choice.Candidate.UncachedTokens
+	d := r.prepare(v, q, decide.Choice{Backend: choice.Backend, Candidate: &computed}, seen, ledger.DecodeRequest)
+	d.Reason, d.Split, d.kvTransferTokens = v.Reason(q, &s.candidates, choice), split.Result, choice.Candidate.UncachedTokens
 	if split.Prefill != nil {
 		request := *q.Request
 		request.Streams, request.MaxOutputTokens = false, 1
-		request.Turn, request.Session, request.PromptKey = prompt.TurnUnknown, 0, 0 // the decode leg is the turn
-		leg := *q
-		leg.Request = &request
-		seenLeg, candidate := *seen, split.Candidate
-		seenLeg.Turn, seenLeg.Session, seenLeg.PromptKey = request.Turn, 0, 0
-		d.Prefill = r.prepare(v, &leg, decide.Choice{Backend: split.Prefill, Candidate: &candidate}, &seenLeg, ledger.PrefillLeg)
-		d.Prefill.begin(v, &leg, split.Prefill)
+		request.Turn, request.Conversation, request.PromptKey = prompt.TurnUnknown, 0, 0 // the decode request is the turn
+		prefill := *q
+		prefill.Request = &request
+		seenPrefill, candidate := *seen, split.Candidate
+		seenPrefill.Turn, seenPrefill.Conversation, seenPrefill.PromptKey = request.Turn, 0, 0
+		d.Prefill = r.prepare(v, &prefill, decide.Choice{Backend: split.Prefill, Candidate: &candidate}, &seenPrefill, ledger.PrefillRequest)
+		d.Prefill.begin(v, &prefill, split.Prefill)
 	}
 	d.begin(v, q, choice.Backend)
 	return d
 }
 
-// prepare returns the reservation for a leg of a request on a candidate, after it has called the code of policies and peers:
+// prepare returns the reservation for a request of that kind on a candidate, after it has called the code of policies and peers:
 // if that panics, nothing is reserved. begin must follow.
-func (r *Router) prepare(v *decide.Fleet, q *decide.Query, choice decide.Choice, seen *policy.Request, leg ledger.Leg) *Reservation {
+func (r *Router) prepare(v *decide.Fleet, q *decide.Query, choice decide.Choice, seen *policy.Request,
+	kind ledger.RequestKind) *Reservation {
 	f, c, b := &r.fleet, choice.Candidate, choice.Backend.Backend
+	elsewhere := 0.0
+	if kind != ledger.DecodeRequest { // it transfers what the prefill replica has computed
+		elsewhere = v.TokensElsewhere(q, b.Slot)
+	}
 	d := &Reservation{
 		Backend: b, MatchedBlocks: q.Matched[b.Slot], TotalBlocks: len(q.Blocks),
-		MatchedTokens: int(c.MatchedTokens), PromptTokens: int(seen.PromptTokens),
+		MatchedTokens: int(c.MatchedTokens), ElsewhereTokens: int(elsewhere), PromptTokens: int(seen.PromptTokens),
 		router: r, noEngine: q.NoEngine, health: f.states[b.Slot].health,
 		entry: ledger.Entry{
 			Slot: b.Slot, SentAt: v.Now, Adapter: q.Adapter, Class: q.Class(), Streams: q.Streams, NonGenerative: q.NonGenerative,
-			MaxOutputTokens: q.MaxOutputTokens, Conversation: q.ConversationID(), Leg: leg,
+			MaxOutputTokens: q.MaxOutputTokens, Conversation: q.ConversationID(), RequestKind: kind,
 			Prediction: estimate.Prediction{
 				Model: q.Model, Bytes: q.Bytes, PromptTokens: seen.PromptTokens, Sequences: q.CountedSequences(),
-				MatchedBlocks: q.Matched[b.Slot], MatchedTokens: int(c.MatchedTokens), Uncached: c.UncachedTokens,
+				HeldBlocks: q.Held[b.Slot], MatchedBlocks: q.Matched[b.Slot], MatchedTokens: int(c.MatchedTokens), Uncached: c.UncachedTokens,
+				Elsewhere:   elsewhere,
+				Offloaded:   c.OffloadedTokens,
 				QueuedAhead: choice.Backend.QueuedTokens, Forks: q.Forks, TextClass: q.TextClass,
 				IsText:    q.Sequences <= 1 && !q.Media && len(q.Blocks) > 0,
 				IsTooLong: v.IsTooLong(q.Request, choice.Backend),
 			},
 		},
+	}
+	if f.index.HasCheckpoints(b.Slot) {
+		checkpoint := q.Checkpoints[b.Slot]
+		d.entry.Prediction.Checkpoint = &checkpoint
 	}
 	f.startKVRequest(d, q.Request)
 	p := &d.entry.Prediction
@@ -144,7 +162,8 @@ func (r *Router) prepare(v *decide.Fleet, q *decide.Query, choice decide.Choice,
 		p.Uncached = estimate.MinUncachedTokens
 	}
 	d.attempt = health.Attempt{
-		SentAt: v.Now, Uncached: p.Uncached, Streams: q.Streams, Listener: q.Stalls, Backends: v.FittingBackends(q.Request), Tried: q.Tried, Endpoint: q.Endpoint,
+		SentAt: v.Now, Uncached: p.Uncached, Streams: q.Streams, Listener: q.Stalls, Backends: v.FittingBackends(q.Request), Tried: q.Tried,
+		Endpoint: q.Endpoint,
 	}
 	if q.NoEngine {
 		return d
@@ -171,7 +190,7 @@ func (d *Reservation) begin(v *decide.Fleet, q *decide.Query, b *decide.Backend)
 	}
 	onlyInFlight := l.Begin(&d.entry, content, !p.IsTooLong, v.Now)
 	d.health.RecordReserved(&d.attempt, b.Backend.KnownInFlight(), v.Now)
-	if d.entry.Leg != ledger.DecodeLeg {
+	if d.entry.RequestKind != ledger.DecodeRequest {
 		d.startWatch(onlyInFlight, v.Now)
 	}
 }

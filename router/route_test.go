@@ -28,8 +28,8 @@ func TestPrefixAffinity(t *testing.T) {
 	r, fleet, c := newFleet(t, 8, "prefix")
 	for key := range 20 {
 		first := mustPick(t, r, ask(fleet, key, 20))
-		if first.Reason != ReasonCold {
-			t.Errorf("prompt %d: reason %q, want %q", key, first.Reason, ReasonCold)
+		if first.Reason != ReasonNoMatch {
+			t.Errorf("prompt %d: reason %q, want %q", key, first.Reason, ReasonNoMatch)
 		}
 		first.RecordFirstEvent()
 		first.Release(Outcome{End: Completed, OutputTokens: 100})
@@ -43,14 +43,14 @@ func TestPrefixAffinity(t *testing.T) {
 	}
 }
 
-func TestSpill(t *testing.T) {
+func TestMatchedBusy(t *testing.T) {
 	r, fleet, _ := newFleet(t, 2, "prefix")
 	first := mustPick(t, r, ask(fleet, 1, 10))
 	for {
 		d := mustPick(t, r, ask(fleet, 1, 10))
 		if d.Backend != first.Backend {
-			if d.Reason != ReasonSpill {
-				t.Errorf("reason %q, want %q", d.Reason, ReasonSpill)
+			if d.Reason != ReasonMatchedBusy {
+				t.Errorf("reason %q, want %q", d.Reason, ReasonMatchedBusy)
 			}
 			break
 		}
@@ -59,7 +59,7 @@ func TestSpill(t *testing.T) {
 		}
 	}
 	if d := mustPick(t, r, ask(fleet, 1, 10)); d.MatchedBlocks != 10 {
-		t.Errorf("after the spill only %d of 10 blocks matched", d.MatchedBlocks)
+		t.Errorf("after the busy match only %d of 10 blocks matched", d.MatchedBlocks)
 	}
 }
 
@@ -307,7 +307,8 @@ func TestNoEngineRequests(t *testing.T) {
 	}
 	d.RecordFirstEvent()
 	d.Release(Outcome{End: Completed, OutputTokens: 1000})
-	if got := figuresOf(r, fleet[0], c.now); got != before || r.Estimates()[0].OutputTokens != defaultOutputTokens || fleet[0].InFlight.Load() != 1 {
+	if got := figuresOf(r, fleet[0], c.now); got != before || r.Estimates()[0].OutputTokens != defaultOutputTokens ||
+		fleet[0].InFlight.Load() != 1 {
 		t.Errorf("its end counts in the account: %+v, and %+v before", got, before)
 	}
 	if n := r.CountWaiting(); n != 1 {
@@ -318,4 +319,27 @@ func TestNoEngineRequests(t *testing.T) {
 	if w := submit(r, tokenize); w.err != ErrNoneReady {
 		t.Errorf("with no backend ready: %v, want ErrNoneReady at once", w.err)
 	}
+}
+
+// TestElsewhereTokens sends a prompt again while the backend that holds it is draining.
+func TestElsewhereTokens(t *testing.T) {
+	r, fleet, _ := newFleet(t, 2, "prefix")
+	tokens := make([]uint16, 640)
+	for i := range tokens {
+		tokens[i] = uint16(i)
+	}
+	first := mustPick(t, r, ofTokens(fleet, tokens))
+	first.Release(Outcome{End: Completed, PromptTokens: len(tokens)})
+	if again := mustPick(t, r, ofTokens(fleet, tokens)); again.Backend != first.Backend || again.ElsewhereTokens != 0 {
+		t.Errorf("%d tokens elsewhere on the backend that holds them", again.ElsewhereTokens)
+	} else {
+		again.Release(Outcome{End: Completed, PromptTokens: len(tokens)})
+	}
+	first.Backend.SetState(backends.Draining)
+	other := mustPick(t, r, ofTokens(fleet, tokens))
+	if other.Backend == first.Backend || other.MatchedTokens != 0 ||
+		other.ElsewhereTokens < len(tokens)*9/10 || other.ElsewhereTokens > len(tokens) {
+		t.Errorf("of %d tokens, %d on %s and %d elsewhere", len(tokens), other.MatchedTokens, other.Backend.Name, other.ElsewhereTokens)
+	}
+	other.Release(Outcome{End: Completed, PromptTokens: len(tokens)})
 }

@@ -39,12 +39,12 @@ type StallListener = health.StallListener
 
 // Why a backend was chosen.
 const (
-	ReasonPrefix = decide.ReasonPrefix
-	ReasonSpill  = decide.ReasonSpill
-	ReasonCold   = decide.ReasonCold
-	ReasonLoad   = decide.ReasonLoad
-	ReasonOnly   = decide.ReasonOnly
-	ReasonStored = decide.ReasonStored
+	ReasonPrefix      = decide.ReasonPrefix
+	ReasonMatchedBusy = decide.ReasonMatchedBusy
+	ReasonNoMatch     = decide.ReasonNoMatch
+	ReasonLoad        = decide.ReasonLoad
+	ReasonOnly        = decide.ReasonOnly
+	ReasonStored      = decide.ReasonStored
 )
 
 // What a router tells its peers, the routers of other proxies in front of the same replicas.
@@ -56,10 +56,10 @@ type (
 	PlacementReporter  = ledger.PlacementReporter
 )
 
-// The legs of split requests.
+// The requests that a split request becomes.
 const (
-	PrefillLeg = ledger.PrefillLeg
-	DecodeLeg  = ledger.DecodeLeg
+	PrefillRequest = ledger.PrefillRequest
+	DecodeRequest  = ledger.DecodeRequest
 )
 
 // The events of a Placement.
@@ -122,6 +122,8 @@ var (
 	ErrQueueFull = errors.New("admission queue is full")
 	// ErrBusy means that a request reached its maximum time in the queue.
 	ErrBusy = errors.New("no replica had room in time")
+	// ErrLate means that every candidate is predicted to have the first token of the request after it is due.
+	ErrLate = errors.New("no replica is predicted to meet the target for the time to first token")
 	// ErrPanicked means that the decision about a queued request panicked.
 	ErrPanicked = errors.New("panic while the queued request was routed")
 )
@@ -152,14 +154,13 @@ type Settings struct {
 	PolicySettings policy.Settings
 	Queue          QueueSettings
 	Breaker        BreakerSettings
-	SLO            time.Duration // TTFT to be met where it can be, by the policy prefix; 0: none
 	PollInterval   time.Duration // how old a fresh Load may be
-	Handover       HandoverSettings
+	Disaggregation DisaggregationSettings
 	NoLearning     bool // use defaults and what replicas report, and learn nothing
 }
 
-// HandoverSettings are those of split requests.
-type HandoverSettings = decide.HandoverSettings
+// DisaggregationSettings are those of split requests.
+type DisaggregationSettings = decide.DisaggregationSettings
 
 // Reservation is a chosen backend, and the account of a request on it that Release must end
 // exactly once. Its methods are safe for concurrent use.
@@ -168,6 +169,7 @@ type Reservation struct {
 	Reason                     string
 	MatchedBlocks, TotalBlocks int
 	MatchedTokens              int           // of the prompt, likely held; about
+	ElsewhereTokens            int           // of the others, likely held by another backend; about
 	PromptTokens               int           // about
 	Arrival                    time.Time     // that its place in the queue is by; see Request. Zero: none
 	QueueTime                  time.Duration // that the request was queued
@@ -189,7 +191,7 @@ type Reservation struct {
 	kv       KVRequest
 	released bool // guarded by router.mu
 
-	handoverTokens float64 // of a decode leg, that the backend reads from another replica
+	kvTransferTokens float64 // of a decode request, that the backend reads from another replica
 }
 
 // callbacks are calls that become due while the lock is held.
@@ -203,8 +205,8 @@ type callbacks struct {
 
 // stallNotice is a call of a StallListener.
 type stallNotice struct {
-	to              StallListener
-	elsewhere, hung bool
+	to                      StallListener
+	elsewhere, unresponsive bool
 }
 
 // recoveredPanic is a call of Options.OnPanic.
@@ -233,7 +235,7 @@ func (r *Router) unlockAndRunCallbacks() {
 		t.deliverResult()
 	}
 	for _, n := range due.stalls {
-		n.to.BackendStalled(n.elsewhere, n.hung)
+		n.to.BackendStalled(n.elsewhere, n.unresponsive)
 	}
 	for _, p := range due.panics {
 		r.onPanic(p.cause, p.stack)

@@ -20,7 +20,7 @@ func newPDFleet(t *testing.T) (*Router, []*backends.Backend, *clock) {
 // setRoles makes the first backend one for prefill, and the others those for decode.
 func setRoles(o *Options) {
 	o.Queue.Requests = 100
-	o.Handover = HandoverSettings{Lease: 30 * time.Second}
+	o.Disaggregation = DisaggregationSettings{Lease: 30 * time.Second}
 	for i, b := range o.Backends {
 		role := backends.RoleDecode
 		if i == 0 {
@@ -69,8 +69,9 @@ func TestSplitReservesBothReplicas(t *testing.T) {
 		t.Error("a reservation was not released")
 	}
 	slot := d.Backend.Slot
-	if got, before := r.fleet.estimates.HandoverSeconds(slot, 32_000), r.fleet.estimates.HandoverSeconds(0, 32_000); got >= before || got < 0.3 {
-		t.Errorf("a handover is expected to take %.3f s after one of 0.3 s, and %.3f s before", got, before)
+	if got, before := r.fleet.estimates.KVTransferSeconds(slot, 32_000), r.fleet.estimates.KVTransferSeconds(0, 32_000); got >= before ||
+		got < 0.3 {
+		t.Errorf("a KV transfer is expected to take %.3f s after one of 0.3 s, and %.3f s before", got, before)
 	}
 	if got := r.fleet.estimates.MissingHits(slot); got != 0 {
 		t.Errorf("%v of the matched tokens are thought to be missing: the cached tokens are of the replica for prefill", got)
@@ -91,7 +92,7 @@ func TestSplitReservesBothReplicas(t *testing.T) {
 // done elsewhere.
 func TestAnnouncedDecodeIsNoWork(t *testing.T) {
 	r, fleet, c := newPDFleet(t)
-	r.fleet.settings.Handover.MinUncachedTokens = 1
+	r.fleet.settings.Disaggregation.MinUncachedTokens = 1
 	d := mustPick(t, r, askSplittable(fleet, 1, 2000))
 	if d.Prefill == nil {
 		t.Fatal("not split")
@@ -104,12 +105,12 @@ func TestAnnouncedDecodeIsNoWork(t *testing.T) {
 		r.ObserveLoad(d.Backend, load)
 	}
 	if r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, c.now).Backends[slot].Stalled {
-		t.Fatal("stalled before the decode leg was sent")
+		t.Fatal("stalled before the decode request was sent")
 	}
 	d.Prefill.Release(Outcome{End: Completed})
 	d.StartDecode()
 	if r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, c.now).Backends[slot].Stalled {
-		t.Fatal("stalled when the decode leg was sent")
+		t.Fatal("stalled when the decode request was sent")
 	}
 	for range 20 {
 		c.advance(time.Second)
@@ -118,7 +119,7 @@ func TestAnnouncedDecodeIsNoWork(t *testing.T) {
 		r.ObserveLoad(d.Backend, load)
 	}
 	if !r.fleet.viewAll(&r.fleet.scratch, &r.callbacks, c.now).Backends[slot].Stalled {
-		t.Error("not stalled, though the decode leg had no output for 20 s")
+		t.Error("not stalled, though the decode request had no output for 20 s")
 	}
 	d.Release(Outcome{End: NotProcessed, Failed: true, Stalled: true})
 }
@@ -127,7 +128,7 @@ func TestAnnouncedDecodeIsNoWork(t *testing.T) {
 // other replica.
 func TestFailedPrefillLeavesNothing(t *testing.T) {
 	r, fleet, _ := newPDFleet(t)
-	r.fleet.settings.Handover.MinUncachedTokens = 1
+	r.fleet.settings.Disaggregation.MinUncachedTokens = 1
 	d := mustPick(t, r, askSplittable(fleet, 1, 500))
 	slot := d.Backend.Slot
 	d.Prefill.Release(Outcome{End: NotProcessed, Failed: true})
@@ -153,7 +154,7 @@ func TestFailedPrefillLeavesNothing(t *testing.T) {
 
 func TestDecodeElsewhereAfterRefusal(t *testing.T) {
 	r, fleet, _ := newPDFleet(t)
-	r.fleet.settings.Handover.MinUncachedTokens = 1
+	r.fleet.settings.Disaggregation.MinUncachedTokens = 1
 	req := askSplittable(fleet, 1, 500)
 	d := mustPick(t, r, req)
 	d.Prefill.Release(Outcome{End: Completed})
@@ -172,8 +173,8 @@ func TestDecodeElsewhereAfterRefusal(t *testing.T) {
 // come while a prefill is done for it.
 func TestOneProbeOfDecodeReplica(t *testing.T) {
 	r, fleet, c := newPDFleet(t)
-	r.fleet.settings.Handover.MinUncachedTokens = 1
-	r.fleet.settings.Breaker = health.BreakerSettings{Failures: 1, Open: time.Second}
+	r.fleet.settings.Disaggregation.MinUncachedTokens = 1
+	r.fleet.settings.Breaker = health.BreakerSettings{Failures: 1, OpenTime: time.Second}
 	failed := mustPick(t, r, ask(fleet[1:2], 1, 1))
 	failed.Release(Outcome{End: NotProcessed, Failed: true})
 	c.advance(2 * time.Second)
@@ -186,10 +187,10 @@ func TestOneProbeOfDecodeReplica(t *testing.T) {
 	}
 }
 
-// TestPeerLearnsFromLegs checks that a router learns of the legs of a peer's split requests what that one does.
-func TestPeerLearnsFromLegs(t *testing.T) {
+// TestPeerLearnsFromSplitRequests checks that a router learns of a peer's split requests what that one does.
+func TestPeerLearnsFromSplitRequests(t *testing.T) {
 	a, b, events, fleetA, fleetB := twoPeers(t, 3, setRoles)
-	a.fleet.settings.Handover.MinUncachedTokens = 1
+	a.fleet.settings.Disaggregation.MinUncachedTokens = 1
 	exchange := func() { b.ApplyPlacements(peerID, events.take(b), 0) }
 	advance := func(d time.Duration) {
 		fleetA.clock.advance(d)
@@ -236,7 +237,7 @@ func TestPairWithFailingTransfersIsAvoided(t *testing.T) {
 			told = append(told, d)
 		}
 	})
-	r.fleet.settings.Handover.MinUncachedTokens = 1
+	r.fleet.settings.Disaggregation.MinUncachedTokens = 1
 	key := 0
 	split := func() bool {
 		key++
@@ -284,5 +285,25 @@ func TestPairWithFailingTransfersIsAvoided(t *testing.T) {
 	}
 	if n := len(r.fleet.transfers.failures); n != maxFailingPairs {
 		t.Errorf("%d pairs are remembered", n)
+	}
+}
+
+// The KV cache of a decode request comes from the prefill replica: its cached tokens do not tell that the two share a store.
+func TestDecodeRequestsTellNothingOfStores(t *testing.T) {
+	r, fleet, _ := newPDFleet(t)
+	for _, b := range fleet {
+		r.ObserveLoad(b, &backends.Load{TransfersKV: true, HostHits: 1, HostHitsKnown: true})
+	}
+	req := askSplittable(fleet, 1, 500)
+	r.fleet.ledger.IndexPrompt(0, req.Blocks[:400])
+	fillWithOutputs(t, r, fleet)
+	d := mustPick(t, r, req)
+	if d.Split != decide.SplitDone || d.entry.Prediction.Elsewhere != 0 {
+		t.Errorf("split %q: %v tokens are expected of another replica", d.Split, d.entry.Prediction.Elsewhere)
+	}
+	d.Release(Outcome{End: NotProcessed})
+	d = mustPick(t, r, ask(fleet[1:2], 1, 500))
+	if whole := d.entry.Prediction; d.Split == decide.SplitDone || whole.Elsewhere < 0.7*whole.PromptTokens {
+		t.Errorf("split %q, sent whole: %v of %v tokens are those of another replica", d.Split, whole.Elsewhere, whole.PromptTokens)
 	}
 }

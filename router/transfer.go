@@ -56,7 +56,8 @@ func (r *Router) Import(b *backends.Backend, estimates []byte, blocks []index.Im
 		i = r.fleet.index.Import(b.Slot, len(blocks))
 		r.fleet.estimates.SetRestored(b.Slot, i.LastUse())
 	})
-	for more := i != nil; more && len(blocks) > 0; runtime.Gosched() { // else this goroutine would have the lock again before those that wait for it
+	// else this goroutine would have the lock again before those that wait for it
+	for more := i != nil; more && len(blocks) > 0; runtime.Gosched() {
 		part := blocks[:min(maxTransferBlocks, len(blocks))]
 		blocks = blocks[len(part):]
 		r.withLock(func() {

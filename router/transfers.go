@@ -70,7 +70,7 @@ func (t *transfers) removeBackend(b *backends.Backend) {
 	maps.DeleteFunc(t.avoided, func(p decide.Pair, _ time.Time) bool { return has(p) })
 }
 
-// RecordTransfer records how a decode leg has ended whose KV cache the replica reads from the one that has done the prefill:
+// RecordTransfer records how a decode request has ended whose KV cache the replica reads from the one that has done the prefill:
 // pairs of replicas whose transfers keep failing are avoided for a while.
 func (r *Router) RecordTransfer(prefill, decode *backends.Backend, failed bool) {
 	r.withLock(func() {

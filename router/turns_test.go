@@ -91,18 +91,18 @@ func TestTurnsTakeNothingFromOtherTenants(t *testing.T) {
 		"few-shot prompts with one first message": func(fleet []*backends.Backend, client, turn int) *Request {
 			return turnOf(ask(fleet, 1+client*1000+turn, turnBlocks), 1, prompt.TurnLater)
 		},
-		"one session for all requests": func(fleet []*backends.Backend, client, turn int) *Request {
+		"one conversation for all requests": func(fleet []*backends.Backend, client, turn int) *Request {
 			req := turnOf(ask(fleet, 1+client*1000+turn, turnBlocks), uint64(turn), prompt.TurnLater)
-			req.Session = 1
+			req.Conversation = 1
 			return req
 		},
 		"conversations that grow": func(fleet []*backends.Backend, client, turn int) *Request {
 			req := ask(fleet, 1+client, turn*turnBlocks)
 			return turnOf(req, uint64(1+client), prompt.TurnLater)
 		},
-		"one session of conversations that grow": func(fleet []*backends.Backend, client, turn int) *Request {
+		"one conversation of conversations that grow": func(fleet []*backends.Backend, client, turn int) *Request {
 			req := ask(fleet, 1+client, turn*turnBlocks)
-			req.Session = 1
+			req.Conversation = 1
 			return turnOf(req, uint64(1+client), prompt.TurnLater)
 		},
 		"one message of the assistant in each": func(fleet []*backends.Backend, client, turn int) *Request {

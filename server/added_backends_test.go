@@ -136,12 +136,15 @@ func TestAddAndRemoveBackendsOverAPI(t *testing.T) {
 	f.call("DELETE", "/api/backends/unknown", "", http.StatusNotFound, nil)
 
 	var down admin.AddedBackend
-	f.call("POST", "/api/backends?wait=50ms", `{"url":"http://127.0.0.1:1","name":"down","device":"gpu0","role":"decode"}`, http.StatusAccepted, &down)
+	f.call("POST", "/api/backends?wait=50ms", `{"url":"http://127.0.0.1:1","name":"down","device":"gpu0","role":"decode"}`,
+		http.StatusAccepted, &down)
 	if down.Ready || !down.Added || down.Reason == "" {
 		t.Errorf("a replica that is down: %+v", down)
 	}
 	rows := f.list().Backends
-	if len(rows) != 2 || rows[0].Name != name || rows[0].State != "ready" || rows[0].Source != "registration" || rows[0].AddedBy == "" || rows[1].Name != "down" || rows[1].State != "down" && rows[1].State != "starting" || rows[1].Reason == "" || rows[0].Device != "" || rows[1].Device != "gpu0" || rows[0].Role != "" || rows[1].Role != "decode" {
+	if len(rows) != 2 || rows[0].Name != name || rows[0].State != "ready" || rows[0].Source != "registration" || rows[0].AddedBy == "" ||
+		rows[1].Name != "down" || rows[1].State != "down" && rows[1].State != "starting" || rows[1].Reason == "" || rows[0].Device != "" ||
+		rows[1].Device != "gpu0" || rows[0].Role != "" || rows[1].Role != "decode" {
 		t.Errorf("got %+v", rows)
 	}
 	var one admin.BackendRow
@@ -155,7 +158,8 @@ func TestAddAndRemoveBackendsOverAPI(t *testing.T) {
 	if rows := f.list().Backends; len(rows) != 0 {
 		t.Errorf("after all were removed: %+v", rows)
 	}
-	if log := f.log.String(); strings.Count(log, "operator action") != 5 || !strings.Contains(log, "action=add backend="+name) || !strings.Contains(log, "action=remove backend=down") {
+	if log := f.log.String(); strings.Count(log, "operator action") != 5 || !strings.Contains(log, "action=add backend="+name) ||
+		!strings.Contains(log, "action=remove backend=down") {
 		t.Errorf("got %s", log)
 	}
 }

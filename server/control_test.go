@@ -113,7 +113,8 @@ func TestSleepOfBusyReplica(t *testing.T) {
 	g := startGuarded(t, 1, sim.Config{}, nil)
 	s := g.long("a long output")
 	status, results := g.control("sleep", `{"wait":"100ms"}`)
-	if r := results[g.name(0)]; status != http.StatusBadGateway || r.OK || !strings.Contains(r.Error, "requests in flight after 100ms: 1: wait longer") {
+	if r := results[g.name(0)]; status != http.StatusBadGateway || r.OK ||
+		!strings.Contains(r.Error, "requests in flight after 100ms: 1: wait longer") {
 		t.Errorf("status %d, %+v", status, r)
 	}
 	if b := g.server.registry.All()[0]; b.State() != backends.Ready || g.isStopped(0) {

@@ -109,7 +109,8 @@ type discovered struct {
 // startDiscovered starts replicas at 127.0.1.1 and the addresses after it, of which the name has some at first.
 func startDiscovered(t *testing.T, replicas int, initial []string, change func(*config.Config)) *discovered {
 	t.Helper()
-	d := &discovered{dns: startNameServer(t, withAddresses(initial...)), replicas: map[string]*sim.Server{}, stop: map[string]func(){}, port: "0"}
+	d := &discovered{dns: startNameServer(t, withAddresses(initial...)), replicas: map[string]*sim.Server{}, stop: map[string]func(){},
+		port: "0"}
 	for _, address := range loopback(1, replicas) {
 		s := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: 200_000, Speed: 20}})
 		if err := s.Bind(address + ":" + d.port); err != nil {

@@ -181,7 +181,7 @@ func TestAddedBackendGetsRequests(t *testing.T) {
 	clients.more(200)
 	clients.leave()
 	if got := c.made(1) - before; got < 320 {
-		t.Errorf("the added replica put out %d tokens of about 1,600", got)
+		t.Errorf("the added backend put out %d tokens of about 1,600", got)
 	}
 	c.settled()
 }
@@ -194,7 +194,8 @@ func TestDrainedBackendStaysDrainedAfterReload(t *testing.T) {
 		b := &next.Backends[0]
 		b.Weight, b.EnginePriority, b.Device, b.Role = 2, true, "gpu0", "prefill"
 	})
-	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 || !b.Options().EnginePriority || b.Options().Device != "gpu0" || b.Options().Role != backends.RolePrefill {
+	if b := c.backend(0); b.State() != backends.Draining || b.Options().Weight != 2 || !b.Options().EnginePriority ||
+		b.Options().Device != "gpu0" || b.Options().Role != backends.RolePrefill {
 		t.Errorf("state %v, options %+v", b.State(), b.Options())
 	}
 	for range 3 {
@@ -327,7 +328,7 @@ func TestRemovedBackendFinishesRequests(t *testing.T) {
 	c.settled(b)
 }
 
-func TestRemovedBackendAbortsRequestsAtTimeout(t *testing.T) {
+func TestRemovedBackendEndsRequestsAtTimeout(t *testing.T) {
 	t.Parallel()
 	c := startChanging(t, 2)
 	s := c.long("a long story")
@@ -636,7 +637,10 @@ func TestBackendConnectionAdvice(t *testing.T) {
 		"nor the one given": {url, func(b *config.Backend) { trust(t, b, caFile); b.ServerName = "other.org" }, "certificate is valid for"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := startFronted(t, func(c *config.Config) { f.change(&c.Backends[0]) }, f.url)
+			p := startFronted(t, func(c *config.Config) {
+				f.change(&c.Backends[0])
+				c.Health.Timeout = time.Minute // a check that times out first would be the reason in the log
+			}, f.url)
 			p.logs(f.why)
 			p.ready(0)
 		})

@@ -29,20 +29,40 @@ type guarded struct {
 
 func startGuarded(t *testing.T, n int, c sim.Config, change func(*config.Config)) *guarded {
 	t.Helper()
-	transport := &http.Transport{}
-	g := &guarded{t: t, client: &http.Client{Transport: transport}}
-	t.Cleanup(transport.CloseIdleConnections)
-	var urls []string
+	g := &guarded{t: t}
 	for range n {
-		s := sim.NewServer(c)
-		if err := s.Bind("127.0.0.1:0"); err != nil {
-			t.Fatal(err)
-		}
-		runUntilStopped(t, s.Run)
+		s, _ := g.startReplica(c)
 		g.replicas = append(g.replicas, s)
+	}
+	s, _ := startServer(t, &g.log, change, g.replicaURLs()...)
+	g.use(s)
+	return g
+}
+
+// startReplica starts a replica, which g.replicas does not have yet, until stop is called or the test ends.
+func (g *guarded) startReplica(c sim.Config) (s *sim.Server, stop func()) {
+	g.t.Helper()
+	s = sim.NewServer(c)
+	if err := s.Bind("127.0.0.1:0"); err != nil {
+		g.t.Fatal(err)
+	}
+	return s, runUntilStopped(g.t, s.Run)
+}
+
+func (g *guarded) replicaURLs() (urls []string) {
+	for _, s := range g.replicas {
 		urls = append(urls, s.URL())
 	}
-	g.server, _ = startServer(t, &g.log, change, urls...)
+	return urls
+}
+
+// use puts a proxy that runs in front of the replicas, and waits until it has checked them.
+func (g *guarded) use(s *Server) {
+	g.t.Helper()
+	transport := &http.Transport{}
+	g.client = &http.Client{Transport: transport}
+	g.t.Cleanup(transport.CloseIdleConnections)
+	g.server = s
 	g.url, g.admin = g.server.publicURL(), g.server.adminURL()
 	g.until("every replica is ready and was polled", func() bool {
 		for _, b := range g.server.registry.All() {
@@ -52,7 +72,6 @@ func startGuarded(t *testing.T, n int, c sim.Config, change func(*config.Config)
 		}
 		return true
 	})
-	return g
 }
 
 func (g *guarded) until(what string, reached func() bool) {

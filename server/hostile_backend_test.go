@@ -151,7 +151,8 @@ func TestBackendClosingIdleConnections(t *testing.T) {
 					for n := range f.requests / f.clients {
 						body := fmt.Sprintf(`{"model":"m","stream":%v,"messages":[{"role":"user","content":"%d %d %s"}]}`, n%2 == 0, client, n, long[:f.size])
 						resp, text, err := p.chat(body)
-						if err != nil || resp.StatusCode != http.StatusOK || n%2 == 0 && !strings.HasSuffix(text, "[DONE]\n\n") || n%2 == 1 && text != wholeResponse {
+						if err != nil || resp.StatusCode != http.StatusOK || n%2 == 0 && !strings.HasSuffix(text, "[DONE]\n\n") || n%2 == 1 &&
+							text != wholeResponse {
 							t.Errorf("request %d of client %d: %v, %v, %.200q", n, client, resp, err, text)
 						}
 					}

@@ -28,17 +28,19 @@ func TestInvalidMetricsKeepBackendReady(t *testing.T) {
 		metrics http.HandlerFunc
 		why     string
 	}{
-		"a million series":       {numbered(`vllm:request_success_total{id="`, "\"} 1\n", 1_000_000), "poll failed"}, // too long, or too late
-		"a million of engines":   {numbered(`vllm:cache_config_info{engine="`, "\",block_size=\"16\"} 1\n", 1_000_000), "more than 1024 engines"},
-		"50 MB":                  {endless("# a comment\n", 50<<20), "poll failed"},
-		"never ending":           {endless("vllm:num_requests_running 1\n", 1<<50), "poll failed"},
-		"one line without end":   {endless("x", 1<<50), "line 1: longer than"},
-		"garbage":                {text("\x00\xff\x01\n"), "line 1"},
-		"a page":                 {text("<html><body>Login</body></html>\n"), "line 1"},
-		"compressed unasked":     {text(packed.String()), "line 1"},
-		"cut in a number":        {text("vllm:num_requests_running 12"), "truncated"},
-		"gone":                   {http.NotFound, "no /metrics"},
-		"a redirect":             {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, "returned 302"},
+		"a million series":     {numbered(`vllm:request_success_total{id="`, "\"} 1\n", 1_000_000), "poll failed"}, // too long, or too late
+		"a million of engines": {numbered(`vllm:cache_config_info{engine="`, "\",block_size=\"16\"} 1\n", 1_000_000), "more than 1024 engines"},
+		"50 MB":                {endless("# a comment\n", 50<<20), "poll failed"},
+		"never ending":         {endless("vllm:num_requests_running 1\n", 1<<50), "poll failed"},
+		"one line without end": {endless("x", 1<<50), "line 1: longer than"},
+		"garbage":              {text("\x00\xff\x01\n"), "line 1"},
+		"a page":               {text("<html><body>Login</body></html>\n"), "line 1"},
+		"compressed unasked":   {text(packed.String()), "line 1"},
+		"cut in a number":      {text("vllm:num_requests_running 12"), "truncated"},
+		"gone":                 {http.NotFound, "no /metrics"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/elsewhere", http.StatusFound)
+		}, "returned 302"},
 		"silent":                 {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "deadline exceeded"},
 		"silent in mid-sentence": {stall("vllm:num_requests_running 1\nvllm:num_req"), "deadline exceeded"},
 	} {
@@ -79,7 +81,8 @@ func TestInvalidModelLists(t *testing.T) {
 		}, "too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := startFronted(t, func(c *config.Config) { c.Health.Timeout = time.Minute }, standIn{models: f.models}.start(t), standIn{}.start(t)) // the log has the first failure
+			// the log has the first failure
+			p := startFronted(t, func(c *config.Config) { c.Health.Timeout = time.Minute }, standIn{models: f.models}.start(t), standIn{}.start(t))
 			p.logs(f.why)
 			p.ready(1)
 			p.checkServed()

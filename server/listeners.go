@@ -34,6 +34,7 @@ const (
 type listeners struct {
 	public   *listener
 	admin    *listener               // nil: there is none
+	kvEvents []net.Listener          // for replicas that connect to publish KV events; by data-parallel rank
 	failed   chan error              // serving a listener failed
 	requests context.Context         // parent of all requests' contexts
 	cancel   context.CancelCauseFunc // ends requests
@@ -56,7 +57,15 @@ func (s *Server) openListeners() (*listeners, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &listeners{public: newListener("public", public, s.config.TLS), failed: make(chan error, 2)}
+	kvEvents, err := s.process.inherited.listenForKVEvents(s.config)
+	if err != nil {
+		public.Close()
+		if admin != nil {
+			admin.Close()
+		}
+		return nil, err
+	}
+	l := &listeners{public: newListener("public", public, s.config.TLS), kvEvents: kvEvents, failed: make(chan error, 2)}
 	if admin != nil {
 		l.admin = newListener("admin", admin, s.config.AdminTLS)
 		l.reserve.refill()
@@ -203,6 +212,12 @@ func (l *listener) stopAcceptingWithGrace() {
 	l.stopAcceptingAndWait()
 }
 
+func closeSockets(sockets []net.Listener) {
+	for _, socket := range sockets {
+		socket.Close()
+	}
+}
+
 // closeAndWait ends what is left of requests and returns when nothing is served any more.
 func (l *listeners) closeAndWait() {
 	l.cancel(nil)
@@ -212,6 +227,7 @@ func (l *listeners) closeAndWait() {
 		}
 		one.socket.Close()
 	}
+	closeSockets(l.kvEvents)
 	l.serving.Wait()
 	l.reserve.close()
 }
@@ -303,22 +319,24 @@ func listenTCP(address string) (net.Listener, error) {
 	return c.Listen(context.Background(), "tcp", address)
 }
 
-// ListenError explains why address cannot be listened on, and what to do. flag is the
-// command-line flag that sets it.
-func ListenError(flag, address string, err error) error {
+// ListenError explains why address cannot be listened on, and what to do. setting is the
+// command-line flag or the setting that has it.
+func ListenError(setting, address string, err error) error {
 	var dns *net.DNSError
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		_, port, _ := net.SplitHostPort(address)
-		return fmt.Errorf("%s is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :%s' lists it), or set another address with --%s", address, port, flag)
+		return fmt.Errorf("%s is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :%s' lists it), or set "+
+			"another address with %s", address, port, setting)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("listen on %s: permission denied: ports below 1024 need root or CAP_NET_BIND_SERVICE; set another address with --%s", address, flag)
+		return fmt.Errorf("listen on %s: permission denied: ports below 1024 need root or CAP_NET_BIND_SERVICE; set another address with %s",
+			address, setting)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("%s is not an address of this machine: set another address with --%s", address, flag)
+		return fmt.Errorf("%s is not an address of this machine: set another address with %s", address, setting)
 	case errors.As(err, &dns):
-		return fmt.Errorf("%s: no such host: set another address with --%s", address, flag)
+		return fmt.Errorf("%s: no such host: set another address with %s", address, setting)
 	}
-	return fmt.Errorf("listen on %s: %w: set another address with --%s", address, err, flag)
+	return fmt.Errorf("listen on %s: %w: set another address with %s", address, err, setting)
 }
 
 // controlSocket calls f with the descriptor of l.

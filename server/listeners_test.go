@@ -68,7 +68,8 @@ func TestServeContinuesAfterAcceptError(t *testing.T) {
 		t.Errorf("asked for a descriptor %d times, want 2", freed)
 	}
 	text := log.String()
-	if strings.Count(text, "level=ERROR msg=\"out of file descriptors\"") != 1 || strings.Count(text, "level=ERROR msg=\"accept failed\"") != 1 {
+	if strings.Count(text, "level=ERROR msg=\"out of file descriptors\"") != 1 ||
+		strings.Count(text, "level=ERROR msg=\"accept failed\"") != 1 {
 		t.Errorf("the log:\n%s", text)
 	}
 }
@@ -88,8 +89,9 @@ func TestListenOnPortOfConnection(t *testing.T) {
 	address := conn.LocalAddr().String()
 	_, port, _ := net.SplitHostPort(address)
 	_, err = listenTCP(address)
-	want := address + " is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :" + port + "' lists it), or set another address with --listen"
-	if got := ListenError("listen", address, err).Error(); got != want {
+	want := address + " is in use: stop the listener or the connection that has the port (ss -tanp 'sport = :" + port +
+		"' lists it), or set another address with --listen"
+	if got := ListenError("--listen", address, err).Error(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
@@ -132,11 +134,15 @@ func TestConnectionClosesAfterAmbiguousFraming(t *testing.T) {
 		request string
 		close   bool
 	}{
-		"HTTP/1.0 with both":              {"POST %s HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n", true},
-		"HTTP/1.0":                        {fmt.Sprintf("POST %%s HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%s", len(plainChat), plainChat), true},
-		"HTTP/1.1 with both":              {"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked, true},
+		"HTTP/1.0 with both": {"POST %s HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nTransfer-Encoding: " +
+			"chunked\r\nContent-Length: 0\r\n\r\n", true},
+		"HTTP/1.0": {fmt.Sprintf("POST %%s HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n%s",
+			len(plainChat), plainChat), true},
+		"HTTP/1.1 with both": {"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked,
+			true},
 		"HTTP/1.1 with Transfer-Encoding": {"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked, true},
-		"HTTP/1.1 with Content-Length":    {fmt.Sprintf("POST %%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(plainChat), plainChat), false},
+		"HTTP/1.1 with Content-Length": {fmt.Sprintf("POST %%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(plainChat),
+			plainChat), false},
 	} {
 		for listener, url := range map[string]string{"public": f.url, "admin": f.admin} {
 			if listener == "admin" && !c.close {
@@ -182,7 +188,8 @@ func TestRequestBeforeFirstCheckIsServed(t *testing.T) {
 	sent := make(chan struct{})
 	p := startFronted(t, nil, standIn{health: func(http.ResponseWriter, *http.Request) { <-sent }}.start(t))
 	trace := &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(sent) }}
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodPost, p.url+"/v1/chat/completions", strings.NewReader(plainChat))
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodPost, p.url+"/v1/chat/completions",
+		strings.NewReader(plainChat))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +287,8 @@ func TestRequestSmuggling(t *testing.T) {
 		passed = "POST /v1/chat/completions " + chat
 	)
 	inChunks := "1b\r\n" + chat + "\r\n0\r\n\r\n"
-	form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n" +
+	form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\nContent-Disposition: form-data; name=\"file\"; " +
+		"filename=\"f\"\r\n\r\n" +
 		hidden + "\r\n--b--\r\n"
 	for _, c := range []struct {
 		name, sent string
@@ -290,18 +298,23 @@ func TestRequestSmuggling(t *testing.T) {
 		// What RFC 9112 gives one meaning passes with that.
 		{"plain", start + "Content-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
 		{"chunked", start + "Transfer-Encoding: chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
-		{"both, the length ends sooner", start + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
-		{"both, the length ends later", start + "Content-Length: 200\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{200}, []string{passed}},
-		{"both, chunks end at once", start + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 5+len(hidden)) + hidden, []int{400}, nil},
+		{"both, the length ends sooner", start + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks, []int{200},
+			[]string{passed}},
+		{"both, the length ends later", start + "Content-Length: 200\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{200},
+			[]string{passed}},
+		{"both, chunks end at once", start + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 5+len(hidden)) +
+			hidden, []int{400}, nil},
 		{"the same length twice", start + "Content-Length: 27\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
 		{"folded coding", start + "Transfer-Encoding:\r\n chunked\r\n\r\n" + inChunks, []int{200}, []string{passed}},
 		{"folded header", start + "X-Note: a\r\n Content-Length: 3\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
 		{"bare LF", strings.ReplaceAll(start, "\r", "") + "Content-Length: 27\n\n" + chat, []int{200}, []string{passed}},
 		{"chunk extension", start + "Transfer-Encoding: chunked\r\n\r\n1b;a=\"b\"\r\n" + chat + "\r\n0;c\r\n\r\n", []int{200}, []string{passed}},
-		{"length named hop-by-hop", start + "Connection: Content-Length, Host, X-Request-Id\r\nContent-Length: 27\r\n\r\n" + chat, []int{200}, []string{passed}},
+		{"length named hop-by-hop", start + "Connection: Content-Length, Host, X-Request-Id\r\nContent-Length: 27\r\n\r\n" + chat, []int{200},
+			[]string{passed}},
 		{"hidden in a form", "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n" +
 			fmt.Sprintf("Content-Length: %d\r\n\r\n", len(form)) + form, []int{200}, []string{"POST /v1/audio/transcriptions " + form}},
-		{"pipelined", start + "Content-Length: 27\r\n\r\n" + chat + start + "Content-Length: 27\r\n\r\n" + chat, []int{200, 200}, []string{passed, passed}},
+		{"pipelined", start + "Content-Length: 27\r\n\r\n" + chat + start + "Content-Length: 27\r\n\r\n" + chat, []int{200, 200},
+			[]string{passed, passed}},
 		{"pipelined to nowhere", start + "Content-Length: 27\r\n\r\n" + chat + hidden, []int{200, 404}, []string{passed}},
 
 		// The rest is refused, and nothing behind it is read.
@@ -312,16 +325,20 @@ func TestRequestSmuggling(t *testing.T) {
 		{"hexadecimal length", start + "Content-Length: 0x1b\r\n\r\n" + chat + hidden, []int{400}, nil},
 		{"length beyond 64 bits", start + "Content-Length: 99999999999999999999\r\n\r\n" + chat + hidden, []int{400}, nil},
 		{"length with a space before the colon", start + "Content-Length : 27\r\n\r\n" + chat + hidden, []int{400}, nil},
-		{"coding with a space before the colon", start + "Content-Length: 5\r\nTransfer-Encoding : chunked\r\n\r\n" + inChunks + hidden, []int{400}, nil},
+		{"coding with a space before the colon", start + "Content-Length: 5\r\nTransfer-Encoding : chunked\r\n\r\n" + inChunks + hidden,
+			[]int{400}, nil},
 		{"header that begins folded", start[:len(start)-9] + " Content-Length: 27\r\nHost: x\r\n\r\n" + chat + hidden, []int{400}, nil},
 		{"chunked twice", start + "Transfer-Encoding: chunked, chunked\r\n\r\n" + inChunks + hidden, []int{501}, nil},
-		{"chunked in two headers", start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{501}, nil},
+		{"chunked in two headers", start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + inChunks + hidden, []int{501},
+			nil},
 		{"identity", start + "Transfer-Encoding: identity\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{501}, nil},
-		{"chunked, then identity", start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n" + inChunks + hidden, []int{501}, nil},
+		{"chunked, then identity", start + "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n" + inChunks + hidden, []int{501},
+			nil},
 		{"gzip, chunked", start + "Transfer-Encoding: gzip, chunked\r\n\r\n" + inChunks + hidden, []int{501}, nil},
 		{"unknown coding", start + "Transfer-Encoding: xchunked\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{501}, nil},
 		{"coding with a vertical tab", start + "Transfer-Encoding: \vchunked\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
-		{"trailer with a length", start + "Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n1b\r\n" + chat + "\r\n0\r\nContent-Length: 3\r\n\r\n", []int{400}, nil},
+		{"trailer with a length", start + "Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n1b\r\n" + chat +
+			"\r\n0\r\nContent-Length: 3\r\n\r\n", []int{400}, nil},
 		{"NUL in a header", start + "X-Note: a\x00b\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
 		{"CR in a header", start + "X-Note: a\rContent-Length: 5\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
 		{"no name", start + ": a\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
@@ -330,15 +347,19 @@ func TestRequestSmuggling(t *testing.T) {
 		{"chunk of no size", start + "Transfer-Encoding: chunked\r\n\r\n\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
 		{"chunk of a signed size", start + "Transfer-Encoding: chunked\r\n\r\n+1b\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
 		{"chunk of a prefixed size", start + "Transfer-Encoding: chunked\r\n\r\n0x1b\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
-		{"chunk beyond 64 bits", start + "Transfer-Encoding: chunked\r\n\r\n1000000000000001b\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"chunk beyond 64 bits", start + "Transfer-Encoding: chunked\r\n\r\n1000000000000001b\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400},
+			nil},
 		{"chunk longer than said", start + "Transfer-Encoding: chunked\r\n\r\n1a\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
 		{"chunk that ends in LF", start + "Transfer-Encoding: chunked\r\n\r\n1b\n" + chat + "\n0\n\n" + hidden, []int{400}, nil},
-		{"endless chunk extension", start + "Transfer-Encoding: chunked\r\n\r\n1b;" + strings.Repeat("x", 1<<20) + "\r\n" + chat + "\r\n0\r\n\r\n" + hidden, []int{400}, nil},
-		{"tiny chunks with long extensions", start + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("x", 2000)+"\r\n \r\n", 1000) + hidden, []int{400}, nil},
+		{"endless chunk extension", start + "Transfer-Encoding: chunked\r\n\r\n1b;" + strings.Repeat("x", 1<<20) + "\r\n" + chat +
+			"\r\n0\r\n\r\n" + hidden, []int{400}, nil},
+		{"tiny chunks with long extensions", start + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("1;"+strings.Repeat("x", 2000)+
+			"\r\n \r\n", 1000) + hidden, []int{400}, nil},
 		{"HTTP/2 without asking", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + hidden, []int{404}, nil},
 		{"HTTP/3.0", "POST /v1/chat/completions HTTP/3.0\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{505}, nil},
 		{"no version", "POST /v1/chat/completions\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
-		{"query with a space", "POST /v1/chat/completions?a b HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400}, nil},
+		{"query with a space", "POST /v1/chat/completions?a b HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + chat + hidden, []int{400},
+			nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := f.tell(c.sent + "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -360,7 +381,8 @@ func TestPipelinedRequests(t *testing.T) {
 	t.Parallel()
 	f, replica := withWitness(t, nil)
 	const asked = 300
-	one := "GET /livez HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + `{"model":"m","messages":[]}`
+	one := "GET /livez HTTP/1.1\r\nHost: x\r\n\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" +
+		`{"model":"m","messages":[]}`
 	got := f.tell(strings.Repeat(one, asked) + "GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	if len(got) != 2*asked+1 || slices.ContainsFunc(got, func(code int) bool { return code != http.StatusOK }) {
 		t.Errorf("%d responses: %v", len(got), got)

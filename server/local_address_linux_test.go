@@ -50,7 +50,8 @@ func TestRegisteredNameOfLocalAddress(t *testing.T) {
 				return
 			}
 			p.registerWithoutWaiting(body)
-			p.logs("state=down reason=\"/health: connect to " + c.address + ":" + u.Port() + ": loopback and link-local addresses need an element without * in registration.allow_urls")
+			p.logs("state=down reason=\"/health: connect to " + c.address + ":" + u.Port() +
+				": loopback and link-local addresses need an element without * in registration.allow_urls")
 			p.expect(http.StatusOK, "GET", "/get_loads", "")
 			p.call("POST", "/flush_cache", "")
 			if n := requests.Load(); n > 0 {

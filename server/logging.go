@@ -70,7 +70,8 @@ func (l *limitedLog) writeIfDue(write func(suppressed int64)) {
 func (l *resourceLog) logOutOfDescriptors(err error) {
 	l.descriptors.writeIfDue(func(suppressed int64) {
 		l.log.Error("out of file descriptors", "limit", fileDescriptorLimit(), "err", err, "suppressed", suppressed,
-			"fix", "raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), or lower limits.connections and limits.in_flight")
+			"fix", "raise the limit (ulimit -n, systemd's LimitNOFILE=, Docker's --ulimit nofile=), "+
+				"or lower limits.connections and limits.in_flight")
 	})
 }
 

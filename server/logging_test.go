@@ -38,7 +38,8 @@ func TestSlowBackendLogged(t *testing.T) {
 				r.ObserveLoad(b, &l)
 				log.logChange(b)
 			}
-			return strings.Count(out.String(), `msg="backend slow" backend=one times_usual=1`), strings.Count(out.String(), `msg="backend not slow any more" backend=one`)
+			return strings.Count(out.String(), `msg="backend slow" backend=one times_usual=1`),
+				strings.Count(out.String(), `msg="backend not slow any more" backend=one`)
 		}
 		if slow, ended := generate(120, 0.02); slow+ended > 0 {
 			t.Errorf("before it is slow: %s", out.String())

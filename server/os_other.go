@@ -10,6 +10,6 @@ import (
 
 func fileDescriptorLimit() uint64 { return 0 }
 
-func relayHandOverSignal(c chan<- os.Signal) {}
+func relayUpgradeSignal(c chan<- os.Signal) {}
 
 func duplicateSocket(l net.Listener) (*os.File, error) { return nil, errors.ErrUnsupported }

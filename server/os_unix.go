@@ -19,8 +19,8 @@ func fileDescriptorLimit() uint64 {
 	return uint64(limit.Cur)
 }
 
-// relayHandOverSignal relays SIGUSR2, which asks for a hand-over, to c.
-func relayHandOverSignal(c chan<- os.Signal) { signal.Notify(c, syscall.SIGUSR2) }
+// relayUpgradeSignal relays SIGUSR2, which asks for a binary upgrade, to c.
+func relayUpgradeSignal(c chan<- os.Signal) { signal.Notify(c, syscall.SIGUSR2) }
 
 // duplicateSocket returns a descriptor of l's socket for another process. It stays non-blocking, which the File
 // method of listeners would not leave it: the two processes share that flag.

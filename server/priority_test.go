@@ -12,7 +12,7 @@ import (
 	"warmroute/lab/sim/engine"
 )
 
-// TestPriorityInEngineQueue sends a batch request and then a normal one to a replica that runs one
+// TestPriorityInEngineQueue sends a low-priority request and then a normal one to a replica that runs one
 // request at a time and is busy. Each claims another priority in its body.
 func TestPriorityInEngineQueue(t *testing.T) {
 	t.Parallel()
@@ -20,8 +20,8 @@ func TestPriorityInEngineQueue(t *testing.T) {
 		enginePriority bool
 		want           []string // in the order of their responses
 	}{
-		{true, []string{"normal", "batch"}},
-		{false, []string{"batch", "normal"}}, // by the body
+		{true, []string{"normal", "low"}},
+		{false, []string{"low", "normal"}}, // by the body
 	} {
 		g := startGuarded(t, 1, sim.Config{Engine: engine.Config{MaxSeqs: 1, PriorityScheduling: true}}, func(s *config.Config) {
 			s.Routing.Queue.Requests = 0 // all waiting requests are in the replica's queue
@@ -30,7 +30,8 @@ func TestPriorityInEngineQueue(t *testing.T) {
 		leave := g.openExternalStreams(0, 1, "sim", "of another client", 20_000)
 		served := make(chan string, 2)
 		send := func(name, bodyPriority, priority string) {
-			body := `{"model":"sim","ignore_eos":true,"max_tokens":100,"priority":` + bodyPriority + `,"messages":[{"role":"user","content":"` + name + `"}]}`
+			body := `{"model":"sim","ignore_eos":true,"max_tokens":100,"priority":` + bodyPriority + `,"messages":[{"role":"user","content":"` +
+				name + `"}]}`
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.url+"/v1/chat/completions", strings.NewReader(body))
 			if err != nil {
 				t.Fatal(err)
@@ -50,7 +51,7 @@ func TestPriorityInEngineQueue(t *testing.T) {
 				served <- name
 			}()
 		}
-		send("batch", "-1000", "10")
+		send("low", "-1000", "10")
 		g.until("the first request waits in the replica", func() bool { return g.load(0).Waiting == 1 })
 		send("normal", "1000", "0")
 		g.until("the second one does as well", func() bool { return g.load(0).Waiting == 2 })

@@ -15,6 +15,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
+	"warmroute/lab/freeport"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 )
@@ -31,7 +32,8 @@ type rankServer struct {
 func startRankServer(t *testing.T, c sim.Config, change func(*config.Config)) *rankServer {
 	t.Helper()
 	c.Engine = engine.Config{KVTokens: 20_000, Speed: 20}
-	g := &rankServer{t: t, replica: sim.NewServer(c), log: new(syncBuffer), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}}
+	g := &rankServer{t: t, replica: sim.NewServer(c), log: new(syncBuffer),
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}}
 	if err := g.replica.Bind("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +273,7 @@ func TestRanksAfterRestart(t *testing.T) {
 		}
 		return s, runUntilStopped(t, s.Run)
 	}
-	replica, kill := start(false, "127.0.0.1:0")
+	replica, kill := start(false, freeport.FindAddress(t))
 	g := &rankServer{t: t, log: new(syncBuffer), client: &http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(g.client.CloseIdleConnections)
 	g.server, _ = startServer(t, g.log, func(c *config.Config) {

@@ -30,7 +30,7 @@ func recordChats(t *testing.T, replicas, kvTokens int) (replay.Summary, []byte) 
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, replicas, kvTokens)
-	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
+	p := fleet.startProxy(t, func(c *config.Config) { c.Recording.File = file })
 	client := loadgen.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	var tally replay.Tally
@@ -103,8 +103,8 @@ func TestRecordingHasNoContent(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 2, 32_000)
 	p := fleet.startProxy(t, func(c *config.Config) {
-		c.Record.File = file
-		c.Routing.SessionHeaders = []string{"X-Session"}
+		c.Recording.File = file
+		c.Routing.ConversationHeaders = []string{"X-Session"}
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	send := func(body string) {
@@ -146,7 +146,8 @@ func TestRecordingHasNoContent(t *testing.T) {
 			t.Errorf("%q stands in\n%s", word, data)
 		}
 	}
-	keys := []string{"block_runs", "cached_tokens", "code", "counted", "duration_ms", "extra_bytes", "input_bytes", "input_length", "model", "output_length", "session", "stream", "timestamp", "ttft_ms"}
+	keys := []string{"block_runs", "cached_tokens", "code", "counted", "duration_ms", "extra_bytes", "input_bytes", "input_length", "model",
+		"output_length", "session", "stream", "timestamp", "ttft_ms"}
 	for _, line := range lines[1:] {
 		var fields map[string]any
 		if err := json.Unmarshal([]byte(line), &fields); err != nil {
@@ -180,7 +181,7 @@ func TestRecordingOfDisconnectedClient(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
-	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
+	p := fleet.startProxy(t, func(c *config.Config) { c.Recording.File = file })
 	ctx, leave := context.WithCancel(t.Context())
 	body := `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":8000,"messages":[{"role":"user","content":"go on"}]}`
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions", strings.NewReader(body))
@@ -207,7 +208,8 @@ func TestRecordingOfDisconnectedClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := trace.Requests[0]; len(trace.Requests) != 1 || r.OutputTokens < 2 || r.OutputTokens >= 8000 || !strings.Contains(string(data), `"code":499`) {
+	if r := trace.Requests[0]; len(trace.Requests) != 1 || r.OutputTokens < 2 || r.OutputTokens >= 8000 ||
+		!strings.Contains(string(data), `"code":499`) {
 		t.Errorf("recorded\n%s", data)
 	}
 }
@@ -220,7 +222,9 @@ func TestRecordingReadable(t *testing.T) {
 		dropped := 0
 		file := filepath.Join(t.TempDir(), "traffic")
 		r, err := recorder.New(recorder.Options{
-			Settings: recorder.Settings{File: file, MaxBytes: 1 << 30}, BlockBytes: blockBytes, Log: slog.New(slog.DiscardHandler), Dropped: func() { dropped++ },
+			Settings: recorder.Settings{File: file, MaxBytes: 1 << 30}, BlockBytes: blockBytes, Log: slog.New(slog.DiscardHandler), Dropped: func() {
+				dropped++
+			},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -275,7 +279,7 @@ func TestRecordingCountedTokens(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "traffic")
 	fleet := startSimFleet(t, 1, 32_000)
-	p := fleet.startProxy(t, func(c *config.Config) { c.Record.File = file })
+	p := fleet.startProxy(t, func(c *config.Config) { c.Recording.File = file })
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	long := strings.Repeat("word ", 200)
 	for _, r := range []struct{ path, body string }{

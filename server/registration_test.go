@@ -20,7 +20,7 @@ import (
 
 // allowLoopback lets replicas of this machine register from it.
 func allowLoopback(c *config.Config) {
-	c.Registration.Listener = "main"
+	c.Registration.Listener = "public"
 	c.Registration.AllowFrom = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
 	c.Registration.AllowURLs = []string{"http://127.0.0.1:*"}
 }
@@ -167,7 +167,8 @@ func TestRegistrationOfNeMo(t *testing.T) {
 	if !response.Success || response.WorkerID != id || response.URL != replica || response.Location != "/workers/"+id {
 		t.Errorf("responded %+v, and its id is %s", response, id)
 	}
-	if list = p.workers(); !list.Workers[0].IsHealthy || list.Workers[0].ModelID != "m" || list.Stats["healthy_workers"] != 1.0 || list.Stats["regular_count"] != 1.0 {
+	if list = p.workers(); !list.Workers[0].IsHealthy || list.Workers[0].ModelID != "m" || list.Stats["healthy_workers"] != 1.0 ||
+		list.Stats["regular_count"] != 1.0 {
 		t.Errorf("listed as %+v", list)
 	}
 	p.expect(http.StatusOK, "GET", "/workers/"+id, "")
@@ -184,7 +185,8 @@ func TestRegisteredDevice(t *testing.T) {
 			t.Errorf("registered with device %q: %d backends, %+v", device, len(all), all[0].Options())
 		}
 	}
-	if response := p.expect(http.StatusBadRequest, "POST", "/workers", fmt.Sprintf(`{"url":%q,"device":"gpu 0"}`, replica)); !strings.Contains(response, "device: ") {
+	if response := p.expect(http.StatusBadRequest, "POST", "/workers", fmt.Sprintf(`{"url":%q,"device":"gpu 0"}`, replica)); !strings.Contains(
+		response, "device: ") {
 		t.Error(response)
 	}
 }
@@ -208,7 +210,8 @@ func TestRegistrationBlocksUntilReady(t *testing.T) {
 func TestRegistrationOfSlime(t *testing.T) {
 	t.Parallel()
 	p, replica := startRegistrable(t, nil), standIn{}.start(t)
-	for kind, role := range map[string]backends.Role{"prefill": backends.RolePrefill, "decode": backends.RoleDecode, "regular": backends.RoleBoth} {
+	for kind, role := range map[string]backends.Role{"prefill": backends.RolePrefill, "decode": backends.RoleDecode,
+		"regular": backends.RoleBoth} {
 		p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url": %q, "worker_type": %q, "bootstrap_port": 8998}`, replica, kind))
 		if got := p.server.registry.All()[0].Options().Role; got != role {
 			t.Errorf("worker_type %s: role %v", kind, got)
@@ -363,9 +366,11 @@ func TestRegistrationRefusals(t *testing.T) {
 		"no URL":          {400, `{}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
 		"user in the URL": {400, `{"url":"http://u:secret@127.0.0.1:1"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
 		"names":           {400, `{"url":"dns://vllm:8000"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
-		"long URL":        {400, `{"url":"http://127.0.0.1:1/` + strings.Repeat("a", 300) + `"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
-		"many slashes":    {400, `{"url":"http://127.0.0.1:1` + strings.Repeat("/", 2000) + `"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
-		"long body":       {400, `{"url":"` + strings.Repeat("a", 100<<10) + `"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
+		"long URL": {400, `{"url":"http://127.0.0.1:1/` + strings.Repeat("a", 300) + `"}`, "ADD_WORKER_FAILED",
+			[]string{"Authorization", bearer}},
+		"many slashes": {400, `{"url":"http://127.0.0.1:1` + strings.Repeat("/", 2000) + `"}`, "ADD_WORKER_FAILED",
+			[]string{"Authorization", bearer}},
+		"long body": {400, `{"url":"` + strings.Repeat("a", 100<<10) + `"}`, "ADD_WORKER_FAILED", []string{"Authorization", bearer}},
 	} {
 		status, response := p.call("POST", "/workers", c.body, c.header...)
 		if status != c.status || !strings.Contains(response, `"code":"`+c.code+`"`) || strings.Contains(response, "secret") {
@@ -381,7 +386,8 @@ func TestRegistrationRefusals(t *testing.T) {
 		t.Fatalf("%d replicas were registered", n)
 	}
 	p.logs("registration refused")
-	for result, want := range map[string]float64{"refused_token": 8, "refused_address": 2, "refused_origin": 1, "refused_url": 1, "invalid": 6} {
+	for result, want := range map[string]float64{"refused_token": 8, "refused_address": 2, "refused_origin": 1, "refused_url": 1,
+		"invalid": 6} {
 		if got := metricSum(t, p.admin, "warmroute_registration_calls_total", result); got != want {
 			t.Errorf("%s: %v calls counted, want %v", result, got, want)
 		}
@@ -444,7 +450,8 @@ func TestConfiguredBackendIsNotDeregistered(t *testing.T) {
 	if list := p.workers(); list.Total != 1 || list.Workers[0].URL != replica {
 		t.Errorf("listed as %+v", list)
 	}
-	if response := p.expect(http.StatusConflict, "DELETE", "/workers/"+url.QueryEscape(replica), ""); !strings.Contains(response, "the configuration") {
+	if response := p.expect(http.StatusConflict, "DELETE", "/workers/"+url.QueryEscape(replica), ""); !strings.Contains(response,
+		"the configuration") {
 		t.Error(response)
 	}
 	p.checkServed()
@@ -458,7 +465,7 @@ func TestRegistrationFollowsReload(t *testing.T) {
 	next.Registration.Listener = "off"
 	p.server.registration.Configure(&next)
 	p.expect(http.StatusNotFound, "GET", "/workers", "")
-	next.Registration.Listener, next.Registration.Token = "main", "a-long-random-token"
+	next.Registration.Listener, next.Registration.Token = "public", "a-long-random-token"
 	p.server.registration.Configure(&next)
 	p.expect(http.StatusUnauthorized, "GET", "/workers", "")
 }
@@ -534,12 +541,14 @@ func TestFlushCacheOfRegisteredReplicas(t *testing.T) {
 	p := startRegistrable(t, nil)
 	replica, _ := startSimReplica(t, sim.Config{}, "127.0.0.1:0")
 	p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, replica))
-	if response := p.expect(http.StatusOK, "POST", "/flush_cache", ""); !strings.Contains(response, `"workers_flushed":1`) || !strings.Contains(response, `"status":"success"`) {
+	if response := p.expect(http.StatusOK, "POST", "/flush_cache", ""); !strings.Contains(response, `"workers_flushed":1`) ||
+		!strings.Contains(response, `"status":"success"`) {
 		t.Error(response)
 	}
 	plain := standIn{}.start(t) // has no such path
 	p.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, plain))
-	if response := p.expect(http.StatusPartialContent, "POST", "/flush_cache", ""); !strings.Contains(response, `"workers_flushed":1`) || !strings.Contains(response, `"failed":[{`) {
+	if response := p.expect(http.StatusPartialContent, "POST", "/flush_cache", ""); !strings.Contains(response, `"workers_flushed":1`) ||
+		!strings.Contains(response, `"failed":[{`) {
 		t.Error(response)
 	}
 	p.logs("action=flush_cache")
@@ -570,7 +579,8 @@ func TestCallersDoNotRemoveOperatorsReplicas(t *testing.T) {
 	if status, response := p.call("POST", "/workers", body); status != http.StatusOK {
 		t.Errorf("registered again: status %d, %s", status, response)
 	}
-	if status, response := p.call("DELETE", "/workers/"+url.PathEscape(replica), ""); status/100 != 4 || !strings.Contains(response, "added by an operator") {
+	if status, response := p.call("DELETE", "/workers/"+url.PathEscape(replica), ""); status/100 != 4 ||
+		!strings.Contains(response, "added by an operator") {
 		t.Errorf("removed: status %d, %s", status, response)
 	}
 	if rows := admin.list().Backends; len(rows) != 1 {

@@ -28,6 +28,8 @@ const (
 // applyReload applies a configuration whole, or not at all if it could not be loaded. Requests in flight keep
 // the settings of their arrival. It reports whether it was applied.
 func (s *Server) applyReload(c *config.Config, loadErr error) (applied bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	err := loadErr
 	known := s.config.Warnings(s.policies) // logged at the start or by an earlier reload
 	var apply func()
@@ -69,6 +71,8 @@ func (s *Server) countReplicas() (n int) {
 
 // applyFleetSize has the proxy keep as many connections of clients as the replicas of the fleet leave file descriptors for.
 func (s *Server) applyFleetSize() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if n := s.countReplicas(); n != s.replicas {
 		s.replicas = n
 		s.proxy.Configure(s.config.ProxySettings(fileDescriptorLimit(), n))
@@ -210,7 +214,8 @@ func (w *configWatcher) loadIfRegular() (*config.Config, error) {
 // startWatching starts the goroutine that sends what it loads on each signal, and when the files have
 // changed, until ctx is done; then it closes ended. A network file system may block that for ever, so
 // nobody should wait for it long. w may be nil: then nothing is sent.
-func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Signal, panics recovery.Reporter) (loaded <-chan loadResult, ended <-chan struct{}) {
+func (w *configWatcher) startWatching(ctx context.Context, signals <-chan os.Signal, panics recovery.Reporter) (loaded <-chan loadResult,
+	ended <-chan struct{}) {
 	results, done := make(chan loadResult), make(chan struct{})
 	if w == nil {
 		close(done)

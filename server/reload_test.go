@@ -172,6 +172,8 @@ func TestFailedReloadChangesNothing(t *testing.T) {
 // settingsInUse returns each part of a running Server that a reload changes, as text. What is
 // replaced as a whole is there by its address.
 func settingsInUse(s *Server) map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	field := func(of any, path ...string) string {
 		v := reflect.ValueOf(of)
 		for _, name := range path {

@@ -6,6 +6,7 @@ import (
 
 	"warmroute/backends"
 	"warmroute/config"
+	"warmroute/lab/freeport"
 	"warmroute/lab/sim"
 	"warmroute/lab/sim/engine"
 )
@@ -14,13 +15,14 @@ import (
 func TestRollingUpdateOfRoles(t *testing.T) {
 	t.Parallel()
 	replica := func(version, address string) (url string, kill func()) {
-		return startSimReplica(t, sim.Config{Version: version, Connector: sim.ConnectorConfig{Enabled: true}, Engine: engine.Config{KVTokens: 20_000, Speed: 20}}, address)
+		return startSimReplica(t, sim.Config{Version: version, Connector: sim.ConnectorConfig{Enabled: true},
+			Engine: engine.Config{KVTokens: 20_000, Speed: 20}}, address)
 	}
 	g := &guarded{t: t}
 	var urls []string
 	var kills []func()
 	for range 2 {
-		url, kill := replica("0.32.0", "127.0.0.1:0")
+		url, kill := replica("0.32.0", freeport.FindAddress(t))
 		urls, kills = append(urls, url), append(kills, kill)
 	}
 	g.server, _ = startServer(t, &g.log, func(c *config.Config) { c.Backends[0].Role, c.Backends[1].Role = "prefill", "decode" }, urls...)
@@ -34,7 +36,9 @@ func TestRollingUpdateOfRoles(t *testing.T) {
 		kills[i]()
 		g.until("it is down", func() bool { b.RequestCheck(); return b.State() == backends.Down })
 		replica("0.33.0", strings.TrimPrefix(urls[i], "http://"))
-		g.until("it is ready and was polled", func() bool { return b.State() == backends.Ready && b.Load() != nil })
+		g.until("it is ready, was polled and has said its version", func() bool {
+			return b.State() == backends.Ready && b.Load() != nil && b.Version() != ""
+		})
 		if b.Version() != "0.33.0" {
 			t.Errorf("%s is ready with version %q", b.Name, b.Version())
 		}

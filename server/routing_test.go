@@ -95,13 +95,13 @@ func TestPollBackoff(t *testing.T) {
 	}
 }
 
-// small is a replica that one long prompt fills to 98 %.
-var small = sim.Config{Engine: engine.Config{KVTokens: 20_000, Speed: 20}}
+// small is a replica that one long prompt fills to 98 %. It is slow enough to be stopped in the middle of an output.
+var small = sim.Config{Engine: engine.Config{KVTokens: 20_000, Speed: 2}}
 
 // fill makes another client fill a replica's KV cache to 98 %, and stay.
 func (g *guarded) fill(replica int) (leave func()) {
 	g.t.Helper()
-	leave = g.openExternalStreams(replica, 1, "sim", strings.Repeat("long", 19_600), 100)
+	leave = g.openExternalStreams(replica, 1, "sim", strings.Repeat("long", 19_600), 300)
 	g.fault(replica, sim.Fault{Kind: sim.Freeze})
 	g.until("the poll sees a full cache", func() bool { return g.load(replica).KVCacheUsage >= 0.98 })
 	return leave
@@ -284,7 +284,8 @@ func TestStateOfStalledBackend(t *testing.T) {
 	if other.State != "ready" || other.Reason != "" || len(other.LastReadyFor) != 1 || other.LastReadyFor[0] != "sim" {
 		t.Errorf("the other one: %+v", other)
 	}
-	if m := s.Models; m.All != 1 || m.Unready != 0 || len(m.Listed) != 1 || m.Listed[0].ID != "sim" || m.Listed[0].Ready != 1 || m.Listed[0].Backends != 2 || m.Listed[0].Reason != "" {
+	if m := s.Models; m.All != 1 || m.Unready != 0 || len(m.Listed) != 1 || m.Listed[0].ID != "sim" || m.Listed[0].Ready != 1 ||
+		m.Listed[0].Backends != 2 || m.Listed[0].Reason != "" {
 		t.Errorf("models: %+v", m)
 	}
 	if r := s.Requests.Oldest; len(r) != 1 || !r[0].Stalled || r[0].Phase != "responding" {
@@ -303,11 +304,13 @@ func TestStateOfDownBackend(t *testing.T) {
 	g.until("the backend is shown as down", func() bool { return g.state().Backends[0].State == "down" })
 	s := g.state()
 	// The fault may begin between the two requests of a check.
-	if b := s.Backends[0]; b.Reason != "/health returned 503" && b.Reason != "/v1/models returned 503" || b.Since == nil || b.Since.Before(began) || b.LastReadyFor != nil {
+	if b := s.Backends[0]; b.Reason != "/health returned 503" && b.Reason != "/v1/models returned 503" || b.Since == nil ||
+		b.Since.Before(began) || b.LastReadyFor != nil {
 		t.Errorf("got %+v", b)
 	}
 	m := s.Models
-	if m.All != 1 || m.Unready != 1 || m.Listed[0].Ready != 0 || m.Listed[0].Backends != 1 || m.Listed[0].Since == nil || !strings.Contains(m.Listed[0].Reason, g.server.registry.All()[0].Name+" is down") {
+	if m.All != 1 || m.Unready != 1 || m.Listed[0].Ready != 0 || m.Listed[0].Backends != 1 || m.Listed[0].Since == nil ||
+		!strings.Contains(m.Listed[0].Reason, g.server.registry.All()[0].Name+" is down") {
 		t.Errorf("models: %+v", m)
 	}
 	g.fault(0, sim.Fault{Kind: sim.Clear})
@@ -332,7 +335,8 @@ func TestStateOfDrainedBackend(t *testing.T) {
 		resp.Body.Close()
 	}
 	post("drain")
-	if b := g.state().Backends[s.replica]; b.State != "draining" || !b.Drained || b.Reason != "being drained by an operator" || b.Since == nil {
+	if b := g.state().Backends[s.replica]; b.State != "draining" || !b.Drained || b.Reason != "being drained by an operator" ||
+		b.Since == nil {
 		t.Errorf("with a request in flight: %+v", b)
 	}
 	s.leave()
@@ -408,7 +412,8 @@ func TestLargeBodyByDefault(t *testing.T) {
 	p.ready(1)
 	body := `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,` +
 		string(bytes.Repeat([]byte("QUFB"), 10<<20)) + `"}}]}]}`
-	if resp, text, err := p.chat(body); err != nil || resp.StatusCode != http.StatusOK || text != wholeResponse || got.Load() != int64(len(body)) {
+	if resp, text, err := p.chat(body); err != nil || resp.StatusCode != http.StatusOK || text != wholeResponse ||
+		got.Load() != int64(len(body)) {
 		t.Errorf("%v, %v, %.300q; %d of %d bytes came", resp, err, text, got.Load(), len(body))
 	}
 }

@@ -32,15 +32,18 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.cluster != nil {
 		s.cluster.LoadSnapshot(ctx) // after that of the file, which is older
 	}
+	kvEvents, stopKVEvents := context.WithCancel(background)
+	defer stopKVEvents()
 	reloads, watcherEnded := s.process.watcher.startWatching(background, s.process.reloads, s.panics)
 	routing.Go(s.fleet.Start(background))
 	routing.Go(func() { s.panics.RunLoop(background, recovery.Tick, s.router.Run) })
 	routing.Go(func() { s.panics.RunLoop(background, recovery.StartHooks, s.hookCaller.run) })
 	routing.Go(func() { s.panics.RunLoop(background, recovery.History, s.proxy.SampleQueue) })
+	routing.Go(func() { s.panics.RunLoop(background, recovery.ModelNames, s.proxy.ObserveModels) })
 	if s.cluster != nil {
 		routing.Go(func() { s.cluster.Run(background) })
 	}
-	logs.Go(func() { s.accessLog.Run(background, s.panics) }) // not handed over: two processes may write to it at once
+	logs.Go(func() { s.accessLog.Run(background, s.panics) }) // not in a binary upgrade: two processes may write to it at once
 	logs.Go(func() { s.saveUsageUntilDone(background) })
 	if s.tracer != nil {
 		logs.Go(func() { s.tracer.Run(background) })
@@ -72,6 +75,7 @@ func (s *Server) Run(ctx context.Context) error {
 		checked = nil
 		s.notifySystemdAndPredecessor()
 	}
+	routing.Go(func() { s.kvEvents.Serve(kvEvents) })
 	s.startServingAdmin()
 	// Connections wait for the first checks: a load balancer that does not check readiness
 	// sends requests as soon as the port is open, and they would find no backend ready.
@@ -85,17 +89,18 @@ func (s *Server) Run(ctx context.Context) error {
 	case nil:
 		s.failReadinessAndWait(ctx)
 		return s.shutDownHTTP()
-	case errHandedOver:
+	case errUpgraded:
+		stopKVEvents() // so that replicas connect to the new process
 		s.files.stopWithoutSaving()
 		s.usage.UnlockFile()
-		return s.shutDownHandedOver(ctx)
+		return s.shutDownAfterUpgrade(ctx)
 	default:
 		return errors.Join(err, s.shutDownHTTP())
 	}
 }
 
-// runEventLoop reloads and hands over until ctx is done, serving fails, or another process has taken over
-// (errHandedOver). Once checksDone is closed it reports the service as ready. A hand-over in progress is
+// runEventLoop reloads and starts binary upgrades until ctx is done, serving fails, or another process has taken over
+// (errUpgraded). Once checksDone is closed it reports the service as ready. A binary upgrade in progress is
 // stopped with it: when the service is stopped, no process may stay that took over at the same moment.
 func (s *Server) runEventLoop(ctx context.Context, checksDone <-chan struct{}, reloads <-chan loadResult) error {
 	var child childProcess
@@ -104,15 +109,15 @@ func (s *Server) runEventLoop(ctx context.Context, checksDone <-chan struct{}, r
 			child.stop(stopSignalOf(ctx))
 		}
 	}()
-	checkKeys := time.NewTicker(keyModelsInterval)
-	defer checkKeys.Stop()
+	checkModels := time.NewTicker(modelWarningsInterval)
+	defer checkModels.Stop()
 	for {
 		fleetChanged := s.registry.StateChanged() // before looking
 		s.applyFleetSize()
 		select {
 		case <-fleetChanged:
-		case now := <-checkKeys.C:
-			s.keyModels.warn(s.log, s.config, s.registry.Catalog(), now)
+		case now := <-checkModels.C:
+			s.logModelWarnings(now)
 		case <-ctx.Done():
 			return nil
 		case err := <-s.listeners.failed:
@@ -122,17 +127,17 @@ func (s *Server) runEventLoop(ctx context.Context, checksDone <-chan struct{}, r
 			s.notifySystemdAndPredecessor()
 		case loaded := <-reloads:
 			s.applyReloadAndNotify(loaded, checksDone == nil)
-		case <-s.process.handOvers:
-			child = s.startHandOver(child)
+		case <-s.process.upgrades:
+			child = s.startUpgrade(child)
 		case err := <-child.serves:
 			pid := child.pid
 			child = childProcess{}
 			if err == nil {
-				s.log.Info("handed over; finishing requests in flight", "pid", pid)
+				s.log.Info("binary upgrade done; finishing requests in flight", "pid", pid)
 				s.notifySystemd("MAINPID=" + strconv.Itoa(pid))
-				return errHandedOver
+				return errUpgraded
 			}
-			s.log.Error("hand-over failed, this process keeps serving", "err", err)
+			s.log.Error("binary upgrade failed, this process keeps serving", "err", err)
 		}
 	}
 }
@@ -185,7 +190,7 @@ func newHeapBallast() []byte {
 }
 
 // saveUsageUntilDone saves the usage of keys every minute until ctx is done, and then that of the last requests: also after
-// a hand-over, when the successor saves to the same file.
+// a binary upgrade, when the successor saves to the same file.
 func (s *Server) saveUsageUntilDone(ctx context.Context) {
 	s.panics.RunLoop(ctx, recovery.Usage, func(ctx context.Context) { s.usage.SavePeriodically(ctx, s.log) })
 	s.panics.CallAndRecover(recovery.Usage, func() { s.usage.Save(s.log) })

@@ -2,13 +2,19 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
+	"warmroute/atomicfile"
 	"warmroute/config"
 	"warmroute/router/policy"
 )
@@ -22,16 +28,16 @@ type ServeOptions struct {
 	Version  string
 }
 
-// Serve runs one proxy until ctx is done. It takes sockets from systemd or from a process that hands over to
-// this one, reloads the configuration on SIGHUP and when its files change, and hands over to a new process on
+// Serve runs one proxy until ctx is done. It takes sockets from systemd or from a process that
+// this one replaces, reloads the configuration on SIGHUP and when its files change, and starts a binary upgrade on
 // SIGUSR2. If ctx was ended by a signal, its cause is a StopSignal.
 func Serve(ctx context.Context, o ServeOptions) (err error) {
 	started := time.Now()
-	reloads, handOvers := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	reloads, upgrades := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(reloads, syscall.SIGHUP)
 	defer signal.Stop(reloads)
-	relayHandOverSignal(handOvers)
-	defer signal.Stop(handOvers)
+	relayUpgradeSignal(upgrades)
+	defer signal.Stop(upgrades)
 	program, err := programPath()
 	if err != nil {
 		return err
@@ -45,10 +51,17 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	tokenCreated := c.AdminTokenMissing()
+	if tokenCreated {
+		if c.AdminToken, err = createAdminToken(c.AdminTokenFile); err != nil {
+			return fmt.Errorf("admin_token_file: %w", err)
+		}
+		watcher.recordFileHashes()
+	}
 	log, level := NewLogger(c.Log, o.Log)
 	log.Info("starting", "version", o.Version, "go", runtime.Version(), "pid", os.Getpid())
 	defer func() {
-		reason := "handed over"
+		reason := "binary upgrade"
 		if err != nil {
 			reason = err.Error()
 		} else if ctx.Err() != nil {
@@ -60,7 +73,7 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 		log.Warn(w)
 	}
 	s, err := New(Options{Config: c, Policies: o.Policies, Log: log, Version: o.Version, process: process{
-		logLevel: level, watcher: watcher, reloads: reloads, handOvers: handOvers, program: program, inherited: in,
+		logLevel: level, watcher: watcher, reloads: reloads, upgrades: upgrades, program: program, inherited: in,
 	}})
 	if err != nil {
 		return err
@@ -69,7 +82,32 @@ func Serve(ctx context.Context, o ServeOptions) (err error) {
 	if admin := s.AdminAddr(); admin != nil {
 		log.Info("listening", "admin", admin.String(), "tls", c.AdminTLS.Enabled())
 	}
+	if sockets := s.listeners.kvEvents; len(sockets) > 0 {
+		log.Info("listening", "kv_events", sockets[0].Addr().String(), "ports", len(sockets))
+	}
+	if admin := s.AdminAddr(); tokenCreated && admin != nil {
+		page := "http://" + config.LocalAddr(admin.String())
+		if c.AdminTLS.Enabled() {
+			page = "https://" + config.LocalAddr(admin.String())
+		}
+		log.Info("admin token created; the live page asks for it", "file", c.AdminTokenFile, "page", page)
+	}
 	return s.Run(ctx)
+}
+
+// createAdminToken creates a file with a random token and returns the token, or that of the file if another process has
+// created it.
+func createAdminToken(file string) (string, error) {
+	token := rand.Text()
+	err := atomicfile.Create(file, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, token)
+		return err
+	})
+	if !errors.Is(err, fs.ErrExist) {
+		return token, err
+	}
+	data, err := config.ReadRegularFile(file)
+	return strings.TrimSpace(string(data)), err
 }
 
 // StopSignal is the cause with which a signal ends the context of Serve.

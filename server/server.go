@@ -1,5 +1,5 @@
 // Package server runs one proxy built from a configuration: its listeners and their TLS, the backends, reloads,
-// the hand-over to another process, the drain and the shutdown.
+// the binary upgrade to another process, the drain and the shutdown.
 package server
 
 import (
@@ -12,6 +12,7 @@ import (
 	mathrand "math/rand/v2"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"warmroute/admin"
@@ -44,7 +45,7 @@ type Options struct {
 	Log      *slog.Logger
 	Version  string
 
-	process process // zero: nothing reloads it, and it does not hand over
+	process process // zero: it has no reloads and no binary upgrades
 }
 
 // process is what connects a Server to the process whose job it is.
@@ -52,8 +53,8 @@ type process struct {
 	logLevel  *slog.LevelVar   // set by a reload
 	watcher   *configWatcher   // nil: the configuration is not reloaded
 	reloads   <-chan os.Signal // ask for a reload
-	handOvers <-chan os.Signal // ask for a hand-over
-	program   string           // path of the program that a hand-over starts
+	upgrades  <-chan os.Signal // ask for a binary upgrade
+	program   string           // path of the program that a binary upgrade starts
 	inherited *inherited       // sockets from systemd or a predecessor; never nil in a Server
 }
 
@@ -63,8 +64,8 @@ type Server struct {
 	policies policy.Registry
 	process  process
 	started  *config.Config // as of New
-	config   *config.Config // in use; replaced by a reload, in the goroutine of Run
-	instance string         // random ID of this proxy; the same after a hand-over
+	config   *config.Config // in use; replaced by a reload
+	instance string         // random ID of this proxy; the same after a binary upgrade
 
 	listeners    *listeners
 	proxy        *proxy.Proxy          // serves what registration does not
@@ -80,6 +81,7 @@ type Server struct {
 	fleet         *fleet.Fleet
 	checker       *backends.Checker
 	poller        *backends.Poller
+	kvEvents      *kvevents.Reader
 	router        *router.Router
 	responses     *responseindex.Index
 	snapshots     *snapshot.Store  // nil: none are read or written
@@ -88,11 +90,12 @@ type Server struct {
 	startupChecks *startupChecks
 	hookCaller    *hookCaller
 	resources     *resourceLog
+	files         stateFiles
 
-	keyModels         keyModels
+	mu                sync.Mutex // guards what follows, and config while Run's event loop runs
+	modelWarnings     modelWarnings
 	replicas          int    // of the fleet, as of the last applyFleetSize
 	warnedDescriptors uint64 // that the last warning about their number named; 0: none
-	files             stateFiles
 }
 
 // New returns a Server whose listeners are open; Run serves them. It fails if a
@@ -129,7 +132,8 @@ func New(o Options) (*Server, error) {
 		Rand:          mathrand.NewPCG(mathrand.Uint64(), mathrand.Uint64()),
 		OnPanic:       func(cause any, stack []byte) { s.reportPanic(recovery.Dispatch, cause, stack) },
 		OnPairAvoided: func(pair decide.Pair, failures int, duration time.Duration) {
-			s.log.Warn("transfers of KV keep failing, pair avoided", "prefill", pair.Prefill.Name, "decode", pair.Decode.Name, "failures", failures, "for", duration)
+			s.log.Warn("transfers of KV keep failing, pair avoided", "prefill", pair.Prefill.Name, "decode", pair.Decode.Name, "failures", failures,
+				"for", duration)
 		},
 		OnCacheReset: func(b *backends.Backend) {
 			s.log.Info("prefix cache reset", "backend", b.Name, "reason", "the replica no longer has tokens that it had cached")
@@ -147,9 +151,9 @@ func New(o Options) (*Server, error) {
 			return nil, fmt.Errorf("index.snapshot: %w", err)
 		}
 	}
-	if c.Record.File != "" || c.Record.Memory > 0 {
+	if c.Recording.File != "" || c.Recording.Memory > 0 {
 		if s.files.recorder, err = newRecorder(c, s.metrics, o.Log, hasPredecessor); err != nil {
-			return nil, fmt.Errorf("record.file: %w", err)
+			return nil, fmt.Errorf("recording.file: %w", err)
 		}
 	}
 	if s.usage, err = usage.New(c.Usage, hasPredecessor); err != nil {
@@ -159,7 +163,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("access_log.file: %w", err)
 	}
 	s.metrics.RegisterStoredResponses(s.responses.Len)
-	s.metrics.RegisterLostLogLines(s.accessLog.DroppedLines)
+	s.metrics.RegisterDroppedLogLines(s.accessLog.DroppedLines)
 	if s.tracer, err = tracing.New(o.Version, o.Log); err != nil {
 		// The variables may be shared by all services of a host: serve all the same.
 		o.Log.Warn("requests are not traced", "err", err)
@@ -168,6 +172,9 @@ func New(o Options) (*Server, error) {
 		s.metrics.RegisterTraceSpans(s.tracer.SentSpans, s.tracer.FailedSpans, s.tracer.DroppedSpans)
 	}
 	s.startupChecks = newStartupChecks(registry.All())
+	if s.listeners, err = s.openListeners(); err != nil {
+		return nil, err
+	}
 	s.fleet = s.newFleet(initial)
 	s.hookCaller = newHookCaller(s.router, registry, o.Log, s.panics, c.StartHooks)
 	s.proxy = proxy.New(proxy.Options{
@@ -200,11 +207,11 @@ func New(o Options) (*Server, error) {
 	s.admin = admin.New(admin.Options{
 		Registry: registry, Router: s.router, Proxy: s.proxy, Reset: s.resetBackend,
 		Control: controller,
-		Fleet:   s.fleet, Cluster: s.clusterStatus(), Usage: s.usage, Recorder: s.files.recorder, Metrics: s.metrics.Handler(), Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
+		Fleet:   s.fleet, Cluster: s.clusterStatus(), Usage: s.usage, Recorder: s.files.recorder, Metrics: s.metrics.Handler(),
+		Version: o.Version, Log: o.Log, Host: host, Token: c.AdminToken,
 	})
 	s.warnIfMoreDescriptorsNeeded(c)
-	s.listeners, err = s.openListeners()
-	return s, err
+	return s, nil
 }
 
 // clusterStatus returns the function that returns the state of the cluster; nil: there is no cluster.
@@ -275,15 +282,15 @@ func (s *Server) newFleet(initial *fleet.Initial) *fleet.Fleet {
 	}
 	s.checker.SetSettings(s.config.Health)
 	s.poller.SetSettings(s.config.Poll)
-	kvEvents := kvevents.NewReader(s.registry, s.router, s.log, s.panics)
-	s.metrics.Register(kvEvents)
+	s.kvEvents = kvevents.NewReader(s.registry, s.router, s.log, s.panics, s.listeners.kvEvents)
+	s.metrics.Register(s.kvEvents)
 	var shared fleet.Store
 	if s.cluster != nil {
 		shared = s.cluster.Records()
 	}
 	return fleet.New(fleet.Options{
 		Initial: initial, Shared: shared, Router: s.router, Metrics: s.metrics, Log: s.log, Panics: s.panics,
-		Watches: fleet.Watches{recovery.HealthCheck: s.checker.Watch, recovery.Poll: s.poller.Watch, recovery.KVEvents: kvEvents.Watch},
+		Watches: fleet.Watches{recovery.HealthCheck: s.checker.Watch, recovery.Poll: s.poller.Watch, recovery.KVEvents: s.kvEvents.Watch},
 		OnRemoved: func(b *backends.Backend) {
 			progress.forget(b)
 			s.startupChecks.removePending(b)
@@ -328,10 +335,10 @@ func (s *Server) recordCacheReset(b *backends.Backend) {
 
 func newRecorder(c *config.Config, m *metrics.Metrics, log *slog.Logger, hasPredecessor bool) (*recorder.Recorder, error) {
 	return recorder.New(recorder.Options{
-		Settings:   c.Record,
+		Settings:   c.Recording,
 		BlockBytes: c.Index.BlockBytes,
 		Log:        log,
-		Dropped:    m.CountUnrecordedRequest,
+		Dropped:    m.CountDroppedRequest,
 		Wait:       hasPredecessor,
 	})
 }

@@ -185,7 +185,8 @@ func metricSum(t *testing.T, url, name string, labels ...string) (sum float64) {
 // askStream sends one streamed request, and returns an error unless its response
 // comes whole. tokens is its output's length; begun is called at its first event.
 func askStream(client *http.Client, url, prompt string, tokens int, begun func()) error {
-	body := fmt.Appendf(nil, `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`, tokens, prompt)
+	body := fmt.Appendf(nil, `{"model":"sim","stream":true,"ignore_eos":true,"max_tokens":%d,"messages":[{"role":"user","content":%q}]}`,
+		tokens, prompt)
 	resp, err := client.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
 	if err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// abortGrace is how long clients whose responses are aborted have to read the error.
-	abortGrace = 2 * time.Second
+	// errorGrace is how long clients whose responses are ended have to read the error.
+	errorGrace = 2 * time.Second
 	// adminShutdownTimeout bounds a request on the admin listener at the end.
 	adminShutdownTimeout = time.Second
 	// quietCheckInterval is how often a process that ends checks whether connections are quiet.
@@ -68,11 +68,11 @@ func (s *Server) shutDownHTTP() error {
 	return s.shutDownServers(deadline)
 }
 
-// shutDownHandedOver ends a Server whose listeners another process has. Accepted requests are served here, and
+// shutDownAfterUpgrade ends a Server whose listeners another process has. Accepted requests are served here, and
 // so are those that still come on connections that clients have kept open, with Connection: close: closing
 // those at once would lose a request that is on its way. They are closed when nothing came or was in flight for
 // timeouts.serve_after_term.
-func (s *Server) shutDownHandedOver(ctx context.Context) error {
+func (s *Server) shutDownAfterUpgrade(ctx context.Context) error {
 	s.listeners.closing.Store(true)
 	s.listeners.stopAcceptingAndWait()
 	s.admin.EndEventStreams() // so that pages connect to the new process
@@ -101,9 +101,9 @@ func (s *Server) awaitQuiet(ctx context.Context, quietTime time.Duration) {
 func (s *Server) shutDownServers(deadline context.Context) error {
 	err := s.listeners.public.server.Shutdown(deadline)
 	if err != nil {
-		err = fmt.Errorf("requests still in flight after timeouts.shutdown %v were aborted", s.config.Timeouts.Shutdown)
+		err = fmt.Errorf("requests still in flight after timeouts.shutdown %v were ended", s.config.Timeouts.Shutdown)
 		s.listeners.cancel(proxy.ErrShutdown)
-		grace, cancel := context.WithTimeout(context.Background(), abortGrace)
+		grace, cancel := context.WithTimeout(context.Background(), errorGrace)
 		defer cancel()
 		s.listeners.public.server.Shutdown(grace)
 	}

@@ -23,10 +23,10 @@ import (
 const snapshotInterval = time.Minute
 
 // stateFiles are the files that outlive the process: the snapshot of the index and the
-// recording of the traffic, which may also be in memory only.
+// recording of requests, which may also be in memory only.
 type stateFiles struct {
 	snapshot *snapshotFile      // nil: none
-	recorder *recorder.Recorder // nil: traffic is not recorded
+	recorder *recorder.Recorder // nil: requests are not recorded
 
 	stop    context.CancelFunc
 	writing sync.WaitGroup
@@ -82,7 +82,8 @@ func newSnapshotStore(c *config.Config, r *router.Router, responses *responseind
 	if c.Index.Snapshot == "" && c.Redis.URL == "" {
 		return nil
 	}
-	return snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Responses: responses, Now: time.Now, Log: log})
+	return snapshot.NewStore(r, snapshot.Options{BlockBytes: c.Index.BlockBytes, MaxBytes: c.Index.MaxBytes, Responses: responses,
+		Now: time.Now, Log: log})
 }
 
 // newSnapshotFile returns the snapshot, with lockNow locked for this process; else a predecessor still writes

@@ -40,7 +40,8 @@ type hookCaller struct {
 	settings atomic.Pointer[[]config.StartHook]
 }
 
-func newHookCaller(r *router.Router, registry *backends.Registry, log *slog.Logger, panics recovery.Reporter, settings []config.StartHook) *hookCaller {
+func newHookCaller(r *router.Router, registry *backends.Registry, log *slog.Logger, panics recovery.Reporter,
+	settings []config.StartHook) *hookCaller {
 	w := &hookCaller{router: r, registry: registry, log: log, panics: panics, client: http.Client{
 		Transport:     &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
 		Timeout:       hookCallTimeout,

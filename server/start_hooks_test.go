@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"warmroute/config"
+	"warmroute/lab/freeport"
 	"warmroute/lab/sim"
 )
 
@@ -61,12 +61,7 @@ func TestStartHookFailureLogInterval(t *testing.T) {
 // called again; the queue's own time is shorter than that takes.
 func TestStartHooks(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
+	address := freeport.FindAddress(t)
 	var calls atomic.Int64
 	bodies := make(chan string, 10)
 	scaler := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -99,7 +94,8 @@ func TestStartHooks(t *testing.T) {
 			resp, text, err := f.chat(body)
 			switch streams := i%2 == 0; {
 			case err != nil:
-			case resp.StatusCode != http.StatusOK, streams && (!strings.HasPrefix(text, ": keep-alive\n") || !strings.HasSuffix(text, "data: [DONE]\n\n")):
+			case resp.StatusCode != http.StatusOK, streams && (!strings.HasPrefix(text, ": keep-alive\n") ||
+				!strings.HasSuffix(text, "data: [DONE]\n\n")):
 				err = fmt.Errorf("status %d, %s", resp.StatusCode, text)
 			}
 			done <- err

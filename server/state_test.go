@@ -77,7 +77,7 @@ func TestStateFileAfterKill(t *testing.T) {
 	}
 	second.checkServed()
 
-	// The first one goes on for a while, as during a hand-over: what one of them changes is known to both.
+	// The first one goes on for a while, as during a binary upgrade: what one of them changes is known to both.
 	second.expect(http.StatusOK, "DELETE", "/workers/"+name(kept), "")
 	first.until("the removal is known", func() bool { return first.stateOf(name(kept)) == "" })
 	first.expect(http.StatusOK, "POST", "/workers", fmt.Sprintf(`{"url":%q}`, removed))
@@ -134,12 +134,12 @@ func TestBrokenStateFile(t *testing.T) {
 	p.logs("state file is invalid")
 }
 
-// A replica that crashes and does not come back is dropped after registration.forget.
+// A replica that crashes and does not come back is dropped after registration.remove_after.
 func TestDownReplicaIsForgotten(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "state.json")
 	p := startRegistrable(t, func(c *config.Config) {
-		c.StateFile, c.Registration.Forget = file, 2*time.Second
+		c.StateFile, c.Registration.RemoveAfter = file, 2*time.Second
 		c.Health.DownInterval = 100 * time.Millisecond
 	}, standIn{}.start(t))
 	p.ready(1)

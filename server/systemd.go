@@ -14,7 +14,7 @@ func (s *Server) notifySystemd(state string) {
 func (s *Server) notifySystemdAndPredecessor() {
 	s.notifySystemd(daemon.SdNotifyReady)
 	if err := s.process.inherited.notifyPredecessor(); err != nil {
-		s.log.Warn("predecessor exited during the hand-over", "err", err)
+		s.log.Warn("predecessor exited during the binary upgrade", "err", err)
 	}
 }
 

@@ -25,7 +25,7 @@ const (
 	rowMark      = `{"hour":"`
 	maxLineBytes = 64 << 10
 
-	// A process that hands over and its successor take turns. A write takes milliseconds, a compaction seconds.
+	// During a binary upgrade both processes take turns. A write takes milliseconds, a compaction seconds.
 	writeLockTimeout = 5 * time.Second
 	// compactInterval is the time between two checks of whether a compaction is due.
 	compactInterval = time.Hour

@@ -25,8 +25,8 @@ func TestFullDisk(t *testing.T) {
 	t.Cleanup(func() { limitFileSize(t, unix.RLIM_INFINITY) })
 	record := func(n int) {
 		for range n {
-			table.Record("a", "x", noon, tokens(1))
-			table.Record("b", "x", noon, tokens(1))
+			table.Record("a", "x", "", noon, tokens(1))
+			table.Record("b", "x", "", noon, tokens(1))
 			table.Save(noLog)
 		}
 	}

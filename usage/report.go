@@ -16,10 +16,11 @@ import (
 type Query struct {
 	From, To       time.Time // whole hours; zero: no bound
 	ByKey, ByModel bool
+	ByModelName    bool
 }
 
 // ParseQuery returns the Query that the texts stand for. from and to are dates or times as in RFC 3339, by is a list of
-// key and model; all may be empty.
+// key, model and model_name; all may be empty.
 func ParseQuery(from, to, by string) (q Query, err error) {
 	if q.From, err = parseTime(from); err != nil {
 		return q, fmt.Errorf("from: %w", err)
@@ -37,9 +38,11 @@ func ParseQuery(from, to, by string) (q Query, err error) {
 			q.ByKey = true
 		case "model":
 			q.ByModel = true
+		case "model_name":
+			q.ByModelName = true
 		case "":
 		default:
-			return q, fmt.Errorf("by: %q is not key, model or key,model", word)
+			return q, fmt.Errorf("by: %q is not key, model, model_name or several of them, such as key,model", word)
 		}
 	}
 	return q, nil
@@ -57,10 +60,12 @@ func parseTime(text string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%q is not a date or time such as 2027-01-31 or 2027-01-31T18:00:00Z", text)
 }
 
-// Sum is what a key has used of a model. Key or Model is nil if rows are not summed up by it.
+// Sum is what a key has used of a model, by a name of models.names. Key, Model or ModelName is nil if rows are not summed up by
+// it.
 type Sum struct {
-	Key   *string `json:"key,omitempty"`
-	Model *string `json:"model,omitempty"`
+	Key       *string `json:"key,omitempty"`
+	Model     *string `json:"model,omitempty"`
+	ModelName *string `json:"model_name,omitempty"`
 	Counts
 }
 
@@ -94,6 +99,9 @@ func (b *reportBuilder) add(r *Row) {
 	if b.query.ByModel {
 		id.model = r.Model
 	}
+	if b.query.ByModelName {
+		id.modelName = r.ModelName
+	}
 	b.total.Add(&r.Counts)
 	b.sums.add(id, &r.Counts)
 }
@@ -110,6 +118,9 @@ func (b *reportBuilder) report() *Report {
 		}
 		if b.query.ByModel {
 			s.Model = &row.Model
+		}
+		if b.query.ByModelName {
+			s.ModelName = &row.ModelName
 		}
 		out.Rows = append(out.Rows, s)
 	}
@@ -181,14 +192,27 @@ var csvHeader = []string{
 	"estimated_tokens", "estimated_cached_tokens", "queue_seconds", "saved_prefill_seconds",
 }
 
-// WriteCSV writes the rows as CSV, with a header.
+// HasModelNames reports whether a row is of a name of models.names, by which rows are summed up.
+func (r *Report) HasModelNames() bool {
+	return slices.ContainsFunc(r.Rows, func(s Sum) bool { return s.ModelName != nil && *s.ModelName != "" })
+}
+
+// WriteCSV writes the rows as CSV, with a header. The column of the names of models is there if a row has one.
 func (r *Report) WriteCSV(w io.Writer) error {
 	out := csv.NewWriter(w)
-	_ = out.Write(csvHeader) // Error returns its error
+	header, named := csvHeader, r.HasModelNames()
+	if named {
+		header = slices.Insert(slices.Clone(csvHeader), 2, "model_name")
+	}
+	_ = out.Write(header) // Error returns its error
 	for i := range r.Rows {
 		s := &r.Rows[i]
 		line := []string{csvText(s.Key), csvText(s.Model)}
-		for _, n := range []int64{s.Requests, s.Errors, s.PromptTokens, s.CachedTokens, s.OutputTokens, s.EstimatedTokens, s.EstimatedCachedTokens} {
+		if named {
+			line = append(line, csvText(s.ModelName))
+		}
+		for _, n := range []int64{s.Requests, s.Errors, s.PromptTokens, s.CachedTokens, s.OutputTokens, s.EstimatedTokens,
+			s.EstimatedCachedTokens} {
 			line = append(line, strconv.FormatInt(n, 10))
 		}
 		for _, seconds := range []float64{s.QueueSeconds, s.SavedPrefillSeconds} {

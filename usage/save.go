@@ -23,7 +23,7 @@ func NewInMemory() *Table {
 }
 
 // New returns a Table with the file, if the settings have one. It fails if the file cannot be written or is locked by
-// another process; with a predecessor, which hands over, the file is locked later.
+// another process; in a binary upgrade, the file is locked later.
 func New(s Settings, hasPredecessor bool) (*Table, error) {
 	t := NewInMemory()
 	if s.File == "" {

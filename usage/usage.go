@@ -42,7 +42,8 @@ const maxCount = 1 << 40
 
 // isValid reports whether c may be what requests have used in an hour.
 func (c *Counts) isValid() bool {
-	for _, n := range [...]int64{c.Requests, c.Errors, c.PromptTokens, c.CachedTokens, c.OutputTokens, c.EstimatedTokens, c.EstimatedCachedTokens} {
+	for _, n := range [...]int64{c.Requests, c.Errors, c.PromptTokens, c.CachedTokens, c.OutputTokens, c.EstimatedTokens,
+		c.EstimatedCachedTokens} {
 		if n < 0 || n > maxCount {
 			return false
 		}
@@ -55,6 +56,8 @@ type Row struct {
 	Hour  time.Time `json:"hour"`  // its beginning, in UTC
 	Key   string    `json:"key"`   // "": no keys were configured
 	Model string    `json:"model"` // "": the request failed before it was known
+	// ModelName is the name by which the model was asked for, of models.names; "": by none.
+	ModelName string `json:"model_name,omitempty"`
 	Counts
 }
 
@@ -62,12 +65,13 @@ type Row struct {
 type rowID struct {
 	hour       int64 // Unix time
 	key, model string
+	modelName  string
 }
 
-func (r *Row) id() rowID { return rowID{r.Hour.Unix(), r.Key, r.Model} }
+func (r *Row) id() rowID { return rowID{r.Hour.Unix(), r.Key, r.Model, r.ModelName} }
 
 func (id rowID) row(c *Counts) Row {
-	return Row{time.Unix(id.hour, 0).UTC(), id.key, id.model, *c}
+	return Row{time.Unix(id.hour, 0).UTC(), id.key, id.model, id.modelName, *c}
 }
 
 // Other is the key or the model of rows that stand for several, because there were too many.
@@ -100,7 +104,7 @@ func (s rowSet) add(id rowID, c *Counts) {
 // makeRoom returns the ID of the row to which a row that is not in the full set is added. It merges the oldest hours
 // until there is room, unless the key has a row for its other models already.
 func (s rowSet) makeRoom(id rowID) rowID {
-	ofKey := rowID{id.hour, id.key, Other}
+	ofKey := rowID{hour: id.hour, key: id.key, model: Other}
 	if s[ofKey] != nil {
 		return ofKey
 	}
@@ -112,7 +116,7 @@ func (s rowSet) makeRoom(id rowID) rowID {
 	case s[ofKey] != nil || len(s) < maxRows+maxCoarseRows:
 		return ofKey
 	}
-	return rowID{id.hour, Other, Other}
+	return rowID{hour: id.hour, key: Other, model: Other}
 }
 
 // mergeOldestHour adds the rows of the oldest hour to those of the next, and reports whether there is a next one.
@@ -144,7 +148,8 @@ func (s rowSet) mergeOldestHour() (merged bool) {
 func (s rowSet) rows() []Row {
 	out := s.unsortedRows()
 	slices.SortFunc(out, func(a, b Row) int {
-		return cmp.Or(a.Hour.Compare(b.Hour), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Model, b.Model))
+		return cmp.Or(a.Hour.Compare(b.Hour), cmp.Compare(a.Key, b.Key), cmp.Compare(a.Model, b.Model),
+			cmp.Compare(a.ModelName, b.ModelName))
 	})
 	return out
 }
@@ -172,12 +177,13 @@ type Table struct {
 	saveErr error      // of the last save
 }
 
-// Record counts a request that ended at that time. It does not block on the file.
-func (t *Table) Record(key, model string, ended time.Time, c *Counts) {
+// Record counts a request that ended at that time, and asked for its model by modelName if that is not "". It does not block
+// on the file.
+func (t *Table) Record(key, model, modelName string, ended time.Time, c *Counts) {
 	hour := ended.Truncate(time.Hour).Unix()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.unsaved.add(rowID{hour, key, model}, c)
+	t.unsaved.add(rowID{hour, key, model, modelName}, c)
 	t.byKey.add(rowID{key: key}, c)
 }
 

@@ -1,11 +1,13 @@
 package usage
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -51,7 +53,7 @@ func TestReport(t *testing.T) {
 		key, model string
 		hour       int
 	}{{"a", "x", 0}, {"a", "y", 0}, {"b", "x", 1}, {"a", "x", 2}} {
-		table.Record(r.key, r.model, noon.Add(time.Duration(r.hour)*time.Hour+30*time.Minute), tokens(1<<i))
+		table.Record(r.key, r.model, "", noon.Add(time.Duration(r.hour)*time.Hour+30*time.Minute), tokens(1<<i))
 	}
 	for _, c := range []struct{ from, to, by, want string }{
 		{"", "", "", "a/x:9 b/x:4 a/y:2 since 12"},
@@ -98,7 +100,8 @@ func TestReport(t *testing.T) {
 
 func TestCSV(t *testing.T) {
 	table := NewInMemory()
-	table.Record("a,b", "x", noon, &Counts{Requests: 2, Errors: 1, PromptTokens: 100, CachedTokens: 60, OutputTokens: 7, EstimatedTokens: 3, EstimatedCachedTokens: 4, QueueSeconds: 0.25, SavedPrefillSeconds: 1.5})
+	table.Record("a,b", "x", "", noon, &Counts{Requests: 2, Errors: 1, PromptTokens: 100, CachedTokens: 60, OutputTokens: 7,
+		EstimatedTokens: 3, EstimatedCachedTokens: 4, QueueSeconds: 0.25, SavedPrefillSeconds: 1.5})
 	r, err := table.Report(Query{ByKey: true})
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +120,7 @@ func TestCSV(t *testing.T) {
 func TestCSVFormulas(t *testing.T) {
 	table := NewInMemory()
 	for _, name := range []string{"=cmd()", "+1", "-1", "@a", "\ta", "a=b"} {
-		table.Record(name, name, noon, &Counts{Requests: 1})
+		table.Record(name, name, "", noon, &Counts{Requests: 1})
 	}
 	r, err := table.Report(Query{ByKey: true, ByModel: true})
 	if err != nil {
@@ -139,10 +142,10 @@ func TestRowsAreBounded(t *testing.T) {
 	const hours, each = 5, maxRows / 4
 	for h := range hours {
 		for i := range each {
-			table.Record(fmt.Sprint("key ", i%100), fmt.Sprint("model ", h, i), noon.Add(time.Duration(h)*time.Hour), tokens(1))
+			table.Record(fmt.Sprint("key ", i%100), fmt.Sprint("model ", h, i), "", noon.Add(time.Duration(h)*time.Hour), tokens(1))
 		}
 	}
-	table.Record("another", "model", noon, tokens(1))
+	table.Record("another", "model", "", noon, tokens(1))
 	if n := len(table.unsaved); n > maxRows+maxCoarseRows+1 {
 		t.Errorf("%d rows", n)
 	}
@@ -158,7 +161,7 @@ func TestConcurrentSaves(t *testing.T) {
 	for range 4 {
 		running.Go(func() {
 			for i := range 50 {
-				table.Record("a", "x", noon, tokens(1))
+				table.Record("a", "x", "", noon, tokens(1))
 				if i%10 == 0 {
 					table.Save(noLog)
 					total(t, table)
@@ -172,19 +175,19 @@ func TestConcurrentSaves(t *testing.T) {
 	}
 }
 
-// TestHandOver has both processes write by turns. The lock of the file goes to the successor.
-func TestHandOver(t *testing.T) {
+// TestUpgradeSharesFile has both processes write by turns. The lock of the file goes to the successor.
+func TestUpgradeSharesFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "usage")
 	old := newTable(t, file, false)
-	old.Record("a", "x", noon, tokens(1))
+	old.Record("a", "x", "", noon, tokens(1))
 	if _, err := New(Settings{File: file}, false); err == nil || !strings.Contains(err.Error(), "another process writes") {
 		t.Fatalf("a second process: %v", err)
 	}
 	old.Save(noLog)
 	successor := newTable(t, file, true)
 	old.UnlockFile()
-	successor.Record("a", "x", noon, tokens(10))
-	old.Record("a", "x", noon, tokens(100))
+	successor.Record("a", "x", "", noon, tokens(10))
+	old.Record("a", "x", "", noon, tokens(100))
 	successor.Save(noLog)
 	old.Save(noLog)
 	if !successor.tryLockFile() || !old.tryLockFile() {
@@ -208,7 +211,7 @@ func TestKill(t *testing.T) {
 	file := filepath.Join(folder, "usage")
 	table := newTable(t, file, false)
 	for i := range 3 {
-		table.Record("a", fmt.Sprint("model ", i), noon, tokens(1))
+		table.Record("a", fmt.Sprint("model ", i), "", noon, tokens(1))
 		table.Save(noLog)
 	}
 	whole, err := os.ReadFile(file)
@@ -225,7 +228,7 @@ func TestKill(t *testing.T) {
 		if c := total(t, next); c.Requests != int64(rows) {
 			t.Fatalf("after %d bytes: %d requests, want %d", n, c.Requests, rows)
 		}
-		next.Record("a", "x", noon, tokens(1))
+		next.Record("a", "x", "", noon, tokens(1))
 		next.Save(noLog)
 		if c := total(t, next); c.Requests != int64(rows)+1 {
 			t.Fatalf("after %d bytes and a save: %d requests, want %d", n, c.Requests, rows+1)
@@ -238,7 +241,7 @@ func TestKill(t *testing.T) {
 func TestCrashOfMachine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "usage")
 	table := newTable(t, file, false)
-	table.Record("a", "x", noon, tokens(1))
+	table.Record("a", "x", "", noon, tokens(1))
 	table.Save(noLog)
 	table.UnlockFile()
 	rows, err := os.ReadFile(file)
@@ -249,7 +252,7 @@ func TestCrashOfMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := newTable(t, file, false)
-	next.Record("a", "x", noon, tokens(1))
+	next.Record("a", "x", "", noon, tokens(1))
 	next.Save(noLog)
 	if c := total(t, next); c.Requests != 2 {
 		t.Errorf("%d requests, want 2", c.Requests)
@@ -263,7 +266,9 @@ func TestCompaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.lock.Unlock()
-	row := func(hour time.Time) []Row { return []Row{{hour, "a", "x", *tokens(1)}, {hour, "b", "x", *tokens(2)}} }
+	row := func(hour time.Time) []Row {
+		return []Row{{hour, "a", "x", "", *tokens(1)}, {hour, "b", "x", "", *tokens(2)}}
+	}
 	for _, hour := range []time.Time{noon.Add(-48 * time.Hour), noon, noon.Add(time.Hour)} {
 		for range 60 {
 			if err := f.append(row(hour), noon); err != nil {
@@ -308,7 +313,7 @@ func TestFailedCompaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := newTable(t, file, false)
-	table.Record("a", "x", noon, tokens(1))
+	table.Record("a", "x", "", noon, tokens(1))
 	var logged strings.Builder
 	table.Save(slog.New(slog.NewTextHandler(&logged, nil)))
 	if !strings.Contains(logged.String(), "failed to compact usage") {
@@ -341,7 +346,8 @@ func TestOtherFilesAreRefused(t *testing.T) {
 func TestInvalidLinesAreIgnored(t *testing.T) {
 	good := `{"hour":"2026-11-27T12:00:00Z","key":"a","model":"x","requests":1}` + "\n"
 	text := fileMark + "\"compacted\":\"2026-11-27\"}\n" + good + "\x00\x00\x00\n" + `{"hour":"2026-11-27T12:00:00Z","requests":-1}` + "\n" +
-		`{"hour":"yesterday"}` + "\n" + `{"hour":"2026-11-27T12:00:00Z","key":"` + strings.Repeat("a", maxLineBytes) + "\"}\n" + good + strings.TrimSuffix(good, "\n")
+		`{"hour":"yesterday"}` + "\n" + `{"hour":"2026-11-27T12:00:00Z","key":"` + strings.Repeat("a", maxLineBytes) + "\"}\n" +
+		good + strings.TrimSuffix(good, "\n")
 	n := int64(0)
 	ignored, err := Read(strings.NewReader(text), time.Time{}, time.Time{}, func(r *Row) { n += r.Requests })
 	if err != nil || n != 2 || ignored != 4 {
@@ -375,4 +381,52 @@ func FuzzParseQuery(f *testing.F) {
 			t.Errorf("got %+v", q)
 		}
 	})
+}
+
+// Requests by a name of models.names are counted by the name and the model; without a name, as before.
+func TestModelNames(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "usage")
+	table := newTable(t, path, false)
+	table.Record("a", "x", "", noon, tokens(1))
+	table.Record("a", "x", "coder", noon, tokens(10))
+	table.Record("a", "y", "coder", noon, tokens(100))
+	table.Save(noLog)
+	for by, want := range map[string]string{
+		"":                 "a,x: 11;a,y: 100",
+		"model_name":       "coder: 110;: 1",
+		"model,model_name": "x,coder: 10;x,: 1;y,coder: 100",
+	} {
+		q, err := ParseQuery("", "", by)
+		if err != nil {
+			t.Fatal(err)
+		}
+		report, err := table.Report(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rows []string
+		for _, s := range report.Rows {
+			var labels []string
+			for _, label := range []*string{s.Key, s.Model, s.ModelName} {
+				if label != nil {
+					labels = append(labels, *label)
+				}
+			}
+			rows = append(rows, fmt.Sprintf("%s: %d", strings.Join(labels, ","), s.PromptTokens))
+		}
+		slices.Sort(rows)
+		wanted := strings.Split(want, ";")
+		slices.Sort(wanted)
+		if !slices.Equal(rows, wanted) {
+			t.Errorf("by %q: got %q, want %q", by, rows, wanted)
+		}
+		var csv bytes.Buffer
+		if err := report.WriteCSV(&csv); err != nil || strings.Contains(csv.String(), "model_name") != (by != "") {
+			t.Errorf("by %q: %s, %v", by, &csv, err)
+		}
+	}
+	rows, err := os.ReadFile(path)
+	if err != nil || strings.Count(string(rows), `"model_name":"coder"`) != 2 {
+		t.Errorf("%s, %v", rows, err)
+	}
 }

@@ -33,8 +33,8 @@ const showFinished = rows('finished', (row, r) => {
   const time = make('time', '', clock.format(new Date(r.at)));
   time.dateTime = r.at;
   cell(row, 'Ended', '', time);
-  const aborted = r.aborted ? `aborted: ${r.aborted.replaceAll('_', ' ')}` : '';
-  stateIn(cell(row, 'Status', ''))(statusTone(r.status), String(r.status), aborted);
+  const disconnected = r.disconnected ? `disconnected: ${r.disconnected.replaceAll('_', ' ')}` : '';
+  stateIn(cell(row, 'Status', ''))(statusTone(r.status), String(r.status), r.cancelled ? 'cancelled' : disconnected);
   cell(row, 'Model', '', r.model || none);
   const failures = r.failures.map((f) => `${f.backend} failed: ${f.reason}`);
   const backend = r.prefill_backend ? `${r.prefill_backend} → ${r.backend}` : r.backend;

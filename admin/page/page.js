@@ -643,7 +643,8 @@ function render(state) {
   setText(byId('ttft'), span(state.recent.ttft_p50_seconds));
   setText(byId('ttft-note'), state.recent.ttft_p99_seconds === null ? 'no stream in the last 30 s' : `p99 ${span(state.recent.ttft_p99_seconds)}`);
   setText(byId('hit'), percent(state.recent.hit_ratio));
-  setText(byId('hit-note'), state.recent.hit_ratio === null ? 'no response in the last 30 s' : 'of prompt tokens');
+  const elsewhere = state.recent.elsewhere_ratio;
+  setText(byId('hit-note'), elsewhere === null ? 'no response in the last 30 s' : elsewhere < 0.005 ? 'of prompt tokens' : `of prompt tokens, ${percent(elsewhere)} on another backend`);
   const ready = state.backends.filter((b) => b.state === 'ready').length;
   const failing = state.backends.filter((b) => b.state === 'ready' && b.breaker === 'open').length;
   byId('all-actions').hidden = state.backends.length === 0;

@@ -91,7 +91,9 @@ func TestSuspensionAfterAction(t *testing.T) {
 		{backends.Paused, "resume", "", hangUp, backends.Paused, "/resume", 0},
 		{backends.Paused, "reset-cache", "", ok, backends.Paused, "/reset_prefix_cache?reset_running_requests=false", 1},
 		{backends.NotSuspended, "reset-cache", `{"force":true}`, ok, backends.NotSuspended, "/reset_prefix_cache?reset_running_requests=true", 1},
-		{backends.Asleep, "wake", `{"tags":["weights"]}`, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"status":"sleeping"}`) },
+		{backends.Asleep, "wake", `{"tags":["weights"]}`, func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, `{"status":"sleeping"}`)
+		},
 			backends.Asleep, "/wake_up?tags=weights", 0},
 	} {
 		r := newReplica(t, c.respond)
@@ -154,7 +156,8 @@ func TestCacheResetIsRepeated(t *testing.T) {
 	if result := r.run(t.Context(), t, "reset-cache", ""); !result.OK || n != 4 || r.resets != 1 || r.backend.State() != backends.Ready {
 		t.Errorf("got %+v after %d calls, %d resets, %v", result, n, r.resets, r.backend.Status())
 	}
-	if result := r.run(t.Context(), t, "reset-cache", `{"wait":"300ms"}`); result.OK || result.Status != http.StatusOK || r.resets != 1 || r.backend.State() != backends.Ready {
+	if result := r.run(t.Context(), t, "reset-cache", `{"wait":"300ms"}`); result.OK || result.Status != http.StatusOK || r.resets != 1 ||
+		r.backend.State() != backends.Ready {
 		t.Errorf("got %+v, %d resets, %v", result, r.resets, r.backend.Status())
 	}
 }

@@ -84,7 +84,8 @@ func TestReadErrors(t *testing.T) {
 			want, wantErr := read(func(c net.Conn) io.Reader { return c })
 			got, err := read(reader)
 			if got != want || (err == nil) != (wantErr == nil) || err != nil && err.Error() != wantErr.Error() ||
-				errors.Is(err, os.ErrDeadlineExceeded) != errors.Is(wantErr, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) != errors.Is(wantErr, net.ErrClosed) ||
+				errors.Is(err, os.ErrDeadlineExceeded) != errors.Is(wantErr, os.ErrDeadlineExceeded) ||
+				errors.Is(err, net.ErrClosed) != errors.Is(wantErr, net.ErrClosed) ||
 				(err == io.EOF) != (wantErr == io.EOF) {
 				t.Errorf("%q, %v; package net says %q, %v", got, err, want, wantErr)
 			}

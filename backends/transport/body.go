@@ -157,7 +157,7 @@ func (b *Body) Close() error {
 	if !b.mu.TryLock() {
 		b.connMu.Lock()
 		if !b.released {
-			b.c.abort()
+			b.c.closeSocket()
 		}
 		b.connMu.Unlock()
 		b.mu.Lock()

@@ -215,7 +215,7 @@ func readOver(c net.Conn, method string) (*http.Response, *connUse, error) {
 		ctx: context.Background(),
 		t:   transport,
 		c: &conn{
-			Conn: c, raw: use, of: &transport.requests, abort: func() { c.Close() }, stopAbort: func() bool { return true },
+			Conn: c, raw: use, of: &transport.requests, closeSocket: func() { c.Close() }, stopClosing: func() bool { return true },
 			makeIdle: func() { use.kept++ }, remove: func() { use.Close() },
 		},
 		stop: func() bool { return true },

@@ -69,7 +69,7 @@ func (r callTransport) RoundTrip(host *fasthttp.HostClient, req *fasthttp.Reques
 	if err != nil {
 		return false, err
 	}
-	stop := context.AfterFunc(call.ctx, c.abort)
+	stop := context.AfterFunc(call.ctx, c.closeSocket)
 	br := host.AcquireReader(c)
 	defer host.ReleaseReader(br)
 	complete := false
@@ -111,7 +111,8 @@ func (r callTransport) sendAndAwait(host *fasthttp.HostClient, c *conn, br *bufi
 }
 
 // readResponse reads a response, of which a byte has arrived. complete is true if the body was read to its end.
-func (r callTransport) readResponse(br *bufio.Reader, c *conn, resp *fasthttp.Response, read func(io.Reader) error) (complete bool, err error) {
+func (r callTransport) readResponse(br *bufio.Reader, c *conn, resp *fasthttp.Response, read func(io.Reader) error) (complete bool,
+	err error) {
 	err = resp.Read(br) // the header, since resp.StreamBody is set
 	if _, small := errors.AsType[*fasthttp.ErrSmallBuffer](err); small {
 		head, _ := br.Peek(br.Buffered()) // nothing is consumed

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -74,7 +75,8 @@ func TestDoOnTheWire(t *testing.T) {
 		call shortCall
 		want string
 	}{
-		{get("/v1/responses/a%2Fb//c%20d?e=f%3F&g"), "GET /v1/responses/a%2Fb//c%20d?e=f%3F&g HTTP/1.1\r\nHost: HOST\r\nAccept: application/json\r\n\r\n"},
+		{get("/v1/responses/a%2Fb//c%20d?e=f%3F&g"),
+			"GET /v1/responses/a%2Fb//c%20d?e=f%3F&g HTTP/1.1\r\nHost: HOST\r\nAccept: application/json\r\n\r\n"},
 		{shortCall{"POST", "/sleep?level=1", "", true, 10},
 			"POST /sleep?level=1 HTTP/1.1\r\nHost: HOST\r\nContent-Length: 0\r\nAccept: application/json\r\nConnection: close\r\n\r\n"},
 	} {
@@ -283,13 +285,19 @@ func TestDoAfterClose(t *testing.T) {
 // More requests than fasthttp allows by default are in flight at once.
 func TestNoLimitOfConnections(t *testing.T) {
 	const requests = fasthttp.DefaultMaxConnsPerHost + 10
-	var arrived sync.WaitGroup
-	arrived.Add(2 * requests)
-	transport := replica(t, Options{}, func(s *session) {
+	var arrived atomic.Int64
+	all := make(chan struct{})
+	transport := replica(t, Options{ConnectTimeout: time.Minute}, func(s *session) {
 		s.request()
-		arrived.Done()
-		arrived.Wait()
-		s.say(ok)
+		if arrived.Add(1) == 2*requests {
+			close(all)
+		}
+		select {
+		case <-all:
+			s.say(ok)
+		case <-time.After(time.Minute):
+			t.Errorf("%d of %d requests have come", arrived.Load(), 2*requests)
+		}
 	})
 	var sent sync.WaitGroup
 	for range requests {
@@ -297,7 +305,6 @@ func TestNoLimitOfConnections(t *testing.T) {
 			resp, err := send(failsafe(t), transport, "hello")
 			if err != nil {
 				t.Error(err)
-				arrived.Done()
 				return
 			}
 			resp.Body.Close()
@@ -305,7 +312,6 @@ func TestNoLimitOfConnections(t *testing.T) {
 		sent.Go(func() {
 			if _, _, err := get("/").do(failsafe(t), transport); err != nil {
 				t.Error(err)
-				arrived.Done()
 			}
 		})
 	}

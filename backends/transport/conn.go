@@ -34,8 +34,8 @@ type connections struct {
 	host fasthttp.HostClient
 }
 
-// init sets the fields. maxOpen is for 0 no limit.
-func (p *connections) init(t *Transport, maxOpen int) {
+// initConnections sets the fields of p. maxOpen is for 0 no limit.
+func (t *Transport) initConnections(p *connections, maxOpen int) {
 	p.t, p.maxOpen = t, int64(maxOpen)
 	p.host.Addr = t.addr
 	p.host.Dial = func(string) (net.Conn, error) { return p.newConn() }
@@ -107,7 +107,7 @@ func (p *connections) acquireIdleOrNew(dedicated bool) (*conn, error) {
 }
 
 // conn is one connection to the replica. The goroutine that acquired it owns it until release or discard; others may
-// only call abort.
+// only call closeSocket.
 type conn struct {
 	net.Conn               // TCP or TLS
 	raw      net.Conn      // the socket under it; nil until connected
@@ -117,9 +117,9 @@ type conn struct {
 	makeIdle func() // gives it to the HostClient; nil: it is dedicated to one request
 	remove   func() // has the HostClient close and forget it; nil: it is dedicated
 
-	abort     func()      // closes the socket; any goroutine may call it, repeatedly
-	stopAbort func() bool // no abort when the transport is closed
-	reused    bool        // carried a request before this one
+	closeSocket func()      // closes the socket; any goroutine may call it, repeatedly
+	stopClosing func() bool // the transport no longer closes the socket
+	reused      bool        // carried a request before this one
 
 	sys        syscall.RawConn
 	probedIdle bool               // result of probe
@@ -144,7 +144,7 @@ func (c *conn) Close() error {
 	if c.raw == nil {
 		return nil
 	}
-	c.stopAbort()
+	c.stopClosing()
 	return c.raw.Close()
 }
 
@@ -179,8 +179,8 @@ func (c *conn) connect(ctx context.Context) error {
 		return err
 	}
 	c.Conn, c.raw = socket, socket
-	c.abort = func() { socket.Close() }
-	c.stopAbort = context.AfterFunc(t.closed, c.abort)
+	c.closeSocket = func() { socket.Close() }
+	c.stopClosing = context.AfterFunc(t.closed, c.closeSocket)
 	if t.closed.Err() != nil {
 		return errClosed
 	}

@@ -40,9 +40,15 @@ func TestConnectError(t *testing.T) {
 		transport *Transport
 		want      func(error) bool
 	}{
-		"refused":            {New(Options{URL: &url.URL{Scheme: "http", Host: closed}}), func(err error) bool { _, ok := errors.AsType[*net.OpError](err); return ok }},
+		"refused": {New(Options{URL: &url.URL{Scheme: "http", Host: closed}}), func(err error) bool {
+			_, ok := errors.AsType[*net.OpError](err)
+			return ok
+		}},
 		"no free connection": {busy, func(err error) bool { return errors.Is(err, errMaxConns) }},
-		"certificate":        {New(Options{URL: tlsURL}), func(err error) bool { _, ok := errors.AsType[*tls.CertificateVerificationError](err); return ok }},
+		"certificate": {New(Options{URL: tlsURL}), func(err error) bool {
+			_, ok := errors.AsType[*tls.CertificateVerificationError](err)
+			return ok
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := send(failsafe(t), f.transport, "hello")
@@ -54,7 +60,8 @@ func TestConnectError(t *testing.T) {
 }
 
 func TestConnectErrorText(t *testing.T) {
-	refused := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 5), Port: 8000}, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	refused := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 5), Port: 8000},
+		Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	for _, c := range []struct {
 		addr string
 		err  error
@@ -63,7 +70,8 @@ func TestConnectErrorText(t *testing.T) {
 		{"10.0.0.5:8000", refused, "connect: connection refused"},
 		{"vllm:8000", refused, "connect to 10.0.0.5:8000: connection refused"},
 		{"10.0.0.5:8000", &net.OpError{Op: "dial", Net: "tcp", Addr: refused.Addr, Err: os.ErrDeadlineExceeded}, "connect: i/o timeout"},
-		{"vllm:8000", &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "vllm"}}, "connect: lookup vllm: no such host"},
+		{"vllm:8000", &net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "vllm"}},
+			"connect: lookup vllm: no such host"},
 		{"vllm:8000", &net.OpError{Op: "read", Net: "tcp", Addr: refused.Addr, Err: os.NewSyscallError("read", syscall.ECONNRESET)},
 			"connect: read tcp 10.0.0.5:8000: read: connection reset by peer"},
 		{"10.0.0.5:8000", errMaxConns, "connect: the limit of open connections is reached"},

@@ -18,7 +18,8 @@ func TestIsOutOfDescriptors(t *testing.T) {
 			dial(syscall.EMFILE), dial(syscall.ENFILE), fmt.Errorf("/health: %w", dial(syscall.EMFILE)),
 			&ConnectError{"a:80", &net.OpError{Op: "dial", Err: &net.DNSError{Name: "a", Err: "dial udp 10.0.0.1:53: socket: too many open files"}}},
 		},
-		false: {nil, errors.New("too many open files, says the replica"), dial(syscall.ECONNREFUSED), &net.DNSError{Name: "a", Err: "no such host"}},
+		false: {nil, errors.New("too many open files, says the replica"), dial(syscall.ECONNREFUSED),
+			&net.DNSError{Name: "a", Err: "no such host"}},
 	} {
 		for _, err := range errs {
 			if IsOutOfDescriptors(err) != want {

@@ -161,7 +161,8 @@ func FuzzRequestHead(f *testing.F) {
 			return
 		}
 		text, ended := strings.CutSuffix(string(head), "\r\n\r\n")
-		if !ended || strings.Contains(text, "\r\n\r\n") || strings.Count(text, "\n") != strings.Count(text, "\r\n") || strings.Count(text, "\r") != strings.Count(text, "\r\n") {
+		if !ended || strings.Contains(text, "\r\n\r\n") || strings.Count(text, "\n") != strings.Count(text, "\r\n") ||
+			strings.Count(text, "\r") != strings.Count(text, "\r\n") {
 			t.Fatalf("not one head: %q", head)
 		}
 		if lines := strings.Count(text, "\r\n"); lines > 5 { // Host, two of the header, length, close

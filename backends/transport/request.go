@@ -188,7 +188,7 @@ func (u *upload) writeRequest() {
 	}
 	if u.err != nil && !u.connFailed {
 		u.err = fmt.Errorf("%w: %w", ErrInvalidRequest, u.err)
-		u.c.abort() // the replica waits for the rest
+		u.c.closeSocket() // the replica waits for the rest
 	}
 }
 

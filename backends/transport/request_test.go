@@ -54,7 +54,8 @@ func TestRequestHead(t *testing.T) {
 		"headers by name and value": {"GET", "/", "", http.Header{"X-A": {"1", "2"}, "lower": {"\tü "}},
 			[]string{"GET / HTTP/1.1", host, "X-A: 1", "X-A: 2", "lower: \tü "}},
 		"one framing, whatever the header says": {"POST", "/", "hi",
-			http.Header{"Content-Length": {"9"}, "content-length": {"8"}, "Transfer-Encoding": {"chunked"}, "Host": {"y"}, "Connection": {"upgrade"}, "Trailer": {"z"}},
+			http.Header{"Content-Length": {"9"}, "content-length": {"8"}, "Transfer-Encoding": {"chunked"}, "Host": {"y"}, "Connection": {"upgrade"},
+				"Trailer": {"z"}},
 			[]string{"POST / HTTP/1.1", "Content-Length: 2", host}},
 	} {
 		t.Run(name, func(t *testing.T) {

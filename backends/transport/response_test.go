@@ -174,7 +174,8 @@ func TestHeaderNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport := replicaOn(t, ln, "http", Options{URL: &url.URL{Scheme: "http", Host: "replica.test:" + port}}, once("HTTP/1.1 200 OK\r\n\r\n", "first"))
+	transport := replicaOn(t, ln, "http", Options{URL: &url.URL{Scheme: "http", Host: "replica.test:" + port}},
+		once("HTTP/1.1 200 OK\r\n\r\n", "first"))
 	transport.dialer.Resolver = dns
 	moved := replicaOn(t, second, "http", Options{}, once("HTTP/1.1 200 OK\r\n\r\n", "second"))
 	defer moved.CloseIdleConnections()

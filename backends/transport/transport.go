@@ -97,8 +97,8 @@ func New(o Options) *Transport {
 	}
 	t.addr = cmp.Or(o.Addr, net.JoinHostPort(o.URL.Hostname(), cmp.Or(o.URL.Port(), port)))
 	t.closed, t.close = context.WithCancel(context.Background())
-	t.requests.init(t, o.MaxConns)
-	t.calls.init(t, 0)
+	t.initConnections(&t.requests, o.MaxConns)
+	t.initConnections(&t.calls, 0)
 	t.initCalls()
 	// Each open stream has such a buffer. Large reads bypass it.
 	t.readers.New = func() any { return bufio.NewReaderSize(nil, 2<<10) }
@@ -162,7 +162,7 @@ func (t *Transport) send(req *http.Request) (*http.Response, error) {
 		b.upload.close()
 		return nil, err
 	}
-	b.c, b.br, b.stop = c, t.acquireReader(c), context.AfterFunc(ctx, c.abort)
+	b.c, b.br, b.stop = c, t.acquireReader(c), context.AfterFunc(ctx, c.closeSocket)
 	b.upload.start(c)
 	if _, err = b.br.Peek(1); err != nil {
 		ended := time.Now()

@@ -66,7 +66,8 @@ func Resume() Call { return Call{Path: "/resume", variable: devMode} }
 // ResetPrefixCache empties the prefix cache. The call fails with ErrBlocksInUse while requests run, unless
 // preempt: then those are computed again.
 func ResetPrefixCache(preempt bool) Call {
-	return Call{Path: "/reset_prefix_cache", Query: url.Values{"reset_running_requests": {strconv.FormatBool(preempt)}}, variable: devMode, check: checkReset}
+	return Call{Path: "/reset_prefix_cache", Query: url.Values{"reset_running_requests": {strconv.FormatBool(preempt)}}, variable: devMode,
+		check: checkReset}
 }
 
 // LoadAdapter loads a LoRA adapter from a path of the replica's machine, or whatever vLLM accepts as one.

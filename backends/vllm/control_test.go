@@ -18,7 +18,8 @@ func TestCheckCall(t *testing.T) {
 		{Sleep(SleepOffload, ModeAbort), 404, `{"detail":"Not Found"}`, "start vLLM with VLLM_SERVER_DEV_MODE=1"},
 		{Sleep(SleepOffload, ModeAbort), 405, `{"detail":"Method Not Allowed"}`, "start vLLM with VLLM_SERVER_DEV_MODE=1"},
 		{Sleep(SleepOffload, ModeAbort), 404, ``, "start vLLM with VLLM_SERVER_DEV_MODE=1"},
-		{Sleep(3, ModeAbort), 400, `{"error":{"message":"1 validation error:\n  {'type': 'less_than_equal'}","type":"Bad Request","param":"query.level","code":400}}`, "/sleep returned 400: 1 validation error"},
+		{Sleep(3, ModeAbort), 400, `{"error":{"message":"1 validation error:\n  {'type': 'less_than_equal'}","type":"Bad Request",` +
+			`"param":"query.level","code":400}}`, "/sleep returned 400: 1 validation error"},
 		{Pause(ModeWait, false), 500, `{"error":"Failed to pause generation: x"}`, "/pause returned 500: Failed to pause generation: x"},
 		{Resume(), 503, `<html>`, "/resume returned 503"},
 		{WakeUp(nil), 200, `{"status":"awake","tags":null}`, ""},
@@ -30,9 +31,12 @@ func TestCheckCall(t *testing.T) {
 		{LoadAdapter("a", "/a", false), 200, `Success: LoRA adapter 'a' added successfully.`, ""},
 		{LoadAdapter("a", "/a", false), 401, `{"error":"Unauthorized"}`, "set the backend's api_key"},
 		{LoadAdapter("a", "/a", false), 404, `{"detail":"Not Found"}`, "start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"},
-		{LoadAdapter("a", "/a", false), 404, `{"error":{"message":"Loading lora a failed: No adapter found for <path>","type":"NotFoundError","param":null,"code":404}}`, "404: Loading lora a failed"},
-		{LoadAdapter("a", "/a", false), 500, `{"error":{"message":"Call to add_lora method failed: LoRA is not enabled. Use --enable-lora to enable LoRA.","type":"InternalServerError","param":null,"code":500}}`, "Use --enable-lora"},
-		{UnloadAdapter("a"), 404, `{"error":{"message":"The lora adapter 'a' cannot be found.","type":"NotFoundError","param":null,"code":404}}`, "cannot be found"},
+		{LoadAdapter("a", "/a", false), 404, `{"error":{"message":"Loading lora a failed: No adapter found for <path>","type":"NotFoundError",` +
+			`"param":null,"code":404}}`, "404: Loading lora a failed"},
+		{LoadAdapter("a", "/a", false), 500, `{"error":{"message":"Call to add_lora method failed: LoRA is not enabled. Use --enable-lora to ` +
+			`enable LoRA.","type":"InternalServerError","param":null,"code":500}}`, "Use --enable-lora"},
+		{UnloadAdapter("a"), 404, `{"error":{"message":"The lora adapter 'a' cannot be found.","type":"NotFoundError","param":null,"code":404}}`,
+			"cannot be found"},
 		{Resume(), 500, `{"error":"` + strings.Repeat("x", 5000) + `"}`, "xxx…"},
 	} {
 		err := c.call.Check(c.status, []byte(c.body))

@@ -135,7 +135,7 @@ func ErrorEventStatus(event []byte) int {
 // quotedErrorCode returns the code of the error of a chat that the message of an error on /v1/messages quotes, else 0. vLLM makes
 // its messages from the events of a chat, and reports an error among them as an event that it cannot read:
 //
-//	2 validation errors for ChatCompletionStreamResponse … input_value={'error': {'message': 'Th...am': None, 'code': 503}}, input_type=dict] …
+//	2 validation errors for ChatCompletionStreamResponse … input_value={'error': {'message': 'Th...', 'code': 503}}, input_type=dict] …
 func quotedErrorCode(message string) int64 {
 	count, rest, found := strings.Cut(message, " validation error")
 	if _, err := strconv.Atoi(count); !found || err != nil || !strings.Contains(rest, "for ChatCompletionStreamResponse") {

@@ -15,9 +15,11 @@ func errorJSON(message string) string {
 
 // messagesEvent is the error event of /v1/messages that vLLM 0.32 makes of an error event of a chat.
 func messagesEvent(quoted string) string {
-	invalid := `[type=missing, input_value=` + quoted + `, input_type=dict]` + "\n    For further information visit https://errors.pydantic.dev/2.14/v/missing"
+	invalid := `[type=missing, input_value=` + quoted + `, input_type=dict]` +
+		"\n    For further information visit https://errors.pydantic.dev/2.14/v/missing"
 	return `{"type":"error","error":{"type":"internal_error","message":` +
-		strconv.Quote("2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required "+invalid+"\nchoices\n  Field required "+invalid) + `}}`
+		strconv.Quote("2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required "+invalid+"\nchoices\n  Field required "+
+			invalid) + `}}`
 }
 
 // TestErrorMeaning has the errors of vLLM, SGLang and gateways as the body of an HTTP response and, where the status is 0, as an event.
@@ -46,7 +48,8 @@ func TestErrorMeaning(t *testing.T) {
 		{0, `{"type":"error","error":{"type":"internal_error","message":"` + busy + `"}}`, ErrorQueueFull},
 		{0, refused("Request failed; please retry", "ServiceUnavailableError", 503), ErrorQueueFull},
 		// SGLang.
-		{0, `{"error": {"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","param":null,"code":503}}`, ErrorQueueFull},
+		{0, `{"error": {"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","param":null,"code":503}}`,
+			ErrorQueueFull},
 		{0, `{"type":"error","error":{"type":"overloaded_error","message":"m"}}`, ErrorQueueFull},
 		{0, `{"type":"error","code":"503","message":"m","sequence_number":2}`, ErrorQueueFull},
 		{503, "", ErrorQueueFull},
@@ -178,7 +181,8 @@ func TestIsContextLengthError(t *testing.T) {
 }
 
 func TestIsMissingEndpoint(t *testing.T) {
-	const disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","param":null,"code":403}}`
+	const disabled = `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",` +
+		`"type":"PermissionDeniedError","param":null,"code":403}}`
 	for _, c := range []struct {
 		status int
 		body   string

@@ -37,13 +37,19 @@ func FuzzParseMetrics(f *testing.F) {
 	for _, seed := range []string{
 		"vllm:num_requests_running{a=\"\\\\\\\"\\n\", b=\"}\",} 3 17\nvllm:num_requests_waiting -0\n",
 		"vllm:kv_cache_usage_perc 1.005\nvllm:gpu_cache_usage_perc{} NaN\nprocess_start_time_seconds+5e-1\n",
-		"vllm:lora_requests_info{max_lora=\"3\",running_lora_adapters=\",a\\\\, b,\"} 2\nvllm:lora_requests_info{running_lora_adapters=\"c\"} 2\n",
-		"# HELP vllm:prefix_cache_hits_total In blocks.\nvllm:prefix_cache_hits_total 2\nvllm:prefix_cache_queries 3\nvllm:cache_config_info{block_size=\"16\",engine=\"\\\\\"} 1\n",
-		"vllm:prefix_cache_hits 2\nvllm:prefix_cache_queries 9\nvllm:prompt_tokens_cached_by_source{source=\"host\"} 3\nvllm:external_prefix_cache_hits 4\n",
+		"vllm:lora_requests_info{max_lora=\"3\",running_lora_adapters=\",a\\\\, b,\"} 2\n" +
+			"vllm:lora_requests_info{running_lora_adapters=\"c\"} 2\n",
+		"# HELP vllm:prefix_cache_hits_total In blocks.\nvllm:prefix_cache_hits_total 2\nvllm:prefix_cache_queries " +
+			"3\nvllm:cache_config_info{block_size=\"16\",engine=\"\\\\\"} 1\n",
+		"vllm:prefix_cache_hits 2\nvllm:prefix_cache_queries 9\nvllm:prompt_tokens_cached_by_source{source=\"host\"} " +
+			"3\nvllm:external_prefix_cache_hits 4\n",
 		"vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_running 0\n",
-		"vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"12\"} 2\nvllm:num_requests_waiting 3\nvllm:num_requests_waiting_by_reason{engine=\"4\",reason=\"x\"} 2\n" +
-			"vllm:cache_config_info{block_size=\"16\",engine=\"4\",num_gpu_blocks=\"9\"} 1\nvllm:engine_sleep_state{engine=\"12\",sleep_state=\"awake\"} 0\n",
-		"vllm:nixl_bytes_transferred_sum{engine=\"0\"} 1\nvllm:cache_config_info{cache_dtype=\"f\\\\p8\",engine=\"0\"} 1\nvllm:cache_config_info{cache_dtype=\"auto\",engine=\"1\"} 1\n",
+		"vllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running{engine=\"12\"} 2\nvllm:num_requests_waiting " +
+			"3\nvllm:num_requests_waiting_by_reason{engine=\"4\",reason=\"x\"} 2\n" +
+			"vllm:cache_config_info{block_size=\"16\",engine=\"4\",num_gpu_blocks=\"9\"} " +
+			"1\nvllm:engine_sleep_state{engine=\"12\",sleep_state=\"awake\"} 0\n",
+		"vllm:nixl_bytes_transferred_sum{engine=\"0\"} 1\nvllm:cache_config_info{cache_dtype=\"f\\\\p8\",engine=\"0\"} " +
+			"1\nvllm:cache_config_info{cache_dtype=\"auto\",engine=\"1\"} 1\n",
 		"vllm:num_requests_running{\"a\"=\"b\"} 1\n", "{\"vllm:num_requests_running\"} 1\n", "\n \t\n#\n", "",
 	} {
 		f.Add(seed)
@@ -178,7 +184,8 @@ func (o oracle) ofEngine(label string) oracle {
 				own = append(own, s)
 				source := s.labels["source"]
 				hasValue = hasValue || (name != "vllm:num_requests_waiting_by_reason" || s.labels["reason"] == "capacity") &&
-					(!strings.Contains(name, "cached_by_source") && !strings.Contains(name, "external_prefix_cache_hits") || source != "device" && source != "p2p")
+					(!strings.Contains(name, "cached_by_source") && !strings.Contains(name, "external_prefix_cache_hits") || source != "device" &&
+						source != "p2p")
 			case "":
 				shared = append(shared, s)
 			}
@@ -343,7 +350,8 @@ func (o oracle) hostHits() (tokens float64, ok bool) {
 func FuzzModels(f *testing.F) {
 	for _, seed := range []string{
 		vllmModels("1", "p", `"id":"m","root":"/m","parent":null,"max_model_len":10`, `"id":"a","parent":"m"`),
-		`{"data":[{"id":"m"},{"id":"m"}]}`, `{"data":[{"ID":"M","Id":"n"}]}`, `{"data":null}`, `{"data":[null]}`, `{"data":[{"id":"\ud800\u0000"}]}`,
+		`{"data":[{"id":"m"},{"id":"m"}]}`, `{"data":[{"ID":"M","Id":"n"}]}`, `{"data":null}`, `{"data":[null]}`,
+		`{"data":[{"id":"\ud800\u0000"}]}`,
 		`{"data":[{"id":"m","max_model_len":1e999}]}`, `{"data":[{"id":"m","max_model_len":"9"}]} x`, `[]`, ``, "{\"data\":[{\"id\":\"\xff\"}]}",
 	} {
 		f.Add([]byte(seed))
@@ -384,7 +392,8 @@ func FuzzParsePaused(f *testing.F) {
 }
 
 func FuzzParseVersion(f *testing.F) {
-	for _, seed := range []string{`{"version":"0.32.0"}`, `{"version":"0.1.dev1+g0123456.d20260801"}`, `{"version":"a b"}`, `{"version":null}`, `{}`} {
+	for _, seed := range []string{`{"version":"0.32.0"}`, `{"version":"0.1.dev1+g0123456.d20260801"}`, `{"version":"a b"}`, `{"version":null}`,
+		`{}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {

@@ -73,7 +73,13 @@ type Load struct {
 
 	// CacheTokens is the KV cache's size in tokens, summed over engines; 0 when unknown.
 	CacheTokens int
-	BlockSize   int // tokens; 0 when unknown
+	// KeepsCheckpoints: the model's layers are not all of full attention. The states of the others are kept at a few
+	// boundaries, up to which a prefix can be reused, in blocks of the same pool. PoolTokens is what all blocks have room for, if
+	// so; CacheTokens is less.
+	KeepsCheckpoints bool
+	PoolTokens       int
+	AlignsStates     bool // some of the layers are of linear attention or a state space: mamba_cache_mode is align
+	BlockSize        int  // tokens; 0 when unknown
 	// HitAlignment is what a cache hit is a multiple of, in tokens: cache_hit_alignment_tokens
 	// where reported (hybrid models), else BlockSize; 0 when unknown.
 	HitAlignment int
@@ -258,6 +264,10 @@ func (t total) isKnown() bool { return t.samples > 0 && !t.invalid && !math.IsIn
 
 func (t total) mean() float64 { return t.sum / float64(t.samples) }
 
+// minFullAttentionShare is the share of a cache's blocks that the tokens of a prompt fill at least, where all layers are of full attention:
+// rounding takes the rest.
+const minFullAttentionShare = 0.97
+
 // engineCache is one engine's series of cache_config_info.
 type engineCache struct {
 	tokens          int // of its own cache; 0: not reported
@@ -265,6 +275,7 @@ type engineCache struct {
 	block, hitAlign int // tokens; 0: not reported
 	dtype           string
 	cachingOff      bool
+	alignsStates    bool // mamba_cache_mode is align: states are kept at boundaries
 }
 
 func (p *sampleSums) parseLine(line []byte) error {
@@ -409,6 +420,8 @@ func (s *engineSums) setCache(l labels) {
 			e.tokens = parsePositiveInt(value)
 		case "cache_hit_alignment_tokens":
 			e.hitAlign = parsePositiveInt(value)
+		case "mamba_cache_mode":
+			e.alignsStates = string(value) == "align"
 		case "enable_prefix_caching":
 			e.cachingOff = string(value) == "False"
 		}
@@ -540,6 +553,11 @@ func (p *sampleSums) setEngines(l *Load, from, to, sharers int) {
 		l.CacheTokens += e.tokens
 		ofServer = max(ofServer, e.serverTokens)
 		complete, cachingOff = complete && e.tokens > 0, cachingOff && e.cachingOff
+		l.AlignsStates = l.AlignsStates || e.alignsStates
+	}
+	pool := ofServer / sharers
+	if l.AlignsStates || complete && float64(l.CacheTokens) < minFullAttentionShare*float64(pool) {
+		l.KeepsCheckpoints, l.PoolTokens = true, pool
 	}
 	l.PrefixCachingOff = l.Engines > 0 && cachingOff
 	if !complete { // a sum without one engine would be too small

@@ -33,10 +33,13 @@ func TestParseMetricsOfEveryVersion(t *testing.T) {
 		},
 		// Two engines behind two API server processes, idle: those have no gauges before the first request.
 		"metrics-0.32-dp2.txt": {
-			Engines: 2, CacheTokens: 32768, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true, TokensKnown: true,
+			Engines: 2, CacheTokens: 32768, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true,
+			TokensKnown: true,
 			PerEngine: []EngineLoad{
-				{0, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
-				{1, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true, TokensKnown: true}},
+				{0, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true,
+					TokensKnown: true}},
+				{1, Load{Engines: 1, CacheTokens: 16384, BlockSize: 32, HitAlignment: 32, CacheDtype: "auto", PrefixKnown: true, HostHitsKnown: true,
+					TokensKnown: true}},
 			},
 		},
 		"metrics-0.6-v0.txt": {
@@ -207,8 +210,10 @@ func TestHostHits(t *testing.T) {
 		known bool
 	}{
 		{"the GPU alone", nil, 0, false},
-		{"host memory and a disk", []string{source("device", "10"), source("host", "20"), source("disk", "3"), source("external_unspecified", "1"), "vllm:external_prefix_cache_hits_total 24"}, 24, true},
-		{"another replica", []string{source("device", "10"), source("host", "20"), source("p2p", "5"), "vllm:external_prefix_cache_hits_total 25"}, 20, true},
+		{"host memory and a disk", []string{source("device", "10"), source("host", "20"), source("disk", "3"),
+			source("external_unspecified", "1"), "vllm:external_prefix_cache_hits_total 24"}, 24, true},
+		{"another replica", []string{source("device", "10"), source("host", "20"), source("p2p", "5"),
+			"vllm:external_prefix_cache_hits_total 25"}, 20, true},
 		{"two engines", []string{source("host", "20"), strings.ReplaceAll(source("host", "7"), `"0"`, `"1"`)}, 27, true},
 		{"tiers not told apart", []string{"vllm:external_prefix_cache_queries_total 90", "vllm:external_prefix_cache_hits_total 24"}, 24, true},
 		{"garbage", []string{source("host", "NaN")}, 0, false},
@@ -236,18 +241,26 @@ func TestCacheSize(t *testing.T) {
 		{"absurd", []string{config(`block_size="1000000000000",num_gpu_blocks="1000000000000"`)}, 0, 1},
 		{"absurd, though each figure may be", []string{config(`block_size="100000",num_gpu_blocks="100000"`)}, 0, 1},
 		{"absurd tokens", []string{config(`kv_cache_size_tokens="1125899906842624"`)}, 0, 1},
-		{"one of two engines unsaid", []string{config(`engine="0",kv_cache_size_tokens="500"`), config(`engine="1",kv_cache_size_tokens="None"`)}, 0, 2},
-		{"tokens of each of two engines", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`)}, 1000, 2},
-		{"blocks of both engines in each series", []string{config(`engine="0",block_size="16",num_gpu_blocks="62"`), config(`engine="1",block_size="16",num_gpu_blocks="62"`)}, 992, 2},
-		{"one of two engines unsaid, blocks of both", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`), config(`engine="1",kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="62"`)}, 992, 2},
-		{"an engine's second, better series", []string{config(`engine="0",block_size="16",num_gpu_blocks="None"`), config(`engine="0",block_size="16",num_gpu_blocks="10"`)}, 160, 1},
-		{"an engine's second, worse series", []string{config(`engine="0",block_size="16",num_gpu_blocks="10"`), config(`engine="0",block_size="16",num_gpu_blocks="None"`)}, 160, 1},
+		{"one of two engines unsaid", []string{config(`engine="0",kv_cache_size_tokens="500"`), config(`engine="1",kv_cache_size_tokens="None"`)},
+			0, 2},
+		{"tokens of each of two engines", []string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`),
+			config(`engine="1",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`)}, 1000, 2},
+		{"blocks of both engines in each series", []string{config(`engine="0",block_size="16",num_gpu_blocks="62"`),
+			config(`engine="1",block_size="16",num_gpu_blocks="62"`)}, 992, 2},
+		{"one of two engines unsaid, blocks of both",
+			[]string{config(`engine="0",kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="62"`),
+				config(`engine="1",kv_cache_size_tokens="None",block_size="16",num_gpu_blocks="62"`)}, 992, 2},
+		{"an engine's second, better series", []string{config(`engine="0",block_size="16",num_gpu_blocks="None"`),
+			config(`engine="0",block_size="16",num_gpu_blocks="10"`)}, 160, 1},
+		{"an engine's second, worse series", []string{config(`engine="0",block_size="16",num_gpu_blocks="10"`),
+			config(`engine="0",block_size="16",num_gpu_blocks="None"`)}, 160, 1},
 	} {
 		if l := parse(t, c.lines...); l.CacheTokens != c.tokens || l.Engines != c.engines {
 			t.Errorf("%s: %d tokens, %d engines, want %d and %d", c.name, l.CacheTokens, l.Engines, c.tokens, c.engines)
 		}
 	}
-	if l := parse(t, config(`block_size="16",cache_hit_alignment_tokens="768",enable_prefix_caching="None"`)); l.HitAlignment != 768 || l.PrefixCachingOff {
+	if l := parse(t, config(`block_size="16",cache_hit_alignment_tokens="768",enable_prefix_caching="None"`)); l.HitAlignment != 768 ||
+		l.PrefixCachingOff {
 		t.Errorf("%+v", l)
 	}
 }
@@ -289,7 +302,8 @@ func TestEngineLabels(t *testing.T) {
 func TestUnlabeledSeriesOfSeveralEngines(t *testing.T) {
 	l := parse(t, "process_start_time_seconds 17", `vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql"} 1`,
 		`vllm:num_requests_running{engine="4"} 1`, `vllm:num_requests_running{engine="5"} 2`, "vllm:num_requests_waiting 3",
-		`vllm:cache_config_info{engine="4",block_size="16",num_gpu_blocks="100"} 1`, `vllm:cache_config_info{engine="5",block_size="16",num_gpu_blocks="100"} 1`,
+		`vllm:cache_config_info{engine="4",block_size="16",num_gpu_blocks="100"} 1`,
+		`vllm:cache_config_info{engine="5",block_size="16",num_gpu_blocks="100"} 1`,
 		`vllm:engine_sleep_state{engine="5",sleep_state="awake"} 0`)
 	if len(l.PerEngine) != 2 || !l.Asleep || l.CacheTokens != 1600 {
 		t.Fatalf("%+v", l)
@@ -320,7 +334,8 @@ func TestTooManyEngines(t *testing.T) {
 }
 
 func TestOneSleepingEngine(t *testing.T) {
-	if l := parse(t, `vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1`, `vllm:engine_sleep_state{engine="1",sleep_state="discard_all"} 1`); !l.Asleep {
+	if l := parse(t, `vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1`,
+		`vllm:engine_sleep_state{engine="1",sleep_state="discard_all"} 1`); !l.Asleep {
 		t.Error("awake")
 	}
 }
@@ -438,7 +453,8 @@ func TestKVTransfer(t *testing.T) {
 			t.Errorf("%s: %+v", name, l)
 		}
 	}
-	l := parse(t, info, `vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="1",num_gpu_blocks="10"} 1`, `vllm:nixl_bytes_transferred_count 0`)
+	l := parse(t, info, `vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="1",num_gpu_blocks="10"} 1`,
+		`vllm:nixl_bytes_transferred_count 0`)
 	for _, e := range l.PerEngine {
 		if !e.TransfersKV || e.CacheDtype != "fp8" {
 			t.Errorf("engine %d: %+v", e.Engine, e.Load)

@@ -14,7 +14,8 @@ func rankError(message string) []byte {
 }
 
 func TestParseRankError(t *testing.T) {
-	const python, rust = "data_parallel_rank 65534 is out of range [0, 4).", "data parallel rank 65534 is not connected to this frontend; connected ranks: [4, 5, 6, 7]"
+	const python, rust = "data_parallel_rank 65534 is out of range [0, 4).",
+		"data parallel rank 65534 is not connected to this frontend; connected ranks: [4, 5, 6, 7]"
 	for _, c := range []struct {
 		name   string
 		status int
@@ -24,14 +25,17 @@ func TestParseRankError(t *testing.T) {
 	}{
 		{"Python front end", 400, rankError(python), RankError{Rank: 65534, Local: 4}, true},
 		{"Rust front end", 400, rankError(rust), RankError{Rank: 65534, Connected: []int{4, 5, 6, 7}}, true},
-		{"Messages", 400, []byte(`{"type":"error","error":{"type":"BadRequestError","message":"data_parallel_rank 65534 is out of range [0, 2)."}}`), RankError{Rank: 65534, Local: 2}, true},
+		{"Messages", 400, []byte(`{"type":"error","error":{"type":"BadRequestError","message":"data_parallel_rank 65534 is out of range ` +
+			`[0, 2)."}}`), RankError{Rank: 65534, Local: 2}, true},
 		{"another status", 422, rankError(python), RankError{}, false},
 		{"another error", 400, rankError("The model does not exist."), RankError{}, false},
 		{"quoted by another error", 400, rankError("invalid prompt: " + python), RankError{}, false},
 		{"no engine", 400, rankError("data_parallel_rank 3 is out of range [0, 0)."), RankError{Rank: 3}, false},
 		{"no list", 400, rankError("data parallel rank 3 is not connected to this frontend; connected ranks: []"), RankError{}, false},
-		{"a list without end", 400, rankError("data parallel rank 3 is not connected to this frontend; connected ranks: [1, 2"), RankError{}, false},
-		{"a list of something else", 400, rankError("data parallel rank 3 is not connected to this frontend; connected ranks: [a]"), RankError{}, false},
+		{"a list without end", 400, rankError("data parallel rank 3 is not connected to this frontend; connected ranks: [1, 2"), RankError{},
+			false},
+		{"a list of something else", 400, rankError("data parallel rank 3 is not connected to this frontend; connected ranks: [a]"), RankError{},
+			false},
 		{"too many engines", 400, rankError("data_parallel_rank 3 is out of range [0, 1025)."), RankError{Rank: 3, Local: 1025}, false},
 		{"no JSON", 400, []byte(python), RankError{}, false},
 		{"a message that is a number", 400, []byte(`{"error":{"message":7}}`), RankError{}, false},
@@ -86,7 +90,8 @@ func FuzzParseRankError(f *testing.F) {
 		if !ok {
 			return
 		}
-		if e.Rank < 0 || e.Rank > maxEngineLabel || (e.Local > 0) == (len(e.Connected) > 0) || e.Local > maxEngines || len(e.Connected) > maxEngines {
+		if e.Rank < 0 || e.Rank > maxEngineLabel || (e.Local > 0) == (len(e.Connected) > 0) || e.Local > maxEngines ||
+			len(e.Connected) > maxEngines {
 			t.Errorf("%+v", e)
 		}
 		for _, n := range e.Connected {

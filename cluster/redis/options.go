@@ -160,25 +160,25 @@ func (o *Options) parseForLibrary(p *options, text string) (err error) {
 	switch o.Mode {
 	case ModeSentinel:
 		if p.sentinel, err = goredis.ParseFailoverURL(text); err == nil {
-			return o.completeSentinel(p, p.sentinel)
+			return o.completeSentinelOptions(p, p.sentinel)
 		}
 	case ModeCluster:
 		if p.cluster, err = goredis.ParseClusterURL(text); err == nil {
-			return o.completeCluster(p, p.cluster)
+			return o.completeClusterOptions(p, p.cluster)
 		}
 	default:
 		if p.single, err = goredis.ParseURL(text); err == nil {
-			return o.completeSingle(p, p.single)
+			return o.completeSingleOptions(p, p.single)
 		}
 	}
 	return libraryError(err)
 }
 
-func (o *Options) completeSingle(p *options, l *goredis.Options) error {
+func (o *Options) completeSingleOptions(p *options, l *goredis.Options) error {
 	l.MaintNotificationsConfig = noNotifications()
 	l.DisableIdentity = l.IdentitySuffix == ""
 	p.readTimeout = cmp.Or(l.ReadTimeout, defaultReadTimeout)
-	return o.completeCommon(p, common{
+	return o.completeCommonOptions(p, common{
 		&l.Password, &l.TLSConfig, &l.ContextTimeoutEnabled, &l.DialTimeout, &l.ReadTimeout, &l.WriteTimeout, &l.ConnMaxLifetime,
 		&l.Protocol, &l.MaxRetries, &l.DialerRetries, &l.PoolSize, &l.PipelinePoolSize,
 		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials},
@@ -186,7 +186,7 @@ func (o *Options) completeSingle(p *options, l *goredis.Options) error {
 	})
 }
 
-func (o *Options) completeSentinel(p *options, l *goredis.FailoverOptions) error {
+func (o *Options) completeSentinelOptions(p *options, l *goredis.FailoverOptions) error {
 	switch {
 	case l.MasterName == "":
 		return errors.New("has no master_name")
@@ -196,7 +196,7 @@ func (o *Options) completeSentinel(p *options, l *goredis.FailoverOptions) error
 	l.DisableIdentity = l.IdentitySuffix == ""
 	p.readTimeout = cmp.Or(l.ReadTimeout, defaultReadTimeout)
 	l.ReadTimeout = cmp.Or(l.ReadTimeout, defaultSentinelTimeout)
-	err := o.completeCommon(p, common{
+	err := o.completeCommonOptions(p, common{
 		&l.Password, &l.TLSConfig, &l.ContextTimeoutEnabled, &l.DialTimeout, &l.ReadTimeout, &l.WriteTimeout, &l.ConnMaxLifetime,
 		&l.Protocol, &l.MaxRetries, &l.DialerRetries, &l.PoolSize, &l.PipelinePoolSize,
 		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials},
@@ -206,7 +206,7 @@ func (o *Options) completeSentinel(p *options, l *goredis.FailoverOptions) error
 	return err
 }
 
-func (o *Options) completeCluster(p *options, l *goredis.ClusterOptions) error {
+func (o *Options) completeClusterOptions(p *options, l *goredis.ClusterOptions) error {
 	switch {
 	case l.ReadOnly || l.RouteByLatency || l.RouteRandomly:
 		return errReadsReplicas
@@ -216,7 +216,7 @@ func (o *Options) completeCluster(p *options, l *goredis.ClusterOptions) error {
 	l.MaintNotificationsConfig = noNotifications()
 	l.DisableIdentity, l.DisableRoutingPolicies, l.ClusterStateReloadInterval = true, true, topologyInterval
 	p.readTimeout = cmp.Or(l.ReadTimeout, defaultReadTimeout)
-	return o.completeCommon(p, common{
+	return o.completeCommonOptions(p, common{
 		&l.Password, &l.TLSConfig, &l.ContextTimeoutEnabled, &l.DialTimeout, &l.ReadTimeout, &l.WriteTimeout, &l.ConnMaxLifetime,
 		&l.Protocol, &l.MaxRetries, &l.DialerRetries, &l.PoolSize, &l.PipelinePoolSize,
 		[]int{l.MinIdleConns, l.MaxIdleConns, l.MaxActiveConns, l.MaxConcurrentDials},
@@ -252,8 +252,8 @@ type common struct {
 	connections, bufferBytes                                    []int // numbers and sizes that are checked only
 }
 
-// completeCommon sets what the URL does not say, and checks what it says: the library panics at sizes beyond 32 bits.
-func (o *Options) completeCommon(p *options, c common) error {
+// completeCommonOptions sets what the URL does not say, and checks what it says: the library panics at sizes beyond 32 bits.
+func (o *Options) completeCommonOptions(p *options, c common) error {
 	*c.password = cmp.Or(o.Password, *c.password)
 	*c.tls, *c.hasContextTimeouts = nil, true // the dialer has the one
 	*c.dialTimeout = cmp.Or(*c.dialTimeout, defaultDialTimeout)

@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"warmroute/lab/freeport"
 	"warmroute/lab/redistest"
 )
 
@@ -100,7 +101,7 @@ func TestSentinelDropsPackets(t *testing.T) {
 // master.
 func TestPartitionedSentinel(t *testing.T) {
 	w := redistest.StartWatched(t, "")
-	addresses := redistest.FreeAddresses(t, 2)
+	addresses := freeport.FindAddresses(t, 2)
 	stale := redistest.StartAt(t, addresses[0])
 	partitioned := redistest.StartSentinel(t, addresses[1], stale.Address, "")
 	url := w.URL(partitioned.Address, w.Sentinels[0].Address, w.Sentinels[1].Address)
@@ -112,13 +113,13 @@ func TestPartitionedSentinel(t *testing.T) {
 		}
 	}
 	// Where no sentinel has a majority, the master that one knows is the best guess.
-	url = w.URL(partitioned.Address, redistest.DroppingAddress(t), redistest.FreeAddresses(t, 1)[0])
+	url = w.URL(partitioned.Address, redistest.DroppingAddress(t), freeport.FindAddress(t))
 	awaitWrite(t, newClient(t, Options{Mode: ModeSentinel, URL: url}), "guess", 3*time.Second)
 	if !has(stale, "guess") {
 		t.Error("the only master that is named does not have the value")
 	}
 	// A proxy that starts does not try to load a snapshot twice.
-	free := redistest.FreeAddresses(t, 2)
+	free := freeport.FindAddresses(t, 2)
 	first := newClient(t, Options{Mode: ModeSentinel, URL: w.URL(partitioned.Address, free[0], free[1])})
 	if _, err := first.ReadValues(t.Context(), []string{"guess"}, 100); err != nil {
 		t.Error(err)
@@ -170,10 +171,11 @@ type movedServers struct {
 
 func startMoved(t *testing.T, args ...string) *movedServers {
 	t.Helper()
-	addresses := redistest.FreeAddresses(t, 2)
+	addresses := freeport.FindAddresses(t, 2)
 	m := &movedServers{old: redistest.StartAt(t, addresses[0], args...), successor: redistest.StartAt(t, addresses[1])}
 	m.address = redistest.NewAddress(t, m.old.Address)
-	m.client = newClient(t, Options{URL: "redis://" + m.address.String() + "?read_timeout=1m", Log: slog.New(slog.NewTextHandler(&m.log, nil))})
+	m.client = newClient(t, Options{URL: "redis://" + m.address.String() + "?read_timeout=1m",
+		Log: slog.New(slog.NewTextHandler(&m.log, nil))})
 	return m
 }
 
@@ -208,7 +210,7 @@ func TestAddressMovesFromDemotedServer(t *testing.T) {
 		reading.Go(func() { m.client.ReadStream(t.Context(), "stream", "0", "m", 1, 500*time.Millisecond) })
 	}
 	reading.Wait()
-	host, port, _ := net.SplitHostPort(redistest.FreeAddresses(t, 1)[0])
+	host, port, _ := net.SplitHostPort(freeport.FindAddress(t))
 	m.address.Move(m.successor.Address)
 	m.old.Do("REPLICAOF", host, port)
 	awaitWrite(t, m.client, "after", 10*time.Second)
@@ -219,7 +221,7 @@ func TestAddressMovesFromDemotedServer(t *testing.T) {
 func TestAddressMovesFromServerWithoutMaster(t *testing.T) {
 	m := startMoved(t, "--replica-serve-stale-data", "no")
 	m.awaitOld(t)
-	host, port, _ := net.SplitHostPort(redistest.FreeAddresses(t, 1)[0])
+	host, port, _ := net.SplitHostPort(freeport.FindAddress(t))
 	m.old.Do("REPLICAOF", host, port)
 	m.awaitError(t, "MASTERDOWN")
 	m.address.Move(m.successor.Address)
@@ -234,12 +236,13 @@ func TestAddressMovesFromLoadingServer(t *testing.T) {
 	first.Do("EVAL", "for i = 1, 3000 do redis.call('SET', i, string.rep('x', 1000)) end return 1", 0)
 	first.Do("SAVE")
 	first.Kill()
-	addresses := redistest.FreeAddresses(t, 2)
+	addresses := freeport.FindAddresses(t, 2)
 	host, port, _ := net.SplitHostPort(addresses[0])
 	redistest.StartProcess(t, addresses[0], "--bind", host, "--port", port, "--save", "", "--dir", dir, "--dbfilename", "dump.rdb",
 		"--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
 	m := &movedServers{successor: redistest.StartAt(t, addresses[1]), address: redistest.NewAddress(t, addresses[0])}
-	m.client = newClient(t, Options{URL: "redis://" + m.address.String() + "?read_timeout=1m", Log: slog.New(slog.NewTextHandler(&m.log, nil))})
+	m.client = newClient(t, Options{URL: "redis://" + m.address.String() + "?read_timeout=1m",
+		Log: slog.New(slog.NewTextHandler(&m.log, nil))})
 	m.awaitError(t, "LOADING")
 	m.address.Move(m.successor.Address)
 	awaitWrite(t, m.client, "after", 10*time.Second)
@@ -264,7 +267,7 @@ func (m *movedServers) awaitError(t *testing.T, reason string) {
 // A command of a server that is stopped ends with its context.
 func TestStoppedServer(t *testing.T) {
 	for _, protocol := range []string{"2", "3"} {
-		s := redistest.StartAt(t, redistest.FreeAddresses(t, 1)[0])
+		s := redistest.StartAt(t, freeport.FindAddress(t))
 		c := newClient(t, Options{URL: "redis://" + s.Address + "?protocol=" + protocol})
 		awaitWrite(t, c, "k", 3*time.Second)
 		s.Signal(syscall.SIGSTOP)
@@ -463,7 +466,7 @@ func TestCertificatePerNode(t *testing.T) {
 
 func TestCertificates(t *testing.T) {
 	a := newAuthority(t)
-	port := redistest.FreePorts(t, 1)[0]
+	port := freeport.FindPorts(t, 1)[0]
 	redistest.Start(t, append(a.serverArgs("127.0.0.1"), "--tls-port", port, "--bind", "127.0.0.1", "127.0.0.2", "--requirepass", "secret")...)
 	for _, c := range []struct{ url, ca, want string }{
 		{"rediss://127.0.0.1:" + port, a.pem, ""},

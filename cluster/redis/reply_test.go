@@ -116,7 +116,8 @@ func TestRefusedReplies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for _, protocol := range []string{"2", "3"} {
-				client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, c.reply) + "?read_timeout=1m&dial_timeout=1m&protocol=" + protocol})
+				client := newClient(t, Options{URL: "redis://" + serveReplies(t, helloReply, c.reply) + "?read_timeout=1m&dial_timeout=1m&protocol=" +
+					protocol})
 				_, err := client.ReadHash(t.Context(), "k", 10)
 				var refused *ReplyError
 				if !errors.As(err, &refused) || !strings.Contains(err.Error(), c.want) {
@@ -147,7 +148,8 @@ func TestRefusedRepliesTakeNoMemory(t *testing.T) {
 // The reply of a sentinel is checked as well.
 func TestRefusedReplyOfSentinel(t *testing.T) {
 	for _, reply := range []string{"*99999999999\r\n", strings.Repeat("*1\r\n", 1_000_000)} {
-		client := newClient(t, Options{Mode: ModeSentinel, URL: "redis://" + serveReplies(t, helloReply, reply) + "?master_name=m&read_timeout=1m&dial_timeout=1m"})
+		client := newClient(t, Options{Mode: ModeSentinel, URL: "redis://" + serveReplies(t, helloReply, reply) +
+			"?master_name=m&read_timeout=1m&dial_timeout=1m"})
 		_, err := client.ReadHash(t.Context(), "k", 10)
 		if err == nil || !strings.Contains(err.Error(), "reply refused") {
 			t.Errorf("%v", err)

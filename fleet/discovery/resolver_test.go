@@ -94,22 +94,23 @@ func (z zone) ServeDNS(w dns.ResponseWriter, query *dns.Msg) {
 
 func TestLookup(t *testing.T) {
 	z := zone{
-		"one.test.":       {"A 10.0.0.1"},
-		"several.test.":   {"A 10.0.0.9", "A 10.0.0.10", "A 10.0.0.9"},
-		"both.test.":      {"AAAA fd00::1", "A 10.0.0.1"},
-		"ipv6.test.":      {"AAAA fd00::2", "AAAA fd00::1"},
-		"alias.test.":     {"CNAME several.test."},
-		"no-data.test.":   {"TXT text"},
-		"null.test.":      {"A 0.0.0.0"},
-		"failing.test.":   {"A SERVFAIL", "AAAA fd00::1"},
-		"refusing.test.":  {"A REFUSED", "AAAA fd00::1"},
-		"half.test.":      {"AAAA SERVFAIL"},
-		"half-ok.test.":   {"A 10.0.0.1", "AAAA SERVFAIL"},
-		"_http.srv.test.": {"SRV 1 0 8001 several.test.", "SRV 0 0 8000 one.test.", "SRV 0 0 8000 ipv6.test.", "SRV 0 0 8000 absent.test.", "SRV 0 0 0 one.test."},
-		"off.test.":       {"SRV 0 0 0 ."},
-		"stale.test.":     {"SRV 0 0 1 absent.test."},
-		"broken.test.":    {"SRV 0 0 1 one.test.", "SRV 0 0 1 failing.test."},
-		"refused.test.":   {"SRV REFUSED"},
+		"one.test.":      {"A 10.0.0.1"},
+		"several.test.":  {"A 10.0.0.9", "A 10.0.0.10", "A 10.0.0.9"},
+		"both.test.":     {"AAAA fd00::1", "A 10.0.0.1"},
+		"ipv6.test.":     {"AAAA fd00::2", "AAAA fd00::1"},
+		"alias.test.":    {"CNAME several.test."},
+		"no-data.test.":  {"TXT text"},
+		"null.test.":     {"A 0.0.0.0"},
+		"failing.test.":  {"A SERVFAIL", "AAAA fd00::1"},
+		"refusing.test.": {"A REFUSED", "AAAA fd00::1"},
+		"half.test.":     {"AAAA SERVFAIL"},
+		"half-ok.test.":  {"A 10.0.0.1", "AAAA SERVFAIL"},
+		"_http.srv.test.": {"SRV 1 0 8001 several.test.", "SRV 0 0 8000 one.test.", "SRV 0 0 8000 ipv6.test.", "SRV 0 0 8000 absent.test.",
+			"SRV 0 0 0 one.test."},
+		"off.test.":     {"SRV 0 0 0 ."},
+		"stale.test.":   {"SRV 0 0 1 absent.test."},
+		"broken.test.":  {"SRV 0 0 1 one.test.", "SRV 0 0 1 failing.test."},
+		"refused.test.": {"SRV REFUSED"},
 	}
 	for i := range 20 { // targets that have 500 addresses each
 		z["too-many.test."] = append(z["too-many.test."], fmt.Sprintf("SRV 0 0 %d many.test.", i+1))
@@ -187,7 +188,8 @@ func TestLookupOfInvalidResponses(t *testing.T) {
 		},
 		"cut": func(w dns.ResponseWriter, query *dns.Msg) {
 			response := new(dns.Msg).SetReply(query)
-			response.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: net.IPv4(10, 0, 0, 1)}}
+			response.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET},
+				A: net.IPv4(10, 0, 0, 1)}}
 			packed, err := response.Pack()
 			if err != nil {
 				panic(err)

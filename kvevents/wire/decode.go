@@ -15,6 +15,7 @@ const (
 	maxEvents       = 1 << 16 // of one batch
 	maxHashes       = 1 << 20 // of one event
 	maxGroup        = 1<<16 - 1
+	maxWindow       = 1 << 30
 	maxBlockSize    = 1 << 20
 	maxNameBytes    = 1 << 10 // of a LoRA adapter's name
 	maxSessionBytes = 128
@@ -248,6 +249,8 @@ func (d *decoder) decodeField(e *Event, name string) {
 		default:
 			e.NoPrefix = true
 		}
+	case "kv_cache_spec_sliding_window":
+		e.Window = d.count(maxWindow)
 	case "locality":
 		e.Remote = string(d.text()) == "REMOTE"
 	case "session_id":

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"os"
 	"reflect"
 	"slices"
@@ -91,9 +92,12 @@ func TestDecodeCapturedEvents(t *testing.T) {
 func TestDecodeArraysAndMaps(t *testing.T) {
 	var d decoder
 	events, err := d.decode(pack([]any{1.5, []any{
-		[]any{"BlockStored", list(1, 2), 7, list(10, 11, 12, 13), 2, nil, "CPU", "adapter", []any{[]any{"adapter"}, nil}, 3, "mamba", nil, "REMOTE", "tier", "s"},
-		pairs{"type", "BlockStored", "session_id", "s", "ownership", "tier", "locality", "REMOTE", "kv_cache_spec_sliding_window", 5, "kv_cache_spec_kind", "mamba", "group_idx", 3,
-			"extra_keys", []any{[]any{"adapter"}, nil}, "lora_name", "adapter", "medium", "CPU", "block_size", 2, "token_ids", list(10, 11, 12, 13), "parent_block_hash", 7, "block_hashes", list(1, 2)},
+		[]any{"BlockStored", list(1, 2), 7, list(10, 11, 12, 13), 2, nil, "CPU", "adapter", []any{[]any{"adapter"}, nil}, 3, "mamba", 5, "REMOTE",
+			"tier", "s"},
+		pairs{"type", "BlockStored", "session_id", "s", "ownership", "tier", "locality", "REMOTE", "kv_cache_spec_sliding_window", 5,
+			"kv_cache_spec_kind", "mamba", "group_idx", 3,
+			"extra_keys", []any{[]any{"adapter"}, nil}, "lora_name", "adapter", "medium", "CPU", "block_size", 2, "token_ids", list(10, 11, 12, 13),
+			"parent_block_hash", 7, "block_hashes", list(1, 2)},
 		[]any{"BlockRemoved", list(4), "disk", 3, "REMOTE", "tier"},
 		pairs{"block_hashes", list(4), "locality", "REMOTE", "group_idx", 3, "medium", "disk", "type", "BlockRemoved"},
 		[]any{"AllBlocksCleared"},
@@ -105,7 +109,7 @@ func TestDecodeArraysAndMaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []Event{
-		{Kind: Stored, Offloaded: true, NoPrefix: true, HasParent: true, Remote: true, Group: 3, Hashes: []uint64{1, 2}, Parent: 7,
+		{Kind: Stored, Offloaded: true, NoPrefix: true, HasParent: true, Remote: true, Group: 3, Window: 5, Hashes: []uint64{1, 2}, Parent: 7,
 			Tokens: []uint32{10, 11, 12, 13}, BlockSize: 2, Extra: []uint64{hashKeys("adapter"), 0}, LoRA: "adapter", Session: "s"},
 		{Kind: Removed, Offloaded: true, Remote: true, Group: 3, Hashes: []uint64{4}},
 		{Kind: Cleared},
@@ -150,7 +154,8 @@ func TestDecodeHashes(t *testing.T) {
 }
 
 func TestDecodeTokens(t *testing.T) {
-	e := decodeOne(t, stored(nil, list(1), []any{0, 127, 128, 255, 256, 65535, 65536, uint64(1<<32 - 1), -1, raw{0xcf, 0, 0, 0, 1, 0, 0, 0, 2}}, 4))
+	e := decodeOne(t,
+		stored(nil, list(1), []any{0, 127, 128, 255, 256, 65535, 65536, uint64(1<<32 - 1), -1, raw{0xcf, 0, 0, 0, 1, 0, 0, 0, 2}}, 4))
 	if want := []uint32{0, 127, 128, 255, 256, 65535, 65536, 1<<32 - 1, 1<<32 - 1, 2}; !slices.Equal(e.Tokens, want) {
 		t.Errorf("tokens %v, want %v", e.Tokens, want)
 	}
@@ -229,7 +234,8 @@ func TestDecodeNames(t *testing.T) {
 			t.Errorf("kind %q: no prefix %v, want %v", name, e.NoPrefix, want)
 		}
 	}
-	if e := decodeOne(t, pairs{"type", "BlockStored", "session_id", strings.Repeat("s", maxSessionBytes+1), "locality", "LOCAL"}); e.Session != "" || e.Remote {
+	if e := decodeOne(t, pairs{"type", "BlockStored", "session_id", strings.Repeat("s", maxSessionBytes+1), "locality",
+		"LOCAL"}); e.Session != "" || e.Remote {
 		t.Errorf("session %q, remote %v", e.Session, e.Remote)
 	}
 }
@@ -240,8 +246,10 @@ func TestDecodeUnknown(t *testing.T) {
 		deep = []any{deep}
 	}
 	values := []any{nil, true, 1, -500, 1.5, raw{0xca, 0, 0, 0, 0}, "text", []byte("bytes"), deep, pairs{"a", 1, 2, "b"},
-		raw{0xd4, 1, 2}, raw{0xd8, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, raw{0xc7, 2, 1, 0, 0}, raw{0xc8, 0, 1, 1, 0}, raw{0xc9, 0, 0, 0, 0, 1},
-		raw(append([]byte{0xd9, 40}, make([]byte, 40)...)), raw(append([]byte{0xc6, 0, 0, 0, 40}, make([]byte, 40)...)), raw{0xdf, 0, 0, 0, 1, 1, 1}}
+		raw{0xd4, 1, 2}, raw{0xd8, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, raw{0xc7, 2, 1, 0, 0}, raw{0xc8, 0, 1, 1, 0},
+		raw{0xc9, 0, 0, 0, 0, 1},
+		raw(append([]byte{0xd9, 40}, make([]byte, 40)...)), raw(append([]byte{0xc6, 0, 0, 0, 40}, make([]byte, 40)...)),
+		raw{0xdf, 0, 0, 0, 1, 1, 1}}
 	known := pairs{"type", "BlockRemoved", "block_hashes", list(1)}
 	asArray := []any{"BlockRemoved", list(1), nil, nil, nil, nil}
 	events := []any{[]any{}, []any{1}, []any{nil, nil}, pairs{}, pairs{"type", 5}, pairs{1, 2, "type", "New"}, []any{"New", values}}
@@ -396,4 +404,62 @@ func BenchmarkDecode(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*events*blocks), "ns/block")
 		})
 	}
+}
+
+// TestDecodeEventsOfGroups decodes what vLLM 0.32 sent with hybrid models. The lines before each payload describe its events.
+func TestDecodeEventsOfGroups(t *testing.T) {
+	for _, file := range []string{"testdata/groups-0.32-mamba.txt", "testdata/groups-0.32-sliding-window.txt"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d decoder
+		var want []string
+		payloads := 0
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimSpace(line)
+			if description, comment := strings.CutPrefix(line, "#    BlockStored "); comment {
+				want = append(want, description)
+			}
+			if strings.HasPrefix(line, "#") {
+				continue
+			}
+			_, encoded, _ := strings.Cut(line, " ")
+			payload, err := hex.DecodeString(encoded)
+			if err != nil {
+				t.Fatal(err)
+			}
+			events, err := d.decode(payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, e := range events {
+				if i >= len(want) || !strings.HasPrefix(want[i], fmt.Sprintf("group %d ", e.Group)) ||
+					strings.Contains(want[i], "full_attention") == e.NoPrefix || !strings.HasSuffix(want[i], describeStored(&e)) {
+					t.Errorf("%s: event %d of payload %d is %+v, want %q", file, i, payloads, e, want)
+				}
+			}
+			if len(events) != len(want) {
+				t.Errorf("%s: %d events in payload %d, want %d", file, len(events), payloads, len(want))
+			}
+			payloads++
+			want = nil
+		}
+		if payloads < 3 {
+			t.Errorf("%s has %d payloads", file, payloads)
+		}
+	}
+}
+
+// describeStored returns what the files say of stored blocks after their group: the last five digits of hashes.
+func describeStored(e *Event) string {
+	var hashes []string
+	for _, h := range e.Hashes {
+		hashes = append(hashes, fmt.Sprintf("'%05d'", h%100_000))
+	}
+	parent := "None"
+	if e.HasParent {
+		parent = fmt.Sprintf("%05d", e.Parent%100_000)
+	}
+	return fmt.Sprintf("block_size %d hashes [%s] parent %s tokens %d", e.BlockSize, strings.Join(hashes, ", "), parent, len(e.Tokens))
 }

@@ -21,10 +21,12 @@ type Event struct {
 	HasParent bool // Parent is set; else the first block is the head of a sequence
 	Offloaded bool // the blocks are in another medium than the GPU, such as host memory
 	Remote    bool // the blocks are kept by another replica ("locality": "REMOTE")
-	// NoPrefix: the KV cache group is one whose blocks do not mean that a prefix can be reused, as
-	// that of a sliding window. Hybrid models publish the same tokens once per group. Stored only.
+	// NoPrefix: the KV cache group is one whose blocks do not mean alone that a prefix can be reused, as that of a
+	// sliding window, or of the states of linear attention. Hybrid models publish the same tokens once per group, and
+	// leave out those blocks of such a group that they do not keep. Stored only.
 	NoPrefix bool
 	Group    int // KV cache group; 0 if not given
+	Window   int // in tokens, of a group of sliding-window attention; 0: it is another one. Stored only.
 
 	// Hashes name the blocks, in order of the sequence. They are the publisher's: the low 64
 	// bits of each, which other replicas share only if they hash alike.

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"testing"
 )
@@ -12,7 +13,8 @@ func FuzzDecodeBatch(f *testing.F) {
 	for _, payload := range capturedPayloads(f) {
 		f.Add(payload)
 	}
-	f.Add(packBatch([]any{"BlockStored", list("hash"), nil, list(1, 70000), 2, 1, "CPU", "adapter", []any{[]any{"adapter", []any{"image", 3}, 1.5}}}, []any{"AllBlocksCleared"}))
+	f.Add(packBatch([]any{"BlockStored", list("hash"), nil, list(1, 70000), 2, 1, "CPU", "adapter",
+		[]any{[]any{"adapter", []any{"image", 3}, 1.5}}}, []any{"AllBlocksCleared"}))
 	f.Add(packBatch(pairs{"type", "New", "a", []any{nil, true, raw{0xd4, 1, 2}, raw{0xc7, 1, 1, 0}}}))
 	f.Add(pack([]any{1, []any{}, nil, "new"}))
 	var used decoder
@@ -35,7 +37,8 @@ func FuzzDecodeBatch(f *testing.F) {
 			if len(e.Hashes) > maxHashes || e.Kind > Cleared {
 				t.Fatalf("event %+v", e)
 			}
-			if e.BlockSize < 0 || e.BlockSize > maxBlockSize || e.Group < 0 || e.Group > maxGroup || len(e.LoRA) > maxNameBytes || len(e.Session) > maxSessionBytes {
+			if e.BlockSize < 0 || e.BlockSize > maxBlockSize || e.Group < 0 || e.Group > maxGroup || len(e.LoRA) > maxNameBytes ||
+				len(e.Session) > maxSessionBytes {
 				t.Fatalf("event %+v", e)
 			}
 		}
@@ -53,15 +56,17 @@ func FuzzDecodeBatch(f *testing.F) {
 
 // FuzzParseSources checks that the endpoints of all sources are valid, and that the sources are in order of rank.
 func FuzzParseSources(f *testing.F) {
-	f.Add([]byte(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://0.0.0.0:6557","topic":"kv"}}`), false)
-	f.Add([]byte(`[{"data_parallel_rank":4,"endpoint":"tcp://[::]:5557","replay_endpoint":"ipc:///tmp/a"},{"endpoint":"tcp://:::5557"}]`), false)
+	f.Add([]byte(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://0.0.0.0:6557",`+
+		`"topic":"kv"}}`), false)
+	f.Add([]byte(`[{"data_parallel_rank":4,"endpoint":"tcp://[::]:5557","replay_endpoint":"ipc:///tmp/a"},{"endpoint":"tcp://:::5557"}]`),
+		false)
 	f.Add([]byte(`[{"endpoint":"tcp://localhost:5557"}]`), true)
 	f.Fuzz(func(t *testing.T, body []byte, local bool) {
 		host := "fd00::5"
 		if local {
 			host = "localhost"
 		}
-		sources, _ := ParseSources(body, host)
+		sources, _ := ParseSources(body, host, Ports{5557, 2})
 		last := -1
 		for _, s := range sources {
 			if s.Rank <= last || s.Rank > maxRank {
@@ -69,7 +74,7 @@ func FuzzParseSources(f *testing.F) {
 			}
 			last = s.Rank
 			for _, endpoint := range []string{s.Endpoint, s.Replay} {
-				if endpoint == "" && endpoint == s.Replay {
+				if endpoint == "" { // no replay endpoint, or a publisher that connects
 					continue
 				}
 				if again, err := resolveEndpoint(endpoint, host, 0); err != nil || again != endpoint {
@@ -92,6 +97,31 @@ func FuzzParseMessage(f *testing.F) {
 		}
 		if m, end, err := parseReplay(frames); err == nil && m.sequence>>63 != 0 || err != nil && end {
 			t.Fatalf("sequence %d, end %v, error %v", m.sequence, end, err)
+		}
+	})
+}
+
+// FuzzParseTopic checks that a topic that is built from what was parsed means the same.
+func FuzzParseTopic(f *testing.F) {
+	for _, text := range []string{"kv@10.0.0.5@qwen", "kv@10.0.0.5:8000@Qwen/Qwen3@main", "kv@[fd00::5]:8000@m", "kv@fd00::5@m",
+		"kv@::ffff:10.0.0.5@m", "kv@Replica-A:http@m", "kv@@m", "kv-events"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		topic, err := ParseTopic(text)
+		if err != nil {
+			return
+		}
+		if len(text) > MaxTopicBytes || topic.Host == "" || topic.Model == "" {
+			t.Fatalf("%q: %+v", text, topic)
+		}
+		address := topic.Host
+		if topic.Port != "" {
+			address = net.JoinHostPort(topic.Host, topic.Port)
+		}
+		rebuilt := "kv@" + address + "@" + topic.Model
+		if again, err := ParseTopic(rebuilt); len(rebuilt) <= MaxTopicBytes && (err != nil || again != topic) {
+			t.Fatalf("%q: %+v, then %+v, %v", text, topic, again, err)
 		}
 	})
 }

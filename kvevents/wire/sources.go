@@ -27,7 +27,7 @@ const (
 // Source names a publisher of KV cache events.
 type Source struct {
 	Rank     int    // data-parallel rank
-	Endpoint string // of live events: tcp://HOST:PORT
+	Endpoint string // of live events: tcp://HOST:PORT; "": the publisher connects to us
 	Replay   string // of earlier events: tcp://HOST:PORT; "": none
 	Topic    string // prefix of the topics to subscribe to; "": all
 
@@ -42,12 +42,16 @@ func (s *Source) dial(ctx context.Context, endpoint string, own zmtp.SocketType)
 	return zmtp.Dial(ctx, endpoint, own, nil)
 }
 
+// Ports are those to which publishers can connect: Count of them from First on. None if it is zero.
+type Ports struct{ First, Count int }
+
 // ParseSources reads a replica's response to GET /kv_event_sources: the publishers of KV cache
 // events in order of their data-parallel ranks, without those that are off. host is the replica's
 // name or address: it replaces addresses that mean any interface. The error joins what is wrong
 // with single publishers; the others are returned all the same, and a publisher of which only
-// the replay endpoint cannot be used is returned without it.
-func ParseSources(body []byte, host string) ([]Source, error) {
+// the replay endpoint cannot be used is returned without it. If there are ports of ours, a publisher whose endpoint
+// is at another host than the replica, or at one of these ports, connects to us.
+func ParseSources(body []byte, host string, ours Ports) ([]Source, error) {
 	configs, err := parseSourceConfigs(body)
 	if err != nil {
 		return nil, fmt.Errorf("parse KV event sources: %w", err)
@@ -58,28 +62,64 @@ func ParseSources(body []byte, host string) ([]Source, error) {
 		if c.Enabled != nil && !*c.Enabled || c.Publisher != nil && *c.Publisher != "zmq" {
 			continue
 		}
-		s, err := newSource(c.Rank, 0, c.Endpoint, c.Replay, c.Topic, host)
+		s := Source{Rank: c.Rank, Topic: c.Topic}
+		var err error
+		connects := ours.isReachedBy(c.Endpoint, host)
+		if connects {
+			if _, err = ParseTopic(c.Topic); err != nil {
+				err = fmt.Errorf("topic %q: %w", c.Topic, err)
+			}
+		} else if s.Endpoint, err = resolveEndpoint(c.Endpoint, host, 0); err != nil {
+			err = fmt.Errorf("endpoint %q: %w", c.Endpoint, err)
+		}
+		if err == nil {
+			err = s.setReplay(c.Replay, host, 0)
+			sources = append(sources, s)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("KV event source of rank %d: %w", c.Rank, err))
 		}
-		if s.Endpoint != "" {
-			sources = append(sources, s)
-		}
 	}
 	return sources, errors.Join(errs...)
+}
+
+// isReachedBy reports whether a publisher connects to us that reports an endpoint and runs on host. vLLM binds an endpoint without
+// host and connects to any other, but reports the address that it has bound if its configuration leaves it the choice.
+func (p Ports) isReachedBy(endpoint, host string) bool {
+	bound, port, err := splitEndpoint(endpoint)
+	if p.Count == 0 || err != nil || isAnyInterface(bound) {
+		return false
+	}
+	isSameHost := NormalizeHost(bound) == NormalizeHost(host) || isLoopback(bound) && isLoopback(host)
+	return !isSameHost || port >= p.First && port < p.First+p.Count
 }
 
 // ConfiguredSources returns the sources of data-parallel ranks 0 to ranks-1, where endpoint and
 // replay ("": none) are those of rank 0, and each further rank has the next port, as in vLLM.
 // host replaces addresses that mean any interface.
 func ConfiguredSources(endpoint, replay, topic, host string, ranks int) ([]Source, error) {
+	sources, err := AwaitedSources(replay, host, ranks)
+	if err != nil {
+		return nil, err
+	}
+	for rank := range sources {
+		sources[rank].Topic = topic
+		if sources[rank].Endpoint, err = resolveEndpoint(endpoint, host, rank); err != nil {
+			return nil, fmt.Errorf("endpoint %q: %w", endpoint, err)
+		}
+	}
+	return sources, nil
+}
+
+// AwaitedSources is ConfiguredSources for a replica that connects to us.
+func AwaitedSources(replay, host string, ranks int) ([]Source, error) {
 	if ranks < 1 || ranks > maxRanks {
 		return nil, fmt.Errorf("%d data-parallel ranks: want 1 to %d", ranks, maxRanks)
 	}
 	sources := make([]Source, ranks)
-	for rank := range ranks {
-		var err error
-		if sources[rank], err = newSource(rank, rank, endpoint, replay, topic, host); err != nil {
+	for rank := range sources {
+		sources[rank].Rank = rank
+		if err := sources[rank].setReplay(replay, host, rank); err != nil {
 			return nil, err
 		}
 	}
@@ -129,46 +169,26 @@ func parseSourceConfigs(body []byte) ([]sourceConfig, error) {
 	return configs, nil
 }
 
-// newSource resolves the endpoints of a rank, offset ports above those given. If only replay is
-// wrong, it returns the source without it and the error.
-func newSource(rank, offset int, endpoint, replay, topic, host string) (Source, error) {
-	live, err := resolveEndpoint(endpoint, host, offset)
-	if err != nil {
-		return Source{}, fmt.Errorf("endpoint %q: %w", endpoint, err)
+// setReplay sets the replay endpoint ("": none), offset ports above the one given.
+func (s *Source) setReplay(endpoint, host string, offset int) (err error) {
+	if endpoint == "" {
+		return nil
 	}
-	s := Source{Rank: rank, Endpoint: live, Topic: topic}
-	if replay == "" {
-		return s, nil
+	if s.Replay, err = resolveEndpoint(endpoint, host, offset); err != nil {
+		return fmt.Errorf("replay_endpoint %q: %w", endpoint, err)
 	}
-	if s.Replay, err = resolveEndpoint(replay, host, offset); err != nil {
-		return s, fmt.Errorf("replay_endpoint %q: %w", replay, err)
-	}
-	return s, nil
+	return nil
 }
 
 // resolveEndpoint returns a tcp endpoint with offset added to its port, where host has replaced
 // an address that means any interface.
 func resolveEndpoint(endpoint, host string, offset int) (string, error) {
-	scheme, address, ok := strings.Cut(endpoint, "://")
-	switch {
-	case !ok:
-		return "", errors.New("not of the form tcp://HOST:PORT")
-	case scheme == "ipc" || scheme == "inproc":
-		return "", fmt.Errorf("%s reaches processes of the replica's own machine only: start vLLM with a tcp endpoint, such as tcp://*:5557", scheme)
-	case scheme != "tcp":
-		return "", fmt.Errorf("scheme %q: only tcp can be used, such as tcp://*:5557", scheme)
+	bound, port, err := splitEndpoint(endpoint)
+	if err != nil {
+		return "", err
 	}
-	colon := strings.LastIndexByte(address, ':')
-	if colon < 0 {
-		return "", errors.New("no port: want tcp://HOST:PORT")
-	}
-	bound := strings.TrimSuffix(strings.TrimPrefix(address[:colon], "["), "]")
-	if strings.ContainsAny(bound, "[]/;@ ") {
-		return "", errors.New("not of the form tcp://HOST:PORT")
-	}
-	port, err := strconv.ParseUint(address[colon+1:], 10, 16)
-	if err != nil || port == 0 || port+uint64(offset) > 1<<16-1 {
-		return "", fmt.Errorf("port %q with offset %d is not from 1 to 65535", address[colon+1:], offset)
+	if port == 0 || port+offset > maxPort {
+		return "", fmt.Errorf("port %d with offset %d is not from 1 to %d", port, offset, maxPort)
 	}
 	switch {
 	case isAnyInterface(bound):
@@ -176,7 +196,57 @@ func resolveEndpoint(endpoint, host string, offset int) (string, error) {
 	case isLoopback(bound) && !isLoopback(host):
 		return "", fmt.Errorf("only the replica's own machine can reach this address: start vLLM with tcp://*:%d", port)
 	}
-	return "tcp://" + net.JoinHostPort(bound, strconv.FormatUint(port+uint64(offset), 10)), nil
+	return "tcp://" + net.JoinHostPort(bound, strconv.Itoa(port+offset)), nil
+}
+
+const maxPort = 1<<16 - 1
+
+// splitEndpoint returns the host and the port of a tcp endpoint.
+func splitEndpoint(endpoint string) (host string, port int, err error) {
+	scheme, address, ok := strings.Cut(endpoint, "://")
+	switch {
+	case !ok:
+		return "", 0, errors.New("not of the form tcp://HOST:PORT")
+	case scheme == "ipc" || scheme == "inproc":
+		return "", 0, fmt.Errorf("%s reaches processes of the replica's own machine only: start vLLM with a tcp endpoint, such as tcp://*:5557",
+			scheme)
+	case scheme != "tcp":
+		return "", 0, fmt.Errorf("scheme %q: only tcp can be used, such as tcp://*:5557", scheme)
+	}
+	colon := strings.LastIndexByte(address, ':')
+	if colon < 0 {
+		return "", 0, errors.New("no port: want tcp://HOST:PORT")
+	}
+	host = strings.TrimSuffix(strings.TrimPrefix(address[:colon], "["), "]")
+	if strings.ContainsAny(host, "[]/;@ ") {
+		return "", 0, errors.New("not of the form tcp://HOST:PORT")
+	}
+	n, err := strconv.ParseUint(address[colon+1:], 10, 16)
+	if err != nil {
+		return "", 0, fmt.Errorf("port %q is not from 1 to %d", address[colon+1:], maxPort)
+	}
+	return host, int(n), nil
+}
+
+// ListenAddresses returns the addresses, host:port, of so many ports from that of an endpoint on, for publishers that connect to us.
+func ListenAddresses(endpoint string, ports int) ([]string, error) {
+	host, port, err := splitEndpoint(endpoint)
+	switch {
+	case err != nil:
+		return nil, err
+	case port == 0 && ports > 1:
+		return nil, fmt.Errorf("port 0 is a free one: name a port, so that the %d from there on are known", ports)
+	case port+ports-1 > maxPort:
+		return nil, fmt.Errorf("the last of %d ports from %d on exceeds %d", ports, port, maxPort)
+	}
+	if host == "*" {
+		host = ""
+	}
+	addresses := make([]string, ports)
+	for i := range addresses {
+		addresses[i] = net.JoinHostPort(host, strconv.Itoa(port+i))
+	}
+	return addresses, nil
 }
 
 func isAnyInterface(host string) bool {

@@ -3,6 +3,7 @@ package wire
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -29,7 +30,7 @@ const (
 // Subscriber.Run. A call delays the next; the publisher buffers meanwhile.
 type Handler interface {
 	// Restart means that nothing that was applied before counts any more: the publisher
-	// restarted, or batches were lost. It is called before the first Apply, too. If complete,
+	// restarted, or batches were missed. It is called before the first Apply, too. If complete,
 	// everything that the replica holds is announced from now on; else it may hold blocks
 	// that no event names. Restart(true) may follow Restart(false) directly.
 	Restart(rank int, complete bool)
@@ -45,18 +46,42 @@ type Subscriber struct {
 	Handler Handler
 	Logger  *slog.Logger // nil: silent
 
+	// Accepted passes on the connections that the publisher makes, one after the other; nil: Run connects to Source.Endpoint.
+	Accepted chan *Connection
+
 	mu    sync.Mutex
 	stats Stats
 }
 
+// Connection is a connection that a publisher has made.
+type Connection struct {
+	Conn  *zmtp.Conn
+	Topic string     // of all its messages
+	First [][]byte   // the first message
+	Ended chan error // with room for one: gets why the Subscriber that received the Connection does not read from it any more
+}
+
+// ErrOtherTopic ends a Connection.
+var ErrOtherTopic = errors.New("the topic has changed, which names the replica")
+
+// read returns the next message.
+func (c *Connection) read() ([][]byte, error) {
+	return c.Conn.ReadMessageIf(MaxTopicBytes, func(topic []byte) (bool, error) {
+		if string(topic) != c.Topic {
+			return false, ErrOtherTopic
+		}
+		return true, nil
+	})
+}
+
 // Stats are a Subscriber's counts since it was made.
 type Stats struct {
-	Connected   bool   // to the endpoint of live events
-	Batches     uint64 // applied
-	Blocks      uint64 // stored and removed by them
-	Restarts    uint64 // calls of Handler.Restart
-	Replays     uint64 // requests to the replay endpoint
-	LostBatches uint64 // missing or invalid, and not replayed; those before the first message are not counted
+	Connected     bool   // to the endpoint of live events
+	Batches       uint64 // applied
+	Blocks        uint64 // stored and removed by them
+	Restarts      uint64 // calls of Handler.Restart
+	Replays       uint64 // requests to the replay endpoint
+	MissedBatches uint64 // missed or invalid, and not replayed; those before the first message are not counted
 }
 
 // Stats returns the present counts. Safe for concurrent use.
@@ -78,6 +103,10 @@ func (s *Subscriber) update(change func(*Stats)) {
 // come from the goroutine that calls Run. Call it once at a time.
 func (s *Subscriber) Run(ctx context.Context) {
 	f := newFollower(s)
+	if s.Accepted != nil {
+		f.followAccepted(ctx)
+		return
+	}
 	delay := minReconnectDelay
 	for {
 		began := time.Now()
@@ -111,7 +140,8 @@ type follower struct {
 
 func newFollower(s *Subscriber) *follower {
 	logger := cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
-	return &follower{Subscriber: s, log: newWarningLog(logger.With("endpoint", s.Source.Endpoint, "rank", s.Source.Rank))}
+	endpoint := cmp.Or(s.Source.Endpoint, "kv_events.listen")
+	return &follower{Subscriber: s, log: newWarningLog(logger.With("endpoint", endpoint, "rank", s.Source.Rank))}
 }
 
 // liveStream is what was received on the present connection to the live events.
@@ -136,6 +166,39 @@ func (f *follower) follow(ctx context.Context) error {
 	if err := conn.WriteMessage(append([]byte{zmtp.Subscribe}, f.Source.Topic...)); err != nil {
 		return fmt.Errorf("subscribe at %s: %w", f.Source.Endpoint, err)
 	}
+	return f.readLive(ctx, conn, nil, conn.ReadMessage)
+}
+
+// followAccepted applies what the publisher sends over the connections that it makes, until ctx ends.
+func (f *follower) followAccepted(ctx context.Context) {
+	for {
+		var outage <-chan time.Time
+		if f.position.known {
+			outage = time.After(time.Until(f.lostAt.Add(maxOutage + time.Millisecond)))
+		}
+		select {
+		case c := <-f.Accepted:
+			f.followConnection(ctx, c)
+		case now := <-outage:
+			f.forgetAfterOutage(now)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// followConnection applies what the publisher sends over a connection that it has made, until that or ctx ends.
+func (f *follower) followConnection(ctx context.Context, c *Connection) {
+	var err error
+	defer func() { c.Ended <- err }()
+	defer context.AfterFunc(ctx, func() { c.Conn.Close() })()
+	if err = f.readLive(ctx, c.Conn, c.First, c.read); ctx.Err() == nil {
+		f.log.warn("KV event connection failed", err)
+	}
+}
+
+// readLive applies first (nil: none), and the messages that read returns from a connection to the live events.
+func (f *follower) readLive(ctx context.Context, conn *zmtp.Conn, first [][]byte, read func() ([][]byte, error)) error {
 	f.log.logConnected()
 	f.update(func(s *Stats) { s.Connected = true })
 	defer func() {
@@ -146,20 +209,23 @@ func (f *follower) follow(ctx context.Context) error {
 	// Live messages wait in the kernel and in the publisher while others are replayed.
 	f.live = liveStream{}
 	f.catchUp(ctx)
-	for {
-		if readable, err := conn.WaitReadable(f.replays.notBefore); err != nil {
-			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
-		} else if !readable { // the publisher may be idle for long
-			f.catchUp(ctx)
-			continue
-		}
-		frames, err := conn.ReadMessage()
-		if err != nil {
-			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
+	for frames := first; ; frames = nil {
+		if frames == nil {
+			readable, err := conn.WaitReadable(f.replays.notBefore)
+			if err == nil && !readable { // the publisher may be idle for long
+				f.catchUp(ctx)
+				continue
+			}
+			if err == nil {
+				frames, err = read()
+			}
+			if err != nil {
+				return fmt.Errorf("read from %s: %w", conn.RemoteAddr(), err)
+			}
 		}
 		m, err := parseLive(frames)
 		if err != nil {
-			return fmt.Errorf("read from %s: %w", f.Source.Endpoint, err)
+			return fmt.Errorf("read from %s: %w", conn.RemoteAddr(), err)
 		}
 		f.receive(ctx, m)
 	}
@@ -195,13 +261,13 @@ func (f *follower) receive(ctx context.Context, m message) {
 	f.apply(m)
 }
 
-// apply hands over the batch of m, which is next. If it is invalid, it is lost: a replay would
+// apply hands over the batch of m, which is next. If it is invalid, it counts as missed: a replay would
 // bring the same bytes.
 func (f *follower) apply(m message) {
 	events, err := f.decoder.decode(m.payload)
 	if err != nil {
 		f.log.warn("KV event batch invalid", err)
-		f.update(func(s *Stats) { s.LostBatches++ })
+		f.update(func(s *Stats) { s.MissedBatches++ })
 		f.restart(false, m.sequence+1)
 		f.position = after(m)
 		return
@@ -222,11 +288,11 @@ func (f *follower) apply(m message) {
 	f.Handler.Apply(f.Source.Rank, events)
 }
 
-// skipTo starts again at m, without what is missing before it.
+// skipTo starts again at m, without the batches missed before it.
 func (f *follower) skipTo(m message) {
 	if f.position.known && m.sequence > f.position.next {
-		lost := m.sequence - f.position.next
-		f.update(func(s *Stats) { s.LostBatches += lost })
+		missed := m.sequence - f.position.next
+		f.update(func(s *Stats) { s.MissedBatches += missed })
 	}
 	f.restart(false, m.sequence)
 }

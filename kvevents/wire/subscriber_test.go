@@ -50,7 +50,8 @@ func TestLateSubscriber(t *testing.T) {
 			p.publish(20)
 			r.expect(t, restart(true), from(0, 119))
 			stats := s.Stats()
-			if !stats.Connected || stats.Batches != 120 || stats.Blocks != 120 || stats.Restarts != 1 || stats.LostBatches != 0 || stats.Replays < 1 {
+			if !stats.Connected || stats.Batches != 120 || stats.Blocks != 120 || stats.Restarts != 1 || stats.MissedBatches != 0 ||
+				stats.Replays < 1 {
 				t.Errorf("stats %+v", stats)
 			}
 		})
@@ -89,7 +90,7 @@ func TestWithoutReplay(t *testing.T) {
 			p.lose(3)
 			p.publish(2)
 			r.expect(t, append(c.want, restart(false), from(last+4, last+5))...)
-			if stats := s.Stats(); stats.LostBatches != 3 || stats.Replays != 0 {
+			if stats := s.Stats(); stats.MissedBatches != 3 || stats.Replays != 0 {
 				t.Errorf("stats %+v", stats)
 			}
 		})
@@ -108,7 +109,7 @@ func TestGapIsReplayed(t *testing.T) {
 		p.publish(2)
 		r.expect(t, restart(true), from(0, 9+5*i))
 	}
-	if stats := s.Stats(); stats.Replays < 3 || stats.LostBatches != 0 || stats.Restarts != 1 {
+	if stats := s.Stats(); stats.Replays < 3 || stats.MissedBatches != 0 || stats.Restarts != 1 {
 		t.Errorf("stats %+v", stats)
 	}
 }
@@ -125,7 +126,7 @@ func TestGapBeforeReplayBuffer(t *testing.T) {
 	p.set(func() { p.kept = p.kept[12:] })
 	p.publish(2)
 	r.expect(t, restart(true), from(0, 4), restart(false), from(12, 16))
-	if stats := s.Stats(); stats.LostBatches != 7 {
+	if stats := s.Stats(); stats.MissedBatches != 7 {
 		t.Errorf("stats %+v", stats)
 	}
 }
@@ -152,7 +153,7 @@ func TestReplayWithoutResponse(t *testing.T) {
 	p.lose(1)
 	p.publish(2)
 	r.expect(t, restart(false), from(5, 6), restart(false), from(8, 9))
-	if stats := s.Stats(); stats.Replays != maxReplayAttempts || stats.LostBatches != 1 {
+	if stats := s.Stats(); stats.Replays != maxReplayAttempts || stats.MissedBatches != 1 {
 		t.Errorf("stats %+v", stats)
 	}
 }
@@ -182,7 +183,8 @@ func TestReplayPolicy(t *testing.T) {
 	if !p.allows(now) || p.wantsAll(now) {
 		t.Error("a first request must be allowed")
 	}
-	for _, cooldown := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 8 * time.Minute} {
+	for _, cooldown := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute,
+		8 * time.Minute} {
 		p.fail(now)
 		if p.allows(now.Add(cooldown-1)) || p.wantsAll(now.Add(cooldown-1)) {
 			t.Errorf("allowed before %v", cooldown)
@@ -240,7 +242,8 @@ func TestSequenceStartsAgain(t *testing.T) {
 		"at 0":                      {want: [][]int64{restart(true), from(0, 0)}},
 		"with a lower sequence":     {lose: 2, want: [][]int64{restart(false), restart(true), from(0, 2)}},
 		"with a new publisher's id": {id: bytes.Repeat([]byte{9}, 16), lose: 7, want: [][]int64{restart(false), restart(true), from(0, 7)}},
-		"with the next sequence and a new publisher's id": {id: bytes.Repeat([]byte{9}, 16), lose: 5, want: [][]int64{restart(false), restart(true), from(0, 5)}},
+		"with the next sequence and a new publisher's id": {id: bytes.Repeat([]byte{9}, 16), lose: 5,
+			want: [][]int64{restart(false), restart(true), from(0, 5)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -274,7 +277,7 @@ func TestReconnectContinues(t *testing.T) {
 		p.publish(2)
 		r.expect(t, restart(true), from(0, int64(9+5*i)))
 	}
-	if stats := s.Stats(); stats.Restarts != 1 || stats.LostBatches != 0 {
+	if stats := s.Stats(); stats.Restarts != 1 || stats.MissedBatches != 0 {
 		t.Errorf("stats %+v", stats)
 	}
 }
@@ -321,7 +324,7 @@ func TestInvalidBatches(t *testing.T) {
 	p.send(nil, true)
 	p.publish(2)
 	r.expect(t, restart(true), from(0, 1), restart(false), from(3, 4), restart(false), from(7, 8))
-	if stats := s.Stats(); stats.LostBatches != 3 {
+	if stats := s.Stats(); stats.MissedBatches != 3 {
 		t.Errorf("stats %+v", stats)
 	}
 }
@@ -341,7 +344,7 @@ func TestHeartbeats(t *testing.T) {
 	p.publish(1)
 	r.expect(t, restart(true), from(0, 0), from(3, 3))
 	p.await("PONG", func() bool { return p.pong == "context" })
-	if stats := s.Stats(); stats.Batches != 2 || stats.LostBatches != 0 {
+	if stats := s.Stats(); stats.Batches != 2 || stats.MissedBatches != 0 {
 		t.Errorf("stats %+v", stats)
 	}
 }
@@ -395,7 +398,9 @@ func TestRefuseLocal(t *testing.T) {
 	source := p.source()
 	source.RefuseLocal = true
 	warned := make(chan string, 1)
-	s := &Subscriber{Source: source, Handler: newRecorder(), Logger: slog.New(slog.NewTextHandler(writerFunc(func(line string) { warned <- line }), nil))}
+	s := &Subscriber{Source: source, Handler: newRecorder(), Logger: slog.New(slog.NewTextHandler(writerFunc(func(line string) {
+		warned <- line
+	}), nil))}
 	run(t, s)
 	if line := <-warned; !strings.Contains(line, "loopback and link-local addresses") || s.Stats().Connected {
 		t.Errorf("connected, log %s", line)
@@ -472,4 +477,33 @@ func TestOutage(t *testing.T) {
 	if !slices.Equal(got, []bool{true, false}) || f.position.known {
 		t.Errorf("Restart was called with %v, want true and, after the outage, false", got)
 	}
+}
+
+// A publisher that makes the connections is forgotten as well if it makes none for too long.
+func TestOutageOfPublisherThatConnects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got restarts
+		f := newFollower(&Subscriber{Handler: &got, Accepted: make(chan *Connection)})
+		f.restart(true, 0)
+		f.lostAt = time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { f.followAccepted(ctx) })
+		time.Sleep(maxOutage - time.Second)
+		synctest.Wait()
+		cancel()
+		running.Wait()
+		if !slices.Equal(got, []bool{true}) {
+			t.Errorf("Restart was called with %v within the outage, want true", got)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		running.Go(func() { f.followAccepted(ctx) })
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		cancel()
+		running.Wait()
+		if !slices.Equal(got, []bool{true, false}) || f.position.known {
+			t.Errorf("Restart was called with %v, want true and, after the outage, false", got)
+		}
+	})
 }

@@ -101,7 +101,8 @@ func TestVLLM(t *testing.T) {
 	replicas := strings.Split(os.Getenv("REPLICA_URLS"), ",")
 	replica, err := url.Parse(replicas[0])
 	if err != nil || replica.Host == "" {
-		t.Fatal("REPLICA_URLS must list vLLM replicas that up.sh started with port + 1000 for events; scripts/sdk/run go starts them and runs this test")
+		t.Fatal("REPLICA_URLS must list vLLM replicas that up.sh started with port + 1000 for events; scripts/sdk/run go starts them and runs " +
+			"this test")
 	}
 	port, err := strconv.Atoi(replica.Port())
 	if err != nil {
@@ -128,10 +129,11 @@ func TestVLLM(t *testing.T) {
 	if first.HasParent || !second.HasParent || !slices.Contains(first.Hashes, second.Parent) {
 		t.Errorf("the second chat does not continue the blocks of the first: %+v\n%+v", first, second)
 	}
-	if first.Extra != nil || !slices.Equal(salted.Tokens, first.Tokens) || len(salted.Extra) != len(salted.Hashes) || salted.Extra[0] != hashKeys(session+"-salt") {
+	if first.Extra != nil || !slices.Equal(salted.Tokens, first.Tokens) || len(salted.Extra) != len(salted.Hashes) ||
+		salted.Extra[0] != hashKeys(session+"-salt") {
 		t.Errorf("extra keys %x without and %x with salt", first.Extra, salted.Extra)
 	}
-	if stats := s.Stats(); stats.LostBatches > 0 || stats.Restarts != 1 {
+	if stats := s.Stats(); stats.MissedBatches > 0 || stats.Restarts != 1 {
 		t.Errorf("stats %+v", stats)
 	}
 }
@@ -184,7 +186,8 @@ func chat(t *testing.T, replica *url.URL, session, system, user string, salt any
 	if err != nil {
 		t.Fatal(err)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, replica.JoinPath("/v1/chat/completions").String(), strings.NewReader(string(body)))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, replica.JoinPath("/v1/chat/completions").String(),
+		strings.NewReader(string(body)))
 	if err != nil {
 		t.Fatal(err)
 	}

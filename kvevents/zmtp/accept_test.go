@@ -106,13 +106,15 @@ func TestAccept(t *testing.T) {
 		{"XSUB of ZMTP 3.0 to PUB", pub, peerGreeting(3, 0, "NULL") + peerReady("XSUB"), readyPub, true},
 		{"DEALER to ROUTER", router, peerGreeting(3, 1, "NULL") + peerReady("DEALER"), readyRouter, true},
 		{"REQ to ROUTER", router, peerGreeting(3, 1, "NULL") + peerReady("REQ"), readyRouter, true},
-		{"names in lower case", pub, peerGreeting(3, 1, "NULL") + strings.Replace(peerReady("SUB"), "Socket-Type", "socket-type", 1), readyPub, true},
+		{"names in lower case", pub, peerGreeting(3, 1, "NULL") + strings.Replace(peerReady("SUB"), "Socket-Type", "socket-type", 1), readyPub,
+			true},
 		{"DEALER to PUB", pub, peerGreeting(3, 1, "NULL") + peerReady("DEALER"), readyPub, false},
 		{"SUB to ROUTER", router, peerGreeting(3, 1, "NULL") + peerReady("SUB"), readyRouter, false},
 		{"no type", pub, peerGreeting(3, 1, "NULL") + "\x04\x06\x05READY", readyPub, false},
 		{"another command", pub, peerGreeting(3, 1, "NULL") + strings.Replace(peerReady("SUB"), "READY", "HELLO", 1), readyPub, false},
 		{"a message in place of a command", pub, peerGreeting(3, 1, "NULL") + "\x00" + peerReady("SUB")[1:], readyPub, false},
-		{"a property longer than the command", pub, peerGreeting(3, 1, "NULL") + "\x04\x19\x05READY\x0BSocket-Type\xFF\xFF\xFF\xFFSUB", readyPub, false},
+		{"a property longer than the command", pub, peerGreeting(3, 1, "NULL") + "\x04\x19\x05READY\x0BSocket-Type\xFF\xFF\xFF\xFFSUB", readyPub,
+			false},
 		{"a name longer than the command", pub, peerGreeting(3, 1, "NULL") + "\x04\x03\x05RE", readyPub, false},
 		{"an empty command", pub, peerGreeting(3, 1, "NULL") + "\x04\x00", readyPub, false},
 		{"security", pub, peerGreeting(3, 1, "CURVE"), "", false},
@@ -180,6 +182,53 @@ func TestAcceptedMessages(t *testing.T) {
 				if got := <-results; !got.err {
 					t.Errorf("got %+v, want the end", got)
 				}
+			}
+		})
+	}
+}
+
+// Of a message that is not wanted, only the first frame is kept.
+func TestReadMessageIf(t *testing.T) {
+	type result struct {
+		message string // frames, joined by a bar
+		err     bool
+	}
+	results := make(chan result)
+	kept := make(chan int, 1)
+	address := serve(t, Sub, func(c *Conn) {
+		frames, err := c.ReadMessageIf(4, func(first []byte) (bool, error) {
+			if string(first) == "bad" {
+				return false, errors.New("not wanted at all")
+			}
+			return string(first) == "yes", nil
+		})
+		kept <- cap(c.message)
+		results <- result{string(bytes.Join(frames, []byte("|"))), err != nil}
+	})
+	long := "\x02\x00\x00\x00\x00\x00\x10\x00\x00" + strings.Repeat("x", 1<<20)
+	for _, c := range []struct {
+		name, sent string
+		want       result
+	}{
+		{"the first one", "\x01\x03yes\x00\x01a", result{"yes|a", false}},
+		{"one after others", "\x00\x02no" + "\x01\x02no" + long + "\x01\x00\x01\x01a\x00\x01b" + "\x01\x03yes\x01\x01c\x00\x00",
+			result{"yes|c|", false}},
+		{"a command between", "\x01\x02no\x04\x04\x03NEW\x00\x01a\x00\x03yes", result{"yes", false}},
+		{"a long first frame", "\x00\x05yes..", result{"", true}},
+		{"an error", "\x01\x03bad\x00\x03yes", result{"", true}},
+		{"too many frames", "\x01\x02no" + strings.Repeat("\x01\x01a", 8), result{"", true}},
+		{"the end in a frame", "\x01\x02no\x00\x05a", result{"", true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conn := dialRaw(t, address, peerGreeting(3, 1, "NULL")+peerReady("PUB")+c.sent)
+			if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if n := <-kept; n > 1<<10 {
+				t.Errorf("a buffer of %d bytes", n)
+			}
+			if got := <-results; got != c.want {
+				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})
 	}

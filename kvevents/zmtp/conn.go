@@ -1,6 +1,6 @@
 // Package zmtp is a connection between two ZeroMQ sockets: ZMTP over TCP (RFC 23, RFC 37) without
-// authentication. The end that dials is of version 3.0, the end that accepts of version 3.1; either
-// accepts peers of both. What a socket does with its messages is up to the caller.
+// authentication. The end of a subscriber is of version 3.0, that of a publisher of version 3.1; either
+// accepts peers of both, and either may dial. What a socket does with its messages is up to the caller.
 package zmtp
 
 import (
@@ -31,8 +31,11 @@ const (
 
 	connectTimeout   = 5 * time.Second
 	handshakeTimeout = 5 * time.Second
-	writeTimeout     = 5 * time.Second // of an end that dials
+	writeTimeout     = 5 * time.Second // of a subscriber's end
 )
+
+// keepAlive finds a peer that is gone: an idle publisher sends nothing.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // Flags of a frame.
 const (
@@ -67,9 +70,8 @@ var peers = map[SocketType][]string{
 	Router: {"REQ", "DEALER", "ROUTER"},
 }
 
-// accepts reports whether an end of this type accepts connections. Such an end never gives up on a
-// peer that does not read.
-func (t SocketType) accepts() bool { return t == Pub || t == Router }
+// isPublisher reports whether an end of this type is that of a publisher, which never gives up on a peer that does not read.
+func (t SocketType) isPublisher() bool { return t == Pub || t == Router }
 
 // Conn is a connection after its handshake. One goroutine may read while others write.
 type Conn struct {
@@ -95,9 +97,7 @@ func Dial(
 	if !ok {
 		return nil, nil, fmt.Errorf("connect to %s: not of the form tcp://HOST:PORT", endpoint)
 	}
-	dialer := net.Dialer{Timeout: connectTimeout, Control: control, KeepAliveConfig: net.KeepAliveConfig{
-		Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3, // an idle publisher sends nothing
-	}}
+	dialer := net.Dialer{Timeout: connectTimeout, Control: control}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect to %s: %w", endpoint, err)
@@ -116,10 +116,17 @@ func Dial(
 }
 
 // Handshake greets the peer on conn and checks what it is. It returns after handshakeTimeout at the
-// latest, and leaves conn open.
+// latest, and leaves conn open. A connection over TCP gets keep-alives.
 func Handshake(conn net.Conn, own SocketType) (*Conn, error) {
+	if tcp, ok := conn.(interface {
+		SetKeepAliveConfig(net.KeepAliveConfig) error
+	}); ok {
+		if err := tcp.SetKeepAliveConfig(keepAlive); err != nil {
+			return nil, err
+		}
+	}
 	c := &Conn{Conn: conn, own: own, reader: bufio.NewReaderSize(conn, 32<<10), maxBytes: maxPublishedBytes}
-	if own.accepts() {
+	if own.isPublisher() {
 		c.maxBytes = maxRequestBytes
 	}
 	if err := conn.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
@@ -138,7 +145,7 @@ func (c *Conn) greet() error {
 	var greeting [greetingBytes]byte
 	greeting[0], greeting[9] = 0xff, 0x7f // signature
 	greeting[10] = 3                      // version
-	if c.own.accepts() {
+	if c.own.isPublisher() {
 		greeting[11] = 1
 	}
 	copy(greeting[12:32], "NULL") // no authentication
@@ -230,7 +237,7 @@ func findProperty(b []byte, name string) []byte {
 }
 
 // WriteMessage sends a message of one or more frames. It blocks while the peer's and the kernel's buffers are
-// full: for writeTimeout at most if this end has dialed, else until the connection is closed.
+// full: for writeTimeout at most if this end is a subscriber's, else until the connection is closed.
 func (c *Conn) WriteMessage(frames ...[]byte) error { return c.writeFrames(0, frames...) }
 
 // writeFrames sends frames as one message, or one frame as a command.
@@ -250,7 +257,7 @@ func (c *Conn) writeFrames(flags byte, frames ...[]byte) error {
 		}
 		b = append(b, frame...)
 	}
-	if c.out = b; !c.own.accepts() {
+	if c.out = b; !c.own.isPublisher() {
 		if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 			return err
 		}
@@ -278,12 +285,16 @@ func (c *Conn) WaitReadable(until time.Time) (readable bool, err error) {
 // ReadMessage returns the frames of the next message, which are valid until the next call. It
 // responds to heartbeats meanwhile. A subscription, which is a command in version 3.1, is returned as
 // the message of one frame that it is in version 3.0.
-func (c *Conn) ReadMessage() ([][]byte, error) {
+func (c *Conn) ReadMessage() ([][]byte, error) { return c.ReadMessageIf(c.maxBytes, nil) }
+
+// ReadMessageIf is ReadMessage for the next message whose first frame is wanted (nil: each one is), until wanted returns an
+// error. The first frames may have maxFirstBytes, and of messages that are not wanted nothing else is kept in memory.
+func (c *Conn) ReadMessageIf(maxFirstBytes int, wanted func(first []byte) (bool, error)) ([][]byte, error) {
 	if c.message = c.message[:0]; cap(c.message) > maxKeptBytes {
 		c.message = nil
 	}
 	var ends [maxFrames]int
-	for n := 0; ; {
+	for n, skipped := 0, false; ; {
 		flags, size, err := c.readFrameHeader()
 		if err != nil {
 			return nil, err
@@ -299,24 +310,43 @@ func (c *Conn) ReadMessage() ([][]byte, error) {
 			}
 			continue
 		}
-		if n == maxFrames {
+		switch {
+		case n == maxFrames:
 			return nil, fmt.Errorf("a message of more than %d frames", maxFrames)
-		}
-		if size > c.maxBytes-len(c.message) {
+		case n == 0 && size > maxFirstBytes:
+			return nil, fmt.Errorf("a message whose first frame has %d bytes, the limit is %d", size, maxFirstBytes)
+		case size > c.maxBytes-len(c.message):
 			return nil, fmt.Errorf("a message of more than %d bytes", c.maxBytes)
+		case skipped:
+			if _, err := c.reader.Discard(size); err != nil {
+				return nil, noEOF(err)
+			}
+		default:
+			if c.message, err = appendBytes(c.message, c.reader, size); err != nil {
+				return nil, err
+			}
 		}
-		if c.message, err = appendBytes(c.message, c.reader, size); err != nil {
-			return nil, err
+		if n == 0 && wanted != nil {
+			isWanted, err := wanted(c.message)
+			if err != nil {
+				return nil, err
+			}
+			skipped = !isWanted
 		}
 		ends[n] = len(c.message)
-		if n++; flags&flagMore == 0 {
-			start := 0
-			for i, end := range ends[:n] {
-				c.frames[i] = c.message[start:end:end]
-				start = end
-			}
-			return c.frames[:n], nil
+		if n++; flags&flagMore > 0 {
+			continue
 		}
+		if skipped {
+			n, skipped, c.message = 0, false, c.message[:0]
+			continue
+		}
+		start := 0
+		for i, end := range ends[:n] {
+			c.frames[i] = c.message[start:end:end]
+			start = end
+		}
+		return c.frames[:n], nil
 	}
 }
 

@@ -91,26 +91,29 @@ func TestDial(t *testing.T) {
 		sent []byte
 		err  string
 	}{
-		"PUB":              {Sub, slices.Concat(greeting(3, "NULL"), ready("PUB")), ""},
-		"XPUB":             {Sub, slices.Concat(greeting(3, "NULL"), ready("XPUB")), ""},
-		"ROUTER":           {Dealer, slices.Concat(greeting(3, "NULL"), ready("ROUTER")), ""},
-		"later version":    {Sub, slices.Concat(greeting(4, "NULL"), ready("PUB")), ""},
-		"version 2":        {Sub, greeting(1, ""), "version 3 is needed"},
-		"HTTP":             {Sub, []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), "does not speak ZeroMQ"},
-		"CURVE":            {Sub, greeting(3, "CURVE"), `authentication by "CURVE"`},
-		"ROUTER for SUB":   {Sub, slices.Concat(greeting(3, "NULL"), ready("ROUTER")), `a socket of type "ROUTER", want PUB or XPUB: is this the right port?`},
-		"PUB for DEALER":   {Dealer, slices.Concat(greeting(3, "NULL"), ready("PUB")), `a socket of type "PUB", want ROUTER`},
-		"no type":          {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05READY"))), `a socket of type ""`},
-		"invalid property": {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05READY\x0bSocket-Type\xff\xff\xff\xffPUB"))), `a socket of type ""`},
-		"short property":   {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05READY\xffSocket-Type"))), `a socket of type ""`},
-		"ERROR":            {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05ERROR\x06denied"))), `refused by the peer: "denied"`},
-		"empty ERROR":      {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05ERROR"))), "refused by the peer"},
-		"other command":    {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05HELLO"))), "another command than READY"},
-		"message":          {Sub, slices.Concat(greeting(3, "NULL"), packFrame(0, []byte("x"))), "a message before it is ready"},
-		"long command":     {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, make([]byte, maxCommandBytes+1))), "the limit is"},
-		"no greeting":      {Sub, nil, "EOF"},
-		"half a greeting":  {Sub, greeting(3, "NULL")[:40], "EOF"},
-		"no command":       {Sub, greeting(3, "NULL"), "EOF"},
+		"PUB":           {Sub, slices.Concat(greeting(3, "NULL"), ready("PUB")), ""},
+		"XPUB":          {Sub, slices.Concat(greeting(3, "NULL"), ready("XPUB")), ""},
+		"ROUTER":        {Dealer, slices.Concat(greeting(3, "NULL"), ready("ROUTER")), ""},
+		"later version": {Sub, slices.Concat(greeting(4, "NULL"), ready("PUB")), ""},
+		"version 2":     {Sub, greeting(1, ""), "version 3 is needed"},
+		"HTTP":          {Sub, []byte("HTTP/1.1 400 Bad Request\r\n\r\n"), "does not speak ZeroMQ"},
+		"CURVE":         {Sub, greeting(3, "CURVE"), `authentication by "CURVE"`},
+		"ROUTER for SUB": {Sub, slices.Concat(greeting(3, "NULL"), ready("ROUTER")),
+			`a socket of type "ROUTER", want PUB or XPUB: is this the right port?`},
+		"PUB for DEALER": {Dealer, slices.Concat(greeting(3, "NULL"), ready("PUB")), `a socket of type "PUB", want ROUTER`},
+		"no type":        {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05READY"))), `a socket of type ""`},
+		"invalid property": {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05READY\x0bSocket-Type\xff\xff\xff\xffPUB"))),
+			`a socket of type ""`},
+		"short property": {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05READY\xffSocket-Type"))), `a socket of type ""`},
+		"ERROR": {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05ERROR\x06denied"))),
+			`refused by the peer: "denied"`},
+		"empty ERROR":     {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05ERROR"))), "refused by the peer"},
+		"other command":   {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, []byte("\x05HELLO"))), "another command than READY"},
+		"message":         {Sub, slices.Concat(greeting(3, "NULL"), packFrame(0, []byte("x"))), "a message before it is ready"},
+		"long command":    {Sub, slices.Concat(greeting(3, "NULL"), packFrame(4, make([]byte, maxCommandBytes+1))), "the limit is"},
+		"no greeting":     {Sub, nil, "EOF"},
+		"half a greeting": {Sub, greeting(3, "NULL")[:40], "EOF"},
+		"no command":      {Sub, greeting(3, "NULL"), "EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := dialServer(t, c.own, c.sent)
@@ -135,7 +138,8 @@ func TestReadMessage(t *testing.T) {
 		sent = append(sent, packMessage(m...))
 	}
 	// A short frame may have a long size, and commands may stand between the frames of a message.
-	sent = append(sent, slices.Concat(binary.BigEndian.AppendUint64([]byte{3}, 1), []byte("a"), packFrame(4, []byte("\x04NEWS")), packFrame(0, []byte("b"))))
+	sent = append(sent, slices.Concat(binary.BigEndian.AppendUint64([]byte{3}, 1), []byte("a"), packFrame(4, []byte("\x04NEWS")),
+		packFrame(0, []byte("b"))))
 	messages = append(messages, [][]byte{[]byte("a"), []byte("b")})
 	c, err := dialServer(t, Sub, sent...)
 	if err != nil {

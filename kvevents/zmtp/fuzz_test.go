@@ -15,8 +15,10 @@ func FuzzDial(f *testing.F) {
 	greeting := slices.Concat([]byte{0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1, 'N', 'U', 'L', 'L'}, make([]byte, 48))
 	ready := []byte("\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB")
 	f.Add(slices.Concat(greeting, ready, []byte("\x01\x02kv\x01\x08\x00\x00\x00\x00\x00\x00\x00\x07\x00\x03abc")))
-	f.Add(slices.Concat(greeting, ready, []byte("\x04\x0d\x04PING\x00\x64context\x04\x05\x04NEWS\x00\x01x"), binary.BigEndian.AppendUint64([]byte{2}, 300), make([]byte, 300)))
+	f.Add(slices.Concat(greeting, ready, []byte("\x04\x0d\x04PING\x00\x64context\x04\x05\x04NEWS\x00\x01x"),
+		binary.BigEndian.AppendUint64([]byte{2}, 300), make([]byte, 300)))
 	f.Add(slices.Concat(greeting, ready, binary.BigEndian.AppendUint64([]byte{2}, maxPublishedBytes), make([]byte, 1000)))
+	f.Add(slices.Concat(greeting, ready, []byte("\x01\x01k\x00\x03abc\x01\x02kv\x00\x01c")))
 	f.Add(slices.Concat(greeting, []byte("\x04\x0d\x05ERROR\x06reason")))
 	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, sent []byte) {
@@ -41,7 +43,7 @@ func FuzzDial(f *testing.F) {
 			t.Fatal("a handshake without greeting")
 		}
 		for {
-			frames, err := conn.ReadMessage()
+			frames, err := conn.ReadMessageIf(maxPublishedBytes, func(first []byte) (bool, error) { return len(first) != 1, nil })
 			if err != nil {
 				if cap(conn.message) > 4*len(sent)+4*readStepBytes {
 					t.Fatalf("a buffer of %d bytes for %d that were sent", cap(conn.message), len(sent))

@@ -6,6 +6,9 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"time"
@@ -19,20 +22,21 @@ type agentsReport struct {
 	Name    string         `json:"name"`
 	API     string         `json:"api"`
 	Summary replay.Summary `json:"requests"`
-	// PooledHitRatio is the hit ratio that one cache for all replicas would give.
-	PooledHitRatio  float64 `json:"pooled_hit_ratio"`
+	Agent   string         `json:"agent,omitempty"` // of recorded sessions; "all": of those of all agents
+	// PooledHitRatio is the hit ratio that one cache for all replicas would give; 0: unknown.
+	PooledHitRatio  float64 `json:"pooled_hit_ratio,omitzero"`
 	TTFTLongestMean float64 `json:"ttft_longest_mean_s"` // of the tenth of the requests with the longest prompts
 	TaskMean        float64 `json:"task_mean_s"`         // from a conversation's first request to its last byte
 	LongestPrompt   int     `json:"longest_prompt_tokens"`
-	DistinctTokens  int     `json:"distinct_tokens"` // that all conversations together computed, at least
 	// Load is the work that one cache for all would leave, over what the replicas can prefill in
-	// the mean time of a conversation.
+	// the mean time of a conversation. Of recorded sessions it is the work that was done, over what
+	// they can prefill in the time that sessions took, as many at a time as were allowed.
 	Load     float64 `json:"load"`
 	Duration float64 `json:"duration_s"`
 }
 
 // runAgents plays coding agents' conversations to one server and prints what the client
-// measured as one JSON object.
+// measured as one JSON object, of recorded sessions as one for each agent and one for all.
 func runAgents(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("agents", flag.ExitOnError)
 	url := flags.String("url", "http://127.0.0.1:8080", "server to send to, without /v1")
@@ -51,6 +55,12 @@ func runAgents(ctx context.Context, args []string) error {
 	flags.IntVar(&agents.Turns, "turns", 30, "requests of each")
 	flags.DurationVar(&agents.ToolTime, "tool-time", 300*time.Millisecond, "mean time from a reply to the next request")
 	flags.DurationVar(&agents.StartWithin, "start-within", 10*time.Second, "time over which the conversations start")
+	recording := flags.String("trace", "", "play the recorded sessions of `FILE`, over chat: a JSON object on each line with agent, session,"+
+		" timestamp_ms, input and output; -seed draws their order")
+	atOnce := flags.Int("at-once", 16, "number of recorded sessions at the same time")
+	maxPrompt := flags.Int("max-prompt-bytes", math.MaxInt, "leave out recorded requests with a prompt above `N` bytes")
+	maxOutput := flags.Int("max-output-tokens", math.MaxInt, "shorten recorded outputs to `N` tokens")
+	flags.StringVar(&agents.Model, "model", agents.Model, "model that requests name")
 	flags.Parse(args)
 	agents.API, agents.SessionHeader = loadgen.API(*api), *header
 	if !slices.Contains([]loadgen.API{loadgen.ChatAPI, loadgen.MessagesAPI, loadgen.ResponsesAPI}, agents.API) {
@@ -60,15 +70,86 @@ func runAgents(ctx context.Context, args []string) error {
 	httpClient := loadgen.NewHTTPClient()
 	defer httpClient.CloseIdleConnections()
 	client := &loadgen.Client{URL: *url, Model: agents.Model, HTTP: httpClient, Speed: *speed, Timeout: 10 * time.Minute}
+	if *recording != "" {
+		sessions, err := readRecordedSessions(*recording, *maxPrompt, *maxOutput)
+		if err != nil {
+			return err
+		}
+		order := rand.New(rand.NewPCG(agents.Seed, 0))
+		order.Shuffle(len(sessions), func(i, j int) { sessions[i], sessions[j] = sessions[j], sessions[i] })
+		start := time.Now()
+		runs := client.RunRecorded(ctx, sessions, *atOnce, *header)
+		reports := summarizeRecorded(runs, time.Duration(float64(time.Since(start))**speed), *atOnce, *prefillRate)
+		for _, report := range reports {
+			report.Name, report.API = *name, *api
+			if err := json.NewEncoder(os.Stdout).Encode(report); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	start := time.Now()
 	runs := client.RunAgents(ctx, &agents)
-	report := summarizeAgents(runs, *blockTokens, time.Duration(float64(time.Since(start))**speed))
+	report := summarizeAgents(runs, time.Duration(float64(time.Since(start))**speed))
+	cached := pooledCachedTokens(runs, *blockTokens)
 	report.Name, report.API = *name, *api
-	report.Load = float64(report.DistinctTokens) / (*prefillRate * max(report.TaskMean, 1e-9))
+	report.PooledHitRatio = float64(cached) / float64(max(report.Summary.PromptTokens, 1))
+	report.Load = float64(report.Summary.PromptTokens-cached) / (*prefillRate * max(report.TaskMean, 1e-9))
 	return json.NewEncoder(os.Stdout).Encode(report)
 }
 
-func summarizeAgents(runs []loadgen.AgentRun, blockTokens int, elapsed time.Duration) agentsReport {
+// readRecordedSessions reads the sessions of a file, without requests whose prompt is above maxPromptBytes, and with outputs of at
+// most maxOutputTokens.
+func readRecordedSessions(path string, maxPromptBytes, maxOutputTokens int) ([]loadgen.RecordedSession, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	sessions, err := loadgen.ReadRecordedSessions(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	for i := range sessions {
+		s := &sessions[i]
+		s.Turns = slices.DeleteFunc(s.Turns, func(t loadgen.Turn) bool {
+			bytes := 0
+			for _, m := range t.Messages {
+				bytes += len(m.Content)
+			}
+			return bytes > maxPromptBytes
+		})
+		for j := range s.Turns {
+			s.Turns[j].OutputTokens = min(s.Turns[j].OutputTokens, maxOutputTokens)
+		}
+	}
+	return sessions, nil
+}
+
+// summarizeRecorded returns a report for each agent, in alphabetical order, and one for all.
+func summarizeRecorded(runs []loadgen.AgentRun, elapsed time.Duration, atOnce int, prefillRate float64) []agentsReport {
+	byAgent := map[string][]loadgen.AgentRun{}
+	for _, run := range runs {
+		byAgent[run.Agent] = append(byAgent[run.Agent], run)
+	}
+	var reports []agentsReport
+	for _, agent := range slices.Sorted(maps.Keys(byAgent)) {
+		report := summarizeAgents(byAgent[agent], elapsed)
+		report.Agent = agent
+		reports = append(reports, report)
+	}
+	all := summarizeAgents(runs, elapsed)
+	all.Agent = "all"
+	reports = append(reports, all)
+	playing := max(all.TaskMean*float64(len(runs))/float64(min(atOnce, len(runs))), 1e-9)
+	for i := range reports {
+		computed := float64(reports[i].Summary.PromptTokens) * (1 - reports[i].Summary.HitRatio)
+		reports[i].Load = computed / (prefillRate * playing)
+	}
+	return reports
+}
+
+func summarizeAgents(runs []loadgen.AgentRun, elapsed time.Duration) agentsReport {
 	var tally replay.Tally
 	var complete []replay.Result
 	r := agentsReport{Duration: elapsed.Seconds()}
@@ -85,9 +166,6 @@ func summarizeAgents(runs []loadgen.AgentRun, blockTokens int, elapsed time.Dura
 		}
 	}
 	r.Summary = tally.Summary("", elapsed)
-	cached := pooledCachedTokens(runs, blockTokens)
-	r.DistinctTokens = r.Summary.PromptTokens - cached
-	r.PooledHitRatio = float64(cached) / float64(max(r.Summary.PromptTokens, 1))
 
 	slices.SortStableFunc(complete, func(a, b replay.Result) int { return cmp.Compare(b.PromptTokens, a.PromptTokens) })
 	longest := complete[:(len(complete)+9)/10]

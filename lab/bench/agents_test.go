@@ -1,7 +1,11 @@
 package main
 
 import (
+	"math"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"warmroute/lab/loadgen"
 	"warmroute/lab/replay"
@@ -19,5 +23,42 @@ func TestPooledCachedTokens(t *testing.T) {
 	}
 	if got, want := pooledCachedTokens(runs, 16), 208+304+2*160; got != want {
 		t.Errorf("%d tokens, want %d", got, want)
+	}
+}
+
+func TestReadRecordedSessions(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "recording")
+	if err := os.WriteFile(path, []byte(`{"agent":"a","session":"1","timestamp_ms":0,"input":"short","output":"four more words here"}
+{"agent":"a","session":"1","timestamp_ms":1000,"input":"a longer prompt","output":"x"}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sessions, err := readRecordedSessions(path, 5, 2)
+	if err != nil || len(sessions) != 1 || len(sessions[0].Turns) != 1 || sessions[0].Turns[0].OutputTokens != 2 {
+		t.Errorf("%+v, %v; want the short prompt with an output of 2 tokens", sessions, err)
+	}
+}
+
+func TestSummarizeRecorded(t *testing.T) {
+	run := func(agent string, task time.Duration, prompt, cached int) loadgen.AgentRun {
+		result := replay.Result{PromptTokens: prompt, CachedTokens: cached, CachedKnown: true}
+		return loadgen.AgentRun{Agent: agent, Task: task, Results: []replay.Result{result}}
+	}
+	reports := summarizeRecorded([]loadgen.AgentRun{
+		run("b", 10*time.Second, 100, 0), run("a", 20*time.Second, 200, 100), run("b", 30*time.Second, 300, 300),
+	}, time.Minute, 2, 10)
+	for i, want := range []struct {
+		agent            string
+		hits, task, load float64
+	}{
+		{"a", 0.5, 20, 1. / 3}, // 100 tokens computed, in the 30 s that two at a time take for 60 s of sessions
+		{"b", 0.75, 20, 1. / 3},
+		{"all", 2. / 3, 20, 2. / 3},
+	} {
+		r := reports[i]
+		near := func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
+		if r.Agent != want.agent || !near(r.Summary.HitRatio, want.hits) || !near(r.TaskMean, want.task) || !near(r.Load, want.load) {
+			t.Errorf("report %d: %+v, want %+v", i, r, want)
+		}
 	}
 }

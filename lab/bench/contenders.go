@@ -117,7 +117,7 @@ func canRelay(client *http.Client, url string) bool {
 // splittingConfig returns a configuration by which every request is split.
 func splittingConfig(replicas []string) string {
 	var config strings.Builder
-	config.WriteString("pd: {min_uncached_tokens: 1}\nbackends:\n")
+	config.WriteString("disaggregation: {min_uncached_tokens: 1}\nbackends:\n")
 	for i, r := range replicas {
 		role := []string{"prefill", "decode"}[i%2]
 		fmt.Fprintf(&config, "- {url: %q, role: %s}\n", r, role)
@@ -174,7 +174,8 @@ func (b *bench) installContenders(ctx context.Context, withPeers bool) error {
 		commands = append(commands, exec.CommandContext(ctx, "apt-get", "install", "-y", "-qq", "--no-install-recommends", "nginx"))
 	}
 	if withPeers {
-		commands = append(commands, exec.CommandContext(ctx, "bash", "-c", `source "$1/lab/compare/routers"; install_routers "$2"`, "bash", b.repo, b.compare))
+		commands = append(commands, exec.CommandContext(ctx, "bash", "-c", `source "$1/lab/compare/routers"; install_routers "$2"`, "bash",
+			b.repo, b.compare))
 	}
 	for _, c := range commands {
 		if out, err := c.CombinedOutput(); err != nil {
@@ -187,7 +188,8 @@ func (b *bench) installContenders(ctx context.Context, withPeers bool) error {
 // startMockReplicas starts a process of mock replicas and returns their URLs when all
 // listen.
 func (b *bench) startMockReplicas(ctx context.Context, count int) (p *process, urls []string, err error) {
-	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(count), "-metrics", filepath.Join(b.repo, "backends/vllm/testdata/metrics-0.32.txt"))
+	cmd := exec.Command(b.self, "mock", "-replicas", fmt.Sprint(count), "-metrics",
+		filepath.Join(b.repo, "backends/vllm/testdata/metrics-0.32.txt"))
 	if p, err = startProcess(b.dir, "mock", cmd); err != nil {
 		return nil, nil, err
 	}

@@ -152,8 +152,10 @@ func newChatRequest(seed uint64, size int, kind string, chunks, intervalMillis i
 	}
 	body := begin + text[:cut] + mark + text[cut:] + end
 	a := &chatRequest{rng: rand.New(rand.NewPCG(seed, 1))}
-	a.bytes = fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nAccept: application/json\r\n"+
-		"User-Agent: OpenAI/Python 3.52.0\r\nAuthorization: Bearer none\r\nX-Stainless-Lang: python\r\nX-Stainless-Runtime: CPython\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	a.bytes = fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nAccept: "+
+		"application/json\r\n"+
+		"User-Agent: OpenAI/Python 3.52.0\r\nAuthorization: Bearer none\r\nX-Stainless-Lang: python\r\nX-Stainless-Runtime: "+
+		"CPython\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	if kind != hot {
 		at := len(a.bytes) - len(body) + len(begin) + cut
 		a.nonce = a.bytes[at : at+nonceLen]
@@ -173,7 +175,8 @@ func (a *chatRequest) renewNonce() []byte {
 // sampleText returns n bytes of English words as in a JSON string, with an escape about
 // every 60 bytes.
 func sampleText(n int) string {
-	words := strings.Fields("the of and to in is that for it as with on by at this have are not which one more when people other time could system data number question government company history market example program report service country")
+	words := strings.Fields("the of and to in is that for it as with on by at this have are not which one more when people other time " +
+		"could system data number question government company history market example program report service country")
 	rng := rand.New(rand.NewPCG(7, 7))
 	var b strings.Builder
 	for line := 0; b.Len() < n; {

@@ -24,7 +24,11 @@
 //
 //	go run ./lab/bench agents --url URL --api messages
 //
-// plays coding agents' conversations.
+// plays coding agents' conversations, with --trace the text of recorded ones.
+//
+//	go run ./lab/bench export --trace FILE --load 0.9 --seed 1
+//
+// writes a trace, scaled to a load, for other load generators.
 //
 // Exit status 1: a budget is missed. Exit status 2: a measurement failed.
 package main
@@ -50,7 +54,8 @@ func main() {
 	runtime.LockOSThread()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	roles := map[string]func(context.Context, []string) error{"mock": runMock, "load": runLoad, "streams": runStreams, "trace": runTrace, "agents": runAgents}
+	roles := map[string]func(context.Context, []string) error{"mock": runMock, "load": runLoad, "streams": runStreams, "trace": runTrace,
+		"agents": runAgents, "export": runExport}
 	if len(os.Args) > 1 && roles[os.Args[1]] != nil {
 		if err := roles[os.Args[1]](ctx, os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, os.Args[1]+":", err)
@@ -117,7 +122,8 @@ func runBench(ctx context.Context) (budgetMissed bool, err error) {
 	if o.baseline != "" {
 		contenders = append(contenders, baseline)
 	}
-	b := &bench{baseline: o.baseline, warm: 500 * time.Millisecond, window: 1500 * time.Millisecond, results: newResults(), progress: os.Stderr}
+	b := &bench{baseline: o.baseline, warm: 500 * time.Millisecond, window: 1500 * time.Millisecond, results: newResults(),
+		progress: os.Stderr}
 	if o.quick {
 		b.window = 500 * time.Millisecond
 	}

@@ -271,7 +271,8 @@ func (b *bench) testEndurance(ctx context.Context, replicas []string, length tim
 		}
 		each := float64(bytes-before) / streams / 1024
 		maxEach = max(maxEach, each)
-		fmt.Fprintf(b.progress, "%d open, %d complete, %d chunks in 5 s, delay p99 %.0f ms, %.1f KB each\n", s.Open-s.Complete, s.Complete, s.Chunks, s.P99/1000, each)
+		fmt.Fprintf(b.progress, "%d open, %d complete, %d chunks in 5 s, delay p99 %.0f ms, %.1f KB each\n", s.Open-s.Complete, s.Complete,
+			s.Chunks, s.P99/1000, each)
 		if s.Complete == streams {
 			break
 		}

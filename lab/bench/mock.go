@@ -22,11 +22,18 @@ const model = "bench"
 
 const (
 	marker       = "the output of a mock replica" // in every response without streaming
-	mockResponse = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` + marker + `"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":250,"total_tokens":258,"completion_tokens":8}}`
-	// prefilled is the response to a prefill leg.
-	prefilled = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"the"},"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":250,"total_tokens":251,"completion_tokens":1},` +
-		`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[340,341,342,343]],"remote_engine_id":"05001d3b-7c5f-4e0e-9d8a-2f4d1c5b6a70","remote_request_id":"chatcmpl-ab5b573f2a3c63aa-bac41073","remote_host":"127.0.0.1","remote_port":5690,"tp_size":1,"remote_num_tokens":250}}`
-	modelList   = `{"object":"list","data":[{"id":"bench","object":"model","created":1763700000,"owned_by":"vllm","root":"bench","parent":null,"max_model_len":1000000}]}`
+	mockResponse = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,` +
+		`"message":{"role":"assistant","content":"` + marker +
+		`"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":250,"total_tokens":258,"completion_tokens":8}}`
+	// prefilled is the response to a prefill request.
+	prefilled = `{"id":"chatcmpl-1","object":"chat.completion","created":1763700000,"model":"bench","choices":[{"index":0,` +
+		`"message":{"role":"assistant","content":"the"},"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":250,` +
+		`"total_tokens":251,"completion_tokens":1},` +
+		`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[340,341,342,343]],` +
+		`"remote_engine_id":"05001d3b-7c5f-4e0e-9d8a-2f4d1c5b6a70","remote_request_id":"chatcmpl-ab5b573f2a3c63aa-bac41073",` +
+		`"remote_host":"127.0.0.1","remote_port":5690,"tp_size":1,"remote_num_tokens":250}}`
+	modelList = `{"object":"list","data":[{"id":"bench","object":"model","created":1763700000,"owned_by":"vllm","root":"bench",` +
+		`"parent":null,"max_model_len":1000000}]}`
 	uvicornHead = "date: Sat, 01 Nov 2025 00:00:00 GMT\r\nserver: uvicorn\r\n"
 )
 
@@ -139,7 +146,8 @@ func (m *mock) serveConn(c net.Conn) {
 }
 
 func writeResponse(c net.Conn, contentType, body string) error {
-	_, err := c.Write([]byte("HTTP/1.1 200 OK\r\n" + uvicornHead + "content-length: " + strconv.Itoa(len(body)) + "\r\ncontent-type: " + contentType + "\r\n\r\n" + body))
+	_, err := c.Write([]byte("HTTP/1.1 200 OK\r\n" + uvicornHead + "content-length: " + strconv.Itoa(len(body)) + "\r\ncontent-type: " +
+		contentType + "\r\n\r\n" + body))
 	return err
 }
 
@@ -168,9 +176,10 @@ const slotCount = 1000
 
 const (
 	streamHead = "HTTP/1.1 200 OK\r\n" + uvicornHead + "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-	eventHead  = `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1763700000,"model":"bench","choices":[{"index":0,"delta":`
-	stampMark  = `,"t":` // precedes the time of writing, in nanoseconds, at the end of an event
-	stampLen   = 19
+	eventHead  = `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1763700000,"model":"bench","choices":[{"index":0,` +
+		`"delta":`
+	stampMark = `,"t":` // precedes the time of writing, in nanoseconds, at the end of an event
+	stampLen  = 19
 )
 
 // encodeChunk returns an event as one chunk of a chunked body.
@@ -179,7 +188,8 @@ func encodeChunk(event string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(e
 var (
 	roleChunk = encodeChunk(eventHead + `{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}` + "\n\n")
 	// textChunk ends with a timestamp that is set in a copy of it.
-	textChunk = encodeChunk(eventHead + `{"content":" word"},"logprobs":null,"finish_reason":null,"token_ids":null}]` + stampMark + strings.Repeat("0", stampLen) + "}\n\n")
+	textChunk = encodeChunk(eventHead + `{"content":" word"},"logprobs":null,"finish_reason":null,"token_ids":null}]` +
+		stampMark + strings.Repeat("0", stampLen) + "}\n\n")
 	endChunks = encodeChunk(eventHead+`{"content":""},"logprobs":null,"finish_reason":"length","stop_reason":null}]}`+"\n\n") +
 		encodeChunk("data: [DONE]\n\n") + "0\r\n\r\n"
 )

@@ -191,7 +191,8 @@ func (r *results) printTable(out io.Writer, contenders []string) {
 		default:
 			is = fmt.Sprintf("%.2f", *v.Is)
 		}
-		fmt.Fprintf(out, "%s%-16s%s%8s%8s%s\n", padRight(v.What, 36), v.Against, strings.Repeat(" ", 8-len([]rune(is)))+is, formatBound(v.Must), formatBound(v.Aim), remark)
+		fmt.Fprintf(out, "%s%-16s%s%8s%8s%s\n", padRight(v.What, 36), v.Against, strings.Repeat(" ", 8-len([]rune(is)))+is, formatBound(v.Must),
+			formatBound(v.Aim), remark)
 	}
 	fmt.Fprintln(out, "\nlab/bench/decision measures the decision.")
 	for _, f := range r.failures {

@@ -112,7 +112,8 @@ func (w *streamClient) readStream(ctx context.Context, i int, opened func()) err
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if _, err := c.Write(newChatRequest(uint64(i)+uint64(time.Now().UnixNano())<<20, w.size, w.kind, w.chunks, w.interval).renewNonce()); err != nil {
+	if _, err := c.Write(newChatRequest(uint64(i)+uint64(time.Now().UnixNano())<<20, w.size, w.kind, w.chunks,
+		w.interval).renewNonce()); err != nil {
 		return err
 	}
 	br := bufio.NewReaderSize(c, 2<<10)

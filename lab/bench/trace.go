@@ -22,7 +22,8 @@ import (
 // measured as one JSON object (replay.Report).
 func runTrace(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("trace", flag.ExitOnError)
-	url := flags.String("url", "http://127.0.0.1:8080", "server to send to, without /v1; several, separated by commas, get the requests at random")
+	url := flags.String("url", "http://127.0.0.1:8080",
+		"server to send to, without /v1; several, separated by commas, get the requests at random")
 	path := flags.String("trace", "", "trace in Mooncake's format, or recorded by a proxy")
 	requests := flags.Int("requests", 0, "send only the first `N` requests; 0: all")
 	load := flags.Float64("load", 0.9, "offered prompt tokens as a share of what the replicas can prefill without a cache; 0: as recorded")
@@ -31,16 +32,9 @@ func runTrace(ctx context.Context, args []string) error {
 	policy := flags.String("policy", "", "name of the result")
 	flags.Parse(args)
 
-	trace, err := readTrace(*path)
+	trace, err := readScaledTrace(*path, 1, *requests, *load, *replicas) // with the same seed, all runs have the same arrivals
 	if err != nil {
 		return err
-	}
-	trace.SpreadTimestamps(1) // the same seed for every run, so that all have the same arrivals
-	if *requests > 0 {
-		trace.Truncate(*requests)
-	}
-	if *load > 0 {
-		trace.ScaleToLoad(*load, *replicas)
 	}
 	var tally replay.Tally
 	httpClient := loadgen.NewHTTPClient()
@@ -60,6 +54,23 @@ func runTrace(ctx context.Context, args []string) error {
 		Trace: filepath.Base(*path), Backends: *replicas, Load: trace.Load(*replicas),
 		Results: []replay.Summary{tally.Summary(*policy, elapsed)},
 	})
+}
+
+// readScaledTrace reads the first requests of a trace, or all if requests is 0. Their arrivals are scaled to the load of so many
+// replicas, or are as recorded if it is 0. The seed draws the arrivals within one timestamp.
+func readScaledTrace(path string, seed uint64, requests int, load float64, replicas int) (*replay.Trace, error) {
+	trace, err := readTrace(path)
+	if err != nil {
+		return nil, err
+	}
+	trace.SpreadTimestamps(seed)
+	if requests > 0 {
+		trace.Truncate(requests)
+	}
+	if load > 0 {
+		trace.ScaleToLoad(load, replicas)
+	}
+	return trace, nil
 }
 
 func readTrace(path string) (*replay.Trace, error) {

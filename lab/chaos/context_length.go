@@ -31,7 +31,8 @@ func mixContextLengths(ctx context.Context, r *rig) (err error) {
 	f := &lengthsFleet{rig: r}
 	for i, length := range []int{shortLength, shortLength, longLength} {
 		// The proxy expects twice as many bytes in a token.
-		one, err := r.newReplica(fmt.Sprint("length-", i), "--model", lengthsModel, "--max-model-len", fmt.Sprint(length), "--bytes-per-token", "2")
+		one, err := r.newReplica(fmt.Sprint("length-", i), "--model", lengthsModel, "--max-model-len", fmt.Sprint(length), "--bytes-per-token",
+			"2")
 		if err != nil {
 			return err
 		}
@@ -75,7 +76,8 @@ func mixContextLengths(ctx context.Context, r *rig) (err error) {
 	if err != nil {
 		return err
 	}
-	refused := after.Sum("warmroute_retries_total", "reason", "context_length") - before.Sum("warmroute_retries_total", "reason", "context_length")
+	refused := after.Sum("warmroute_retries_total", "reason", "context_length") - before.Sum("warmroute_retries_total", "reason",
+		"context_length")
 	r.verdict.addMeasurement("%.0f of %d turns were refused by a shorter replica first", refused, turns)
 	r.verdict.require(refused < float64(turns)/4, "%.0f of %d turns were refused by a shorter replica first", refused, turns)
 	return r.proxy.Reload(ctx, "ok", r.replicas)
@@ -106,7 +108,8 @@ func (f *lengthsFleet) converse(ctx context.Context, cutoff int) (turns int) {
 					q := newPrompt(lengthsModel, turn)
 					response := client.Send(ctx, q.request(counts[i]%2 == 0))
 					isWhole := response.CompletionTokens == turn.OutputTokens || cutoff > 0 && response.PromptTokens+response.CompletionTokens == cutoff
-					f.verdict.require(response.Err == "" && isWhole, "turn of a conversation: status %d %s %s, %d tokens instead of %d after a prompt of %d",
+					f.verdict.require(response.Err == "" && isWhole,
+						"turn of a conversation: status %d %s %s, %d tokens instead of %d after a prompt of %d",
 						response.Status, response.Err, response.Detail, response.CompletionTokens, turn.OutputTokens, response.PromptTokens)
 					output = response.Output
 					counts[i]++

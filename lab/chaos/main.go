@@ -41,12 +41,12 @@ type options struct {
 	length   time.Duration
 	asJSON   bool
 
-	batchRequests  int
-	stressRequests int
-	window         time.Duration
-	split          time.Duration
-	soak           time.Duration
-	tls            bool
+	lowPriorityRequests int
+	stressRequests      int
+	window              time.Duration
+	split               time.Duration
+	soak                time.Duration
+	tls                 bool
 }
 
 // parseFlagsAndRun runs the scenarios or the soak that the flags choose. ok is false if a
@@ -59,7 +59,7 @@ func parseFlagsAndRun(ctx context.Context) (ok bool, err error) {
 	flag.IntVar(&o.clients, "clients", 32, "number of concurrent clients; half of their requests stream")
 	only := flag.String("only", "", "scenarios to run, separated by commas; default: all but proxy-restart, stale-index, stress and turns")
 	flag.DurationVar(&o.length, "for", 0, "repeat the scenarios until `DURATION` has passed; 0: once")
-	flag.IntVar(&o.batchRequests, "batch", 2000, "batch requests of the scenario batch; 10000 take two minutes")
+	flag.IntVar(&o.lowPriorityRequests, "low-priority", 2000, "number of requests of the scenario low-priority; 10000 take two minutes")
 	flag.IntVar(&o.stressRequests, "stress", 20_000, "requests of the scenario stress")
 	flag.DurationVar(&o.window, "window", time.Minute, "measured time before and after the restart in the scenario proxy-restart")
 	flag.DurationVar(&o.split, "split", 0, "how long the scenario split kills replicas; 0: one of each kind")

@@ -52,7 +52,8 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 	if err := r.awaitModelStatus(ctx, otherModel, http.StatusServiceUnavailable); err != nil {
 		return err
 	}
-	for path, want := range map[string]int{"/readyz": http.StatusOK, "/readyz?model=sim": http.StatusOK, "/readyz?model=no-such-model": http.StatusNotFound} {
+	for path, want := range map[string]int{"/readyz": http.StatusOK, "/readyz?model=sim": http.StatusOK,
+		"/readyz?model=no-such-model": http.StatusNotFound} {
 		got, err := r.proxy.PublicStatus(ctx, path)
 		if err != nil {
 			return err
@@ -70,18 +71,21 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 	before := r.verdict.responseCount()
 	waited, refused := 0, 0
 	for _, response := range r.sendToOtherModel(ctx, modelDownFlood) {
-		r.verdict.require(response.RetryAfter >= time.Second && response.RetryAfter <= time.Minute, "status %d for the model that is down has Retry-After %v", response.Status, response.RetryAfter)
+		r.verdict.require(response.RetryAfter >= time.Second && response.RetryAfter <= time.Minute,
+			"status %d for the model that is down has Retry-After %v", response.Status, response.RetryAfter)
 		switch response.Status {
 		case http.StatusServiceUnavailable:
 			waited++
-			r.verdict.require(response.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.queue.none_ready_timeout", response.took)
+			r.verdict.require(response.took >= modelDownWait, "a 503 for the model that is down after %v, before routing.queue.none_ready_timeout",
+				response.took)
 		case http.StatusTooManyRequests:
 			refused++
 		default:
 			r.verdict.require(false, "a request for the model that is down got %d %s %s", response.Status, response.Err, response.Detail)
 		}
 	}
-	r.verdict.require(waited > 0 && waited <= modelDownQueue/2 && refused > 0, "%d requests for the model that is down waited and %d were refused, want at most %d to wait", waited, refused, modelDownQueue/2)
+	r.verdict.require(waited > 0 && waited <= modelDownQueue/2 && refused > 0,
+		"%d requests for the model that is down waited and %d were refused, want at most %d to wait", waited, refused, modelDownQueue/2)
 	r.verdict.require(r.verdict.responseCount() > before, "no response for the other model in the meantime")
 
 	responses := make(chan []timedResponse, 1)
@@ -94,7 +98,8 @@ func killOnlyReplica(ctx context.Context, r *rig) error {
 		err = one.Start()
 	}
 	for _, response := range <-responses {
-		r.verdict.require(response.Status == http.StatusOK && response.Err == "", "a request that waited when its model came back got %d %s %s", response.Status, response.Err, response.Detail)
+		r.verdict.require(response.Status == http.StatusOK && response.Err == "", "a request that waited when its model came back got %d %s %s",
+			response.Status, response.Err, response.Detail)
 	}
 	if err != nil {
 		return err

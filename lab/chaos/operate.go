@@ -179,7 +179,8 @@ func (r *rig) addViolationIfTraffic(ctx context.Context, removed *testbed.Replic
 		return err
 	}
 	queried, waiting, err := readPromptLoad(ctx, removed)
-	r.verdict.require(queried == before && waiting == 0, "%s got prompts after it was removed: %v tokens begun, %v requests waiting", removed.Name, queried-before, waiting)
+	r.verdict.require(queried == before && waiting == 0, "%s got prompts after it was removed: %v tokens begun, %v requests waiting",
+		removed.Name, queried-before, waiting)
 	return err
 }
 
@@ -190,12 +191,12 @@ func readPromptLoad(ctx context.Context, replica *testbed.Replica) (begunTokens,
 	return m.Sum("vllm:prefix_cache_queries_total"), m.Sum("vllm:num_requests_waiting"), err
 }
 
-// handOverTimeout bounds the time in which the old process completes its requests.
-const handOverTimeout = 2 * time.Minute
+// upgradeTimeout bounds the time in which the old process completes its requests.
+const upgradeTimeout = 2 * time.Minute
 
-// handOverProxy makes the proxy hand its listeners to a new process.
-func handOverProxy(ctx context.Context, r *rig) error {
-	if err := r.proxy.HandOver(ctx, handOverTimeout); err != nil {
+// upgradeProxy does a binary upgrade of the proxy.
+func upgradeProxy(ctx context.Context, r *rig) error {
+	if err := r.proxy.Upgrade(ctx, upgradeTimeout); err != nil {
 		return err
 	}
 	return r.awaitTraffic(ctx, r.replicas...)

@@ -26,7 +26,8 @@ type redisServer struct {
 }
 
 func (s *redisServer) start(ctx context.Context) (err error) {
-	cmd := exec.Command(s.program, "--port", "0", "--unixsocket", s.socket, "--save", "", "--dir", s.dir, "--logfile", filepath.Join(s.dir, "redis.log"))
+	cmd := exec.Command(s.program, "--port", "0", "--unixsocket", s.socket, "--save", "", "--dir", s.dir, "--logfile",
+		filepath.Join(s.dir, "redis.log"))
 	if s.process, err = testbed.StartProcess(cmd); err != nil {
 		return err
 	}
@@ -62,7 +63,9 @@ func breakRedis(ctx context.Context, r *rig) (err error) {
 		for _, outage := range []struct{ begin, end func() error }{
 			{func() error { return server.process.KillAndWait() }, func() error { return server.start(ctx) }},
 			{func() error { return server.signal(syscall.SIGSTOP) }, func() error { return server.signal(syscall.SIGCONT) }},
-			{func() error { return server.do(ctx, "CONFIG", "SET", "maxmemory", "1") }, func() error { return server.do(ctx, "CONFIG", "SET", "maxmemory", "0") }},
+			{func() error {
+				return server.do(ctx, "CONFIG", "SET", "maxmemory", "1")
+			}, func() error { return server.do(ctx, "CONFIG", "SET", "maxmemory", "0") }},
 		} {
 			if err := outage.begin(); err != nil {
 				return err

@@ -164,17 +164,18 @@ func (p *report) checkLeaks(ctx context.Context, proxy *testbed.Proxy, idle test
 		p.OK = p.OK && r.ViolationCount == 0
 	}
 	var now testbed.Metrics
-	err := waitUntil(ctx, waitTimeout, "goroutines and descriptors of the proxy to return to their number before the load", func() (back bool, err error) {
-		if now, err = proxy.ReadMetrics(ctx); err != nil {
-			return false, err
-		}
-		for _, name := range []string{"go_goroutines", "process_open_fds"} {
-			if now.Sum(name) > idle.Sum(name)+margin {
-				return false, nil
+	err := waitUntil(ctx, waitTimeout, "goroutines and descriptors of the proxy to return to their number before the load",
+		func() (back bool, err error) {
+			if now, err = proxy.ReadMetrics(ctx); err != nil {
+				return false, err
 			}
-		}
-		return true, testbed.Sleep(ctx, 0)
-	})
+			for _, name := range []string{"go_goroutines", "process_open_fds"} {
+				if now.Sum(name) > idle.Sum(name)+margin {
+					return false, nil
+				}
+			}
+			return true, testbed.Sleep(ctx, 0)
+		})
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -71,7 +71,9 @@ func waitUntil(ctx context.Context, limit time.Duration, what string, cond func(
 // awaitResponses waits until n more requests were completed.
 func (r *rig) awaitResponses(ctx context.Context, n int) error {
 	want := r.verdict.responseCount() + n
-	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " more responses"), func() (bool, error) { return r.verdict.responseCount() >= want, nil })
+	return waitUntil(ctx, waitTimeout, fmt.Sprint(n, " more responses"), func() (bool, error) {
+		return r.verdict.responseCount() >= want, nil
+	})
 }
 
 // startAndAwaitTraffic starts replicas whose processes have ended, all at once, and waits until

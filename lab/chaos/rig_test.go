@@ -20,7 +20,8 @@ func TestRecoveredReplicaTraffic(t *testing.T) {
 				for i, later := range []time.Duration{time.Second, first - time.Second} {
 					time.Sleep(later)
 					one := replicas[i]
-					r.verdict.checkAndCount(&prompt{}, false, loadgen.Response{Result: replay.Result{Sent: time.Now()}, Backend: one.Name, Output: "x", Finish: "length", Usage: true})
+					r.verdict.checkAndCount(&prompt{}, false, loadgen.Response{Result: replay.Result{Sent: time.Now()}, Backend: one.Name, Output: "x",
+						Finish: "length", Usage: true})
 				}
 			}()
 			if err := r.awaitTraffic(t.Context(), replicas[1], replicas[0]); err != nil {

@@ -27,53 +27,88 @@ type scenario struct {
 // scenarios returns all scenarios.
 func (o *options) scenarios() []scenario {
 	return append(slices.Clone(scenarios),
-		scenario{name: "batch", about: "thousands of batch requests (-batch) wait beside the clients: none is lost, and the clients are hardly slower", act: o.queueBatchRequests},
-		scenario{name: "split", about: "a replica for prefill and one for decode are killed in turn (-split: for how long), under their own load: no text is wrong, and no block stays in use", allowed: endedWithErrorEvent, act: o.killSplitReplicas},
-		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without", alone: true, act: o.compareRestartHitRatios},
-		scenario{name: "stale-index", about: "the proxy is restarted on its snapshot while the replicas' caches are emptied: it notices on each, and on none if they are kept", alone: true, act: restartOnEmptiedCaches},
-		scenario{name: "turns", about: "two keys on a replica with room for a few requests, of which one sends few-shot prompts, one session for all, and conversations that grow: the other one gets its half", alone: true, act: sendLaterTurns},
-		scenario{name: "stress", about: "many short requests (-stress) while processors and memory are short: none hangs", alone: true, act: o.stressConnections})
+		scenario{name: "low-priority", about: "thousands of low-priority requests (-low-priority) wait beside the clients: none is lost, and " +
+			"the clients are hardly slower", act: o.queueLowPriorityRequests},
+		scenario{name: "split", about: "a replica for prefill and one for decode are killed in turn (-split: for how long), under their own " +
+			"load: no text is wrong, and no block stays in use", allowed: endedWithErrorEvent, act: o.killSplitReplicas},
+		scenario{name: "proxy-restart", about: "the proxy is restarted under chats: hit ratio before and after, with index.snapshot and without",
+			alone: true, act: o.compareRestartHitRatios},
+		scenario{name: "stale-index", about: "the proxy is restarted on its snapshot while the replicas' caches are emptied: it notices on " +
+			"each, and on none if they are kept", alone: true, act: restartOnEmptiedCaches},
+		scenario{name: "turns", about: "two keys on a replica with room for a few requests, of which one sends few-shot prompts, one session " +
+			"for all, and conversations that grow: the other one gets its half", alone: true, act: sendLaterTurns},
+		scenario{name: "stress", about: "many short requests (-stress) while processors and memory are short: none hangs", alone: true,
+			act: o.stressConnections})
 }
 
 var scenarios = []scenario{
-	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent, act: endAndRestartEach(anyReplica, func(r *testbed.Replica) error { return testbed.KillAndWait(r) })},
-	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent, act: endAndRestartEach(abortsOnStop, (*testbed.Replica).TerminateAndWait)},
-	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true, act: endAndRestartEach(drainsOnStop, (*testbed.Replica).TerminateAndWait)},
+	{name: "kill", about: "kill -9 the replicas one by one", real: true, allowed: endedWithErrorEvent,
+		act: endAndRestartEach(anyReplica, func(r *testbed.Replica) error { return testbed.KillAndWait(r) })},
+	{name: "restart", about: "SIGTERM the replicas one by one; they abort their requests", real: true, allowed: endedWithErrorEvent,
+		act: endAndRestartEach(abortsOnStop, (*testbed.Replica).TerminateAndWait)},
+	{name: "restart-drain", about: "SIGTERM replicas with --shutdown-timeout one by one: /health stays 200, new requests get 500", real: true,
+		act: endAndRestartEach(drainsOnStop, (*testbed.Replica).TerminateAndWait)},
 	{name: "outage", about: "kill -9 all replicas at once, down for 2 s", allowed: endedWithErrorEvent, act: killAndRestartAll},
 	{name: "stop", about: "SIGSTOP one replica for 7 s", real: true, allowed: endedWithErrorEvent, act: suspendAndResume},
 	{name: "hang", about: "one replica accepts connections and never responds, for 7 s", allowed: endedWithErrorEvent, act: hangAndRecover},
-	{name: "hang-unseen", about: "one replica without metrics responds to health checks but to no request, for 7 s: timeouts.response and first_byte end its requests", allowed: allowStatuses(504), act: hangWithoutMetrics},
-	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server responds", allowed: endedWithErrorEvent, act: faultFirstReplicas(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
-	{name: "slow", about: "two replicas are 20 times slower for 4 s", act: faultFirstReplicas(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
-	{name: "truncate", about: "one replica closes every stream after three chunks, then another before the first", allowed: endedWithErrorEvent, act: truncateResponses},
-	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first", allowed: endedWithErrorEvent, act: abortInEngine},
+	{name: "hang-unseen", about: "one replica without metrics responds to health checks but to no request, for 7 s: timeouts.response and " +
+		"first_byte end its requests", allowed: allowStatuses(504), act: hangWithoutMetrics},
+	{name: "freeze", about: "the engine of one replica stops for 7 s while its HTTP server responds", allowed: endedWithErrorEvent,
+		act: faultFirstReplicas(7*time.Second, 1, sim.Fault{Kind: sim.Freeze})},
+	{name: "slow", about: "two replicas are 20 times slower for 4 s",
+		act: faultFirstReplicas(4*time.Second, 2, sim.Fault{Kind: sim.Slow, Factor: 20})},
+	{name: "truncate", about: "one replica closes every stream after three chunks, then another before the first",
+		allowed: endedWithErrorEvent, act: truncateResponses},
+	{name: "abort", about: "the engine of one replica aborts each request after three tokens, then that of another before the first",
+		allowed: endedWithErrorEvent, act: abortInEngine},
 	{name: "reset", about: "one replica resets connections before the status line, then another after the headers", act: resetConnections},
-	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more often than its counted attempts", act: resetDuringRequest},
-	{name: "surplus", about: "two replicas send a response too many on kept-alive connections for 4 s: no client gets another's", act: sendSurplusResponses},
+	{name: "reset-at-work", about: "one replica resets connections 0.3 s into a request, another after 0.7 s: no request is executed more " +
+		"often than its counted attempts", act: resetDuringRequest},
+	{name: "surplus", about: "two replicas send a response too many on kept-alive connections for 4 s: no client gets another's",
+		act: sendSurplusResponses},
 	{name: "refuse", about: "one replica refuses connections for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Refuse})},
-	{name: "close-idle", about: "all replicas close idle connections", act: faultFirstReplicas(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
-	{name: "500", about: "one replica responds with 500 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
-	{name: "503", about: "one replica responds with 503 for 3 s", act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
-	{name: "503-all", about: "all replicas respond with 503 for 3 s: requests wait, and the replicas are asked now and then", act: respond503FromAll},
-	{name: "full", about: "two replicas, and then all of them by turns, are full and refuse streams by an error event, others by a 503: no request fails, and none counts as a crash", act: refuseInStreams},
-	{name: "overfull", about: "all replicas take half as many requests as there are clients, for 6 s: no request fails, and next to none is sent to be refused", act: fillReplicas},
-	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: allowStatuses(429), act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
-	{name: "metrics-gone", about: "/metrics of all replicas is 404", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
-	{name: "metrics-garbled", about: "/metrics of all replicas is invalid", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
-	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB", act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
-	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected", act: killOnlyReplica},
-	{name: "context-length", about: "conversations outgrow the context of two replicas of a model; the third, with a longer one, is killed and started again: no turn is lost or cut short", act: mixContextLengths},
-	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down", act: limitDescriptors},
-	{name: "descriptors-idle", about: "twice as many idle connections as the proxy has file descriptors: both listeners respond to new clients", act: openIdleConnections},
-	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the clients fails", act: trickleBodies},
-	{name: "withhold", about: "150 connections of another address send headers and no bodies: no request of the clients fails", act: withholdBodies},
+	{name: "close-idle", about: "all replicas close idle connections",
+		act: faultFirstReplicas(4*time.Second, 0, sim.Fault{Kind: sim.CloseIdle})},
+	{name: "500", about: "one replica responds with 500 for 3 s",
+		act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 500})},
+	{name: "503", about: "one replica responds with 503 for 3 s",
+		act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 503})},
+	{name: "503-all", about: "all replicas respond with 503 for 3 s: requests wait, and the replicas are asked now and then",
+		act: respond503FromAll},
+	{name: "full", about: "two replicas, and then all of them by turns, are full and refuse streams by an error event, others by a 503: no " +
+		"request fails, and none counts as a crash", act: refuseInStreams},
+	{name: "overfull", about: "all replicas take half as many requests as there are clients, for 6 s: no request fails, and next to none " +
+		"is sent to be refused", act: fillReplicas},
+	{name: "429", about: "one replica responds with 429 for 3 s: it is relayed", allowed: allowStatuses(429),
+		act: faultFirstReplicas(3*time.Second, 1, sim.Fault{Kind: sim.Status, Status: 429})},
+	{name: "metrics-gone", about: "/metrics of all replicas is 404",
+		act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGone})},
+	{name: "metrics-garbled", about: "/metrics of all replicas is invalid",
+		act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsGarbled})},
+	{name: "metrics-huge", about: "/metrics of all replicas has 50 MB",
+		act: faultFirstReplicas(3*time.Second, 0, sim.Fault{Kind: sim.MetricsHuge})},
+	{name: "model-down", about: "the only replica of a second model is killed and started again: the first model is not affected",
+		act: killOnlyReplica},
+	{name: "context-length", about: "conversations outgrow the context of two replicas of a model; the third, with a longer one, is killed " +
+		"and started again: no turn is lost or cut short", act: mixContextLengths},
+	{name: "descriptors", about: "the proxy has too few file descriptors for 6 s: requests wait, and no backend goes down",
+		act: limitDescriptors},
+	{name: "descriptors-idle",
+		about: "twice as many idle connections as the proxy has file descriptors: both listeners respond to new clients",
+		act:   openIdleConnections},
+	{name: "trickle", about: "40 connections of another address send large bodies that slow down to two bytes a second: no request of the " +
+		"clients fails", act: trickleBodies},
+	{name: "withhold", about: "150 connections of another address send headers and no bodies: no request of the clients fails",
+		act: withholdBodies},
 	{name: "reload", about: "a reload removes a backend, another adds it, a third is invalid", real: true, act: removeAndAddBackend},
 	{name: "loop", about: "a reload adds the proxy itself as a backend: it is refused, and no request is sent twice", act: addProxyAsBackend},
 	{name: "drain", about: "an operator drains and undrains a backend", real: true, act: drainAndUndrain},
-	{name: "toggle", about: "for 6 s an operator drains and undrains backends, and replicas refuse connections, many times a second while requests are queued at max_in_flight", act: toggleStates},
+	{name: "toggle", about: "for 6 s an operator drains and undrains backends, and replicas refuse connections, many times a second while " +
+		"requests are queued at max_in_flight", act: toggleStates},
 	{name: "rolling", about: "two proxies behind nginx are restarted (SIGTERM) in turn, twice", act: restartProxiesInTurn},
-	{name: "redis", about: "two proxies behind nginx share over Redis, which is killed, suspended and filled up for 6 s each; then the proxies are restarted in turn", act: breakRedis},
-	{name: "hand-over", about: "the proxy hands its listeners to a new process (SIGUSR2)", real: true, act: handOverProxy},
+	{name: "redis", about: "two proxies behind nginx share over Redis, which is killed, suspended and filled up for 6 s each; then the " +
+		"proxies are restarted in turn", act: breakRedis},
+	{name: "binary-upgrade", about: "a new process takes over the listeners of the proxy (SIGUSR2)", real: true, act: upgradeProxy},
 }
 
 func anyReplica(*testbed.Replica) bool     { return true }
@@ -231,7 +266,8 @@ func respond503FromAll(ctx context.Context, r *rig) error {
 		return err
 	}
 	most := float64(2*r.load.number + 10*len(r.replicas))
-	r.verdict.require(refused <= most, "%v requests were refused while all replicas responded with 503 for 3 s, want at most %v", refused, most)
+	r.verdict.require(refused <= most, "%v requests were refused while all replicas responded with 503 for 3 s, want at most %v", refused,
+		most)
 	return nil
 }
 
@@ -245,7 +281,8 @@ func fillReplicas(ctx context.Context, r *rig) error {
 		return err
 	}
 	requests := r.verdict.responseCount() - before
-	r.verdict.addMeasurement("%v refusals of %d requests by replicas that take %d each, beside %d clients", refused, requests, fault.Limit, r.load.number)
+	r.verdict.addMeasurement("%v refusals of %d requests by replicas that take %d each, beside %d clients", refused, requests, fault.Limit,
+		r.load.number)
 	// Each client's request at the beginning may be one of those that show how many they take.
 	most := float64(r.load.number) + float64(requests)/10
 	r.verdict.require(refused <= most, "%v requests were refused, want at most %v", refused, most)
@@ -322,7 +359,8 @@ const noMetricsTimeout = 2 * time.Second
 // hangWithoutMetrics hangs a replica that passes its health checks and has no metrics, so that
 // only timeouts detect it.
 func hangWithoutMetrics(ctx context.Context, r *rig) error {
-	err := r.proxy.Reload(ctx, "ok", r.replicas, "timeouts: {response: "+noMetricsTimeout.String()+", first_byte: "+noMetricsTimeout.String()+"}")
+	err := r.proxy.Reload(ctx, "ok", r.replicas, "timeouts: {response: "+noMetricsTimeout.String()+", first_byte: "+noMetricsTimeout.String()+
+		"}")
 	if err != nil {
 		return err
 	}
@@ -445,7 +483,8 @@ func (r *rig) requestOtherAPIs(ctx context.Context, mayAbort bool) (aborted int,
 			if mayAbort && strings.Contains(response, `"delta":{"stop_reason":null`) {
 				aborted++
 			}
-		case mayAbort && status == http.StatusOK && c.path == "/v1/messages" && strings.HasSuffix(response, "}") && !strings.Contains(response, `"stop_reason":`):
+		case mayAbort && status == http.StatusOK && c.path == "/v1/messages" && strings.HasSuffix(response, "}") &&
+			!strings.Contains(response, `"stop_reason":`):
 			aborted++
 		default:
 			r.verdict.require(false, "%s: status %d, %q", c.path, status, response)

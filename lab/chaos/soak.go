@@ -161,7 +161,8 @@ func writeCertificate(dir string) (*x509.CertPool, error) {
 }
 
 // sendTrafficAndOperate runs the traffic and the operations, and fills in the report.
-func (r *rig) sendTrafficAndOperate(ctx context.Context, report *soakReport, length time.Duration, roots *x509.CertPool, printNothing bool) error {
+func (r *rig) sendTrafficAndOperate(ctx context.Context, report *soakReport, length time.Duration, roots *x509.CertPool,
+	printNothing bool) error {
 	add := func(at string, u usage) usage {
 		report.Samples = append(report.Samples, usageSample{at, u})
 		if !printNothing {
@@ -441,7 +442,8 @@ func (s *soakReport) print() {
 		fmt.Printf("%7d %s\n", s.Sent[name], name)
 		total += s.Sent[name]
 	}
-	fmt.Printf("%7d requests in %.0f s, %d streams ended by restarts, %d over the limits of their key\n", total, s.Seconds, s.StreamErrors, s.OverLimit)
+	fmt.Printf("%7d requests in %.0f s, %d streams ended by restarts, %d over the limits of their key\n", total, s.Seconds, s.StreamErrors,
+		s.OverLimit)
 	for _, name := range slices.Sorted(maps.Keys(s.Operations)) {
 		fmt.Printf("%7d × %s\n", s.Operations[name], name)
 	}

@@ -91,7 +91,7 @@ func (f *splitFleet) start(ctx context.Context) error {
 		}
 	}
 	var err error
-	if f.proxy, err = f.newProxy("split", fmt.Sprintf("pd: {lease: %v, min_uncached_tokens: 1}", splitLease)); err != nil {
+	if f.proxy, err = f.newProxy("split", fmt.Sprintf("disaggregation: {kv_lease: %v, min_uncached_tokens: 1}", splitLease)); err != nil {
 		return err
 	}
 	if err := f.proxy.WriteConfig(f.replicas()); err != nil {

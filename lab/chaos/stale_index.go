@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	restoredPrompts      = 40 // that the restored index knows
+	restoredPrompts      = 80 // that the restored index knows
 	restoredPromptTokens = 1024
 	restoredInFlight     = 8
-	restoredKVTokens     = 40_000 // of a replica: a quarter of its cache has been used when a prompt comes again
+	restoredKVTokens     = 80_000 // of a replica: a quarter of its cache has been used when a prompt comes again
 )
 
 // restartOnEmptiedCaches restarts a proxy on its snapshot while the replicas' caches are emptied: it notices on each replica, and

@@ -86,7 +86,8 @@ func (o *options) stressConnections(ctx context.Context, r *rig) (err error) {
 		return err
 	}
 	took := time.Since(began)
-	r.verdict.addMeasurement("%d requests, %d of them disconnected, %.0f a second", s.begun.Load(), s.disconnected.Load(), float64(s.begun.Load())/took.Seconds())
+	r.verdict.addMeasurement("%d requests, %d of them disconnected, %.0f a second", s.begun.Load(), s.disconnected.Load(),
+		float64(s.begun.Load())/took.Seconds())
 	return nil
 }
 

@@ -15,7 +15,8 @@ func TestStress(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		if strings.Contains(string(body), `"stream":true`) {
 			w.Header().Set("Content-Type", "text/event-stream")
-			fmt.Fprintf(w, "data: {\"id\":\"chatcmpl-%s-x\",\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n", id)
+			fmt.Fprintf(w, "data: {\"id\":\"chatcmpl-%s-x\",\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":\"length\"}]}\n\ndata: "+
+				"[DONE]\n\n", id)
 			return
 		}
 		fmt.Fprintf(w, `{"id":"chatcmpl-%s-x","choices":[{"finish_reason":"length"}]}`, id)
@@ -26,7 +27,9 @@ func TestStress(t *testing.T) {
 		hangs       bool
 		fails       bool
 	}{
-		"complete":           {func(w http.ResponseWriter, r *http.Request) { respond(w, r, r.Header.Get("X-Request-Id")) }, time.Minute, false, false},
+		"complete": {func(w http.ResponseWriter, r *http.Request) {
+			respond(w, r, r.Header.Get("X-Request-Id"))
+		}, time.Minute, false, false},
 		"of another request": {func(w http.ResponseWriter, r *http.Request) { respond(w, r, "stress-0") }, time.Minute, false, true},
 		"truncated": {func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(w, `{"id":"chatcmpl-%s-x"`, r.Header.Get("X-Request-Id"))

@@ -102,7 +102,8 @@ func (v *verdict) checkAndCountLocked(q *prompt, streams bool, r loadgen.Respons
 	}
 	v.failed[r.Err+" ("+kind+")"]++
 	if v.allowed == nil || !v.allowed(streams, r) {
-		v.addViolationLocked("%s (%s) from %q after %v: %s", r.Err, kind, r.Backend, time.Since(r.Sent).Round(time.Millisecond), strings.TrimSpace(r.Detail))
+		v.addViolationLocked("%s (%s) from %q after %v: %s", r.Err, kind, r.Backend, time.Since(r.Sent).Round(time.Millisecond),
+			strings.TrimSpace(r.Detail))
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 
 func TestVerdict(t *testing.T) {
 	known := &prompt{known: true, output: "one two three", tokens: 3}
-	complete := loadgen.Response{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true, Output: known.output, Backend: "r0"}
+	complete := loadgen.Response{Result: replay.Result{Sent: time.Now()}, Status: 200, Committed: true, Finish: "length", Usage: true,
+		Output: known.output, Backend: "r0"}
 	complete.CompletionTokens = 3
 	with := func(change func(*loadgen.Response)) loadgen.Response {
 		r := complete
@@ -50,7 +51,8 @@ func TestVerdict(t *testing.T) {
 	v := newVerdict(nil)
 	v.checkAndCount(&prompt{tokens: 3}, false, complete)
 	v.require(true, "never said")
-	if v.violationCount != 0 || v.lastRespondedSentAt("r0") != complete.Sent || v.lastFirstToken("r0").Before(complete.Sent) || v.responseCount() != 1 || v.sent != 1 {
+	if v.violationCount != 0 || v.lastRespondedSentAt("r0") != complete.Sent || v.lastFirstToken("r0").Before(complete.Sent) ||
+		v.responseCount() != 1 || v.sent != 1 {
 		t.Errorf("an output that is not known beforehand: %+v", v)
 	}
 }

@@ -32,7 +32,7 @@ type benchOptions struct {
 	rounds           int           // 0: two if several URLs are compared, else one
 	timeout          time.Duration
 
-	sessions, turns                         int
+	concurrency, turns                      int
 	systemPrompts, systemTokens, userTokens int
 	outputTokens                            int
 	think                                   time.Duration
@@ -54,7 +54,7 @@ vLLM) and print the time to first token (TTFT), the gap between chunks (ITL), th
 time per token after the first (TPOT), the end-to-end latency (E2E), the cache
 hit ratio and the throughput, each also as a ratio to the first URL.
 
---sessions users chat concurrently. Each sends the whole conversation with the
+--concurrency conversations are open at once. Each sends the whole conversation with the
 server's own outputs, waits for the response, and pauses before the next message.
 Conversations start with one of a few shared system prompts.
 
@@ -64,7 +64,7 @@ with a nonce, so that no URL is served from caches that another one filled.
 
 Prompts and keys are never printed. Ctrl-C prints the results so far.`,
 		Example: `  warmroute bench --url http://127.0.0.1:8080
-  warmroute bench --url http://nginx:80 --url http://warmroute:8080 --for 5m --sessions 32
+  warmroute bench --url http://nginx:80 --url http://warmroute:8080 --for 5m --concurrency 32
   warmroute bench --url http://127.0.0.1:8000 --api-key-env VLLM_API_KEY --json | jq '.results[].ttft_p99_s'`,
 		Args: func(cmd *cobra.Command, args []string) (err error) {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -109,7 +109,7 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.rounds, "rounds", 0, "number `N` of rounds (default 2; 1 for a single URL)")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "`DURATION` after which a request counts as lost")
 
-	f.IntVar(&o.sessions, "sessions", 16, "number `N` of concurrent conversations")
+	f.IntVar(&o.concurrency, "concurrency", 16, "number `N` of concurrent conversations")
 	f.IntVar(&o.turns, "turns", 6, "number `N` of requests per conversation")
 	f.IntVar(&o.systemPrompts, "system-prompts", 8, "number `N` of shared system prompts; the first is used most")
 	f.IntVar(&o.systemTokens, "system-tokens", 1000, "length of a system prompt, about `N` tokens of 4 characters")
@@ -148,7 +148,7 @@ func (o *benchOptions) validate(flags *pflag.FlagSet) error {
 		value, min, max int
 	}{
 		{"rounds", o.rounds, 1, 99},
-		{"sessions", o.sessions, 1, 10_000},
+		{"concurrency", o.concurrency, 1, 10_000},
 		{"turns", o.turns, 1, 1000},
 		{"system-prompts", o.systemPrompts, 1, 100_000},
 		{"system-tokens", o.systemTokens, 16, 1_000_000},
@@ -184,7 +184,8 @@ func (o *benchOptions) newTargets(apiKeys []string) ([]*benchTarget, error) {
 		// SDKs want a base URL that ends in /v1.
 		u, err := backends.ParseURL(strings.TrimSuffix(strings.TrimRight(raw, "/"), "/v1"))
 		if err != nil {
-			return nil, fmt.Errorf("--url: %s", strings.TrimPrefix(strings.Replace(err.Error(), "set api_key instead", "use --api-key-file instead", 1), "backend URL "))
+			return nil, fmt.Errorf("--url: %s", strings.TrimPrefix(strings.Replace(err.Error(), "set api_key instead", "use --api-key-file instead",
+				1), "backend URL "))
 		}
 		t := &benchTarget{name: string(rune('A' + i)), url: u.String(), model: o.model}
 		if len(apiKeys) > 0 {

@@ -17,7 +17,7 @@ type benchReport struct {
 	Conversations int     `json:"conversations,omitzero"`
 	Warmup        float64 `json:"warmup_s"`
 	Rounds        int     `json:"rounds"`
-	Sessions      int     `json:"sessions"`
+	Concurrency   int     `json:"concurrency"`
 	Turns         int     `json:"turns"`
 	SystemPrompts int     `json:"system_prompts"`
 	SystemTokens  int     `json:"system_tokens"`
@@ -71,7 +71,7 @@ func (r *benchRun) report(interrupted bool) benchReport {
 	o := r.o
 	b := benchReport{
 		Interrupted: interrupted, Duration: o.duration.Seconds(), Conversations: o.conversations, Warmup: o.warmup.Seconds(),
-		Rounds: o.rounds, Sessions: o.sessions, Turns: o.turns, SystemPrompts: o.systemPrompts, SystemTokens: o.systemTokens,
+		Rounds: o.rounds, Concurrency: o.concurrency, Turns: o.turns, SystemPrompts: o.systemPrompts, SystemTokens: o.systemTokens,
 		UserTokens: o.userTokens, OutputTokens: o.outputTokens, Think: o.think.Seconds(), Seed: o.seed,
 	}
 	if o.conversations > 0 {
@@ -87,7 +87,8 @@ func (t *benchTarget) result(o *benchOptions) benchResult {
 	s := t.stats.Summary("", t.stats.elapsed)
 	r := benchResult{
 		Name: t.name, URL: t.url, Model: t.model,
-		Requests: s.Requests, TTFTMean: nilIfZero(s.TTFTMean), TTFTP50: nilIfZero(s.TTFTP50), TTFTP90: nilIfZero(s.TTFTP90), TTFTP99: nilIfZero(s.TTFTP99),
+		Requests: s.Requests, TTFTMean: nilIfZero(s.TTFTMean), TTFTP50: nilIfZero(s.TTFTP50), TTFTP90: nilIfZero(s.TTFTP90),
+		TTFTP99: nilIfZero(s.TTFTP99),
 		ITLMean: nilIfZero(s.ITLMean), E2EMean: nilIfZero(s.E2EMean), InvalidUsage: s.InvalidUsage,
 		Elapsed: t.stats.elapsed.Seconds(), Lost: s.Lost, Errors: t.stats.errorsByFrequency(s.Errors, o),
 	}
@@ -139,7 +140,7 @@ func errorAdvice(cause string, o *benchOptions) string {
 	case cause == loadgen.NoConnection:
 		return "connection refused, or closed before the response: check that the server still runs"
 	case cause == loadgen.Timeout:
-		return "no complete response within --timeout: raise it, or lower --sessions"
+		return "no complete response within --timeout: raise it, or lower --concurrency"
 	case cause == "status 401", cause == "status 403":
 		return "the API key is not accepted: check --api-key-file or --api-key-env"
 	case cause == "status 404":
@@ -149,7 +150,7 @@ func errorAdvice(cause string, o *benchOptions) string {
 	case cause == "status 400", cause == "status 413":
 		return "the chats may exceed the context length or the size limit: lower --turns or --system-tokens"
 	case cause == "status 429", cause == "status 503":
-		return "the server is overloaded: lower --sessions (Retry-After was respected, up to 30 s)"
+		return "the server is overloaded: lower --concurrency (Retry-After was respected, up to 30 s)"
 	case strings.HasPrefix(cause, "status 5"):
 		return "the server failed: see its log"
 	case cause == loadgen.NotStream:
@@ -245,8 +246,9 @@ func (b benchReport) writeTable(w io.Writer) error {
 }
 
 func (b benchReport) writeHeader(w io.Writer) {
-	fmt.Fprintf(w, "%d concurrent chats of %d turns; %d system prompts of about %d tokens,\nuser messages of %d and outputs of %d tokens on average; seed %d.\n",
-		b.Sessions, b.Turns, b.SystemPrompts, b.SystemTokens, b.UserTokens, b.OutputTokens, b.Seed)
+	fmt.Fprintf(w, "%d concurrent chats of %d turns; %d system prompts of about %d tokens,\nuser messages of %d and outputs of %d tokens "+
+		"on average; seed %d.\n",
+		b.Concurrency, b.Turns, b.SystemPrompts, b.SystemTokens, b.UserTokens, b.OutputTokens, b.Seed)
 	amount := fmt.Sprintf("%.0f s measured per URL", b.Duration)
 	if b.Conversations > 0 {
 		amount = fmt.Sprintf("%d conversations per URL", b.Conversations)
@@ -262,7 +264,8 @@ func (b benchReport) writeHeader(w io.Writer) {
 	}
 	fmt.Fprintf(w, "%s.\n", amount)
 	if len(b.Results) > 1 {
-		fmt.Fprintln(w, "All URLs get the same chats, but prompts that start with different nonces, so\nthat none is served from caches that another filled.")
+		fmt.Fprintln(w, "All URLs get the same chats, but prompts that start with different nonces, so\nthat none is served from caches that "+
+			"another filled.")
 	}
 	fmt.Fprintln(w)
 	for _, r := range b.Results {
@@ -295,14 +298,17 @@ func (b benchReport) writeTokenUsageNotes(w io.Writer) {
 		return strings.Join(missing, ", ")
 	}
 	if of := names(func(r benchResult) bool { return r.PromptTokens == nil && r.InvalidUsage == 0 }); of != "" {
-		fmt.Fprintf(w, "\n%s: no usage at the end of the streams, despite stream_options.include_usage:\n   token counts and hit ratio are unknown.\n", of)
+		fmt.Fprintf(w, "\n%s: no usage at the end of the streams, despite stream_options.include_usage:\n   token counts and hit ratio are "+
+			"unknown.\n", of)
 	}
 	for _, r := range b.Results {
 		if r.InvalidUsage > 0 {
-			fmt.Fprintf(w, "\n%s: the usage of %d responses is contradictory, such as more cached than prompt\n   tokens, and is ignored: does a proxy in between rewrite it?\n", r.Name, r.InvalidUsage)
+			fmt.Fprintf(w, "\n%s: the usage of %d responses is contradictory, such as more cached than prompt\n   tokens, and is ignored: does a "+
+				"proxy in between rewrite it?\n", r.Name, r.InvalidUsage)
 		}
 	}
 	if of := names(func(r benchResult) bool { return r.PromptTokens != nil && r.HitRatio == nil }); of != "" {
-		fmt.Fprintf(w, "\n%s: no hit ratio, since usage has no prompt_tokens_details.cached_tokens;\n   start vLLM with --enable-prompt-tokens-details.\n", of)
+		fmt.Fprintf(w, "\n%s: no hit ratio, since usage has no prompt_tokens_details.cached_tokens;\n   start vLLM with "+
+			"--enable-prompt-tokens-details.\n", of)
 	}
 }

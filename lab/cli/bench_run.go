@@ -256,7 +256,7 @@ func (r *benchRun) newChats(t *benchTarget, round int) *loadgen.Chats {
 		Seed:          r.o.seed + uint64(round)<<32,
 		Nonce:         fmt.Sprintf("%s%02d%s ", r.nonce, round, t.name),
 		Sessions:      sessions,
-		Concurrency:   r.o.sessions,
+		Concurrency:   r.o.concurrency,
 		SystemPrompts: r.o.systemPrompts,
 		SystemTokens:  r.o.systemTokens,
 		Zipf:          0.8,
@@ -314,7 +314,9 @@ func (s *benchStats) add(r replay.Result) {
 // message is not printed, since servers quote prompts and keys in it.
 func errorCode(body string) string {
 	isIdentifier := func(s string) bool {
-		return s != "" && len(s) <= 40 && !strings.ContainsFunc(s, func(r rune) bool { return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || r == '_') })
+		return s != "" && len(s) <= 40 && !strings.ContainsFunc(s, func(r rune) bool {
+			return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || r == '_')
+		})
 	}
 	for _, path := range []string{"error.code", "error.type", "code", "type"} { // the last two: vLLM before 0.11
 		if code := gjson.Get(body, path).Str; isIdentifier(code) {

@@ -36,7 +36,7 @@ func bench(ctx context.Context, t *testing.T, args ...string) (status int, stdou
 
 // smallBench returns the arguments for a few small conversations.
 func smallBench(args ...string) []string {
-	return append([]string{"--conversations", "4", "--sessions", "2", "--turns", "3", "--rounds", "2",
+	return append([]string{"--conversations", "4", "--concurrency", "2", "--turns", "3", "--rounds", "2",
 		"--system-tokens", "400", "--user-tokens", "32", "--output-tokens", "4", "--timeout", "20s"}, args...)
 }
 
@@ -111,7 +111,8 @@ func TestBenchJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, object := range []gjson.Result{gjson.Parse(out), gjson.Get(out, "results.0"), gjson.Get(out, "results.1"), gjson.Get(out, "results.1.errors.0")} {
+	for _, object := range []gjson.Result{gjson.Parse(out), gjson.Get(out, "results.0"), gjson.Get(out, "results.1"),
+		gjson.Get(out, "results.1.errors.0")} {
 		if !object.IsObject() {
 			t.Fatalf("an object is missing in %s", out)
 		}
@@ -133,7 +134,8 @@ func TestBenchJSON(t *testing.T) {
 			t.Errorf("%s is %s, want %s", path, got.Raw, want)
 		}
 	}
-	for _, path := range []string{"hit_ratio", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "itl_mean_s", "tpot_mean_s", "e2e_mean_s", "throughput_rps", "prompt_tokens_per_s", "completion_tokens_per_s"} {
+	for _, path := range []string{"hit_ratio", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "itl_mean_s", "tpot_mean_s",
+		"e2e_mean_s", "throughput_rps", "prompt_tokens_per_s", "completion_tokens_per_s"} {
 		if v := gjson.Get(out, "results.0."+path); v.Num <= 0 {
 			t.Errorf("%s is %s", path, v.Raw)
 		}
@@ -147,7 +149,7 @@ func TestBenchErrorAdvice(t *testing.T) {
 		if want == "timeout" {
 			timeout = "100ms"
 		}
-		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--sessions", "1", "--timeout", timeout, "--url", openAI(t, chat))
+		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--concurrency", "1", "--timeout", timeout, "--url", openAI(t, chat))
 		if status != 1 || !strings.Contains(out, "\nA lost 1: "+want+"\n") || !strings.Contains(out, advice) {
 			t.Errorf("status %d, want %q and %q in\n%s", status, want, advice, out)
 		}
@@ -171,7 +173,7 @@ func TestBenchErrorAdvice(t *testing.T) {
 	f("status 401", "--api-key-file", respond(401, ""))
 	f("status 404 (model_not_found)", "--model", respond(404, `{"error":{"message":"no m","type":"x","code":"model_not_found"}}`))
 	f("status 400 (BadRequestError)", "--plain", respond(400, `{"error":{"message":"extra","type":"BadRequestError","code":400}}`))
-	f("status 429", "--sessions", respond(429, ""))
+	f("status 429", "--concurrency", respond(429, ""))
 	f("timeout", "--timeout", func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
@@ -179,7 +181,8 @@ func TestBenchErrorAdvice(t *testing.T) {
 	f("response is not a stream", "buffers", respond(200, `{"choices":[]}`))
 	f("stream truncated", "replica failed", stream(one))
 	f("response too long", "1 MiB", stream("data: "+strings.Repeat("x", 2<<20)+"\n\n"))
-	f("response too long", "4 MiB", stream(strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("y", 500_000)+`"}}]}`+"\n\n", 9)))
+	f("response too long", "4 MiB",
+		stream(strings.Repeat(`data: {"choices":[{"delta":{"content":"`+strings.Repeat("y", 500_000)+`"}}]}`+"\n\n", 9)))
 	f("error event in the stream (dead)", "replica failed", stream(one+`data: {"error":{"message":"gone","code":"dead"}}`+"\n\n"))
 	f("response without content", "had no content", stream("data: [DONE]\n\n"))
 }
@@ -190,7 +193,8 @@ func TestBenchReportsMissingUsage(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, `data: {"choices":[{"delta":{"content":"one"}}]}`+"\n\ndata: [DONE]\n\n")
 	}))...)
-	if status != 0 || !strings.Contains(out, "A: no usage at the end of the streams") || !regexp.MustCompile(`(?m)^prompt tokens/s +-$`).MatchString(out) {
+	if status != 0 || !strings.Contains(out, "A: no usage at the end of the streams") ||
+		!regexp.MustCompile(`(?m)^prompt tokens/s +-$`).MatchString(out) {
 		t.Errorf("status %d:\n%s", status, out)
 	}
 }
@@ -263,7 +267,7 @@ func TestBenchRespectsRetryAfter(t *testing.T) {
 		w.Header().Set("Retry-After", "20")
 		w.WriteHeader(429)
 	})
-	status, out, _ := bench(t.Context(), t, "--for", "1s", "--warmup", "0s", "--sessions", "3", "--url", url)
+	status, out, _ := bench(t.Context(), t, "--for", "1s", "--warmup", "0s", "--concurrency", "3", "--url", url)
 	if status != 1 || asked.Load() != 3 || !strings.Contains(out, "A lost 3: status 429") {
 		t.Errorf("status %d, asked %d times, want 3:\n%s", status, asked.Load(), out)
 	}
@@ -281,7 +285,7 @@ func TestBenchInterruptedPrintsResults(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, `data: {"choices":[{"delta":{"content":"one"}}]}`+"\n\ndata: [DONE]\n\n")
 	})
-	status, out, errs := bench(ctx, t, "--for", "1h", "--warmup", "0s", "--sessions", "1", "--url", url)
+	status, out, errs := bench(ctx, t, "--for", "1h", "--warmup", "0s", "--concurrency", "1", "--url", url)
 	if status != 1 || !strings.Contains(errs, "interrupted after") || !regexp.MustCompile(`(?m)^requests completed +5$`).MatchString(out) {
 		t.Errorf("status %d, %s:\n%s", status, errs, out)
 	}
@@ -336,16 +340,18 @@ func TestBenchOverTLS(t *testing.T) {
 		status int
 		want   string
 	}{
-		"the authority":  {[]string{"--url", s.URL, "--ca-file", authority}, 0, "requests completed"},
-		"no authority":   {[]string{"--url", s.URL}, 1, "verify the certificate of " + s.URL + ": x509: certificate signed by unknown authority: name its authority with --ca-file"},
-		"another name":   {[]string{"--url", "https://localhost:" + port, "--ca-file", authority}, 1, "not localhost: name a host that it is valid for with --url"},
+		"the authority": {[]string{"--url", s.URL, "--ca-file", authority}, 0, "requests completed"},
+		"no authority": {[]string{"--url", s.URL}, 1, "verify the certificate of " + s.URL +
+			": x509: certificate signed by unknown authority: name its authority with --ca-file"},
+		"another name": {[]string{"--url", "https://localhost:" + port, "--ca-file", authority}, 1,
+			"not localhost: name a host that it is valid for with --url"},
 		"no file":        {[]string{"--url", s.URL, "--ca-file", authority + ".no"}, 2, "--ca-file: open "},
 		"no certificate": {[]string{"--url", s.URL, "--ca-file", os.DevNull}, 2, "has no certificate"},
 		"http":           {[]string{"--url", "http://127.0.0.1:" + port}, 1, "http://127.0.0.1:" + port + " requires https: use --url https://…"},
 		"https to a server without TLS": {[]string{"--url", strings.Replace(openAI(t, http.NotFound), "http:", "https:", 1)}, 1,
 			" does not use https: use --url http://…"},
 	} {
-		status, out, errs := bench(t.Context(), t, append(c.args, "--conversations", "1", "--sessions", "1", "--turns", "2")...)
+		status, out, errs := bench(t.Context(), t, append(c.args, "--conversations", "1", "--concurrency", "1", "--turns", "2")...)
 		if status != c.status || !strings.Contains(out+errs, c.want) {
 			t.Errorf("%s: status %d, %s%s; want %d, %q", name, status, out, errs, c.status, c.want)
 		}
@@ -389,7 +395,8 @@ func TestBenchChecksEndpointsFirst(t *testing.T) {
 	defer cancel()
 	hung := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer hung.Close()
-	if status, _, errs := bench(ctx, t, "--url", hung.URL); status != 1 || !strings.Contains(errs, "interrupted before the first measurement") {
+	if status, _, errs := bench(ctx, t, "--url", hung.URL); status != 1 ||
+		!strings.Contains(errs, "interrupted before the first measurement") {
 		t.Errorf("status %d, %s", status, errs)
 	}
 }
@@ -404,10 +411,12 @@ func TestBenchIgnoresInvalidUsage(t *testing.T) {
 		url := openAI(t, func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
 			w.Header().Set("Content-Type", "text/event-stream")
-			fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"one\"}}]}\n\ndata: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
+			fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"one\"}}]}\n\ndata: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n",
+				usage)
 		})
-		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--sessions", "1", "--turns", "2", "--url", url)
-		if status != 0 || !regexp.MustCompile(`(?m)^hit ratio +-$`).MatchString(out) || !regexp.MustCompile(`(?m)^prompt tokens/s +-$`).MatchString(out) ||
+		status, out, _ := bench(t.Context(), t, "--conversations", "1", "--concurrency", "1", "--turns", "2", "--url", url)
+		if status != 0 || !regexp.MustCompile(`(?m)^hit ratio +-$`).MatchString(out) ||
+			!regexp.MustCompile(`(?m)^prompt tokens/s +-$`).MatchString(out) ||
 			!strings.Contains(out, "A: the usage of 2 responses is contradictory") || strings.Contains(out, "no usage at the end") {
 			t.Errorf("%s: status %d\n%s", usage, status, out)
 		}

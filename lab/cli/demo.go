@@ -29,7 +29,7 @@ const (
 	// demoKVTokens is the size of a replica's KV cache: small, so that 20 seconds of
 	// a few users' chats show what hours of many users' chats do to a large one.
 	demoKVTokens = 32_000
-	// demoLongKVTokens is that of --pd: what is compared there is prefill and decode, not the hits of the caches.
+	// demoLongKVTokens is that of --disaggregation: what is compared there is prefill and decode, not the hits of the caches.
 	demoLongKVTokens = 400_000
 
 	maxDemoBackends    = 64
@@ -41,13 +41,13 @@ const (
 
 // demoOptions are the flags of demo.
 type demoOptions struct {
-	backends int
-	duration time.Duration // 0: until interrupted
-	listen   string
-	admin    string
-	page     string
-	pd       bool
-	json     bool
+	backends       int
+	duration       time.Duration // 0: until interrupted
+	listen         string
+	admin          string
+	page           string
+	disaggregation bool
+	json           bool
 }
 
 // demoSetup is what the two fleets are compared for.
@@ -66,7 +66,7 @@ type demoFleetSetup struct {
 
 // setup returns what the flags ask for.
 func (o *demoOptions) setup() demoSetup {
-	if !o.pd {
+	if !o.disaggregation {
 		return demoSetup{
 			title: "Round robin and prefix routing, on the same chats", chats: demoChats(o.backends), kvTokens: demoKVTokens,
 			fleets: [2]demoFleetSetup{{label: "round-robin", policy: "round-robin"}, {label: "prefix", policy: "prefix"}},
@@ -93,7 +93,7 @@ sockets: one behind a proxy with the policy round-robin, one behind a proxy with
 the policy prefix. It runs until Ctrl-C, or for --for, and needs no GPU and no
 network.
 
-With --pd both have the policy prefix, and the replicas of the second fleet are
+With --disaggregation both have the policy prefix, and the replicas of the second fleet are
 for prefill or for decode, half of them each.`,
 		Example: `  warmroute demo
   warmroute demo --for 30s --backends 8
@@ -112,10 +112,11 @@ for prefill or for decode, half of them each.`,
 	flags.SortFlags = false
 	flags.IntVar(&o.backends, "backends", 4, "number `N` of simulated replicas in each fleet")
 	flags.DurationVar(&o.duration, "for", 0, "stop after `DURATION`; 0 runs until Ctrl-C")
-	flags.StringVar(&o.listen, "listen", "127.0.0.1:0", "`ADDRESS` of the proxy with the policy prefix, which accepts other requests too; port 0 selects a free one")
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:0",
+		"`ADDRESS` of the proxy with the policy prefix, which accepts other requests too; port 0 selects a free one")
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:0", "`ADDRESS` of its admin listener, with metrics and the live page")
 	flags.StringVar(&o.page, "page", "127.0.0.1:0", "`ADDRESS` of a page that shows both fleets")
-	flags.BoolVar(&o.pd, "pd", false, "compare replicas for prefill and decode with those that do both")
+	flags.BoolVar(&o.disaggregation, "disaggregation", false, "compare replicas for prefill and decode with those that do both")
 	flags.BoolVar(&o.json, "json", false, "print only the results, as JSON")
 	return cmd
 }
@@ -124,8 +125,8 @@ func (o *demoOptions) validate() error {
 	switch {
 	case o.backends < 1 || o.backends > maxDemoBackends:
 		return fmt.Errorf("--backends %d is not between 1 and %d", o.backends, maxDemoBackends)
-	case o.pd && o.backends < 2:
-		return fmt.Errorf("--pd needs at least 2 --backends, not %d", o.backends)
+	case o.disaggregation && o.backends < 2:
+		return fmt.Errorf("--disaggregation needs at least 2 --backends, not %d", o.backends)
 	case o.duration < 0:
 		return fmt.Errorf("--for %v is negative", o.duration)
 	}
@@ -150,7 +151,7 @@ func demoChats(backends int) *loadgen.Chats {
 	}
 }
 
-// demoLongChats is the traffic of --pd: chats about long texts, since a short prompt is not worth the handover.
+// demoLongChats is the traffic of --disaggregation: chats about long texts, since a short prompt is not worth the KV transfer.
 func demoLongChats(backends int) *loadgen.Chats {
 	c := demoChats(backends)
 	c.Turns = loadgen.Range{Min: 1, Max: 3}
@@ -162,9 +163,11 @@ func demoLongChats(backends int) *loadgen.Chats {
 
 // describeDemoTraffic returns what the chats are, in one sentence.
 func describeDemoTraffic(c *loadgen.Chats) string {
-	return fmt.Sprintf("%d users chat at the same time with each fleet: a chat begins with one of %d system prompts of about %d tokens, some of them much more popular, "+
+	return fmt.Sprintf("%d users chat at the same time with each fleet: a chat begins with one of %d system prompts of about %d tokens, "+
+		"some of them much more popular, "+
 		"and has %d to %d messages of %d to %d tokens, with outputs of %d to %d; each user pauses about %.0f s before a message.",
-		c.Concurrency, c.SystemPrompts, c.SystemTokens, c.Turns.Min, c.Turns.Max, c.UserTokens.Min, c.UserTokens.Max, c.OutputTokens.Min, c.OutputTokens.Max, c.Think.Seconds())
+		c.Concurrency, c.SystemPrompts, c.SystemTokens, c.Turns.Min, c.Turns.Max, c.UserTokens.Min, c.UserTokens.Max, c.OutputTokens.Min,
+		c.OutputTokens.Max, c.Think.Seconds())
 }
 
 // runDemo runs the demo until ctx is done or its time is over, and prints the results.
@@ -227,7 +230,7 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 		return json.NewEncoder(out).Encode(replay.Report{Results: results})
 	}
 	screen.showFinal(elapsed, results)
-	if o.pd {
+	if o.disaggregation {
 		fmt.Fprintf(out, "\n%s\n", describeSplits(results[0], results[1]))
 	} else {
 		fmt.Fprintf(out, "\n%s\n", savedPrefill(baseline.prefill(), second.prefill()))
@@ -237,13 +240,15 @@ func runDemo(ctx context.Context, o demoOptions, configs config.Loader, out io.W
 
 // describeSplits says how many requests were split, and how far tokens are apart at most with and without.
 func describeSplits(both, roles replay.Summary) string {
-	return fmt.Sprintf("Split: %.0f of %d requests. 99 %% of the gaps between tokens are below %.0f ms, and below %.0f ms on replicas that do both.",
+	return fmt.Sprintf("Split: %.0f of %d requests. 99 %% of the gaps between tokens are below %.0f ms, and below %.0f ms on replicas that "+
+		"do both.",
 		roles.SplitShare*float64(roles.Requests), roles.Requests, roles.ITLP99*1000, both.ITLP99*1000)
 }
 
 // runLoad sends the chats to all fleets until ctx is done, and returns the time
 // that this took.
-func (s *demoSetup) runLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen, page *demoPage) (elapsed time.Duration) {
+func (s *demoSetup) runLoad(ctx context.Context, o demoOptions, fleets []*demoFleet, screen *demoScreen,
+	page *demoPage) (elapsed time.Duration) {
 	state := demoState{Title: s.title, Traffic: describeDemoTraffic(s.chats)}
 	for _, f := range fleets {
 		state.LivePages = append(state.LivePages, f.adminURL+"/")
@@ -291,7 +296,8 @@ func summarizeFleets(fleets []*demoFleet, elapsed time.Duration) []replay.Summar
 func (s *demoSetup) writeTraffic(out io.Writer, backends int) {
 	difference := "one behind a proxy with the policy round-robin, one behind a proxy with the policy prefix."
 	if p := s.fleets[1].prefills; p > 0 {
-		difference = fmt.Sprintf("each of the first does whole requests, of the second %d are for prefill (P) and %d for decode (D).", p, backends-p)
+		difference = fmt.Sprintf("each of the first does whole requests, of the second %d are for prefill (P) and %d for decode (D).", p,
+			backends-p)
 	}
 	fmt.Fprintf(out, "%s\n\n%s\n\n",
 		wrapText(fmt.Sprintf("Starting two fleets of %d simulated replicas: %s Both get the same chats.", backends, difference), 80),
@@ -344,14 +350,17 @@ type demoFleet struct {
 	inFlight []float64 // sum of samples, by replica
 }
 
-// startReplicasAndProxy starts simulated replicas of one of the fleets and a proxy in front of them, each with startServer, which does not block. It does not wait until they are
+// startReplicasAndProxy starts simulated replicas of one of the fleets and a proxy in front of them, each with
+// startServer, which does not block. It does not wait until they are
 // ready. An empty adminAddr means no admin listener.
-func (s *demoSetup) startReplicasAndProxy(configs config.Loader, fleet, replicas int, proxyAddr, adminAddr string, startServer func(serve func(context.Context) error)) (*demoFleet, error) {
+func (s *demoSetup) startReplicasAndProxy(configs config.Loader, fleet, replicas int, proxyAddr, adminAddr string,
+	startServer func(serve func(context.Context) error)) (*demoFleet, error) {
 	its := s.fleets[fleet]
 	f := &demoFleet{label: its.label, inFlight: make([]float64, replicas)}
 	var urls []string
 	for range replicas {
-		replica := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: s.kvTokens}, Connector: sim.ConnectorConfig{Enabled: its.prefills > 0}})
+		replica := sim.NewServer(sim.Config{Engine: engine.Config{KVTokens: s.kvTokens},
+			Connector: sim.ConnectorConfig{Enabled: its.prefills > 0}})
 		if err := replica.Bind("127.0.0.1:0"); err != nil {
 			return nil, err
 		}

@@ -53,19 +53,21 @@ func TestDemoPrefixImprovesHitRatio(t *testing.T) {
 
 // TestDemoSplitsRequests compares two replicas for prefill and two for decode with four that do both.
 func TestDemoSplitsRequests(t *testing.T) {
-	got, out := testDemo(t, t.Context(), demoOptions{duration: 6 * time.Second, pd: true, json: true})
+	got, out := testDemo(t, t.Context(), demoOptions{duration: 6 * time.Second, disaggregation: true, json: true})
 	if len(got.Results) != 2 {
 		t.Fatalf("got %s", out)
 	}
 	both, roles := got.Results[0], got.Results[1]
-	if both.Policy != "4 both" || roles.Policy != "2 P + 2 D" || both.Lost+roles.Lost > 0 || both.SplitShare != 0 || roles.SplitShare == 0 || both.ITLP99 == 0 || roles.ITLP99 == 0 {
+	if both.Policy != "4 both" || roles.Policy != "2 P + 2 D" || both.Lost+roles.Lost > 0 || both.SplitShare != 0 || roles.SplitShare == 0 ||
+		both.ITLP99 == 0 || roles.ITLP99 == 0 {
 		t.Errorf("got %s", out)
 	}
 }
 
 func TestDescribeSplits(t *testing.T) {
 	got := describeSplits(replay.Summary{ITLP99: 0.25}, replay.Summary{Requests: 200, SplitShare: 0.42, ITLP99: 0.02})
-	if want := "Split: 84 of 200 requests. 99 % of the gaps between tokens are below 20 ms, and below 250 ms on replicas that do both."; got != want {
+	if want := "Split: 84 of 200 requests. " +
+		"99 % of the gaps between tokens are below 20 ms, and below 250 ms on replicas that do both."; got != want {
 		t.Errorf("got %s", got)
 	}
 }
@@ -75,7 +77,8 @@ func TestSavedPrefill(t *testing.T) {
 		base, ours prefill
 		want       string
 	}{
-		{prefill{100_000, 80_000}, prefill{200_000, 60_000}, "Saved against round robin: 62 % of the prefill, 100000 prompt tokens or 2.3 s of a replica."},
+		{prefill{100_000, 80_000}, prefill{200_000, 60_000},
+			"Saved against round robin: 62 % of the prefill, 100000 prompt tokens or 2.3 s of a replica."},
 		{prefill{}, prefill{}, "Saved: no prompt was computed."},
 		{prefill{1000, 1000}, prefill{1000, 0}, "Saved against round robin: 100 % of the prefill, 1000 prompt tokens or 0.0 s of a replica."},
 	} {

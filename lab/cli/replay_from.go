@@ -208,7 +208,8 @@ func (t *liveTraffic) describe(f *liveFleet, s *replay.Scenario) string {
 	var b strings.Builder
 	requests := t.trace.Requests
 	span := requests[len(requests)-1].At - requests[0].At
-	fmt.Fprintf(&b, "%d requests of %v until %s, on %d simulated replicas", len(requests), span.Round(time.Second), t.header.Now.Format("15:04:05 MST"), s.Backends)
+	fmt.Fprintf(&b, "%d requests of %v until %s, on %d simulated replicas", len(requests), span.Round(time.Second),
+		t.header.Now.Format("15:04:05 MST"), s.Backends)
 	if n := len(t.header.Backends) - len(f.backends); n > 0 {
 		fmt.Fprintf(&b, " (%d more are not ready)", n)
 	}
@@ -226,7 +227,7 @@ func (t *liveTraffic) describe(f *liveFleet, s *replay.Scenario) string {
 		fmt.Fprintf(&b, "The slowest replica has %.2f times that speed, the fastest %.2f times.\n", slices.Min(f.speeds), slices.Max(f.speeds))
 	}
 	if t.header.Cut {
-		b.WriteString("The proxy has no memory for more of the last hour: raise record.memory to cover it.\n")
+		b.WriteString("The proxy has no memory for more of the last hour: raise recording.memory to cover it.\n")
 	}
 	fmt.Fprintf(&b, "The proxy uses the policy %s.\n", t.header.Policy)
 	return b.String()

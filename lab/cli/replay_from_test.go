@@ -46,7 +46,7 @@ func serveRecordedChats(t *testing.T, o *demoOptions) *demoFleet {
 
 // A fleet with roles is replayed with them.
 func TestReplayFromProxyWithRoles(t *testing.T) {
-	f := serveRecordedChats(t, &demoOptions{backends: 2, pd: true})
+	f := serveRecordedChats(t, &demoOptions{backends: 2, disaggregation: true})
 	status, out, errs := execute(t.Context(), t, "replay", "--from", f.adminURL, "--policy", "least-load")
 	want := `on 2 simulated replicas, 1 of them for prefill and 1 for decode, with(?s:.*)\n +prefix\+roles .*\n +least-load `
 	if status != 0 || errs != "" || !regexp.MustCompile(want).MatchString(out) {
@@ -80,15 +80,17 @@ func TestReplayFromErrors(t *testing.T) {
 		response string
 		want     string
 	}{
-		{"recording is off", 404, `{"error":{"message":"set record.memory","src":"warmroute"}}`, "set record.memory"},
+		{"recording is off", 404, `{"error":{"message":"set recording.memory","src":"warmroute"}}`, "set recording.memory"},
 		{"another server", 404, "hello", "is not an admin listener of warmroute (404 Not Found): name the right one with --from"},
 		{"nothing", 200, "", "read the first line of the recording: EOF"},
 		{"no recording", 200, "hello\n", "parse the first line of the recording: invalid character"},
 		{"no requests", 200, first + "}\n", "the proxy has recorded no request yet"},
 		{"no backends", 200, first + "}\n" + request, "the proxy has 0 backends, expected 1 to 1024"},
 		{"bad request", 200, first + "}\n{}\n", "parse the recording: trace line 2: timestamp is missing"},
-		{"bad step", 200, first + `,"backends":[{"ready":true,"step":{"prompt_tokens_per_second":5}}]}` + "\n" + request, "times of steps that the proxy has learned: 0 is not above 0"},
-		{"another model", 200, first + `,"backends":[{"ready":true,"step":{"prompt_tokens_per_second":5},"models":[1]},{"ready":true,"step":{"prompt_tokens_per_second":5},"models":[2]}]}` + "\n" + request, "no ready backend serves the models"},
+		{"bad step", 200, first + `,"backends":[{"ready":true,"step":{"prompt_tokens_per_second":5}}]}` + "\n" + request,
+			"times of steps that the proxy has learned: 0 is not above 0"},
+		{"another model", 200, first + `,"backends":[{"ready":true,"step":{"prompt_tokens_per_second":5},"models":[1]},{"ready":true,` +
+			`"step":{"prompt_tokens_per_second":5},"models":[2]}]}` + "\n" + request, "no ready backend serves the models"},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path != "/api/recording" {
@@ -117,10 +119,14 @@ func TestNewLiveFleet(t *testing.T) {
 		{"equal ones", []admin.RecordedBackend{backend(true, 100, 50, "", 0), backend(true, 100, 50, "", 0)}, "50 [1 1] [0 1] [0 0]"},
 		{"one is not ready", []admin.RecordedBackend{backend(false, 1, 1, "", 0), backend(true, 100, 50, "", 0)}, "50 [1] [0] [0]"},
 		{"none is ready", []admin.RecordedBackend{backend(false, 100, 50, "", 0)}, "50 [1] [0] [0]"},
-		{"different ones", []admin.RecordedBackend{backend(true, 50, 20, "", 0), backend(true, 100, 40, "", 0), backend(true, 200, 0, "", 0)}, "30 [0.5 1 2] [0 1 2] [0 0 0]"},
-		{"a shared device", []admin.RecordedBackend{backend(true, 1, 1, "", 0), backend(true, 1, 1, "gpu", 0), backend(true, 1, 1, "", 0), backend(true, 1, 1, "gpu", 0)}, "1 [1 1 1 1] [0 1 2 1] [0 0 0 0]"},
-		{"two models", []admin.RecordedBackend{backend(true, 1, 1, "", 5), backend(true, 1, 1, "", 7), backend(true, 1, 1, "", 5)}, "1 [1 1 1] [0 1 2] [0 1 0]"},
-		{"two models connected", []admin.RecordedBackend{backend(true, 1, 1, "", 5), backend(true, 1, 1, "", 7), backend(true, 1, 1, "", 5, 7)}, "1 [1 1 1] [0 1 2] [0 0 0]"},
+		{"different ones", []admin.RecordedBackend{backend(true, 50, 20, "", 0), backend(true, 100, 40, "", 0), backend(true, 200, 0, "", 0)},
+			"30 [0.5 1 2] [0 1 2] [0 0 0]"},
+		{"a shared device", []admin.RecordedBackend{backend(true, 1, 1, "", 0), backend(true, 1, 1, "gpu", 0), backend(true, 1, 1, "", 0),
+			backend(true, 1, 1, "gpu", 0)}, "1 [1 1 1 1] [0 1 2 1] [0 0 0 0]"},
+		{"two models", []admin.RecordedBackend{backend(true, 1, 1, "", 5), backend(true, 1, 1, "", 7), backend(true, 1, 1, "", 5)},
+			"1 [1 1 1] [0 1 2] [0 1 0]"},
+		{"two models connected", []admin.RecordedBackend{backend(true, 1, 1, "", 5), backend(true, 1, 1, "", 7), backend(true, 1, 1, "", 5, 7)},
+			"1 [1 1 1] [0 1 2] [0 0 0]"},
 		{"no recorded model", []admin.RecordedBackend{backend(true, 1, 1, ""), backend(true, 1, 1, "")}, "1 [1 1] [0 1] [0 0]"},
 	} {
 		f, err := newLiveFleet(c.backends)
@@ -142,7 +148,8 @@ func TestNewLiveFleet(t *testing.T) {
 	if _, err := newLiveFleet([]admin.RecordedBackend{withRole("draft", 1)}); err == nil {
 		t.Error("no error for an unknown role")
 	}
-	if f, _ := newLiveFleet([]admin.RecordedBackend{backend(true, 1, 1, "", 5, 6), backend(true, 1, 1, "", 7)}); !reflect.DeepEqual(f.groupOf, map[uint64]int{5: 0, 6: 0, 7: 1}) {
+	if f, _ := newLiveFleet([]admin.RecordedBackend{backend(true, 1, 1, "", 5, 6), backend(true, 1, 1, "", 7)}); !reflect.DeepEqual(f.groupOf,
+		map[uint64]int{5: 0, 6: 0, 7: 1}) {
 		t.Errorf("groups %v", f.groupOf)
 	}
 	if _, err := newLiveFleet([]admin.RecordedBackend{backend(true, 1, 1, ""), backend(true, 1e9, 1, "")}); err == nil {
@@ -151,7 +158,8 @@ func TestNewLiveFleet(t *testing.T) {
 }
 
 func FuzzParseLiveTraffic(f *testing.F) {
-	f.Add(`{"warmroute_record":2,"started_ms":1,"block_bytes":256,"backends":[{"ready":true,"device":"a","kv_tokens":9,"step":{"prompt_tokens_per_second":5},"models":[0]}]}` + "\n" +
+	f.Add(`{"warmroute_record":2,"started_ms":1,"block_bytes":256,"backends":[{"ready":true,"device":"a","kv_tokens":9,` +
+		`"step":{"prompt_tokens_per_second":5},"models":[0]}]}` + "\n" +
 		`{"timestamp":1,"input_length":90,"input_bytes":600,"output_length":50,"block_runs":[7,2],"code":200}` + "\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		traffic, err := parseLiveTraffic(strings.NewReader(text))

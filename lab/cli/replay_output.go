@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"warmroute/lab/replay"
@@ -37,6 +38,12 @@ func writeReplayTables(w io.Writer, reports []replay.Report) error {
 		fmt.Fprint(w, "\n\n")
 		if err := r.WriteTable(w); err != nil {
 			return err
+		}
+		if slices.ContainsFunc(r.Results, func(s replay.Summary) bool { return s.Recomputed != nil }) {
+			fmt.Fprintln(w)
+			if err := r.WriteRecomputed(w); err != nil {
+				return err
+			}
 		}
 		writePrefixPolicyRatios(w, r)
 	}

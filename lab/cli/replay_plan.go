@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -77,12 +79,15 @@ func (o *replayOptions) loadPlan(ctx context.Context, configs config.Loader, isS
 		return nil, err
 	}
 	base := replay.Scenario{
-		Backends: o.backends, KVTokens: o.kvTokens, Engine: engineConfig, Speeds: o.fleetSpeeds(), Devices: o.fleetDevices(), Changes: changes, Split: replay.Split(o.split),
-		Settings: c.Routing.Settings, SLO: cmp.Or(o.slo, c.SLO.TTFT),
+		Backends: o.backends, KVTokens: o.kvTokens, Engine: engineConfig, Speeds: o.fleetSpeeds(), Devices: o.fleetDevices(), Changes: changes,
+		Split:    replay.Split(o.split),
+		Settings: c.Routing.Settings, SLO: o.slo,
 		PollInterval: o.poll, PollLag: o.pollLag,
-		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, SessionIDs: o.sessionIDs, IndexFactor: o.indexFactor, NoLearning: !o.learning, Evictions: o.evictions,
-		KVEvents: o.kvEvents, Bypass: o.bypass,
+		NonStreaming: o.nonStreaming, NoUsage: o.noUsage, NamesConversations: o.conversationIDs, IndexFactor: o.indexFactor,
+		NoLearning: !o.learning, Evictions: o.evictions,
+		KVEvents: o.kvEvents, Bypass: o.bypass, CountRecomputed: o.recomputed,
 	}
+	base.SLO.TTFT, base.SLO.Refuse = cmp.Or(o.slo.TTFT, c.SLO.TTFT), o.slo.Refuse || c.SLO.Refuse
 	p := &replayPlan{policies: o.policies}
 	if fleet != nil {
 		if err := fleet.apply(&base, isSet); err != nil {
@@ -186,7 +191,7 @@ type replayWorkload struct {
 func (o *replayOptions) loadWorkload(traffic *liveTraffic) (*replayWorkload, error) {
 	switch o.workload {
 	case "agentic":
-		agentic := replay.Agentic{Concurrency: cmp.Or(o.sessions, 48)}
+		agentic := replay.Agentic{Concurrency: cmp.Or(o.concurrency, 48)}
 		return &replayWorkload{
 			name:   fmt.Sprintf("agentic-%d", agentic.Concurrency),
 			atLoad: func(float64) replay.Workload { return agentic },
@@ -216,9 +221,9 @@ func (o *replayOptions) loadWorkload(traffic *liveTraffic) (*replayWorkload, err
 // newTraceWorkload returns the workload of a trace.
 func (o *replayOptions) newTraceWorkload(name string, trace *replay.Trace) *replayWorkload {
 	if o.closedLoop {
-		loop := replay.ClosedLoop{Trace: trace, Concurrency: cmp.Or(o.sessions, 64)}
+		loop := replay.ClosedLoop{Trace: trace, Concurrency: cmp.Or(o.concurrency, 64)}
 		return &replayWorkload{
-			name:   fmt.Sprintf("%s, %d sessions", name, loop.Concurrency),
+			name:   fmt.Sprintf("%s, %d conversations at once", name, loop.Concurrency),
 			atLoad: func(float64) replay.Workload { return loop },
 		}
 	}
@@ -236,6 +241,25 @@ func newSharedPromptsWorkload(name string, w replay.SharedPrompts, backends int)
 		}
 		return w
 	}}
+}
+
+// exportTrace writes the requests of --from or --trace in another format.
+func (o *replayOptions) exportTrace(ctx context.Context, configs config.Loader, stdout io.Writer) error {
+	var trace *replay.Trace
+	if o.from != "" {
+		traffic, err := o.readLiveTraffic(ctx, configs)
+		if err != nil {
+			return err
+		}
+		trace = traffic.trace
+	} else {
+		var err error
+		if trace, err = readTrace(o.trace); err != nil {
+			return cli.UsageError{Err: fmt.Errorf("--trace: %w", err)}
+		}
+	}
+	out := bufio.NewWriter(stdout)
+	return errors.Join(trace.WriteMooncake(out), out.Flush())
 }
 
 func readTrace(path string) (*replay.Trace, error) {

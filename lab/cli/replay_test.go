@@ -117,7 +117,7 @@ func TestReplayWorkloads(t *testing.T) {
 			t.Errorf("%v: got %s", args, out)
 		}
 	}
-	f("agentic-2", 0, "--workload", "agentic", "--sessions", "2", "--backends", "1")
+	f("agentic-2", 0, "--workload", "agentic", "--concurrency", "2", "--backends", "1")
 	f("hot-1", 0.119, "--workload", "hot")
 	f("hot-3", 0.047, "--workload", "hot", "--backends", "1", "--rate", "1", "--prompts", "3")
 	f("hot-1", 0.2, "--workload", "hot", "--backends", "1", "--load", "0.2")
@@ -131,22 +131,24 @@ func TestReplayClosedLoop(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "sessions.jsonl")
 	var lines strings.Builder
 	for i := range 40 {
-		fmt.Fprintf(&lines, `{"timestamp": %d, "input_length": 600, "output_length": 20, "session": %d, "hash_ids": [0, %d]}`+"\n", 100*i, i%4, i%4)
+		fmt.Fprintf(&lines, `{"timestamp": %d, "input_length": 600, "output_length": 20, "session": %d, "hash_ids": [0, %d]}`+"\n", 100*i, i%4,
+			i%4)
 	}
 	if err := os.WriteFile(trace, []byte(lines.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"--trace", trace, "--closed-loop", "--sessions", "2", "--policy", "prefix"}
+	args := []string{"--trace", trace, "--closed-loop", "--concurrency", "2", "--policy", "prefix"}
 	_, out, errs := runReplayCommand(t.Context(), t, append(args, "--json")...)
 	var report replay.Report
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatalf("%v in %q; %s", err, out, errs)
 	}
 	s := report.Results[0]
-	if report.Load != 0 || s.Requests != 40 || s.WallTime <= 0 || math.Abs(s.SessionTime-10*s.E2EMean) > 1e-6 {
+	if report.Load != 0 || s.Requests != 40 || s.WallTime <= 0 || math.Abs(s.ConversationTime-10*s.E2EMean) > 1e-6 {
 		t.Errorf("%+v: want ten times the mean latency for each session", s)
 	}
-	if _, out, _ := runReplayCommand(t.Context(), t, args...); !strings.Contains(out, "sessions.jsonl, 2 sessions, 8 backends\n") || !strings.Contains(out, "session s  wall s") {
+	if _, out, _ := runReplayCommand(t.Context(), t, args...); !strings.Contains(out,
+		"sessions.jsonl, 2 conversations at once, 8 backends\n") || !strings.Contains(out, "conversation s  wall s") {
 		t.Errorf("got %s", out)
 	}
 }
@@ -164,7 +166,7 @@ func TestReplayIsDeterministic(t *testing.T) {
 	}
 	f()
 	f("--seeds", "3")
-	f("--session-ids")
+	f("--conversation-ids")
 }
 
 func TestReplayTable(t *testing.T) {
@@ -184,30 +186,32 @@ func TestReplayTable(t *testing.T) {
 	if strings.Contains(out, overAll) {
 		t.Errorf("one load has a summary of several: %s", out)
 	}
-	if _, out, _ := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,random", "--load", "0.5,0.9"); !strings.Contains(out, overAll) {
+	if _, out, _ := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,random", "--load",
+		"0.5,0.9"); !strings.Contains(out, overAll) {
 		t.Errorf("no %q in\n%s", overAll, out)
 	}
 }
 
 // TestReplayRoles plays one replica for prefill and two for decode, and beside it three that do both.
 func TestReplayRoles(t *testing.T) {
-	args := []string{"--trace", writeReplayTrace(t), "--prefill", "1", "--decode", "2", "--load", "0.9", "--seeds", "2", "--kv-transfer-time", "50ms"}
+	args := []string{"--trace", writeReplayTrace(t), "--prefill", "1", "--decode", "2", "--load", "0.9", "--seeds", "2", "--kv-transfer-time",
+		"50ms"}
 	_, out, errs := runReplayCommand(t.Context(), t, append(args, "--split", "always", "--json")...)
 	var report replay.Report
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatalf("%v in %q; %s", err, out, errs)
 	}
 	split, ok := report.Find("prefix+roles")
-	if !ok || report.Backends != 3 || split.SplitShare != 1 || split.HandoverMean < 0.05 || split.HandoverMean > 0.1 || split.ITLP99 <= 0 {
+	if !ok || report.Backends != 3 || split.SplitShare != 1 || split.KVTransferMean < 0.05 || split.KVTransferMean > 0.1 || split.ITLP99 <= 0 {
 		t.Errorf("with --split always: %s", out)
 	}
 	for _, policy := range []string{"prefix", "least-load", "round-robin", "pooled"} {
-		if s, ok := report.Find(policy); !ok || s.SplitShare != 0 || s.HandoverMean != 0 || s.ITLP99 <= 0 {
+		if s, ok := report.Find(policy); !ok || s.SplitShare != 0 || s.KVTransferMean != 0 || s.ITLP99 <= 0 {
 			t.Errorf("%s: %+v", policy, s)
 		}
 	}
 	_, out, _ = runReplayCommand(t.Context(), t, append(args, "--split", "never", "--policy", "prefix")...)
-	for _, want := range []string{"small.jsonl, 3 backends, load 0.9, mean of 2 seeds\n", "  prefix+roles ", "ITL p99  split  handover"} {
+	for _, want := range []string{"small.jsonl, 3 backends, load 0.9, mean of 2 seeds\n", "  prefix+roles ", "ITL p99  split  KV transfer"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -247,7 +251,8 @@ func TestReplayHelpSeparatesResearch(t *testing.T) {
 	_, help, _ := execute(t.Context(), t, "replay", "--help")
 	everyday, research, _ := strings.Cut(help, "\nFlags for research:\n")
 	_, everyday, _ = strings.Cut(everyday, "\nFlags:\n")
-	if !strings.Contains(everyday, "  --trace FILE") || strings.Contains(everyday, "--evictions") || !strings.Contains(research, "  --evictions F") || strings.Contains(research, "--trace") {
+	if !strings.Contains(everyday, "  --trace FILE") || strings.Contains(everyday, "--evictions") ||
+		!strings.Contains(research, "  --evictions F") || strings.Contains(research, "--trace") {
 		t.Errorf("got %s", help)
 	}
 }
@@ -264,14 +269,14 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "name one of --from URL, --trace FILE and --workload agentic|")
 	f(2, "name one of --from URL, --trace FILE and --workload agentic|", "--trace", trace, "--workload", "hot")
 	f(2, "choose one of agentic", "--workload", "cold")
-	f(2, "requires --workload agentic", "--trace", trace, "--sessions", "3")
+	f(2, "requires --workload agentic", "--trace", trace, "--concurrency", "3")
 	f(2, "--closed-loop requires --from or --trace", "--workload", "agentic", "--closed-loop")
-	f(2, "use --sessions", "--trace", trace, "--closed-loop", "--load", "0.9")
+	f(2, "use --concurrency", "--trace", trace, "--closed-loop", "--load", "0.9")
 	f(1, "no request of the trace names its session", "--trace", trace, "--closed-loop")
 	f(2, "require --workload hot", "--workload", "chats", "--rate", "3")
-	f(2, "use --sessions", "--workload", "agentic", "--load", "0.9")
+	f(2, "use --concurrency", "--workload", "agentic", "--load", "0.9")
 	f(2, "exclude each other", "--workload", "hot", "--load", "0.9", "--rate", "3")
-	f(2, "--sessions -1", "--workload", "agentic", "--sessions", "-1")
+	f(2, "--concurrency -1", "--workload", "agentic", "--concurrency", "-1")
 	f(2, "--prompts -1", "--workload", "hot", "--prompts", "-1")
 	f(2, "--rate -1", "--workload", "hot", "--rate", "-1")
 	f(2, "choose one of prefix", "--trace", trace, "--policy", "best")
@@ -283,7 +288,8 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "--kv-tokens 100", "--trace", trace, "--kv-tokens", "100")
 	f(2, "--per-device 3 is not between 1 and --backends, 2", "--trace", trace, "--backends", "2", "--per-device", "3")
 	f(2, "--prefill 2 and --decode 0: name at least one", "--trace", trace, "--prefill", "2")
-	f(2, "--prefill 2 and --decode 7: name at least one replica for each, and not more than --backends, 8", "--trace", trace, "--prefill", "2", "--decode", "7", "--backends", "8")
+	f(2, "--prefill 2 and --decode 7: name at least one replica for each, and not more than --backends, 8", "--trace", trace, "--prefill", "2",
+		"--decode", "7", "--backends", "8")
 	f(2, "--prefill -1 and", "--trace", trace, "--prefill", "-1", "--decode", "2")
 	f(2, `--split: "some" is not`, "--trace", trace, "--split", "some")
 	f(2, "prefix+roles requires --prefill and --decode", "--trace", trace, "--policy", "prefix+roles")
@@ -298,6 +304,10 @@ func TestReplayUsageErrors(t *testing.T) {
 	f(2, "--evictions", "--trace", trace, "--evictions", "-1")
 	f(2, "--poll", "--trace", trace, "--poll", "-1s")
 	f(2, "--step-tokens", "--trace", trace, "--step-tokens", "0")
+	f(2, "must not be negative", "--trace", trace, "--linear-attention-groups", "-1")
+	f(2, "a window of at least 2", "--trace", trace, "--sliding-window-groups", "1", "--sliding-window", "1")
+	f(2, "cannot transfer KV", "--trace", trace, "--prefill", "1", "--decode", "1", "--linear-attention-groups", "3")
+	f(1, "budget of at least a block", "--trace", trace, "--linear-attention-groups", "3", "--step-tokens", "500")
 	f(2, "--quadratic", "--trace", trace, "--quadratic", "-1")
 	f(2, "--slo", "--trace", trace, "--slo", "-1s")
 	f(2, "--index-factor +Inf is not between", "--trace", trace, "--index-factor", "Inf")
@@ -326,11 +336,32 @@ func TestReplayUsageErrors(t *testing.T) {
 func TestReplayFlags(t *testing.T) {
 	status, out, errs := runReplayCommand(t.Context(), t, "--trace", writeReplayTrace(t), "--policy", "prefix,all",
 		"--backends", "4", "--per-device", "2", "--kv-tokens", "100000", "--load", "1.5", "--seeds", "2", "--seed", "7", "--speeds", "1,0.5",
-		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1", "--kv-events", "--bypass", "0.2",
+		"--poll", "200ms", "--poll-lag", "50ms", "--non-streaming", "0.5", "--no-usage", "--index-factor", "2", "--evictions", "1", "--kv-events",
+		"--bypass", "0.2",
 		"--change", "join:3@1s", "--change", "leave:0@2s", "--change", "restart:1@3s", "--step-tokens", "2048", "--quadratic", "1.9e-5",
 		"--queue=false", "--learning=false", "--slo", "2s", "--json")
 	if status != 0 || !strings.Contains(out, `"requests":40`) {
 		t.Errorf("status %d, stdout %s, stderr %s", status, out, errs)
+	}
+}
+
+// TestReplayHybridModel plays prompts of two blocks, whose first one is the same in all and whose second one has four values.
+// The last 36 hit both blocks. Of the others all but the first can hit one, if the groups keep what that needs.
+func TestReplayHybridModel(t *testing.T) {
+	for _, c := range []struct {
+		flags  string
+		blocks int // hit
+	}{
+		{"--linear-attention-groups=3", 36*2 + 2},
+		{"--sliding-window-groups=5 --sliding-window=513", 36*2 + 2},
+		{"--sliding-window-groups=5", 36*2 + 3}, // below the window everything is kept
+		{"--sliding-window-groups=5 --sliding-window=513 --prefix-cache-retention-interval=512 --step-tokens=600", 36*2 + 3},
+	} {
+		flags := "--trace=" + writeReplayTrace(t) + " --policy=prefix --backends=1 --kv-events --json " + c.flags
+		status, out, errs := runReplayCommand(t.Context(), t, strings.Fields(flags)...)
+		if want := fmt.Sprintf(`"hit_ratio":%v,`, float64(c.blocks*512)/(40*1200)); status != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: status %d, stdout %s lacks %s; stderr %s", c.flags, status, out, want, errs)
+		}
 	}
 }
 
@@ -341,7 +372,8 @@ func TestReplayConfig(t *testing.T) {
 		if err := os.WriteFile(config, []byte(settings), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return runReplayCommand(t.Context(), t, "--trace", trace, "--backends", "2", "--load", "3", "--policy", "cache-threshold", "--json", "--config", config)
+		return runReplayCommand(t.Context(), t, "--trace", trace, "--backends", "2", "--load", "3", "--policy", "cache-threshold", "--json",
+			"--config", config)
 	}
 	_, plain, errs := f("{}\n")
 	if errs != "" {

@@ -81,50 +81,69 @@ func readScriptFile(name string) (sim.Script, error) {
 
 func addSimFlags(f *pflag.FlagSet, listen *[]string, drainSeconds *int, cfg *sim.Config) {
 	f.SortFlags = false
-	f.StringArrayVar(listen, "listen", []string{"127.0.0.1:8000"}, "listen on `ADDRESS` (repeatable: a replica on each, all on one GPU, where a step takes as many times as long as replicas compute when it begins)")
+	f.StringArrayVar(listen, "listen", []string{"127.0.0.1:8000"},
+		"listen on `ADDRESS` (repeatable: a replica on each, all on one GPU, where a step takes as many times as long as replicas compute "+
+			"when it begins)")
 	f.StringVar(&cfg.Model, "model", "sim", "`NAME` of the model")
 	f.StringArrayVar(&cfg.Adapters, "adapter", nil, "`NAME` of a LoRA adapter (repeatable)")
 	f.IntVar(&cfg.MaxModelLen, "max-model-len", 131_072, "context length: `N` tokens of prompt and output")
 	f.IntVar(&cfg.BytesPerToken, "bytes-per-token", 4, "`N` bytes of text in a token, 1 to 4")
 	f.StringVar(&cfg.APIKey, "api-key", "", "`KEY` that /v1 requires")
-	f.StringArrayVar(&cfg.Without, "without", nil, "do not serve `PATH` (repeatable): a 404, or for /inference/v1/generate the 403 of vLLM without --enable-scale-out")
-	f.BoolVar(&cfg.StoreResponses, "store-responses", false, "keep the responses of /v1/responses in memory, like vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1")
-	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false, "do not report cached_tokens in usage, like vLLM without --enable-prompt-tokens-details")
-	f.IntVar(drainSeconds, "shutdown-timeout", 0, "finish requests for up to `SECONDS` after SIGTERM, while /health stays 200 and new requests get a 500; 0 aborts them, like vLLM")
+	f.StringArrayVar(&cfg.Without, "without", nil,
+		"do not serve `PATH` (repeatable): a 404, or for /inference/v1/generate the 403 of vLLM without --enable-scale-out")
+	f.BoolVar(&cfg.StoreResponses, "store-responses", false,
+		"keep the responses of /v1/responses in memory, like vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1")
+	f.BoolVar(&cfg.NoTokenDetails, "no-prompt-tokens-details", false,
+		"do not report cached_tokens in usage, like vLLM without --enable-prompt-tokens-details")
+	f.IntVar(drainSeconds, "shutdown-timeout", 0,
+		"finish requests for up to `SECONDS` after SIGTERM, while /health stays 200 and new requests get a 500; 0 aborts them, like vLLM")
 
 	f.IntVar(&cfg.Ranks, "data-parallel-size", 1, "number `N` of engines behind the one port, each with its own KV cache and scheduler")
-	f.IntVar(&cfg.Rank.First, "data-parallel-start-rank", 0, "label `N` of the first of these engines, as on a later node of a hybrid deployment")
-	f.BoolVar(&cfg.Rank.Rust, "rust-frontend", false, "X-data-parallel-rank is the label of an engine, as in vLLM's Rust front end; else its place among the engines of this server")
-	f.StringVar(&cfg.KVEvents.Endpoint, "kv-events", "", "publish KV cache events like vLLM on `ENDPOINT`: a port, or tcp://HOST:PORT with * for all addresses; replays on the port 1000 above; 0 selects free ports, which /kv_event_sources lists")
-	f.StringVar(&cfg.KVEvents.Topic, "kv-events-topic", "", "`NAME` of the topic of KV cache events")
-	f.BoolVar(&cfg.Connector.Enabled, "kv-connector", false, "do the prefill or decode of requests with kv_transfer_params, like vLLM with NixlConnector in pull mode; the other replica must be a simulated one, too")
-	f.Func("kv-load-failure-policy", "what a request does whose KV could not be transferred: `POLICY` fail, or recompute (default fail)", func(name string) error {
-		if name != "fail" && name != "recompute" {
-			return errors.New("choose fail or recompute")
-		}
-		cfg.Connector.Recompute = name == "recompute"
-		return nil
-	})
+	f.IntVar(&cfg.Rank.First, "data-parallel-start-rank", 0,
+		"label `N` of the first of these engines, as on a later node of a hybrid deployment")
+	f.BoolVar(&cfg.Rank.Rust, "rust-frontend", false,
+		"X-data-parallel-rank is the label of an engine, as in vLLM's Rust front end; else its place among the engines of this server")
+	f.StringVar(&cfg.KVEvents.Endpoint, "kv-events", "",
+		"publish KV cache events like vLLM on `ENDPOINT`: a port, or tcp://HOST:PORT with * for all addresses; replays on the port 1000 "+
+			"above; 0 selects free ports, which /kv_event_sources lists")
+	f.StringVar(&cfg.KVEvents.Connect, "kv-events-connect", "",
+		"connect to `ADDRESS`, tcp://HOST:PORT, to publish KV cache events there, in place of --kv-events")
+	f.StringVar(&cfg.KVEvents.Topic, "kv-events-topic", "",
+		"`NAME` of the topic of KV cache events (default with --kv-events-connect: kv@ADDRESS@MODEL)")
+	f.BoolVar(&cfg.Connector.Enabled, "kv-connector", false,
+		"do the prefill or decode of requests with kv_transfer_params, like vLLM with NixlConnector in pull mode; the other replica must be a "+
+			"simulated one, too")
+	f.Func("kv-load-failure-policy", "what a request does whose KV could not be transferred: `POLICY` fail, or recompute (default fail)",
+		func(name string) error {
+			if name != "fail" && name != "recompute" {
+				return errors.New("choose fail or recompute")
+			}
+			cfg.Connector.Recompute = name == "recompute"
+			return nil
+		})
 	f.StringVar(&cfg.Version, "vllm-version", "0.32.0", "`VERSION` of vLLM that it claims to be; replicas of two versions transfer no KV")
 
 	e := &cfg.Engine
 	f.IntVar(&e.KVTokens, "kv-tokens", 400_000, "size of the KV cache, `N` tokens")
 	f.IntVar(&e.HostKVTokens, "host-kv-tokens", 0, "size of a second cache in host memory, like vLLM's --kv-offloading-size, `N` tokens")
 	f.Float64Var(&e.HostLoadRate, "host-load-rate", 200_000, "load `N` tokens per second from it")
-	f.DurationVar(&e.Lease, "kv-lease", 30*time.Second, "keep the KV of a prefill for `DURATION` for another replica, like vLLM's kv_lease_duration; --speed does not shorten it")
+	f.DurationVar(&e.Lease, "kv-lease", 30*time.Second,
+		"keep the KV of a prefill for `DURATION` for another replica, like vLLM's kv_lease_duration; --speed does not shorten it")
 	f.DurationVar(&e.TransferTime, "kv-transfer-time", 170*time.Millisecond, "`DURATION` of a transfer of KV besides the copy")
 	f.IntVar(&e.TransferTokenBytes, "kv-token-bytes", 131_072, "`N` bytes of KV in a token, for the copy")
 	f.Float64Var(&e.TransferBandwidth, "kv-transfer-bandwidth", 10e9, "copy `N` bytes per second")
-	f.IntVar(&e.BlockSize, "block-size", 16, "size of a block of the KV cache, `N` tokens")
+	f.IntVar(&e.BlockSize, "block-size", 16, "size of a block of the KV cache, `N` tokens; with linear attention rather 544")
+	addGroupFlags(f, &e.Groups)
 	f.BoolVar(&e.NoPrefixCache, "no-prefix-caching", false, "disable the prefix cache")
 	f.IntVar(&e.StepTokens, "max-num-batched-tokens", 8192, "maximum number `N` of tokens in an engine step")
-	f.Func("scheduling-policy", "`ORDER` in which waiting requests start: fcfs, or priority, lower first (default fcfs)", func(name string) error {
-		if name != "fcfs" && name != "priority" {
-			return errors.New("choose fcfs or priority")
-		}
-		e.PriorityScheduling = name == "priority"
-		return nil
-	})
+	f.Func("scheduling-policy", "`ORDER` in which waiting requests start: fcfs, or priority, lower first (default fcfs)",
+		func(name string) error {
+			if name != "fcfs" && name != "priority" {
+				return errors.New("choose fcfs or priority")
+			}
+			e.PriorityScheduling = name == "priority"
+			return nil
+		})
 	f.IntVar(&e.MaxSeqs, "max-num-seqs", 256, "maximum number `N` of running requests")
 
 	f.Float64Var(&e.Speed, "speed", 1, "run `X` times as fast as the other flags describe")
@@ -133,7 +152,8 @@ func addSimFlags(f *pflag.FlagSet, listen *[]string, drainSeconds *int, cfg *sim
 	f.DurationVar(&e.DecodeTime, "decode-time", 5*time.Microsecond, "`DURATION` of a step per decoding request")
 	f.DurationVar(&e.ContextTime, "context-time", 22*time.Nanosecond, "`DURATION` of a step per token of the decoding requests' context")
 	addQuadraticFlag(f, &e.QuadraticDepth)
-	f.Func("prompt-token-time", "`DURATION` of the API server per prompt token, one prompt after another, before it reaches the scheduler (default 1.7µs)", func(text string) (err error) {
+	f.Func("prompt-token-time", "`DURATION` of the API server per prompt token, one prompt after another, before it reaches the scheduler "+
+		"(default 1.7µs)", func(text string) (err error) {
 		if e.PromptTokenTime, err = time.ParseDuration(text); err == nil && e.PromptTokenTime < 0 {
 			return errors.New("choose 0 or more")
 		}
@@ -142,14 +162,25 @@ func addSimFlags(f *pflag.FlagSet, listen *[]string, drainSeconds *int, cfg *sim
 		}
 		return err
 	})
-	f.Float64Var(&e.DecodeInterference, "decode-interference", 0, "`SHARE` by which each decoding request makes the prefill in its step slower")
+	f.Float64Var(&e.DecodeInterference, "decode-interference", 0,
+		"`SHARE` by which each decoding request makes the prefill in its step slower")
 	f.Float64Var(&e.Jitter, "jitter", 0, "`SHARE` by which the duration of a step varies at random, up and down")
+}
+
+// addGroupFlags adds the flags of a hybrid model's KV cache groups.
+func addGroupFlags(f *pflag.FlagSet, g *engine.Groups) {
+	f.IntVar(&g.States, "linear-attention-groups", 0, "`N` KV cache groups of linear attention or Mamba 2 beside full attention, such as 3")
+	f.IntVar(&g.Windows, "sliding-window-groups", 0, "`N` KV cache groups of sliding window attention beside full attention, such as 5")
+	f.IntVar(&g.Window, "sliding-window", 1024, "size of their window, `N` tokens")
+	f.IntVar(&g.RetentionInterval, "prefix-cache-retention-interval", 0,
+		"`N` above 0: these groups let a prompt be hit also where a chunk of it ended; 0: only at its end and where others branched off")
 }
 
 // addQuadraticFlag adds --quadratic, whose 0 means engine.LinearPrefill.
 func addQuadraticFlag(f *pflag.FlagSet, depth *float64) {
 	*depth = engine.DefaultQuadraticDepth
-	f.Var((*quadraticValue)(depth), "quadratic", "cost of attention: `SHARE` by which each preceding token raises the time of a prompt token; 0: linear prefill")
+	f.Var((*quadraticValue)(depth), "quadratic",
+		"cost of attention: `SHARE` by which each preceding token raises the time of a prompt token; 0: linear prefill")
 }
 
 type quadraticValue float64
@@ -189,9 +220,9 @@ func runSim(cmd *cobra.Command, listen []string, cfg sim.Config, drainTimeout ti
 		s := sim.NewServer(cfg)
 		if err := s.Bind(address); err != nil {
 			if failed := (*sim.KVEventsBindError)(nil); errors.As(err, &failed) {
-				return server.ListenError("kv-events", failed.Address, err)
+				return server.ListenError("--kv-events", failed.Address, err)
 			}
-			return server.ListenError("listen", address, err)
+			return server.ListenError("--listen", address, err)
 		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "simulated replica of %s: base URL %s/v1\n", cfg.Model, s.URL())
 		replicas = append(replicas, s)

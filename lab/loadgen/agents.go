@@ -64,6 +64,7 @@ type Agents struct {
 // AgentRun is a conversation that was played.
 type AgentRun struct {
 	ToolSet int
+	Agent   string          // of a recorded session
 	Results []replay.Result // of its turns; the last one may be a failure
 	Task    time.Duration   // from the first request to the last byte, in the replicas' time
 }
@@ -120,13 +121,16 @@ func (a *Agents) newConversation(i int) *agentConversation {
 	task := codeText("task", a.Seed<<32|uint64(i), a.TaskBytes.draw(draw))
 	switch a.API {
 	case MessagesAPI:
-		c.head = fmt.Appendf(nil, `{"model":%s,"stream":true,"system":[{"type":"text","text":%s}],"tools":%s,"messages":[`, quote(a.Model), quote(system), tools)
+		c.head = fmt.Appendf(nil, `{"model":%s,"stream":true,"system":[{"type":"text","text":%s}],"tools":%s,"messages":[`, quote(a.Model),
+			quote(system), tools)
 		c.addMessage(`{"role":"user","content":[{"type":"text","text":%s}]}`, quote(task))
 	case ResponsesAPI:
-		c.head = fmt.Appendf(nil, `{"model":%s,"stream":true,"store":false,"instructions":%s,"tools":%s,"input":[`, quote(a.Model), quote(system), tools)
+		c.head = fmt.Appendf(nil, `{"model":%s,"stream":true,"store":false,"instructions":%s,"tools":%s,"input":[`, quote(a.Model), quote(system),
+			tools)
 		c.addMessage(`{"type":"message","role":"user","content":[{"type":"input_text","text":%s}]}`, quote(task))
 	default:
-		c.head = fmt.Appendf(nil, `{"model":%s,"stream":true,"stream_options":{"include_usage":true},"tools":%s,"messages":[`, quote(a.Model), tools)
+		c.head = fmt.Appendf(nil, `{"model":%s,"stream":true,"stream_options":{"include_usage":true},"tools":%s,"messages":[`, quote(a.Model),
+			tools)
 		c.addMessage(`{"role":"system","content":%s}`, quote(system))
 		c.addMessage(`{"role":"user","content":%s}`, quote(task))
 	}
@@ -140,7 +144,8 @@ func (a *Agents) toolsJSON(set int) []byte {
 		MessagesAPI:  `{"name":"tool_%d","description":%s,"input_schema":%s}`,
 		ResponsesAPI: `{"type":"function","name":"tool_%d","description":%s,"parameters":%s}`,
 	}[a.API]
-	const schema = `{"type":"object","properties":{"path":{"type":"string","description":"The file"},"text":{"type":"string","description":"What to write, if anything"}},"required":["path"]}`
+	const schema = `{"type":"object","properties":{"path":{"type":"string","description":"The file"},"text":{"type":"string",` +
+		`"description":"What to write, if anything"}},"required":["path"]}`
 	tools := make([]string, a.Tools)
 	for i := range tools {
 		tools[i] = fmt.Sprintf(format, i, quote(codeText("tool", a.Seed<<32|uint64(set<<8|i), a.ToolBytes)), schema)
@@ -173,11 +178,14 @@ func (c *agentConversation) addTurn(turn int, reply string) {
 	result := quote(codeText("result", a.Seed<<32|uint64(c.number)<<16|uint64(turn), min(max(size, 40), 8*a.ResultBytes)))
 	switch a.API {
 	case MessagesAPI:
-		c.addMessage(`{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":%q,"name":"tool_%d","input":%s}]}`, quote(reply), id, tool, arguments)
+		c.addMessage(`{"role":"assistant","content":[{"type":"text","text":%s},{"type":"tool_use","id":%q,"name":"tool_%d","input":%s}]}`,
+			quote(reply), id, tool, arguments)
 		c.addMessage(`{"role":"user","content":[{"type":"tool_result","tool_use_id":%q,"content":%s}]}`, id, result)
 	case ResponsesAPI:
-		c.addMessage(`{"type":"message","id":%q,"role":"assistant","status":"completed","content":[{"type":"output_text","text":%s,"annotations":[]}]}`, "msg_"+id, quote(reply))
-		c.addMessage(`{"type":"function_call","id":%q,"call_id":%q,"name":"tool_%d","arguments":%s,"status":"completed"}`, "fc_"+id, id, tool, quote(arguments))
+		c.addMessage(`{"type":"message","id":%q,"role":"assistant","status":"completed","content":[{"type":"output_text","text":%s,`+
+			`"annotations":[]}]}`, "msg_"+id, quote(reply))
+		c.addMessage(`{"type":"function_call","id":%q,"call_id":%q,"name":"tool_%d","arguments":%s,"status":"completed"}`, "fc_"+id, id, tool,
+			quote(arguments))
 		c.addMessage(`{"type":"function_call_output","call_id":%q,"output":%s}`, id, result)
 	default:
 		c.addMessage(`{"role":"assistant","content":%s,"tool_calls":[{"id":%q,"type":"function","function":{"name":"tool_%d","arguments":%s}}]}`,

@@ -1,7 +1,6 @@
 package loadgen
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -15,17 +14,7 @@ func TestAgentsReuseTheirPrompts(t *testing.T) {
 	const blockTokens = 16
 	for _, api := range []API{ChatAPI, MessagesAPI, ResponsesAPI} {
 		t.Run(string(api), func(t *testing.T) {
-			replica := sim.NewServer(sim.Config{BytesPerToken: 3, Engine: engine.Config{Speed: 100, BlockSize: blockTokens}})
-			if err := replica.Bind("127.0.0.1:0"); err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- replica.Run(ctx) }()
-			defer func() {
-				cancel()
-				<-done
-			}()
+			replica := startReplica(t, sim.Config{BytesPerToken: 3, Engine: engine.Config{Speed: 100, BlockSize: blockTokens}})
 			httpClient := NewHTTPClient()
 			defer httpClient.CloseIdleConnections()
 			client := &Client{URL: replica.URL(), HTTP: httpClient, Speed: 100, Timeout: failsafe}
@@ -45,7 +34,8 @@ func TestAgentsReuseTheirPrompts(t *testing.T) {
 						continue
 					}
 					before := run.Results[turn-1]
-					if want := (before.PromptTokens + before.CompletionTokens - 1) / blockTokens * blockTokens; r.CachedTokens != want || r.PromptTokens <= want {
+					if want := (before.PromptTokens + before.CompletionTokens - 1) / blockTokens * blockTokens; r.CachedTokens != want ||
+						r.PromptTokens <= want {
 						t.Errorf("conversation %d, turn %d: %d of %d tokens cached, want %d", i, turn, r.CachedTokens, r.PromptTokens, want)
 					}
 				}

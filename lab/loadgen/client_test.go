@@ -271,7 +271,8 @@ func FuzzStream(f *testing.F) {
 	f.Add("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: [DONE]\n\n")
 	f.Add("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1e99}}\r\n\r\n: x\ndata:[DONE]")
 	f.Add("data: {\"error\":\"x\"}\n\n")
-	f.Add("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\ndata: {\"type\":\"message_stop\"}\n\n")
+	f.Add("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\ndata: " +
+		"{\"type\":\"message_stop\"}\n\n")
 	f.Add("data: {\"type\":\"message_delta\",\"usage\":{\"input_tokens\":-1,\"cache_read_input_tokens\":1e99}}\n\n")
 	f.Add("data: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\ndata: {\"type\":\"response.completed\",\"response\":{}}\n\n")
 	f.Fuzz(func(t *testing.T, body string) {
@@ -327,9 +328,10 @@ func TestOpenAIOnly(t *testing.T) {
 	}
 }
 
-// simulated starts a replica a hundred times faster than real, and a player of it.
-func simulated(t *testing.T) (*Client, *results) {
-	replica := sim.NewServer(sim.Config{Engine: engine.Config{Speed: 100}})
+// startReplica runs a simulated replica until the test ends.
+func startReplica(t *testing.T, c sim.Config) *sim.Server {
+	t.Helper()
+	replica := sim.NewServer(c)
 	if err := replica.Bind("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
@@ -341,6 +343,12 @@ func simulated(t *testing.T) (*Client, *results) {
 		}
 	})
 	t.Cleanup(func() { cancel(); running.Wait() })
+	return replica
+}
+
+// simulated starts a replica a hundred times faster than real, and a player of it.
+func simulated(t *testing.T) (*Client, *results) {
+	replica := startReplica(t, sim.Config{Engine: engine.Config{Speed: 100}})
 	client := NewHTTPClient()
 	t.Cleanup(client.CloseIdleConnections)
 	got := &results{}

@@ -19,7 +19,8 @@ func greeting(streams bool) Request {
 // whole writes a response that is not a stream.
 func whole(w http.ResponseWriter, finish string) {
 	w.Header().Set("Content-Type", "application/json")
-	io.WriteString(w, `{"choices":[{"message":{"content":"one two"},"finish_reason":"`+finish+`"}],"usage":{"prompt_tokens":40,"completion_tokens":2}}`)
+	io.WriteString(w, `{"choices":[{"message":{"content":"one two"},"finish_reason":"`+finish+
+		`"}],"usage":{"prompt_tokens":40,"completion_tokens":2}}`)
 }
 
 func TestSend(t *testing.T) {
@@ -33,31 +34,44 @@ func TestSend(t *testing.T) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
 	}
-	f(true, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Output: "one two", Backend: "b1", Attempts: 2}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("X-Warmroute-Backend", "b1")
-		w.Header().Set("X-Warmroute-Attempts", "2")
-		opening(w)
-		content(w, "one ")
-		content(w, "two")
-		ending(w)
-	})
-	f(false, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Output: "one two"}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
-	f(false, Response{Result: replay.Result{Err: "response aborted"}, Status: 200, Committed: true, Finish: "abort", Usage: true, Output: "one two"},
+	f(true, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Output: "one two", Backend: "b1", Attempts: 2},
+		func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("X-Warmroute-Backend", "b1")
+			w.Header().Set("X-Warmroute-Attempts", "2")
+			opening(w)
+			content(w, "one ")
+			content(w, "two")
+			ending(w)
+		})
+	f(false, Response{Status: 200, Committed: true, Finish: "length", Usage: true, Output: "one two"},
+		func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
+	f(false, Response{Result: replay.Result{Err: "response aborted"}, Status: 200, Committed: true, Finish: "abort", Usage: true,
+		Output: "one two"},
 		func(w http.ResponseWriter, r *http.Request) { whole(w, "abort") })
-	f(true, Response{Result: replay.Result{Err: "response is not a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { whole(w, "length") })
-	f(false, Response{Result: replay.Result{Err: "response is a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) { opening(w) })
-	f(false, Response{Result: replay.Result{Err: "response is not JSON", Detail: "oops"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "oops") })
-	f(false, Response{Result: replay.Result{Err: "body truncated", Detail: "EOF"}, Status: 200, Committed: true}, func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, `{"choices":[`)
-		w.(http.Flusher).Flush()
-		panic(http.ErrAbortHandler)
+	f(true, Response{Result: replay.Result{Err: "response is not a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) {
+		whole(w, "length")
 	})
-	f(true, Response{Result: replay.Result{Err: "status 503", Detail: "busy"}, Status: 503}, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "busy", http.StatusServiceUnavailable) })
-	f(true, Response{Result: replay.Result{Err: "stream truncated"}, Status: 200, Committed: true, Output: "one"}, func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
-	f(true, Response{Result: replay.Result{Err: "error event in the stream", Detail: "died"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		dataEvent(w, `{"error":{"message":"died"}}`)
+	f(false, Response{Result: replay.Result{Err: "response is a stream"}, Status: 200}, func(w http.ResponseWriter, r *http.Request) {
+		opening(w)
 	})
+	f(false, Response{Result: replay.Result{Err: "response is not JSON", Detail: "oops"}, Status: 200, Committed: true},
+		func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "oops") })
+	f(false, Response{Result: replay.Result{Err: "body truncated", Detail: "EOF"}, Status: 200, Committed: true},
+		func(w http.ResponseWriter, r *http.Request) {
+			io.WriteString(w, `{"choices":[`)
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		})
+	f(true, Response{Result: replay.Result{Err: "status 503", Detail: "busy"}, Status: 503}, func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+	})
+	f(true, Response{Result: replay.Result{Err: "stream truncated"}, Status: 200, Committed: true, Output: "one"},
+		func(w http.ResponseWriter, r *http.Request) { opening(w); content(w, "one") })
+	f(true, Response{Result: replay.Result{Err: "error event in the stream", Detail: "died"}, Status: 200},
+		func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			dataEvent(w, `{"error":{"message":"died"}}`)
+		})
 }
 
 // TestSendToSimulator holds that its responses are the same, streamed or not,

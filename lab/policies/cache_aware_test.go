@@ -29,7 +29,36 @@ func TestCacheThreshold(t *testing.T) {
 	f("a third backend is hot", policy.Settings{}, "abcdefghij", busy(1, 80, 0), 2)
 }
 
-func TestCacheThresholdRecordsSpills(t *testing.T) {
+// TestMatchTokens sends the whole prompt again: each policy with a ratio chooses the backend that has it only where the
+// prompt has match_tokens tokens.
+func TestMatchTokens(t *testing.T) {
+	for _, definition := range All().All() {
+		if !definition.Reads("routing.match_tokens") {
+			continue
+		}
+		choose := func(matchTokens int, r policy.Request) int {
+			p := newTester(t, definition.Name, policy.Settings{MatchTokens: matchTokens})
+			p.send(r, 0)
+			p.send(requestFor("z"), 2)
+			candidates := busy(1, 0, 1)
+			for i := range candidates {
+				candidates[i].UncachedTokens, candidates[i].UnstartedTokens = r.PromptTokens, 64*candidates[i].Requests
+			}
+			candidates[0].MatchedTokens, candidates[0].UncachedTokens = r.PromptTokens, 0 // as our index has it
+			return p.Choose(&r, candidates)
+		}
+		for prompt, want := range map[string][3]int{"abcd": {0, 0, 1}, "abc": {0, 1, 1}} {
+			for i, matchTokens := range []int{0, 256, 257} {
+				if got := choose(matchTokens, requestFor(prompt)); got != want[i] {
+					t.Errorf("%s: %d tokens of a prompt that backend 0 has whole, at a minimum of %d: went to backend %d, want %d",
+						definition.Name, 64*len(prompt), matchTokens, got, want[i])
+				}
+			}
+		}
+	}
+}
+
+func TestCacheThresholdRecordsMatchedBusy(t *testing.T) {
 	p := newTester(t, "cache-threshold", policy.Settings{})
 	p.send(requestFor("abcd"), 0)
 	p.expect("imbalanced", requestFor("abcd"), busy(65, 0, 1), 1)
@@ -113,18 +142,43 @@ func TestRay(t *testing.T) {
 	p.expect("no text: the same", policy.Request{Now: epoch}, busy(1, 3), 0)
 }
 
-func TestRayKeepsBlocks(t *testing.T) {
-	p := newTester(t, "ray", policy.Settings{MatchRatio: 0.95})
-	at := func(s string, after time.Duration) policy.Request {
-		r := requestFor(s)
-		r.BlockTokens, r.PromptTokens, r.Now = 10_000, float64(10_000*len(s)), epoch.Add(after)
-		return r
+func TestRayEviction(t *testing.T) {
+	f := func(why string, s policy.Settings, after time.Duration, want ...int) {
+		t.Helper()
+		s.MatchRatio = 0.5
+		p := newTester(t, "ray", s)
+		at := func(prompt string, after time.Duration) policy.Request { // blocks of 40,000 characters
+			r := requestFor(prompt)
+			r.BlockTokens, r.PromptTokens, r.Now = 10_000, float64(10_000*len(prompt)), epoch.Add(after)
+			return r
+		}
+		p.send(at("old", 0), 0)
+		p.send(at("abcdefgh", time.Second), 0)
+		p.send(at("z", after), 1)
+		p.expect(why, at("old", after), busy(1, 0), want...)
 	}
-	// With eviction a tree of 400,000 characters, 10 of these blocks, is cut.
-	p.send(at("abcdefghijk", 0), 0)
-	p.send(at("x", 0), 1)
-	p.send(at("y", time.Hour), 2)
-	p.expect("11 blocks, an hour later", at("abcdefghijk", time.Hour), busy(1, 0, 0), 0)
+	// The backend has 11 blocks. Where "old" is evicted, the other one has the smaller tree.
+	f("none by default", policy.Settings{}, time.Hour, 0)
+	f("more than 400,000 characters", policy.Settings{EvictionThreshold: 400_000}, 10*time.Second, 1)
+	f("not yet", policy.Settings{EvictionThreshold: 400_000}, 9*time.Second, 0)
+	f("sooner", policy.Settings{EvictionThreshold: 400_000, EvictionInterval: 5 * time.Second}, 5*time.Second, 1)
+	f("not more than 440,000", policy.Settings{EvictionThreshold: 440_000}, time.Hour, 0)
+	f("that many below the threshold", policy.Settings{EvictionThreshold: 500_000}, time.Hour, 0)
+}
+
+// TestRayEvictionTarget counts the blocks that are left of six prompts with two blocks of 1,024 characters each.
+func TestRayEvictionTarget(t *testing.T) {
+	for target, want := range map[int]int{0: 8 /* 9 is nine tenths */, 10_240: 10, 5120: 4, 4096: 4} {
+		p := newTester(t, "ray", policy.Settings{EvictionThreshold: 10_240, EvictionTarget: target})
+		for i, prompt := range []string{"ab", "cd", "ef", "gh", "ij", "kl"} {
+			r := requestFor(prompt)
+			r.BlockTokens, r.PromptTokens, r.Now = 256, 512, epoch.Add(time.Duration(2*i)*time.Second)
+			p.send(r, 0)
+		}
+		if got := p.Policy.(*rayAffinity).blockCount(0); got != want {
+			t.Errorf("at a target of %d characters %d blocks are left, want %d: whole prompts are evicted", target, got, want)
+		}
+	}
 }
 
 func TestDynamo(t *testing.T) {
@@ -172,11 +226,15 @@ func TestLLMDGuide(t *testing.T) {
 		p.expect(why, requestFor("abcdefghij"), fleet(candidates...), want)
 	}
 	// 280,000 / 15,928 = 17.6 s. Pathology: up to 18 s of queue for any match.
-	f("8 of 10 are 0.8", 0, "abcdefgh", policy.Candidate{UnstartedTokens: 280_000}, policy.Candidate{UnstartedTokens: 290_000}, policy.Candidate{})
+	f("8 of 10 are 0.8", 0, "abcdefgh", policy.Candidate{UnstartedTokens: 280_000}, policy.Candidate{UnstartedTokens: 290_000},
+		policy.Candidate{})
 	// 290,000 / 15,928 = 18.2 s
-	f("the better holder's queue is 18 s longer", 2, "abcdefgh", policy.Candidate{UnstartedTokens: 290_000}, policy.Candidate{UnstartedTokens: 300_000}, policy.Candidate{})
-	f("7 of 10 are not enough", 2, "abcdefg", policy.Candidate{UnstartedTokens: 2}, policy.Candidate{UnstartedTokens: 3}, policy.Candidate{UnstartedTokens: 1})
-	f("the shorter queue of the holders", 1, "abcdefgh", policy.Candidate{UnstartedTokens: 2}, policy.Candidate{UnstartedTokens: 1}, policy.Candidate{})
+	f("the better holder's queue is 18 s longer", 2, "abcdefgh", policy.Candidate{UnstartedTokens: 290_000},
+		policy.Candidate{UnstartedTokens: 300_000}, policy.Candidate{})
+	f("7 of 10 are not enough", 2, "abcdefg", policy.Candidate{UnstartedTokens: 2}, policy.Candidate{UnstartedTokens: 3},
+		policy.Candidate{UnstartedTokens: 1})
+	f("the shorter queue of the holders", 1, "abcdefgh", policy.Candidate{UnstartedTokens: 2}, policy.Candidate{UnstartedTokens: 1},
+		policy.Candidate{})
 	f("all hold it", 1, "abcdefgh", policy.Candidate{UnstartedTokens: 1e6}, policy.Candidate{UnstartedTokens: 1})
 }
 
@@ -265,7 +323,8 @@ func TestPreble(t *testing.T) {
 	p.send(requestFor("abcdef"), 0)
 	p.send(requestFor("k"), 1)
 	// Pathology: how much is queued does not matter.
-	p.expect("6 of 10 is more than half", requestFor("abcdefghij"), fleet(policy.Candidate{Requests: 99, UnstartedTokens: 1e6}, policy.Candidate{}), 0)
+	p.expect("6 of 10 is more than half", requestFor("abcdefghij"), fleet(policy.Candidate{Requests: 99, UnstartedTokens: 1e6},
+		policy.Candidate{}), 0)
 	p = newTester(t, "preble", policy.Settings{})
 	p.send(requestFor("abcdefghijklmno"), 0)
 	p.send(requestFor("12345"), 1)
@@ -339,7 +398,8 @@ func TestSMetric(t *testing.T) {
 	attending.UnstartedAttention = 4e7
 	f("what is queued attends to tokens as well", 1, attending, cold(0, 1))
 	// 2,500 × 1 and 3.4 tokens of attention against 2,000 × 1 and 522
-	long, short := policy.Candidate{UnstartedTokens: 2000, UnstartedAttention: 1.6e7, InFlight: 1}, policy.Candidate{UnstartedTokens: 2500, UnstartedAttention: 1e5, InFlight: 1}
+	long, short := policy.Candidate{UnstartedTokens: 2000, UnstartedAttention: 1.6e7, InFlight: 1},
+		policy.Candidate{UnstartedTokens: 2500, UnstartedAttention: 1e5, InFlight: 1}
 	f("less work in more tokens", 1, long, short)
 	newTester(t, "smetric", policy.Settings{AttentionCost: -1}).expect("no attention: fewer tokens", r, fleet(long, short), 0)
 

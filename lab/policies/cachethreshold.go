@@ -7,30 +7,31 @@ import (
 )
 
 // cacheThreshold is cache_aware of sglang-router and vllm-router. While loads are
-// balanced, the backend with the longest match is chosen if that is more than
-// ratio of the prompt. Otherwise the least loaded is; in older versions, while
+// balanced, the backend with the longest match is chosen if that exceeds
+// the threshold. Otherwise the least loaded is; in older versions, while
 // loads are balanced, the one with the smallest tree.
 //
 // An imbalance between any two backends switches affinity off for all, and below
 // that no queue is too long for a match.
 type cacheThreshold struct {
 	*sglangTree
-	rng             *rand.Rand
-	ratio, abs, rel float64
-	toSmallest      bool // below ratio, the smallest tree is chosen
+	rng        *rand.Rand
+	match      matchThreshold
+	abs, rel   float64
+	toSmallest bool // without a match, the smallest tree is chosen
 }
 
 func newCacheThreshold(o options) policy.Policy {
 	return &cacheThreshold{
 		sglangTree: newSGLangTree(o.maxBlocks), rng: o.Rand,
-		ratio: orDefault(o.MatchRatio, 0.3), abs: orDefault(o.ImbalanceAbs, 64), rel: orDefault(o.ImbalanceRatio, 1.5),
+		match: newMatchThreshold(o.Settings, 0.3), abs: orDefault(o.ImbalanceAbs, 64), rel: orDefault(o.ImbalanceRatio, 1.5),
 	}
 }
 
 func newCacheThresholdOld(o options) policy.Policy {
 	return &cacheThreshold{
 		sglangTree: newSGLangTree(o.maxBlocks), rng: o.Rand,
-		ratio: orDefault(o.MatchRatio, 0.5), abs: orDefault(o.ImbalanceAbs, 32), rel: orDefault(o.ImbalanceRatio, 1.1),
+		match: newMatchThreshold(o.Settings, 0.5), abs: orDefault(o.ImbalanceAbs, 32), rel: orDefault(o.ImbalanceRatio, 1.1),
 		toSmallest: true,
 	}
 }
@@ -39,7 +40,7 @@ func (p *cacheThreshold) Choose(r *policy.Request, candidates []policy.Candidate
 	if least, most := loadRange(candidates); most-least > p.abs && most > p.rel*least {
 		return pickLeastLoaded(r, candidates, p.rng)
 	}
-	if chosen, blocks := pickLongestMatch(r, p.countPrefixMatches(r.Blocks, candidates), p.rng); matchShare(r, blocks) > p.ratio {
+	if chosen, blocks := pickLongestMatch(r, p.countPrefixMatches(r.Blocks, candidates), p.rng); p.match.isExceeded(r, blocks) {
 		return chosen
 	}
 	if !p.toSmallest {

@@ -15,7 +15,7 @@ import (
 type dualMap struct{ rng *rand.Rand }
 
 func (p dualMap) Choose(r *policy.Request, candidates []policy.Candidate) (index int) {
-	key := cmp.Or(promptStartHash(r), r.Session)
+	key := cmp.Or(promptStartHash(r), r.Conversation)
 	if key == 0 {
 		return pickLeastLoaded(r, candidates, p.rng)
 	}
@@ -40,7 +40,8 @@ func (p dualMap) Choose(r *policy.Request, candidates []policy.Candidate) (index
 func highestRank(key uint64, candidates []policy.Candidate, without int) (index int) {
 	best := -1
 	for i := range candidates {
-		if i != without && (best < 0 || policy.RendezvousRank(key, candidates[i].NameHash) > policy.RendezvousRank(key, candidates[best].NameHash)) {
+		if i != without && (best < 0 || policy.RendezvousRank(key, candidates[i].NameHash) > policy.RendezvousRank(key,
+			candidates[best].NameHash)) {
 			best = i
 		}
 	}

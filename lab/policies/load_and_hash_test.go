@@ -55,7 +55,7 @@ func TestSession(t *testing.T) {
 	p := newTester(t, "session", policy.Settings{})
 	counts := map[int]int{}
 	for key := range uint64(1000) {
-		r := policy.Request{Session: policy.RendezvousRank(key, 1<<40), Now: epoch}
+		r := policy.Request{Conversation: policy.RendezvousRank(key, 1<<40), Now: epoch}
 		first := chooseAndRecord(p, &r, idle(4))
 		counts[first]++
 		crowded := idle(4)
@@ -66,15 +66,41 @@ func TestSession(t *testing.T) {
 	}
 	for first, n := range counts {
 		if n < 200 || n > 300 {
-			t.Errorf("backend %d is first to %d of 1,000 sessions", first, n)
+			t.Errorf("backend %d is first to %d of 1,000 conversations", first, n)
 		}
 	}
 	a, b := requestFor("abc"), requestFor("abd")
 	a.PromptKey, b.PromptKey = 77, 77
-	p.expect("no session: the head of the prompt", a, idle(4), chooseAndRecord(p, &b, idle(4)))
+	p.expect("no conversation: the head of the prompt", a, idle(4), chooseAndRecord(p, &b, idle(4)))
 	a.PromptKey, b.PromptKey = 0, 0
 	p.expect("no head: the first block", a, idle(4), chooseAndRecord(p, &b, idle(4)))
 	p.expect("nothing to go by: the fewest in flight", policy.Request{}, busy(3, 2, 1, 2), 2)
+}
+
+func TestSessionClientAffinity(t *testing.T) {
+	p, plain := newTester(t, "session", policy.Settings{ClientAffinity: true}), newTester(t, "session", policy.Settings{})
+	counts := map[int]int{}
+	for client := range uint64(1000) {
+		r := policy.Request{Client: policy.RendezvousRank(client, 1<<41), PromptKey: 77}
+		first := chooseAndRecord(p, &r, idle(4))
+		counts[first]++
+		r.PromptKey = client
+		p.expect("another prompt of the same client", r, idle(4), first)
+	}
+	for first, n := range counts {
+		if n < 200 || n > 300 {
+			t.Errorf("backend %d is first to %d of 1,000 clients", first, n)
+		}
+	}
+	for key := range uint64(100) {
+		hash := policy.RendezvousRank(key, 1<<42)
+		named, prompt := policy.Request{Conversation: hash, PromptKey: 77}, policy.Request{PromptKey: hash}
+		p.expect("no address: the head of the prompt", prompt, idle(4), chooseAndRecord(plain, &prompt, idle(4)))
+		first := chooseAndRecord(plain, &named, idle(4))
+		named.Client, prompt.Client = 5, 5
+		p.expect("the conversation counts before the client", named, idle(4), first)
+		plain.expect("the address does not count by default", prompt, idle(4), chooseAndRecord(p, &policy.Request{PromptKey: hash}, idle(4)))
+	}
 }
 
 func TestCHWBLBoundsLoads(t *testing.T) {

@@ -130,9 +130,9 @@ func (d *generator) request() *policy.Request {
 		}
 		r.Blocks = append(r.Blocks, prompt.Block(policy.RendezvousRank(topic, uint64(i))))
 	}
-	r.PromptTokens = float64(64*n + d.IntN(64))
+	r.PromptTokens, r.Client = float64(64*n+d.IntN(64)), policy.RendezvousRank(topic, 2)
 	if d.IntN(3) == 0 {
-		r.PromptKey, r.Session = policy.RendezvousRank(topic, 1), uint64(d.IntN(50))
+		r.PromptKey, r.Conversation = policy.RendezvousRank(topic, 1), uint64(d.IntN(50))
 	}
 	return r
 }
@@ -175,8 +175,10 @@ func scenario(seed uint64) func(step int) (*policy.Request, []policy.Candidate) 
 			if rng.IntN(6) > 0 || slot == 0 {
 				n := float64(rng.IntN(20))
 				all = append(all, policy.Candidate{
-					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, UncachedTokens: 64 + float64(rng.IntN(500)), QueuedSeconds: float64(rng.IntN(9000)),
-					InFlight: n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Engines: 1, Step: &steps, Waiting: float64(rng.IntN(4)), KVUsage: rng.Float64(),
+					Slot: slot, NameHash: uint64(slot*7919 + 13), Weight: 1, UncachedTokens: 64 + float64(rng.IntN(500)),
+					QueuedSeconds: float64(rng.IntN(9000)),
+					InFlight:      n, Requests: n, UnstartedTokens: 100 * n, PrefillRate: 8000, Engines: 1, Step: &steps, Waiting: float64(rng.IntN(4)),
+					KVUsage: rng.Float64(),
 				})
 			}
 		}
@@ -210,9 +212,13 @@ func TestChooseIsValidAndDeterministic(t *testing.T) {
 }
 
 func TestDefinitionSettingsHaveEffect(t *testing.T) {
+	evicting := policy.Settings{EvictionThreshold: 40_000}
+	without := map[string]policy.Settings{"eviction_target": evicting, "eviction_interval": evicting}
 	gates := map[string]policy.Settings{
-		"match_ratio": {MatchRatio: 0.99}, "imbalance_abs": {ImbalanceAbs: 0.5},
-		"imbalance_ratio": {ImbalanceRatio: 1000}, "load_factor": {LoadFactor: 0.01},
+		"match_ratio": {MatchRatio: 0.99}, "match_tokens": {MatchTokens: 1000}, "imbalance_abs": {ImbalanceAbs: 0.5},
+		"client_affinity": {ClientAffinity: true}, "imbalance_ratio": {ImbalanceRatio: 1000}, "load_factor": {LoadFactor: 0.01},
+		"eviction_threshold": evicting, "eviction_target": {EvictionThreshold: 40_000, EvictionTarget: 1},
+		"eviction_interval": {EvictionThreshold: 40_000, EvictionInterval: time.Second},
 	}
 	run := func(name string, s policy.Settings) (chosen []int) {
 		p := mustNew(t, name, s, rand.New(rand.NewPCG(1, 0)))
@@ -234,9 +240,8 @@ func TestDefinitionSettingsHaveEffect(t *testing.T) {
 	}
 	for _, definition := range All().All() {
 		name := definition.Name
-		plain := run(name, policy.Settings{})
 		for gate, s := range gates {
-			moved := !slices.Equal(plain, run(name, s))
+			moved := !slices.Equal(run(name, without[gate]), run(name, s))
 			if says := definition.Reads("routing." + gate); moved != says {
 				t.Errorf("%s: %s makes a difference: %v; Reads says %v", name, gate, moved, says)
 			}
@@ -258,7 +263,8 @@ func TestForgetAllPolicies(t *testing.T) {
 				other = true
 				break
 			}
-			candidates := []policy.Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000, Engines: 1, Step: &steps}, {Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000, Engines: 1, Step: &steps}}
+			candidates := []policy.Candidate{{Slot: 0, NameHash: 1, Weight: 1, PrefillRate: 8000, Engines: 1, Step: &steps},
+				{Slot: 1, NameHash: 2, Weight: 1, PrefillRate: 8000, Engines: 1, Step: &steps}}
 			for range 5 {
 				chooseAndRecord(p, r, candidates[:1])
 			}
@@ -297,7 +303,8 @@ func TestMemoryBound(t *testing.T) {
 				next++
 				blocks[i] = prompt.Block(policy.RendezvousRank(next, 3))
 			}
-			r := policy.Request{Now: epoch.Add(time.Duration(next)), Blocks: blocks, BlockTokens: 64, PromptTokens: 16_000, PromptKey: next, Session: next}
+			r := policy.Request{Now: epoch.Add(time.Duration(next)), Blocks: blocks, BlockTokens: 64, PromptTokens: 16_000, PromptKey: next,
+				Conversation: next}
 			chooseAndRecord(p, &r, candidates)
 		}
 		// 160 bytes a block, a map that may be half empty, rings and windows.
@@ -350,7 +357,8 @@ func TestTraceIsADryRun(t *testing.T) {
 
 // Where nothing but the scores decides, the choice has the best score.
 func TestTraceScores(t *testing.T) {
-	for _, name := range []string{"prefix", "least-load", "weighted", "dynamo", "lmetric", "hashtrie", "llmd-guide", "cache-threshold", "cache-threshold-old"} {
+	for _, name := range []string{"prefix", "least-load", "weighted", "dynamo", "lmetric", "hashtrie", "llmd-guide", "cache-threshold",
+		"cache-threshold-old"} {
 		p := mustNew(t, name, policy.Settings{}, rand.New(rand.NewPCG(1, 1)))
 		next := scenario(2)
 		for step := range 200 {
@@ -389,7 +397,7 @@ func BenchmarkChoose(b *testing.B) {
 				for i := range blocks {
 					blocks[i] = prompt.Block(policy.RendezvousRank(uint64(i), 2))
 				}
-				r := policy.Request{Now: epoch, Blocks: blocks, BlockTokens: 64, PromptTokens: float64(64 * n), PromptKey: 1, Session: 2}
+				r := policy.Request{Now: epoch, Blocks: blocks, BlockTokens: 64, PromptTokens: float64(64 * n), PromptKey: 1, Conversation: 2}
 				candidates := idle(8)
 				b.ReportAllocs()
 				for b.Loop() {

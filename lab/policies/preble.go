@@ -8,20 +8,20 @@ import (
 	"warmroute/router/policy"
 )
 
-// preble is Preble's E2 scheduling, as AIBrix has it. When more than ratio of the
-// prompt matches somewhere, a backend with the longest match is chosen, the one
+// preble is Preble's E2 scheduling, as AIBrix has it. When a match exceeds the
+// threshold, a backend with the longest match is chosen, the one
 // with the fewest requests of the last three minutes. Otherwise the one with the
 // lowest sum of the uncached tokens sent to it in the last three minutes and this
 // prompt's. Whether any of that has ended does not count.
 type preble struct {
 	*prefixTable
 	rng    *rand.Rand
-	ratio  float64
+	match  matchThreshold
 	recent []window // by slot
 }
 
 func newPreble(o options) policy.Policy {
-	return &preble{prefixTable: newPrefixTable(o.maxBlocks, tailFirst), rng: o.Rand, ratio: orDefault(o.MatchRatio, 0.5)}
+	return &preble{prefixTable: newPrefixTable(o.maxBlocks, tailFirst), rng: o.Rand, match: newMatchThreshold(o.Settings, 0.5)}
 }
 
 func (p *preble) Choose(r *policy.Request, candidates []policy.Candidate) (index int) {
@@ -31,12 +31,13 @@ func (p *preble) Choose(r *policy.Request, candidates []policy.Candidate) (index
 		longest = max(longest, matched[i])
 	}
 	criterion := "uncached tokens of the last three minutes, plus this prompt's"
-	if matchShare(r, longest) > p.ratio {
+	isMatch := p.match.isExceeded(r, longest)
+	if isMatch {
 		criterion = "requests of the last three minutes, among the longest matches"
 	}
 	return pickLowest(r, criterion, len(candidates), p.rng, func(i int) float64 {
 		requests, tokens := p.countRecent(candidates[i].Slot, r.Now)
-		if matchShare(r, longest) <= p.ratio {
+		if !isMatch {
 			return tokens + uncachedTokens(r, matched[i])
 		}
 		if matched[i] == longest {

@@ -46,7 +46,9 @@ func pickLeastLoaded(r *policy.Request, candidates []policy.Candidate, rng *rand
 // pickLongestMatch picks a candidate with the most matched blocks, and returns their
 // number.
 func pickLongestMatch(r *policy.Request, matched []int, rng *rand.Rand) (index, blocks int) {
-	index = pickHighest(r, "leading blocks of the prompt sent to it before", len(matched), rng, func(i int) float64 { return float64(matched[i]) })
+	index = pickHighest(r, "leading blocks of the prompt sent to it before", len(matched), rng, func(i int) float64 {
+		return float64(matched[i])
+	})
 	return index, matched[index]
 }
 
@@ -66,13 +68,40 @@ func orDefault(setting, fallback float64) float64 {
 	return setting
 }
 
+// matchThreshold is what must match of a prompt for a backend to be chosen for it. A few tokens of a short
+// prompt exceed a ratio, though they save little: hence the minimum in tokens.
+type matchThreshold struct {
+	ratio  float64 // share of the prompt
+	tokens float64 // 0: no minimum
+}
+
+// newMatchThreshold returns the threshold that the settings give, with the policy's own ratio unless they have one.
+func newMatchThreshold(s policy.Settings, ratio float64) matchThreshold {
+	return matchThreshold{orDefault(s.MatchRatio, ratio), float64(s.MatchTokens)}
+}
+
+// isExceeded reports whether so many blocks are more than the ratio, and at least the tokens.
+func (t matchThreshold) isExceeded(r *policy.Request, matchedBlocks int) bool {
+	return matchShare(r, matchedBlocks) > t.ratio && matchedTokens(r, matchedBlocks) >= t.tokens
+}
+
+// isReached reports whether so many blocks are at least the ratio, and at least the tokens.
+func (t matchThreshold) isReached(r *policy.Request, matchedBlocks int) bool {
+	return matchShare(r, matchedBlocks) >= t.ratio && matchedTokens(r, matchedBlocks) >= t.tokens
+}
+
+// matchedTokens returns how many tokens so many blocks have.
+func matchedTokens(r *policy.Request, matchedBlocks int) float64 {
+	return float64(matchedBlocks) * r.BlockTokens
+}
+
 // matchShare returns what share of the prompt so many blocks are.
 func matchShare(r *policy.Request, matchedBlocks int) float64 {
 	tokens := lengthInTokens(r)
 	if tokens <= 0 {
 		return 0
 	}
-	return float64(matchedBlocks) * r.BlockTokens / tokens
+	return matchedTokens(r, matchedBlocks) / tokens
 }
 
 // lengthInTokens returns the prompt's length in tokens.
@@ -87,7 +116,7 @@ func toBlocks(r *policy.Request, tokens float64) int {
 
 // uncachedTokens returns how many tokens of the prompt follow so many blocks.
 func uncachedTokens(r *policy.Request, matchedBlocks int) float64 {
-	return lengthInTokens(r) - float64(matchedBlocks)*r.BlockTokens
+	return lengthInTokens(r) - matchedTokens(r, matchedBlocks)
 }
 
 // promptStartHash returns the hash that stands for the beginning of the prompt, or 0.

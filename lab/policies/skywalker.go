@@ -24,10 +24,11 @@ func (p skyWalker) Choose(r *policy.Request, candidates []policy.Candidate) (ind
 		}
 	}
 	const excluded = 1e12 // requests, more than any backend has
-	return pickLowest(r, "requests in flight, of the longest matches that have nothing to prefill", len(candidates), p.rng, func(i int) float64 {
-		if anyIdle && !idle(i) || candidates[i].MatchedTokens < longest {
-			return excluded + candidates[i].Requests
-		}
-		return candidates[i].Requests
-	})
+	return pickLowest(r, "requests in flight, of the longest matches that have nothing to prefill", len(candidates), p.rng,
+		func(i int) float64 {
+			if anyIdle && !idle(i) || candidates[i].MatchedTokens < longest {
+				return excluded + candidates[i].Requests
+			}
+			return candidates[i].Requests
+		})
 }

@@ -17,7 +17,7 @@ const (
 )
 
 // sMetric is a policy proposed for vllm-router. The backend with the longest match
-// is chosen if that is more than ratio of the prompt, and if the backend is
+// is chosen if that exceeds the threshold, and if the backend is
 // predicted to meet the promised TTFT, or none is. Otherwise the lowest product of
 // work and requests in flight. Of several equal matches the least
 // loaded counts as the longest: by index, a prompt that all have would send all
@@ -28,12 +28,12 @@ const (
 // calibrated; replay knows it.
 type sMetric struct {
 	rng       *rand.Rand
-	ratio     float64
+	match     matchThreshold
 	attention float64
 }
 
 func newSMetric(o policy.Options) policy.Policy {
-	return &sMetric{o.Rand, orDefault(o.MatchRatio, 0.25), max(0, orDefault(o.AttentionCost, smetricAttention))}
+	return &sMetric{o.Rand, newMatchThreshold(o.Settings, 0.25), max(0, orDefault(o.AttentionCost, smetricAttention))}
 }
 
 func (p *sMetric) Choose(r *policy.Request, candidates []policy.Candidate) (index int) {
@@ -43,7 +43,8 @@ func (p *sMetric) Choose(r *policy.Request, candidates []policy.Candidate) (inde
 	}
 	best := p.pickBestMatch(r, candidates)
 	b := &candidates[best]
-	if b.MatchedTokens > p.ratio*lengthInTokens(r) && (meetsPromisedTTFT(r, b, p.work(r, b)) || !anyMeets) {
+	isMatch := b.MatchedTokens > p.match.ratio*lengthInTokens(r) && b.MatchedTokens >= p.match.tokens
+	if isMatch && (meetsPromisedTTFT(r, b, p.work(r, b)) || !anyMeets) {
 		traceScores(r, "matched tokens of the prompt", true, len(candidates), func(i int) float64 { return candidates[i].MatchedTokens })
 		return best
 	}
@@ -58,7 +59,8 @@ func (p *sMetric) pickBestMatch(r *policy.Request, candidates []policy.Candidate
 	best, ties := 0, 1
 	for i := 1; i < len(candidates); i++ {
 		c, b := &candidates[i], &candidates[best]
-		switch cmp.Or(cmp.Compare(b.MatchedTokens, c.MatchedTokens), cmp.Compare(p.work(r, c), p.work(r, b)), cmp.Compare(c.InFlight, b.InFlight)) {
+		switch cmp.Or(cmp.Compare(b.MatchedTokens, c.MatchedTokens), cmp.Compare(p.work(r, c), p.work(r, b)),
+			cmp.Compare(c.InFlight, b.InFlight)) {
 		case -1:
 			best, ties = i, 1
 		case 0:

@@ -12,19 +12,20 @@ const maxSMGMatches = 8
 
 // smg is cache_aware of SMG, the successor of sglang-router: the same tree, but
 // imbalance excludes single backends and not affinity as such. Among up to eight
-// backends with the longest match, if that is more than ratio of the prompt, the
+// backends with the longest match, if that exceeds the threshold, the
 // least loaded is chosen, without those that have more in flight than both rel
 // times the mean and the mean plus abs.
 type smg struct {
 	*sglangTree
-	rng             *rand.Rand
-	ratio, abs, rel float64
+	rng      *rand.Rand
+	match    matchThreshold
+	abs, rel float64
 }
 
 func newSMG(o options) policy.Policy {
 	return &smg{
 		sglangTree: newSGLangTree(o.maxBlocks), rng: o.Rand,
-		ratio: orDefault(o.MatchRatio, 0.3), abs: orDefault(o.ImbalanceAbs, 64), rel: orDefault(o.ImbalanceRatio, 1.5),
+		match: newMatchThreshold(o.Settings, 0.3), abs: orDefault(o.ImbalanceAbs, 64), rel: orDefault(o.ImbalanceRatio, 1.5),
 	}
 }
 
@@ -44,10 +45,11 @@ func (p *smg) pickMatch(r *policy.Request, candidates []policy.Candidate) (index
 		mean += candidates[i].Requests / float64(len(candidates))
 		longest = max(longest, matched[i])
 	}
-	if matchShare(r, longest) <= p.ratio {
+	if !p.match.isExceeded(r, longest) {
 		return -1
 	}
-	traceScores(r, "leading blocks of the prompt sent to it before, the least loaded among equals", true, len(candidates), func(i int) float64 { return float64(matched[i]) })
+	traceScores(r, "leading blocks of the prompt sent to it before, the least loaded among equals", true, len(candidates),
+		func(i int) float64 { return float64(matched[i]) })
 	best, seen := -1, 0
 	for i := range candidates {
 		n := candidates[i].Requests

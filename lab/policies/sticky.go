@@ -9,22 +9,22 @@ import (
 	"warmroute/router/policy"
 )
 
-// maxStickySessions bounds the sessions that a stickyLeastLoaded remembers.
-const maxStickySessions = 1 << 16
+// maxStickyConversations bounds the conversations that a stickyLeastLoaded remembers.
+const maxStickyConversations = 1 << 16
 
 // stickyLeastLoaded is sticky_least_loaded of vllm-router, and what manual with
-// min_group does in SMG and sglang-router: a new session goes to the backend with the
-// fewest sessions and stays there, whatever the load. A request without a session goes by
+// min_group does in SMG and sglang-router: a new conversation goes to the backend with the
+// fewest conversations and stays there, whatever the load. A request without a conversation goes by
 // the beginning of its first message or of its prompt.
 type stickyLeastLoaded struct {
-	rng      *rand.Rand
-	slots    *simplelru.LRU[uint64, int] // by session
-	sessions []int                       // by slot
+	rng           *rand.Rand
+	slots         *simplelru.LRU[uint64, int] // by conversation
+	conversations []int                       // by slot
 }
 
 func newStickyLeastLoaded(o policy.Options) policy.Policy {
 	p := &stickyLeastLoaded{rng: o.Rand}
-	slots, err := simplelru.NewLRU(maxStickySessions, func(_ uint64, slot int) { p.sessions[slot]-- })
+	slots, err := simplelru.NewLRU(maxStickyConversations, func(_ uint64, slot int) { p.conversations[slot]-- })
 	if err != nil {
 		panic(err) // it fails for sizes below 1 only
 	}
@@ -32,26 +32,26 @@ func newStickyLeastLoaded(o policy.Options) policy.Policy {
 	return p
 }
 
-func stickyKey(r *policy.Request) uint64 { return cmp.Or(r.Session, promptStartHash(r)) }
+func stickyKey(r *policy.Request) uint64 { return cmp.Or(r.Conversation, promptStartHash(r)) }
 
 func (p *stickyLeastLoaded) Choose(r *policy.Request, candidates []policy.Candidate) (index int) {
 	if slot, ok := p.slots.Peek(stickyKey(r)); ok {
 		for i := range candidates {
 			if candidates[i].Slot == slot {
-				traceCriterion(r, "backend of the session's earlier requests")
+				traceCriterion(r, "backend of the conversation's earlier requests")
 				return i
 			}
 		}
 	}
-	return pickLowest(r, "sessions", len(candidates), p.rng, func(i int) float64 { return float64(p.count(candidates[i].Slot)) })
+	return pickLowest(r, "conversations", len(candidates), p.rng, func(i int) float64 { return float64(p.count(candidates[i].Slot)) })
 }
 
-// count returns the number of sessions of a slot.
+// count returns the number of conversations of a slot.
 func (p *stickyLeastLoaded) count(slot int) int {
-	if slot >= len(p.sessions) {
+	if slot >= len(p.conversations) {
 		return 0
 	}
-	return p.sessions[slot]
+	return p.conversations[slot]
 }
 
 // RecordSent implements Recorder.
@@ -66,10 +66,10 @@ func (p *stickyLeastLoaded) RecordSent(r *policy.Request, c *policy.Candidate) {
 		}
 		p.slots.Remove(key)
 	}
-	for len(p.sessions) <= c.Slot {
-		p.sessions = append(p.sessions, 0)
+	for len(p.conversations) <= c.Slot {
+		p.conversations = append(p.conversations, 0)
 	}
-	p.sessions[c.Slot]++
+	p.conversations[c.Slot]++
 	p.slots.Add(key, c.Slot)
 }
 

@@ -8,19 +8,19 @@ import (
 
 func TestStickyLeastLoaded(t *testing.T) {
 	p := newTester(t, "sticky-least-loaded", policy.Settings{})
-	session := func(key uint64) policy.Request { return policy.Request{Session: key} }
+	session := func(key uint64) policy.Request { return policy.Request{Conversation: key} }
 	p.send(session(1), 0)
 	p.send(session(2), 1)
 	p.send(session(2), 1)
-	p.expect("the fewest sessions", session(3), idle(3), 2)
+	p.expect("the fewest conversations", session(3), idle(3), 2)
 	p.expect("it stays, whatever the load", session(3), busy(0, 0, 1000), 2)
 	p.send(session(4), 0)
 	p.send(session(5), 1)
-	p.expect("two sessions each but on the last one", session(6), idle(3), 2)
+	p.expect("two conversations each but on the last one", session(6), idle(3), 2)
 	p.send(session(6), 0) // its backend was away
 	p.expect("it stays where it was sent last", session(6), idle(3), 0)
 	p.Policy.(policy.Forgetter).ForgetBackend(0)
-	p.expect("a forgotten backend has no session", session(7), idle(3), 0)
+	p.expect("a forgotten backend has no conversation", session(7), idle(3), 0)
 }
 
 func TestDualMap(t *testing.T) {

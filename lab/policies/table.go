@@ -300,7 +300,9 @@ func (t *prefixTable) ForgetBackend(slot int) {
 
 // pickFewestBlocks picks the candidate with the fewest blocks.
 func (t *prefixTable) pickFewestBlocks(r *policy.Request, candidates []policy.Candidate, rng *rand.Rand) (index int) {
-	return pickLowest(r, "blocks of any prompt sent to it before", len(candidates), rng, func(i int) float64 { return float64(t.blockCount(candidates[i].Slot)) })
+	return pickLowest(r, "blocks of any prompt sent to it before", len(candidates), rng, func(i int) float64 {
+		return float64(t.blockCount(candidates[i].Slot))
+	})
 }
 
 // sharedTable records the blocks that each backend was sent, in one LRU for all:
@@ -352,6 +354,17 @@ func (t *sharedTable) ForgetBackend(slot int) {
 	}
 }
 
+// timer measures the time between what is done periodically. The zero value is one that was not started.
+type timer struct{ start time.Time }
+
+// restartIfExpired starts the timer if it was not, restarts it if the interval has passed, and reports whether it has.
+func (t *timer) restartIfExpired(now time.Time, interval time.Duration) (expired bool) {
+	if expired = !t.start.IsZero() && now.Sub(t.start) >= interval; expired || t.start.IsZero() {
+		t.start = now
+	}
+	return expired
+}
+
 const (
 	sglangTreeTokens   = 67_108_864 / 4 // of one backend
 	sglangTreeInterval = 120 * time.Second
@@ -361,7 +374,7 @@ const (
 // limit between its periodic truncations.
 type sglangTree struct {
 	prefixTable
-	truncated time.Time
+	truncation timer
 }
 
 func newSGLangTree(maxBlocks int) *sglangTree {
@@ -372,11 +385,7 @@ func newSGLangTree(maxBlocks int) *sglangTree {
 // the tree when that is due.
 func (t *sglangTree) RecordSent(r *policy.Request, c *policy.Candidate) {
 	t.addBlocks(c.Slot, r.Blocks, r.Now)
-	if t.truncated.IsZero() {
-		t.truncated = r.Now
-	}
-	if r.Now.Sub(t.truncated) >= sglangTreeInterval {
-		t.truncated = r.Now
+	if t.truncation.restartIfExpired(r.Now, sglangTreeInterval) {
 		t.evictDownTo(toBlocks(r, sglangTreeTokens))
 	}
 }
@@ -395,12 +404,11 @@ type eppTable struct{ prefixTable }
 
 func newEPPTable(maxBlocks int) eppTable { return eppTable{*newPrefixTable(maxBlocks, headFirst)} }
 
-// matchShares returns the share of the prompt that each candidate is credited with.
-// The result is valid until the next call.
-func (t *eppTable) matchShares(r *policy.Request, candidates []policy.Candidate) (share func(i int) float64) {
+// countMatches returns how many blocks of the prompt each candidate is credited with, and of how many: at least
+// one. The result is valid until the next call.
+func (t *eppTable) countMatches(r *policy.Request, candidates []policy.Candidate) (counts []int, of float64) {
 	blocks := r.Blocks[:min(len(r.Blocks), toBlocks(r, maxEPPPromptTokens))]
-	matched := t.countScatteredMatches(blocks, candidates)
-	return func(i int) float64 { return float64(matched[i]) / float64(max(1, len(blocks))) }
+	return t.countScatteredMatches(blocks, candidates), float64(max(1, len(blocks)))
 }
 
 // RecordSent implements Recorder for the policies that embed an eppTable.

@@ -34,12 +34,16 @@ func TestForgetSlot(t *testing.T) {
 		}
 	}
 	l := newPrefixTable(1000, tailFirst)
-	f("prefixTable", func() []int { return l.countPrefixMatches(blocks, candidates) }, func(slot int) { l.addBlocks(slot, blocks, now) }, l.ForgetBackend)
+	f("prefixTable", func() []int {
+		return l.countPrefixMatches(blocks, candidates)
+	}, func(slot int) { l.addBlocks(slot, blocks, now) }, l.ForgetBackend)
 	if l.used != 3 {
 		t.Errorf("%d backends in use, want 3", l.used)
 	}
 	shared := newSharedTable(1000, tailFirst)
-	f("sharedTable", func() []int { return shared.countPrefixMatches(blocks, candidates) }, func(slot int) { shared.addBlocks(slot, blocks, now) }, shared.ForgetBackend)
+	f("sharedTable", func() []int {
+		return shared.countPrefixMatches(blocks, candidates)
+	}, func(slot int) { shared.addBlocks(slot, blocks, now) }, shared.ForgetBackend)
 }
 
 func TestPrefixTableShares(t *testing.T) {

@@ -20,7 +20,7 @@ type weighted struct {
 func newWeighted(o options) policy.Policy { return &weighted{newEPPTable(o.maxBlocks), o.Rand} }
 
 func (p *weighted) Choose(r *policy.Request, candidates []policy.Candidate) (index int) {
-	match := p.matchShares(r, candidates)
+	matched, blocks := p.countMatches(r, candidates)
 	longest, shortest := candidates[0].Waiting, candidates[0].Waiting
 	for i := range candidates {
 		longest, shortest = max(longest, candidates[i].Waiting), min(shortest, candidates[i].Waiting)
@@ -30,6 +30,6 @@ func (p *weighted) Choose(r *policy.Request, candidates []policy.Candidate) (ind
 		if longest > shortest {
 			queue = (longest - candidates[i].Waiting) / (longest - shortest)
 		}
-		return 3*match(i) + 2*(1-candidates[i].KVUsage) + 2*queue
+		return 3*(float64(matched[i])/blocks) + 2*(1-candidates[i].KVUsage) + 2*queue
 	})
 }

@@ -20,6 +20,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"warmroute/lab/freeport"
 )
 
 // Server is a redis-server process, which is killed at the end of the test.
@@ -139,30 +141,6 @@ func Eventually(t testing.TB, what string, is func() bool) {
 	}
 }
 
-// FreePorts returns ports that nothing listens on.
-func FreePorts(t testing.TB, n int) (ports []string) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		_, port, _ := net.SplitHostPort(l.Addr().String())
-		ports = append(ports, port)
-	}
-	return ports
-}
-
-// FreeAddresses returns addresses that nothing listens on.
-func FreeAddresses(t testing.TB, n int) (addresses []string) {
-	t.Helper()
-	for _, port := range FreePorts(t, n) {
-		addresses = append(addresses, "127.0.0.1:"+port)
-	}
-	return addresses
-}
-
 // Watched is a master with a replica and the sentinels that watch them.
 type Watched struct {
 	t               testing.TB
@@ -177,7 +155,7 @@ const MasterName = "mymaster"
 // not empty.
 func StartWatched(t testing.TB, password string) *Watched {
 	t.Helper()
-	addresses := FreeAddresses(t, 5)
+	addresses := freeport.FindAddresses(t, 5)
 	var auth []string
 	if password != "" {
 		auth = []string{"--requirepass", password, "--masterauth", password}
@@ -252,7 +230,7 @@ func (w *Watched) AwaitMaster(s *Server) {
 func StartCluster(t testing.TB, nodes int, tlsConfig *tls.Config, args func(node int) []string) []*Server {
 	t.Helper()
 	const slots = 1 << 14
-	ports := FreePorts(t, 2*nodes) // the second half is for the cluster's own connections
+	ports := freeport.FindPorts(t, 2*nodes) // the second half is for the cluster's own connections
 	portArg := "--port"
 	if tlsConfig != nil {
 		portArg = "--tls-port"

@@ -20,7 +20,7 @@ func TestCodingAgents(t *testing.T) {
 			t.Fatalf("request %d at %v after one at %v", i, j.At, r.Open[i-1].At)
 		}
 		outputs = append(outputs, float64(j.Output))
-		if before := last[j.Session]; before == nil {
+		if before := last[j.Conversation]; before == nil {
 			first = append(first, float64(j.Prompt))
 		} else {
 			growth = append(growth, float64(j.Prompt-before.Prompt))
@@ -33,8 +33,8 @@ func TestCodingAgents(t *testing.T) {
 				t.Fatal("a turn does not begin with the one before it")
 			}
 		}
-		last[j.Session] = j
-		count[j.Session]++
+		last[j.Conversation] = j
+		count[j.Conversation]++
 	}
 	for _, n := range count {
 		if n == 1 {
@@ -70,13 +70,15 @@ func TestCodingAgentsClosedLoop(t *testing.T) {
 		}
 	}
 	if n != r.Total || n > 250 || shared < 25 || shared > 40 {
-		t.Errorf("%d requests, announced were %d, of at most 5 turns; %d conversations share their beginning with an earlier one", n, r.Total, shared)
+		t.Errorf("%d requests, announced were %d, of at most 5 turns; %d conversations share their beginning with an earlier one", n, r.Total,
+			shared)
 	}
 }
 
 func TestPublishedHardware(t *testing.T) {
 	for _, h := range publishedHardware() {
-		if err := h.times.ValidateShares(); err != nil || h.times.PrefillRate < 1000 || h.times.StepTime < time.Millisecond || h.times.ContextTime == 0 {
+		if err := h.times.ValidateShares(); err != nil || h.times.PrefillRate < 1000 || h.times.StepTime < time.Millisecond ||
+			h.times.ContextTime == 0 {
 			t.Errorf("%s: %+v; %v", h.name, h.times, err)
 		}
 	}

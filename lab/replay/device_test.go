@@ -11,13 +11,16 @@ import (
 // TestSharedDevice plays one prompt on each of two replicas, with a device each and with one for both.
 func TestSharedDevice(t *testing.T) {
 	// Each prompt takes 100 ms of prefill, in one step of 8 ms.
-	e := engine.Config{PrefillRate: 10_000, StepTime: 8 * time.Millisecond, QuadraticDepth: engine.LinearPrefill, PromptTokenTime: engine.NoAPIServer}
+	e := engine.Config{PrefillRate: 10_000, StepTime: 8 * time.Millisecond, QuadraticDepth: engine.LinearPrefill,
+		PromptTokenTime: engine.NoAPIServer}
 	f := func(name string, devices []int, second time.Duration, first, last float64) {
 		t.Helper()
-		s := Scenario{Backends: 2, Policy: "round-robin", Engine: e, Devices: devices, Workload: jobs{asks(0, 1000, 1, 1), asks(second, 1000, 1, 2)}}
+		s := Scenario{Backends: 2, Policy: "round-robin", Engine: e, Devices: devices,
+			Workload: jobs{asks(0, 1000, 1, 1), asks(second, 1000, 1, 2)}}
 		r, sum := mustPlay(t, &s)
 		slowest := r.last - second
-		if mean := (first + last) / 2; sum.E2EMean < mean-1e-6 || sum.E2EMean > mean+1e-6 || slowest < time.Duration(last*1e9)-time.Microsecond || slowest > time.Duration(last*1e9)+time.Microsecond {
+		if mean := (first + last) / 2; sum.E2EMean < mean-1e-6 || sum.E2EMean > mean+1e-6 || slowest < time.Duration(last*1e9)-time.Microsecond ||
+			slowest > time.Duration(last*1e9)+time.Microsecond {
 			t.Errorf("%s: mean %v s, the last one %v; want %v and %v s", name, sum.E2EMean, slowest, mean, last)
 		}
 	}
@@ -49,7 +52,8 @@ func TestDevicesKnownToRouter(t *testing.T) {
 // TestRestartOnSharedDevice aborts a step, after which the other replica has the device to itself.
 func TestRestartOnSharedDevice(t *testing.T) {
 	s := Scenario{
-		Backends: 2, Policy: "round-robin", Devices: []int{0, 0}, Engine: engine.Config{PrefillRate: 1000, StepTime: time.Millisecond, QuadraticDepth: engine.LinearPrefill},
+		Backends: 2, Policy: "round-robin", Devices: []int{0, 0}, Engine: engine.Config{PrefillRate: 1000, StepTime: time.Millisecond,
+			QuadraticDepth: engine.LinearPrefill},
 		Changes:  []Change{{At: 500 * time.Millisecond, Backend: 1, Kind: Restart, Away: time.Hour}},
 		Workload: jobs{asks(0, 999, 1, 1), asks(0, 999, 1, 2)},
 	}

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,10 +18,12 @@ import (
 )
 
 var (
-	drawnWorlds  = flag.Int("worlds", 0, "number of worlds of each seed that TestDrawnWorlds plays")
-	drawnSeeds   = flag.String("worldseeds", "7", "seeds of these worlds, separated by commas")
-	drawnFirst   = flag.Int("first", 0, "number of the first world")
-	drawnRivals  = flag.String("rivals", "", "take the figures of the other policies from this file as far as it has them, and write the further ones to it: they change with the engine and the worlds only; none is played with our queue then")
+	drawnWorlds = flag.Int("worlds", 0, "number of worlds of each seed that TestDrawnWorlds and TestArrivalWorlds play")
+	drawnSeeds  = flag.String("worldseeds", "7", "seeds of these worlds, separated by commas")
+	drawnFirst  = flag.Int("first", 0, "number of the first world")
+	drawnRivals = flag.String("rivals", "",
+		"take the figures of the other policies from this file as far as it has them, and write the further ones to it: they change with the "+
+			"engine and the worlds only; none is played with our queue then")
 	drawnResults = flag.String("results", "", "write the figures of each world to this file, a JSON object per line")
 )
 
@@ -28,6 +31,23 @@ var (
 //
 //	go test -tags worlds ./lab/replay -run TestDrawnWorlds -v -timeout 0 -worlds 80 -worldseeds 7,8 -rivals FILE
 func TestDrawnWorlds(t *testing.T) {
+	draw := func(seed uint64, number int) (World, error) { return DrawWorld(seed, number, nil) }
+	if results := playDrawnWorlds(t, "", draw); results != nil {
+		judgeWorlds(t, worldBounds(results))
+	}
+}
+
+// TestArrivalWorlds plays worlds that differ in how requests arrive:
+//
+//	go test -tags worlds ./lab/replay -run TestArrivalWorlds -v -timeout 0 -worlds 80 -rivals FILE
+func TestArrivalWorlds(t *testing.T) {
+	if results := playDrawnWorlds(t, "arrivals ", DrawArrivalWorld); results != nil {
+		judgeWorlds(t, arrivalBounds(results))
+	}
+}
+
+// playDrawnWorlds plays the worlds of the flags, and prints the report. family distinguishes them in the file of -rivals.
+func playDrawnWorlds(t *testing.T, family string, draw func(seed uint64, number int) (World, error)) []WorldResult {
 	known, err := readKnownRivals(*drawnRivals)
 	if err != nil {
 		t.Fatalf("-rivals: %v", err)
@@ -40,11 +60,11 @@ func TestDrawnWorlds(t *testing.T) {
 		}
 		for i := range *drawnWorlds {
 			number := *drawnFirst + i
-			w, err := DrawWorld(seed, number, nil)
+			w, err := draw(seed, number)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := w.playAgainst(t, known, seed)
+			r, err := w.playAgainst(t, known, fmt.Sprintf("%s%d/%d", family, seed, number))
 			if err != nil {
 				t.Fatal(w, err)
 			}
@@ -53,7 +73,7 @@ func TestDrawnWorlds(t *testing.T) {
 		}
 	}
 	if len(results) == 0 {
-		return
+		return nil
 	}
 	if err := writeResults(*drawnResults, results); err != nil {
 		t.Fatalf("-results: %v", err)
@@ -61,10 +81,10 @@ func TestDrawnWorlds(t *testing.T) {
 	if err := WriteWorldReport(os.Stdout, results); err != nil {
 		t.Fatal(err)
 	}
-	judgeWorlds(t, results)
+	return results
 }
 
-// knownRivals has the figures of the other policies without our queue, by seed and number of the world.
+// knownRivals has the figures of the other policies without our queue, by family, seed and number of the world.
 type knownRivals map[string][]Summary
 
 func readKnownRivals(path string) (knownRivals, error) {
@@ -79,9 +99,9 @@ func readKnownRivals(path string) (knownRivals, error) {
 	return known, json.Unmarshal(data, &known)
 }
 
-// playAgainst plays a world of a seed under prefix, and under the others unless they are known; then they are, and are
-// written to the file of -rivals.
-func (w World) playAgainst(t *testing.T, known knownRivals, seed uint64) (WorldResult, error) {
+// playAgainst plays a world under prefix, and under the others unless they are known by the world's key; then they are, and
+// are written to the file of -rivals.
+func (w World) playAgainst(t *testing.T, known knownRivals, key string) (WorldResult, error) {
 	if *drawnRivals == "" {
 		return w.Run(t.Context())
 	}
@@ -89,7 +109,7 @@ func (w World) playAgainst(t *testing.T, known knownRivals, seed uint64) (WorldR
 	if err != nil {
 		return r, err
 	}
-	key, own := fmt.Sprintf("%d/%d", seed, w.Number), len(r.Results)
+	own := len(r.Results)
 	if rivals, ok := known[key]; ok {
 		r.Results = append(r.Results, rivals...)
 		return r, nil
@@ -130,23 +150,30 @@ type worldBound struct {
 	must  float64
 }
 
-// worldBounds returns the figures that judge prefix over all worlds.
+// againstBest returns the ratios of a figure of prefix to that of the best other policy in each world.
+func againstBest(figure string, results []WorldResult) []WorldRatio {
+	return figureRatios(&comparisons[0], figure, results)
+}
+
+func figureRatios(c *comparison, figure string, results []WorldResult) []WorldRatio {
+	k := slices.IndexFunc(worldFigures, func(f worldFigure) bool { return f.name == figure })
+	return ratiosOf(c, &worldFigures[k], results)
+}
+
+func worstOf(ratios []WorldRatio) float64 { return ratios[len(ratios)-1].Ratio }
+
+// worldBounds returns the figures that judge prefix over the worlds of DrawWorld.
 func worldBounds(results []WorldResult) []worldBound {
-	figures := map[string]*worldFigure{}
-	for i := range worldFigures {
-		figures[worldFigures[i].name] = &worldFigures[i]
-	}
-	hindsight := func(name string) []WorldRatio { return ratiosOf(&comparisons[0], figures[name], results) }
-	queue := func(name string) []WorldRatio { return ratiosOf(&comparisons[3], figures[name], results) }
-	worst := func(ratios []WorldRatio) float64 { return ratios[len(ratios)-1].Ratio }
+	best := func(name string) []WorldRatio { return againstBest(name, results) }
+	queue := func(name string) []WorldRatio { return figureRatios(&comparisons[3], name, results) }
 	bounds := []worldBound{
-		{"best in hindsight, E2E", geometricMean(hindsight("E2E mean")), 0.98},
-		{"best in hindsight, TTFT", geometricMean(hindsight("TTFT mean")), 1},
-		{"best in hindsight, longest tenth", geometricMean(hindsight("TTFT of the longest tenth")), 1.08},
-		{"best in hindsight, E2E, share above 1.05", shareOf(hindsight("E2E mean"), above(1.05)), 0.08},
-		{"best in hindsight, E2E, worst", worst(hindsight("E2E mean")), 1.12},
+		{"best in hindsight, E2E", geometricMean(best("E2E mean")), 0.98},
+		{"best in hindsight, TTFT", geometricMean(best("TTFT mean")), 1},
+		{"best in hindsight, longest tenth", geometricMean(best("TTFT of the longest tenth")), 1.08},
+		{"best in hindsight, E2E, share above 1.05", shareOf(best("E2E mean"), above(1.05)), 0.08},
+		{"best in hindsight, E2E, worst", worstOf(best("E2E mean")), 1.12},
 		{"queue / without, E2E, share above 1.01", shareOf(queue("E2E mean"), above(1.01)), 0.03},
-		{"queue / without, E2E, worst", worst(queue("E2E mean")), 1.04},
+		{"queue / without, E2E, worst", worstOf(queue("E2E mean")), 1.04},
 		{"queue / without, TTFT p99, share above 1.02", shareOf(queue("TTFT p99"), above(1.02)), 0.1},
 		{"queue / without, E2E p99, share above 1.02", shareOf(queue("E2E p99"), above(1.02)), 0.1},
 	}
@@ -155,20 +182,34 @@ func worldBounds(results []WorldResult) []worldBound {
 	for _, c := range compareFixedChoices(ownRule, results) {
 		fixed.value, fixedTTFT.value = max(fixed.value, c.means[0]), max(fixedTTFT.value, c.means[1])
 	}
+	return append(bounds, fixed, fixedTTFT, lostBound(results))
+}
+
+// arrivalBounds returns the figures that judge prefix over the worlds of DrawArrivalWorld.
+func arrivalBounds(results []WorldResult) []worldBound {
+	e2e := againstBest("E2E mean", results)
+	return []worldBound{
+		{"best in hindsight, E2E", geometricMean(e2e), 0.92},
+		{"best in hindsight, E2E, worst", worstOf(e2e), 1.1},
+		lostBound(results),
+	}
+}
+
+func lostBound(results []WorldResult) worldBound {
 	lost := worldBound{what: "worlds with lost requests"}
 	for i := range results {
 		if results[i].lostMore() > 0 {
 			lost.value++
 		}
 	}
-	return append(bounds, fixed, fixedTTFT, lost)
+	return lost
 }
 
 // judgeWorlds prints the figures with their bounds, and fails the test for each above its own.
-func judgeWorlds(t *testing.T, results []WorldResult) {
+func judgeWorlds(t *testing.T, bounds []worldBound) {
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(out)
-	for _, b := range worldBounds(results) {
+	for _, b := range bounds {
 		verdict := "pass"
 		switch {
 		case math.IsNaN(b.value):

@@ -1,5 +1,3 @@
-//go:build !race
-
 package replay
 
 import (
@@ -47,7 +45,8 @@ func TestPredictedTTFT(t *testing.T) {
 		}, 2048, 2048, 50, 5 * time.Second},
 	} {
 		const learned, measured = 50, 50
-		s := &Scenario{Policy: "prefix", Backends: 1, Engine: tc.engine, Workload: similarJobs(learned+measured, tc.tokens, tc.cached, tc.output, tc.every)}
+		s := &Scenario{Policy: "prefix", Backends: 1, Engine: tc.engine, Workload: similarJobs(learned+measured, tc.tokens, tc.cached, tc.output,
+			tc.every)}
 		requests, err := s.Workload.Requests(s.Backends, s.Seed)
 		if err != nil {
 			t.Fatal(err)
@@ -64,7 +63,8 @@ func TestPredictedTTFT(t *testing.T) {
 			if e.kind == eventArrival {
 				sent[e.job] = r.now
 				x := r.router.Explain(router.Request{
-					Backends: r.all, Blocks: e.job.Blocks, Bytes: int(float64(e.job.Prompt) * s.bytesPerToken()), Sequences: 1, Streams: true, Model: modelName(0),
+					Backends: r.all, Blocks: e.job.Blocks, Bytes: int(float64(e.job.Prompt) * s.bytesPerToken()), Sequences: 1, Streams: true,
+					Model: modelName(0),
 				})
 				predicted = append(predicted, x.Backends[0].TTFTSeconds)
 			}

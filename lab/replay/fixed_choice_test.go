@@ -10,7 +10,8 @@ func TestWriteFixedChoices(t *testing.T) {
 	report := func(figures map[string]float64) (r Report) {
 		for _, name := range []string{ownRule, "smg", "weighted", "random", Pooled} {
 			if x, played := figures[name]; played {
-				r.Results = append(r.Results, Summary{Policy: name, Requests: 1, E2EMean: x, TTFTMean: x / 2, TTFTLongest: 1, TTFTP99: 1, Throughput: 1})
+				r.Results = append(r.Results, Summary{Policy: name, Requests: 1, E2EMean: x, TTFTMean: x / 2, TTFTLongest: 1, TTFTP99: 1,
+					Throughput: 1})
 			}
 		}
 		return r
@@ -24,7 +25,8 @@ func TestWriteFixedChoices(t *testing.T) {
 		return out.String()
 	}
 	// Best of all in hindsight would be 1 and 1; smg is chosen for both, or weighted is.
-	out := write(report(map[string]float64{ownRule: 1, "smg": 1, "weighted": 4, "random": 9, Pooled: 1}), report(map[string]float64{ownRule: 1, "smg": 4, "weighted": 1.5625, Pooled: 1}))
+	out := write(report(map[string]float64{ownRule: 1, "smg": 1, "weighted": 4, "random": 9, Pooled: 1}),
+		report(map[string]float64{ownRule: 1, "smg": 4, "weighted": 1.5625, Pooled: 1}))
 	var got []string
 	for line := range strings.Lines(out) {
 		if f := strings.Fields(line); len(f) > 2 && !strings.HasPrefix(line, ownRule) {

@@ -20,11 +20,14 @@ import (
 
 var (
 	// Not -trace, which go test takes as its own and overwrites.
-	gateTrace    = flag.String("tracefile", "../conversation_trace.jsonl", "Mooncake's conversation trace, of which README.md says where to download it, or one of agents' sessions")
+	gateTrace = flag.String("tracefile", "../conversation_trace.jsonl",
+		"Mooncake's conversation trace, of which README.md says where to download it, or one of agents' sessions")
 	gateRows     = flag.String("rows", "", "run only rows whose names match this regular expression")
 	gatePolicies = flag.String("policy", strings.Join(append(policies.All().Names(), replay.Pooled), ","), "policies to compare")
 	gateSeeds    = flag.Int("seeds", 5, "runs of which the mean counts")
-	gateRivals   = flag.String("rivals", "", "take the figures of the other policies from this file as far as it has them, and write the further ones to it: they change with the engine, the trace and the seeds only")
+	gateRivals   = flag.String("rivals", "",
+		"take the figures of the other policies from this file as far as it has them, and write the further ones to it: they change with the "+
+			"engine, the trace and the seeds only")
 )
 
 // TestGates runs the scenarios that judge the routing and compares their figures with

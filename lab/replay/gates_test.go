@@ -50,7 +50,7 @@ func longest() measure {
 	return measure{"TTFT of longest tenth", func(s replay.Summary) float64 { return s.TTFTLongest }}
 }
 func sessionTime() measure {
-	return measure{"time of a session", func(s replay.Summary) float64 { return s.SessionTime }}
+	return measure{"time of a session", func(s replay.Summary) float64 { return s.ConversationTime }}
 }
 func wallTime() measure {
 	return measure{"wall time", func(s replay.Summary) float64 { return s.WallTime }}
@@ -87,7 +87,8 @@ func toPooled(m measure, must float64, atLeast bool) gate {
 
 // toSplits is prefix over the better or the worse of the variants in which all requests are split, or none.
 func toSplits(m measure, must float64, which string, of func(always, never float64) float64) gate {
-	return gate{what: m.name + " / " + which + " of always and never split", must: must, figure: func(r replay.Report) (float64, string, bool) {
+	return gate{what: m.name + " / " + which + " of always and never split", must: must, figure: func(r replay.Report) (float64, string,
+		bool) {
 		us, _ := r.Find(highlight)
 		always, ok := r.Find(splitAlways)
 		never, found := r.Find(splitNever)
@@ -277,7 +278,8 @@ func agentsRows(trace *replay.Trace) []row {
 		return row{
 			name:     fmt.Sprintf("agents-%dk-closed", kvTokens/1000),
 			scenario: agents(replay.ClosedLoop{Trace: trace, Concurrency: 64}, kvTokens), rivals: rivals,
-			gates: []gate{toBest(sessionTime(), 0.97), toBest(ttft(), 0.9), toBest(wallTime(), 0), toBest(p99(), 0), toBest(longest(), 0), noneLost()},
+			gates: []gate{toBest(sessionTime(), 0.97), toBest(ttft(), 0.9), toBest(wallTime(), 0), toBest(p99(), 0), toBest(longest(), 0),
+				noneLost()},
 			group: "agents, closed loop",
 		}
 	}
@@ -301,7 +303,8 @@ const (
 func splitRows(name string, trace *replay.Trace, loads ...float64) []row {
 	var all []row
 	for _, load := range loads {
-		s := replay.Scenario{Backends: fleet, KVTokens: 1_536_000, Queue: queue(), Policy: highlight, Workload: replay.Traced{Trace: trace, Load: load}}
+		s := replay.Scenario{Backends: fleet, KVTokens: 1_536_000, Queue: queue(), Policy: highlight,
+			Workload: replay.Traced{Trace: trace, Load: load}}
 		roles := func(split replay.Split) replay.Scenario {
 			s := s
 			s.Prefills, s.Decodes, s.Split = 2, 6, split
@@ -405,7 +408,8 @@ func rankRows(trace *replay.Trace) []row {
 				{highlight, routed}, {balanced, server},
 				{separate, withPolicy(scenario(traced(trace, load), 1_536_000), highlight)},
 			},
-			gates: []gate{toVariant(ttft(), balanced, 0.7, false), toVariant(hits(), separate, 0.97, true), toVariant(ttft(), separate, 0, false), noneLost()},
+			gates: []gate{toVariant(ttft(), balanced, 0.7, false), toVariant(hits(), separate, 0.97, true), toVariant(ttft(), separate, 0, false),
+				noneLost()},
 		}
 	}
 	return []row{f(0.5), f(0.7), f(0.9)}
@@ -490,7 +494,9 @@ func (t *table) row(r row, report replay.Report) (failed int) {
 	t.group = r
 	t.reports = append(t.reports, report)
 	judges := report
-	judges.Results = slices.DeleteFunc(slices.Clone(report.Results), func(s replay.Summary) bool { return r.rivals != nil && s.Policy == watched })
+	judges.Results = slices.DeleteFunc(slices.Clone(report.Results), func(s replay.Summary) bool {
+		return r.rivals != nil && s.Policy == watched
+	})
 	name := r.name
 	for _, g := range r.gates {
 		value, of, ok := g.figure(judges)
@@ -593,7 +599,8 @@ func TestGateVerdict(t *testing.T) {
 	f(toPooled(hits(), 0.8, true), 1, "FAIL")
 	f(noneLost(), 1, "0.990", "FAIL")
 	learning := func(us, wrong, right float64) {
-		report.Results = []replay.Summary{{Policy: highlight, TTFTMean: us}, {Policy: unlearned, TTFTMean: wrong}, {Policy: correct, TTFTMean: right}}
+		report.Results = []replay.Summary{{Policy: highlight, TTFTMean: us}, {Policy: unlearned, TTFTMean: wrong},
+			{Policy: correct, TTFTMean: right}}
 	}
 	learning(1.25, 2, 1)
 	f(wonBack(ttft(), 0.5), 0, "0.750", "pass")
@@ -618,7 +625,8 @@ func TestGateGroups(t *testing.T) {
 	if failed := table.row(r, report(0.25)) + table.row(r, report(1)); failed != 1 {
 		t.Errorf("%d rows failed, want that of 1.0: what is watched does not judge", failed)
 	}
-	if failed := table.end(); failed != 0 || !strings.Contains(out.String(), "0.500  ≤ 0.6   pass") || !strings.Contains(out.String(), watched) {
+	if failed := table.end(); failed != 0 || !strings.Contains(out.String(), "0.500  ≤ 0.6   pass") ||
+		!strings.Contains(out.String(), watched) {
 		t.Errorf("%d groups failed, want a mean of 0.5 and a line of %s in\n%s", failed, watched, &out)
 	}
 }

@@ -138,8 +138,8 @@ func (s *agenticSession) nextJob(at time.Duration) *Job {
 	if s.done == 1 {
 		j.Turn = prompt.TurnFirst
 	}
-	j.Session = mixBits(uint64(s.number))
-	j.PromptKey = j.Session
+	j.Conversation = mixBits(uint64(s.number))
+	j.PromptKey = j.Conversation
 	return j
 }
 
@@ -158,7 +158,8 @@ type Conversations struct {
 // Rollouts returns 600 sessions of reinforcement learning in groups of eight, a few of
 // which take much longer than the others.
 func Rollouts() Conversations {
-	return Conversations{Sessions: 600, Groups: 75, PromptTokens: 2560, MeanTurns: 4, Said: 300, Output: 500, OutputSigma: 1, Pause: 500 * time.Millisecond}
+	return Conversations{Sessions: 600, Groups: 75, PromptTokens: 2560, MeanTurns: 4, Said: 300, Output: 500, OutputSigma: 1,
+		Pause: 500 * time.Millisecond}
 }
 
 // Requests generates all sessions.
@@ -177,7 +178,8 @@ func (w Conversations) Requests(_ int, seed uint64) (*Requests, error) {
 }
 
 func (w Conversations) newSession(number int, draw *rand.Rand) *agenticSession {
-	s := &agenticSession{number: number, head: sessionHead{grouped: w.PromptTokens / generatedBlockTokens, group: number % w.Groups, groups: w.Groups}}
+	s := &agenticSession{number: number, head: sessionHead{grouped: w.PromptTokens / generatedBlockTokens, group: number % w.Groups,
+		groups: w.Groups}}
 	context, pause := w.PromptTokens, time.Duration(0)
 	for {
 		said := roundTokens(w.Said*drawLognormal(draw, 0, 0.7), maxAgenticTurn)
@@ -241,7 +243,7 @@ func newDocumentJob(at time.Duration, document, number uint64, draw *rand.Rand) 
 	}
 	j := c.newJob(at, size, output, generatedBlockTokens)
 	j.PromptKey = mixBits(document)
-	j.Session = j.PromptKey
+	j.Conversation = j.PromptKey
 	j.Turn = prompt.TurnFirst
 	return j
 }
@@ -321,7 +323,7 @@ func (w SharedPrompts) newJob(at time.Duration, number, promptIndex uint64, draw
 	}
 	j := c.newJob(at, size, output, generatedBlockTokens)
 	j.PromptKey = mixBits(promptIndex)
-	j.Session = j.PromptKey
+	j.Conversation = j.PromptKey
 	j.Turn = prompt.TurnFirst
 	return j
 }

@@ -43,11 +43,14 @@ func (r *run) publishKVEvents(p *replica, rank int, events []engine.KVEvent) {
 }
 
 // convertKVEvent returns an event as a replica publishes it. The tokens of a block follow from
-// its content.
+// its content, also where a group does not keep the block.
 func (r *run) convertKVEvent(e *engine.KVEvent) wire.Event {
 	out := wire.Event{Kind: wire.Removed, Offloaded: e.Host, BlockSize: r.requests.BlockTokens}
 	for _, h := range e.Hashes {
 		out.Hashes = append(out.Hashes, uint64(h))
+	}
+	if e.Group != nil {
+		out.Group, out.NoPrefix = e.Group.Index, e.Group.Kind != engine.FullAttention && e.Kind == engine.BlocksStored
 	}
 	switch {
 	case e.Kind == engine.CacheCleared:
@@ -55,8 +58,9 @@ func (r *run) convertKVEvent(e *engine.KVEvent) wire.Event {
 	case e.Kind == engine.BlocksStored:
 		out.Kind, out.Parent, out.HasParent = wire.Stored, uint64(e.Parent), e.Parent != 0
 		if !e.Host {
-			out.Tokens = make([]uint32, len(e.Hashes)*out.BlockSize)
-			for i, h := range e.Hashes {
+			blocks := e.Request.Blocks[e.First:][:len(e.Hashes)+int(e.NotKept)]
+			out.Tokens = make([]uint32, len(blocks)*out.BlockSize)
+			for i, h := range blocks {
 				out.Tokens[i*out.BlockSize], out.Tokens[(i+1)*out.BlockSize-1] = uint32(h), uint32(h>>32)
 			}
 			if f, ok := e.Request.Owner.(*request); ok && f.decision != nil {

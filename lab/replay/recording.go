@@ -34,17 +34,17 @@ type recording struct {
 
 // recordedLine is one request of a recording. Its ids are unique over all runs.
 type recordedLine struct {
-	Timestamp *float64 `json:"timestamp"` // ms since the run began
-	Input     int      `json:"input_length"`
-	Bytes     int      `json:"input_bytes"` // of the canonical prompt
-	Extra     int      `json:"extra_bytes"` // of the request beyond it
-	Counted   bool     `json:"counted"`     // Input was reported by the replica, for Bytes alone
-	Output    int      `json:"output_length"`
-	Runs      []uint64 `json:"block_runs"` // of full blocks, from the first: the first id and the number of consecutive ones
-	Model     uint64   `json:"model"`
-	Session   uint64   `json:"session"` // 0: none
-	Stream    bool     `json:"stream"`
-	Code      int      `json:"code"`
+	Timestamp    *float64 `json:"timestamp"` // ms since the run began
+	Input        int      `json:"input_length"`
+	Bytes        int      `json:"input_bytes"` // of the canonical prompt
+	Extra        int      `json:"extra_bytes"` // of the request beyond it
+	Counted      bool     `json:"counted"`     // Input was reported by the replica, for Bytes alone
+	Output       int      `json:"output_length"`
+	Runs         []uint64 `json:"block_runs"` // of full blocks, from the first: the first id and the number of consecutive ones
+	Model        uint64   `json:"model"`
+	Conversation uint64   `json:"session"` // 0: none
+	Stream       bool     `json:"stream"`
+	Code         int      `json:"code"`
 
 	at     float64  // ms since 1970
 	blocks []uint64 // the ids of Runs; none if not cacheable
@@ -89,7 +89,7 @@ func (r *recording) addLine(line []byte) error {
 		return fmt.Errorf("input_bytes %d is not between 0 and %d", l.Bytes, maxPromptTokens*CharsPerToken)
 	case l.Extra < 0 || l.Extra > maxPromptTokens*CharsPerToken-l.Bytes:
 		return fmt.Errorf("extra_bytes %d and input_bytes together exceed %d", l.Extra, maxPromptTokens*CharsPerToken)
-	case l.Session > maxRecordID || l.Model > maxRecordID:
+	case l.Conversation > maxRecordID || l.Model > maxRecordID:
 		return fmt.Errorf("an id is above %d", uint64(maxRecordID))
 	}
 	l.at = float64(r.started) + *l.Timestamp
@@ -99,8 +99,8 @@ func (r *recording) addLine(line []byte) error {
 	for i, id := range l.blocks {
 		l.blocks[i] = r.blocks.toUnique(id)
 	}
-	if l.Session != 0 {
-		l.Session = r.sessions.toUnique(l.Session)
+	if l.Conversation != 0 {
+		l.Conversation = r.sessions.toUnique(l.Conversation)
 	}
 	r.lines = append(r.lines, l)
 	return nil
@@ -176,7 +176,7 @@ func (r *recording) toTrace() (*Trace, error) {
 			At:           time.Duration((l.at - first) * float64(time.Millisecond)),
 			PromptTokens: l.promptTokens(t.BlockTokens, r.blockBytes, perToken),
 			OutputTokens: max(1, l.Output),
-			Session:      l.Session,
+			Conversation: l.Conversation,
 			ModelNumber:  l.Model,
 			NotStreamed:  !l.Stream,
 		}

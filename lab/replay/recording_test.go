@@ -21,7 +21,8 @@ func parseRecorded(lines ...string) (*Trace, error) {
 func TestRecordingInOrderOfArrival(t *testing.T) {
 	got, err := parseRecorded(
 		header(5000),
-		`{"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"block_runs":[7,2],"stream":true,"code":200,"model":0,"session":3,"ttft_ms":12.25,"duration_ms":300,"cached_tokens":64}`,
+		`{"timestamp":40.5,"input_length":140,"input_bytes":560,"counted":true,"output_length":30,"block_runs":[7,2],"stream":true,"code":200,`+
+			`"model":0,"session":3,"ttft_ms":12.25,"duration_ms":300,"cached_tokens":64}`,
 		`{"timestamp":20,"input_length":64,"input_bytes":256,"counted":true,"output_length":7,"block_runs":[7,1],"stream":false,"code":200}`,
 		`{"timestamp":60,"input_length":10,"input_bytes":40,"output_length":0,"block_runs":[],"stream":true,"code":499}`,
 	)
@@ -30,7 +31,7 @@ func TestRecordingInOrderOfArrival(t *testing.T) {
 	}
 	want := &Trace{BlockTokens: 64, Requests: []TraceRequest{
 		{At: 0, PromptTokens: 64, OutputTokens: 7, Blocks: []uint64{7}, NotStreamed: true},
-		{At: 20500 * time.Microsecond, PromptTokens: 140, OutputTokens: 30, Blocks: []uint64{7, 8, firstUniqueID}, Session: 3},
+		{At: 20500 * time.Microsecond, PromptTokens: 140, OutputTokens: 30, Blocks: []uint64{7, 8, firstUniqueID}, Conversation: 3},
 		{At: 40 * time.Millisecond, PromptTokens: 10, OutputTokens: 19, Blocks: []uint64{firstUniqueID + 1}},
 	}}
 	if !reflect.DeepEqual(got, want) {
@@ -40,7 +41,8 @@ func TestRecordingInOrderOfArrival(t *testing.T) {
 
 func TestRecordingRunsShareNoIDs(t *testing.T) {
 	line := func(at, id int) string {
-		return fmt.Sprintf(`{"timestamp":%d,"input_length":64,"input_bytes":256,"output_length":1,"block_runs":[%d,1],"session":1,"code":200}`, at, id)
+		return fmt.Sprintf(`{"timestamp":%d,"input_length":64,"input_bytes":256,"output_length":1,"block_runs":[%d,1],"session":1,"code":200}`,
+			at, id)
 	}
 	// The second file continues the first run, the third is another run's.
 	got, err := parseRecorded(header(1000), line(0, 0), line(1, 1), header(1000), line(2, 1), line(3, 2), header(9000), line(0, 1))
@@ -49,7 +51,7 @@ func TestRecordingRunsShareNoIDs(t *testing.T) {
 	}
 	var ids, sessions []uint64
 	for _, r := range got.Requests {
-		ids, sessions = append(ids, r.Blocks...), append(sessions, r.Session)
+		ids, sessions = append(ids, r.Blocks...), append(sessions, r.Conversation)
 	}
 	if fmt.Sprint(ids) != "[0 1 1 2 4]" || fmt.Sprint(sessions) != "[1 1 1 1 3]" {
 		t.Errorf("blocks %v, sessions %v", ids, sessions)
@@ -62,7 +64,8 @@ func TestRecordingRunsShareNoIDs(t *testing.T) {
 func TestRecordingPromptLengths(t *testing.T) {
 	line := func(input, bytes, blocks int, counted bool) string {
 		ids := strings.TrimSuffix(strings.Repeat("0,1,", blocks), ",")
-		return fmt.Sprintf(`{"timestamp":0,"input_length":%d,"input_bytes":%d,"counted":%v,"output_length":1,"block_runs":[%s],"code":200}`, input, bytes, counted, ids)
+		return fmt.Sprintf(`{"timestamp":0,"input_length":%d,"input_bytes":%d,"counted":%v,"output_length":1,"block_runs":[%s],"code":200}`,
+			input, bytes, counted, ids)
 	}
 	beside := func(input, bytes, blocks, extra int) string {
 		return strings.Replace(line(input, bytes, blocks, false), `"counted"`, fmt.Sprintf(`"extra_bytes":%d,"counted"`, extra), 1)
@@ -94,7 +97,8 @@ func TestRecordingPromptLengths(t *testing.T) {
 				named++
 			}
 		}
-		if r.PromptTokens != want.tokens || r.PromptTokens/51 != want.full || named != want.named || len(r.Blocks) != want.full+1 && want.tokens%51 != 0 {
+		if r.PromptTokens != want.tokens || r.PromptTokens/51 != want.full || named != want.named || len(r.Blocks) != want.full+1 &&
+			want.tokens%51 != 0 {
 			t.Errorf("request %d: %d tokens, %d blocks, %d of them named; want %+v", i, r.PromptTokens, len(r.Blocks), named, want)
 		}
 	}

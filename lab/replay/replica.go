@@ -48,11 +48,13 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 	fleet := make([]*replica, s.Backends)
 	ranks := max(1, s.Ranks)
 	var all []engine.Config // of each rank of each replica
+	var host *engine.HostTier
+	if s.SharedHost {
+		host = engine.NewHostTier(s.Backends * ranks * s.Engine.HostKVTokens / requests.BlockTokens)
+	}
 	for i := range fleet {
-		c := s.Engine
-		c.BlockSize = requests.BlockTokens
-		c.KVTokens = cmp.Or(s.KVTokens, requests.KVTokens, defaultKVTokens)
-		c.HiddenEvictions, c.KVEvents = s.Evictions, s.KVEvents
+		c := s.engineConfig(requests)
+		c.SharedHost = host
 		c.Seed += uint64(i)
 		if i < len(s.Speeds) {
 			c.Speed = s.Speeds[i]
@@ -76,6 +78,15 @@ func newFleet(s *Scenario, requests *Requests) []*replica {
 		p.startEngines(ranks)
 	}
 	return fleet
+}
+
+// engineConfig returns the configuration of each rank of a replica of speed 1.
+func (s *Scenario) engineConfig(requests *Requests) engine.Config {
+	c := s.Engine
+	c.BlockSize = requests.BlockTokens
+	c.KVTokens = cmp.Or(s.KVTokens, requests.KVTokens, defaultKVTokens)
+	c.HiddenEvictions, c.KVEvents = s.Evictions, s.KVEvents
+	return c.WithDefaults()
 }
 
 // startEngines gives p so many new engines.
@@ -105,8 +116,13 @@ func (p *replica) reportedLoad(now time.Time, cacheSizeFactor float64) *backends
 		st.Add(of)
 		usage += of.KVUsage / float64(len(p.ranks))
 	}
-	size := len(p.ranks) * (p.config.KVTokens / p.config.BlockSize * p.config.BlockSize)
+	size := len(p.ranks) * p.config.ReportedKVTokens(maxModelLen)
+	pool := 0
+	if p.config.Groups.IsHybrid() {
+		pool = len(p.ranks) * p.config.KVTokens
+	}
 	return &backends.Load{
+		KeepsCheckpoints: p.config.Groups.IsHybrid(), AlignsStates: p.config.Groups.States > 0, PoolTokens: int(cacheSizeFactor * float64(pool)),
 		Running: st.Running, Waiting: st.Waiting, QueuesKnown: true,
 		WaitingForCapacity: st.Waiting,
 		KVCacheUsage:       usage, KVKnown: true,
@@ -215,6 +231,9 @@ func (r *run) pollReplica(index int) {
 // replica that was restarted.
 func (r *run) deliverPolledLoad(index int, l *backends.Load) {
 	p := r.fleet[index]
+	if r.HostHitsUnknown {
+		l.HostHits, l.HostHitsKnown = 0, false
+	}
 	p.backend.SetLoad(l)
 	if p.lastStartTime != 0 && p.lastStartTime != l.StartTime {
 		r.router.ForgetCache(p.backend)

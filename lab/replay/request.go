@@ -3,6 +3,7 @@ package replay
 import (
 	"cmp"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -19,15 +20,19 @@ type request struct {
 	tried  []*backends.Backend
 	others bool // another client's, sent past the router
 
+	hasTarget bool // Scenario.SLO
+
 	// Of the current attempt:
 	decision    *router.Reservation // nil under Pooled
 	predicted   int                 // tokens of the prompt that the router expected to be cached
-	prefill     *router.Reservation // of its prefill leg, while that is under way
-	source      *prefillDone        // of a split request, from its prefill leg's end; nil otherwise
+	prefill     *router.Reservation // of its prefill request, while that is under way
+	source      *prefillDone        // of a split request, from its prefill request's end; nil otherwise
 	index, rank int                 // of the replica and the engine
 	listIndex   int                 // in replica.requests
 	engine      *engine.Request
-	expectedHit int // tokens of the prompt that were cached when it was sent
+	expectedHit int            // tokens of the prompt that were cached when it was sent
+	cached      cachedWhenSent // if computed tokens are counted
+	counted     bool           // the computed tokens of an earlier attempt were counted
 	sent        time.Duration
 	first       time.Duration // of the first output token
 	started     bool          // it has output
@@ -44,15 +49,28 @@ func (r *run) submitJob(j *Job) {
 		Model:     modelName(j.Model), PromptKey: j.PromptKey, Turn: j.Turn, Priority: j.Priority,
 		Splittable: r.Split != SplitNever,
 	}
-	if r.sendsSessions {
-		f.routed.Session = j.Session
+	if r.namesConversations {
+		f.routed.Conversation = j.Conversation
 	}
 	if f.others = r.Bypass > 0 && r.drawShare(f) < r.Bypass; f.others {
 		f.routed.Streams = false
 		r.sendOrResubmit(f, r.random.IntN(len(r.fleet)))
 		return
 	}
+	r.setTTFTTarget(f)
 	r.submitRequest(f)
+}
+
+// setTTFTTarget gives a request the target of the scenario, if it is among those that have it.
+func (r *run) setTTFTTarget(f *request) {
+	draw := rand.New(rand.NewPCG(r.Seed, uint64(f.number))).Float64()
+	if r.SLO.TTFT == 0 || f.job.Priority > 0 || draw >= cmp.Or(r.SLO.Share, 1) {
+		return
+	}
+	f.hasTarget = true
+	if !r.SLO.Unknown {
+		f.routed.FirstTokenDue, f.routed.RefuseLate = wallTime(r.now+r.SLO.TTFT), r.SLO.Refuse
+	}
 }
 
 // textBytes returns the length of a prompt's text, which varies with TextSpread between
@@ -64,7 +82,7 @@ func (r *run) textBytes(f *request) int {
 
 // drawShare returns a number from 0 to 1 that is the same for all requests of a session.
 func (r *run) drawShare(f *request) float64 {
-	return float64(mixBits(mixBits(r.Seed)+cmp.Or(f.job.Session, uint64(f.number)))>>11) / (1 << 53)
+	return float64(mixBits(mixBits(r.Seed)+cmp.Or(f.job.Conversation, uint64(f.number)))>>11) / (1 << 53)
 }
 
 // submitRequest asks the router for a decision, which applyDecisions applies. Under
@@ -101,6 +119,9 @@ func (r *run) applyDecisions() {
 	r.deliveries = r.deliveries[:0]
 }
 
+// failureLate is the cause of failure of a request that was predicted to miss its target.
+const failureLate = "predicted to miss its target"
+
 // failureCause returns a constant text for an error of the router.
 func failureCause(err error) string {
 	switch {
@@ -108,6 +129,8 @@ func failureCause(err error) string {
 		return "admission queue full"
 	case errors.Is(err, router.ErrBusy):
 		return "timed out in the admission queue"
+	case errors.Is(err, router.ErrLate):
+		return failureLate
 	case errors.Is(err, router.ErrNoneReady):
 		return "no backend ready"
 	}
@@ -130,11 +153,14 @@ func (r *run) sendOrResubmit(f *request, index int) {
 		f.engine.RemoteTokens = j.Prompt
 	}
 	if f.prefill != nil {
-		f.engine.Output, f.engine.PrefillLeg = 1, true
+		f.engine.Output, f.engine.PrefillRequest = 1, true
 	}
 	e := p.ranks[f.rank].engine
 	if r.router == nil {
 		f.expectedHit = e.CachedTokens(j.Prompt, j.cache)
+	}
+	if r.computed != nil {
+		f.cached = r.lookUpCaches(f)
 	}
 	if err := e.Add(f.engine, r.now); err != nil {
 		// Too long for any replica: the client's error, not retried.
@@ -202,11 +228,14 @@ func (r *run) leastQueuedReplica() int {
 }
 
 func (r *run) recordFirstToken(f *request) {
+	if r.computed != nil && f.source == nil && !f.others {
+		r.recordPrefill(f)
+	}
 	if f.prefill != nil {
 		return // it is discarded
 	}
 	if f.source != nil {
-		r.measured.handover.add(r.now - f.source.ended)
+		r.measured.kvTransfer.add(r.now - f.source.ended)
 		r.releaseSource(f) // of a prompt that the replica had: there was no transfer
 	}
 	f.first, f.started = r.now, true
@@ -219,10 +248,13 @@ func (r *run) completeRequest(f *request) {
 	r.removeFromReplica(f)
 	r.fleet[f.index].setDownIfDrained()
 	if f.prefill != nil {
-		r.endPrefillLeg(f)
+		r.endPrefillRequest(f)
 		return
 	}
 	j := f.job
+	if r.computed != nil {
+		r.recordComputed(f, j.Prompt/r.requests.BlockTokens, (j.Prompt+j.Output)/r.requests.BlockTokens)
+	}
 	o := router.Outcome{End: router.Completed, OutputTokens: j.Output, Reply: j.Reply}
 	if !r.NoUsage {
 		o.PromptTokens, o.CachedTokens, o.CachedKnown = j.Prompt, f.cachedTokens(), true
@@ -249,7 +281,7 @@ func (p *replica) setDownIfDrained() {
 
 func (r *run) failRequest(f *request, why string) {
 	if !f.others {
-		r.measured.recordFailure(f.job, why)
+		r.measured.recordFailure(f, why)
 	}
 	r.countEndAndScheduleNext(f)
 }

@@ -26,7 +26,8 @@ func (r *run) restartProxy(t *testing.T, how proxyRestart) {
 	now := func() time.Time { return wallTime(r.now) }
 	blockBytes := int(float64(r.requests.BlockTokens) * r.bytesPerToken())
 	newStore := func() *snapshot.Store {
-		return snapshot.NewStore(r.router, snapshot.Options{BlockBytes: blockBytes, MaxBytes: indexBytes, Now: now, Log: slog.New(slog.DiscardHandler)})
+		return snapshot.NewStore(r.router, snapshot.Options{BlockBytes: blockBytes, MaxBytes: indexBytes, Now: now,
+			Log: slog.New(slog.DiscardHandler)})
 	}
 	var data bytes.Buffer
 	before := newStore()

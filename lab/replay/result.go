@@ -76,26 +76,47 @@ type Summary struct {
 	HasRoles   bool    `json:"-"`                    // replicas are for prefill and for decode
 
 	// Known in virtual time only:
-	PredictedHitRatio float64   `json:"predicted_hit_ratio,omitzero"`
-	PredictionError   float64   `json:"prediction_error,omitzero"` // mean difference of predicted and cached tokens, as a share of the mean prompt
-	QueueTimeMean     float64   `json:"queue_mean_s,omitzero"`     // from arrival to the attempt that was served
-	Spills            int       `json:"spills,omitzero"`
-	NewBackendShare   float64   `json:"joined_share,omitzero"`
-	HandoverMean      float64   `json:"handover_mean_s,omitzero"` // from the end of the prefill leg to the first token
-	Timeline          *Timeline `json:"-"`
+	PredictedHitRatio float64 `json:"predicted_hit_ratio,omitzero"`
+	// mean difference of predicted and cached tokens, as a share of the mean prompt
+	PredictionError float64     `json:"prediction_error,omitzero"`
+	QueueTimeMean   float64     `json:"queue_mean_s,omitzero"` // from arrival to the attempt that was served
+	MatchedBusy     int         `json:"matched_busy,omitzero"`
+	NewBackendShare float64     `json:"joined_share,omitzero"`
+	KVTransferMean  float64     `json:"kv_transfer_mean_s,omitzero"` // from the end of the prefill request to the first token
+	Timeline        *Timeline   `json:"-"`
+	Recomputed      *Recomputed `json:"recomputed,omitempty"` // if it was counted
 
 	// Known of a closed loop in virtual time only:
-	WallTime    float64 `json:"wall_s,omitzero"`         // from the first request to the last response
-	SessionTime float64 `json:"session_mean_s,omitzero"` // sum of a session's end-to-end latencies, without its pauses, on average
+	WallTime float64 `json:"wall_s,omitzero"` // from the first request to the last response
+	// sum of a conversation's end-to-end latencies, without its pauses, on average
+	ConversationTime float64 `json:"conversation_mean_s,omitzero"`
 
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
 
-	// Batch has the figures of requests with a priority above 0, of one run in virtual
+	// LowPriority has the figures of requests with a priority above 0, of one run in virtual
 	// time; all other fields are of the other requests. nil: there were none.
-	Batch *Summary `json:"batch,omitempty"`
+	LowPriority *Summary `json:"low_priority,omitempty"`
+
+	// SLO has the figures of requests with a target for the time to first token, in virtual time; nil: there were none.
+	SLO *SLOFigures `json:"slo,omitempty"`
 
 	Variation *Variation `json:"spread,omitempty"` // of the mean of several runs
+}
+
+// SLOFigures are about the requests with a target for the time to first token, and about the others of their priority. Times are of
+// complete responses.
+type SLOFigures struct {
+	Missed         float64 `json:"missed"`  // share that was late, refused or lost otherwise
+	Refused        float64 `json:"refused"` // share that was predicted to be late
+	TTFTMean       float64 `json:"ttft_mean_s"`
+	E2EMean        float64 `json:"e2e_mean_s"`
+	OthersTTFTMean float64 `json:"others_ttft_mean_s,omitzero"`
+	OthersE2EMean  float64 `json:"others_e2e_mean_s,omitzero"`
+}
+
+func (f *SLOFigures) fields() []*float64 {
+	return []*float64{&f.Missed, &f.Refused, &f.TTFTMean, &f.E2EMean, &f.OthersTTFTMean, &f.OthersE2EMean}
 }
 
 // Tally collects results. Safe for concurrent use.
@@ -240,17 +261,21 @@ type Report struct {
 func (r Report) WriteTable(w io.Writer) error {
 	balance := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.WorkMaxOverMean > 0 })
 	roles := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.HasRoles })
-	closed := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.SessionTime > 0 })
+	targets := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.SLO != nil })
+	closed := slices.ContainsFunc(r.Results, func(s Summary) bool { return s.ConversationTime > 0 })
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "policy\trequests\thits\tTTFT ms\tp50\tp90\tp99\tTPOT ms\tE2E ms\treq/s\tlost\t")
 	if balance {
 		fmt.Fprint(t, "work\tin flight\t")
 	}
 	if roles {
-		fmt.Fprint(t, "ITL p99\tsplit\thandover\t")
+		fmt.Fprint(t, "ITL p99\tsplit\tKV transfer\t")
 	}
 	if closed {
-		fmt.Fprint(t, "session s\twall s\t")
+		fmt.Fprint(t, "conversation s\twall s\t")
+	}
+	if targets {
+		fmt.Fprint(t, "missed\trefused\tothers' E2E\t")
 	}
 	fmt.Fprintln(t)
 	for _, s := range r.Results {
@@ -261,10 +286,13 @@ func (r Report) WriteTable(w io.Writer) error {
 			fmt.Fprintf(t, "%.2f\t%.2f\t", s.WorkMaxOverMean, s.InFlightMaxOverMean)
 		}
 		if roles {
-			fmt.Fprintf(t, "%.0f\t%.2f\t%.0f\t", s.ITLP99*1000, s.SplitShare, s.HandoverMean*1000)
+			fmt.Fprintf(t, "%.0f\t%.2f\t%.0f\t", s.ITLP99*1000, s.SplitShare, s.KVTransferMean*1000)
 		}
 		if closed {
-			fmt.Fprintf(t, "%.1f\t%.0f\t", s.SessionTime, s.WallTime)
+			fmt.Fprintf(t, "%.1f\t%.0f\t", s.ConversationTime, s.WallTime)
+		}
+		if f := s.SLO; f != nil {
+			fmt.Fprintf(t, "%.3f\t%.3f\t%.0f\t", f.Missed, f.Refused, f.OthersE2EMean*1000)
 		}
 		fmt.Fprintln(t)
 	}
@@ -315,14 +343,32 @@ func Mean(runs []Summary) Summary {
 	}
 	m := Summary{Policy: runs[0].Policy, HasRoles: runs[0].HasRoles, Errors: make(map[string]int)}
 	n := float64(len(runs))
-	var requests, spills, promptTokens, completionTokens float64
+	var requests, matchedBusy, promptTokens, completionTokens float64
 	for _, r := range runs {
 		sums, figures := m.averagedFields(), r.averagedFields()
 		for k := range sums {
 			*sums[k] += *figures[k] / n
 		}
+		if r.Recomputed != nil {
+			if m.Recomputed == nil {
+				m.Recomputed = new(Recomputed)
+			}
+			sums, figures := m.Recomputed.fields(), r.Recomputed.fields()
+			for k := range sums {
+				*sums[k] += *figures[k] / n
+			}
+		}
+		if r.SLO != nil {
+			if m.SLO == nil {
+				m.SLO = new(SLOFigures)
+			}
+			sums, figures := m.SLO.fields(), r.SLO.fields()
+			for k := range sums {
+				*sums[k] += *figures[k] / n
+			}
+		}
 		requests += float64(r.Requests) / n
-		spills += float64(r.Spills) / n
+		matchedBusy += float64(r.MatchedBusy) / n
 		promptTokens += float64(r.PromptTokens) / n
 		completionTokens += float64(r.CompletionTokens) / n
 		m.Lost += r.Lost
@@ -334,7 +380,7 @@ func Mean(runs []Summary) Summary {
 	for cause, count := range m.Errors {
 		m.Errors[cause] = (count + len(runs) - 1) / len(runs)
 	}
-	m.Requests, m.Spills = int(requests+0.5), int(spills+0.5)
+	m.Requests, m.MatchedBusy = int(requests+0.5), int(matchedBusy+0.5)
 	m.PromptTokens, m.CompletionTokens = int(promptTokens+0.5), int(completionTokens+0.5)
 	m.Variation = &Variation{
 		HitRatio: minMax(runs, func(s Summary) float64 { return s.HitRatio }),
@@ -349,8 +395,8 @@ func Mean(runs []Summary) Summary {
 func (s *Summary) averagedFields() []*float64 {
 	return []*float64{
 		&s.HitRatio, &s.TTFTMean, &s.TTFTP50, &s.TTFTP90, &s.TTFTP99, &s.TTFTLongest, &s.TPOTMean, &s.ITLMean, &s.E2EMean, &s.E2EP99,
-		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput, &s.WallTime, &s.SessionTime,
-		&s.PredictedHitRatio, &s.PredictionError, &s.QueueTimeMean, &s.NewBackendShare, &s.ITLP99, &s.SplitShare, &s.HandoverMean,
+		&s.WorkMaxOverMean, &s.InFlightMaxOverMean, &s.Throughput, &s.WallTime, &s.ConversationTime,
+		&s.PredictedHitRatio, &s.PredictionError, &s.QueueTimeMean, &s.NewBackendShare, &s.ITLP99, &s.SplitShare, &s.KVTransferMean,
 	}
 }
 
@@ -364,15 +410,19 @@ func minMax(runs []Summary, figure func(Summary) float64) MinMax {
 
 // measures are the measurements of a run in virtual time.
 type measures struct {
-	timeline *Timeline
-	tally    Tally
-	batch    Tally // requests with a priority above 0, which are not in tally
+	timeline    *Timeline
+	tally       Tally
+	lowPriority Tally // requests with a priority above 0, which are not in tally
+
+	target                 time.Duration // Scenario.SLO.TTFT
+	targets, withoutTarget Tally         // of requests of tally, if some have a target
+	late                   int           // of targets, that missed it
 
 	gaps            gapHistogram
-	handover        mean
+	kvTransfer      mean
 	queueTime       mean // time between arrival and the attempt that succeeded
 	decisions       int
-	spills          int
+	matchedBusy     int
 	predictedTokens int // that the router predicted as cached, of promptTokens
 	promptTokens    int
 	predictionError int // sum of the differences, in tokens
@@ -381,8 +431,8 @@ type measures struct {
 
 func (m *measures) recordDecision(d *router.Reservation) {
 	m.decisions++
-	if d.Reason == router.ReasonSpill {
-		m.spills++
+	if d.Reason == router.ReasonMatchedBusy {
+		m.matchedBusy++
 	}
 	if d.Prefill != nil {
 		m.predictedTokens += d.Prefill.MatchedTokens
@@ -404,13 +454,39 @@ func (m *measures) recordSuccess(f *request, now time.Duration) {
 	m.predictionError += max(f.predicted-result.CachedTokens, result.CachedTokens-f.predicted)
 	m.comparedTokens += j.Prompt
 	m.tallyByPriority(j).Add(result)
+	if f.hasTarget {
+		m.targets.Add(result)
+		if result.TTFT > m.target {
+			m.late++
+		}
+	} else if j.Priority <= 0 {
+		m.withoutTarget.Add(result)
+	}
 }
 
-func (m *measures) recordFailure(j *Job, why string) { m.tallyByPriority(j).Add(Result{Err: why}) }
+func (m *measures) recordFailure(f *request, why string) {
+	m.tallyByPriority(f.job).Add(Result{Err: why})
+	if f.hasTarget {
+		m.targets.Add(Result{Err: why})
+	}
+}
+
+// sloFigures returns the figures of the requests with a target; nil: there were none.
+func (m *measures) sloFigures() *SLOFigures {
+	with, without := m.targets.Summary("", 0), m.withoutTarget.Summary("", 0)
+	all := float64(with.Requests + with.Lost)
+	if all == 0 {
+		return nil
+	}
+	return &SLOFigures{
+		Missed: float64(m.late+with.Lost) / all, Refused: float64(with.Errors[failureLate]) / all,
+		TTFTMean: with.TTFTMean, E2EMean: with.E2EMean, OthersTTFTMean: without.TTFTMean, OthersE2EMean: without.E2EMean,
+	}
+}
 
 func (m *measures) tallyByPriority(j *Job) *Tally {
 	if j.Priority > 0 {
-		return &m.batch
+		return &m.lowPriority
 	}
 	return &m.tally
 }
@@ -418,8 +494,8 @@ func (m *measures) tallyByPriority(j *Job) *Tally {
 func (r *run) summary() Summary {
 	m := &r.measured
 	s := m.tally.Summary(r.Policy, r.last)
-	if b := m.batch.Summary(r.Policy, r.last); b.Requests+b.Lost > 0 {
-		s.Batch = &b
+	if b := m.lowPriority.Summary(r.Policy, r.last); b.Requests+b.Lost > 0 {
+		s.LowPriority = &b
 	}
 	t := m.timeline
 	for i := range r.fleet {
@@ -430,9 +506,9 @@ func (r *run) summary() Summary {
 	s.NewBackendShare = t.joinedWorkOverMean(r.Changes)
 	s.QueueTimeMean = m.queueTime.seconds()
 	if sessions := r.requests.Sessions; sessions > 0 {
-		s.WallTime, s.SessionTime = r.last.Seconds(), s.E2EMean*float64(s.Requests)/float64(sessions)
+		s.WallTime, s.ConversationTime = r.last.Seconds(), s.E2EMean*float64(s.Requests)/float64(sessions)
 	}
-	s.HasRoles, s.Spills, s.ITLP99, s.HandoverMean = r.hasRoles(), m.spills, m.gaps.quantile(0.99), m.handover.seconds()
+	s.HasRoles, s.MatchedBusy, s.ITLP99, s.KVTransferMean = r.hasRoles(), m.matchedBusy, m.gaps.quantile(0.99), m.kvTransfer.seconds()
 	if m.promptTokens > 0 {
 		s.PredictedHitRatio = float64(m.predictedTokens) / float64(m.promptTokens)
 	}
@@ -440,5 +516,9 @@ func (r *run) summary() Summary {
 		s.PredictionError = float64(m.predictionError) / float64(m.comparedTokens)
 	}
 	s.Timeline = t
+	s.SLO = m.sloFigures()
+	if r.computed != nil {
+		s.Recomputed = &r.computed.figures
+	}
 	return s
 }

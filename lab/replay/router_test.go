@@ -1,5 +1,3 @@
-//go:build !race
-
 // Each simulation is one goroutine, in which the race detector would find nothing, in ten
 // times the time.
 
@@ -34,9 +32,10 @@ func TestBusyReplicaIsNotStalled(t *testing.T) {
 	for name, s := range map[string]*Scenario{
 		"100k-token prompts, whole responses": {Backends: 2, Engine: deep, NonStreaming: 1, Workload: coldPrompts(12, 100_000, 20*time.Second)},
 		"100k-token prompts, streamed":        {Backends: 2, Engine: deep, Workload: coldPrompts(12, 100_000, 20*time.Second)},
-		"… on half-speed replicas":            {Backends: 2, Engine: deep, Speeds: []float64{0.5, 0.5}, Workload: coldPrompts(12, 100_000, 40*time.Second)},
-		"documents, whole responses":          {Backends: 4, NonStreaming: 1, NoUsage: true, Workload: Documents{Load: 1.5, For: 3 * time.Minute}},
-		"one a time, whole responses":         {Backends: 2, NonStreaming: 1, Workload: coldPrompts(20, 600, 9*time.Second)},
+		"… on half-speed replicas": {Backends: 2, Engine: deep, Speeds: []float64{0.5, 0.5},
+			Workload: coldPrompts(12, 100_000, 40*time.Second)},
+		"documents, whole responses":  {Backends: 4, NonStreaming: 1, NoUsage: true, Workload: Documents{Load: 1.5, For: 3 * time.Minute}},
+		"one a time, whole responses": {Backends: 2, NonStreaming: 1, Workload: coldPrompts(20, 600, 9*time.Second)},
 		"small caches, polled every 5 s": {Backends: 4, PollInterval: 5 * time.Second, PollLag: time.Second, NonStreaming: 0.5,
 			Workload: ChatsOnSmallCaches()},
 		"beside a client with long prompts": {Backends: 2, Workload: coldPrompts(100, 600, time.Second),
@@ -98,7 +97,8 @@ func TestQueueKeepsLongPromptsFromBlockingCaches(t *testing.T) {
 		}
 		return got.TTFTMean
 	}
-	queued, sent := mean(router.QueueSettings{Requests: 1000, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour}), mean(router.QueueSettings{})
+	queued, sent := mean(router.QueueSettings{Requests: 1000, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour}),
+		mean(router.QueueSettings{})
 	t.Logf("mean TTFT %.1f s, without an admission queue %.1f s", queued, sent)
 	if queued > 0.8*sent {
 		t.Errorf("mean TTFT %.1f s with an admission queue and %.1f s without", queued, sent)

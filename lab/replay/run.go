@@ -27,16 +27,16 @@ func wallTime(at time.Duration) time.Time { return time.Unix(startUnix, 0).Add(a
 // run is a scenario in progress, in one goroutine.
 type run struct {
 	*Scenario
-	reportedFactor float64 // IndexFactor
-	sendsSessions  bool    // requests name their sessions
-	pollEvery      time.Duration
-	routedRanks    int // Scenario.routedRanks
-	requests       *Requests
-	router         *router.Router // nil under Pooled
-	fleet          []*replica
-	all            []*backends.Backend
-	byModel        [][]*backends.Backend // nil: each serves all models
-	random         *rand.Rand            // of everything but the workload and the router
+	reportedFactor     float64 // IndexFactor
+	namesConversations bool    // requests name their sessions
+	pollEvery          time.Duration
+	routedRanks        int // Scenario.routedRanks
+	requests           *Requests
+	router             *router.Router // nil under Pooled
+	fleet              []*replica
+	all                []*backends.Backend
+	byModel            [][]*backends.Backend // nil: each serves all models
+	random             *rand.Rand            // of everything but the workload and the router
 
 	now     time.Duration
 	events  eventQueue
@@ -50,7 +50,8 @@ type run struct {
 	ended      int        // requests that have ended, whichever way
 	last       time.Duration
 	measured   measures
-	kvEvents   []wire.Event // scratch of publishKVEvents
+	computed   *computedBlocks // nil: what is computed again is not counted
+	kvEvents   []wire.Event    // scratch of publishKVEvents
 }
 
 func modelName(model int) string { return "model-" + strconv.Itoa(model) }
@@ -72,29 +73,35 @@ type delivery struct {
 
 func newRun(s *Scenario, requests *Requests) (*run, error) {
 	r := &run{
-		Scenario:       s,
-		reportedFactor: cmp.Or(s.IndexFactor, 1),
-		routedRanks:    cmp.Or(s.routedRanks, 1),
-		sendsSessions:  s.sendsSessions(),
-		pollEvery:      s.pollInterval(),
-		requests:       requests,
-		fleet:          newFleet(s, requests),
-		sharing:        groupByDevice(s.Devices),
-		random:         rand.New(rand.NewPCG(s.Seed, 1)),
-		measured:       measures{timeline: newTimeline(s.Backends)},
+		Scenario:           s,
+		reportedFactor:     cmp.Or(s.IndexFactor, 1),
+		routedRanks:        cmp.Or(s.routedRanks, 1),
+		namesConversations: s.namesConversations(),
+		pollEvery:          s.pollInterval(),
+		requests:           requests,
+		fleet:              newFleet(s, requests),
+		sharing:            groupByDevice(s.Devices),
+		random:             rand.New(rand.NewPCG(s.Seed, 1)),
+		measured:           measures{timeline: newTimeline(s.Backends), target: s.SLO.TTFT},
+	}
+	if s.CountRecomputed {
+		r.computed = &computedBlocks{blocks: make(map[engine.BlockHash]*computedBlock)}
 	}
 	if s.Lockstep {
 		r.groups = newStepGroups(r.fleet, max(1, s.Ranks)*r.routedRanks)
 	}
 	for _, p := range r.fleet {
 		r.all = append(r.all, p.backend)
+		if s.Engine.Groups.IsHybrid() { // their reported size of the cache depends on the length
+			p.backend.SetModels([]backends.Model{{ID: "model", MaxTokens: maxModelLen}})
+		}
 	}
 	for i, model := range s.ModelOf {
 		for len(r.byModel) <= model {
 			r.byModel = append(r.byModel, nil)
 		}
 		r.byModel[model] = append(r.byModel[model], r.all[i])
-		r.all[i].SetModels([]backends.Model{{ID: modelName(model)}})
+		r.all[i].SetModels([]backends.Model{{ID: modelName(model), MaxTokens: maxModelLen}})
 	}
 	if s.Policy != Pooled {
 		var err error
@@ -102,12 +109,13 @@ func newRun(s *Scenario, requests *Requests) (*run, error) {
 		settings.AttentionCost = s.Engine.QuadraticDepth // as calibrated by an operator
 		r.router, err = router.New(router.Options{
 			Settings: router.Settings{
-				Policy: s.Policy, PolicySettings: settings, Queue: s.Queue, SLO: s.SLO, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
-				Handover: s.handoverSettings(),
+				Policy: s.Policy, PolicySettings: settings, Queue: s.Queue, PollInterval: r.pollEvery, NoLearning: s.NoLearning,
+				Disaggregation: s.disaggregationSettings(),
 			},
-			Policies: policies.All(), Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes, IndexMargin: 1,
-			Now:  func() time.Time { return wallTime(r.now) },
-			Rand: rand.NewPCG(s.Seed, 2),
+			Policies: policies.All(), Backends: r.all, BlockBytes: int(float64(requests.BlockTokens) * s.bytesPerToken()), IndexMaxBytes: indexBytes,
+			IndexMargin: 1,
+			Now:         func() time.Time { return wallTime(r.now) },
+			Rand:        rand.NewPCG(s.Seed, 2),
 		})
 		if err != nil {
 			return nil, err

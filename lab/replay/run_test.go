@@ -108,7 +108,8 @@ func TestRequestWaitsForCurrentStep(t *testing.T) {
 }
 
 func TestSpeed(t *testing.T) {
-	_, sum := mustPlay(t, &Scenario{Backends: 1, Engine: linear, Policy: "random", Speeds: []float64{0.5}, Workload: jobs{asks(0, 8000, 1, 1)}})
+	_, sum := mustPlay(t, &Scenario{Backends: 1, Engine: linear, Policy: "random", Speeds: []float64{0.5},
+		Workload: jobs{asks(0, 8000, 1, 1)}})
 	seconds(t, "TTFT", sum.TTFTMean, 2*1.008)
 }
 
@@ -128,7 +129,8 @@ var busy = Agentic{Concurrency: 8, Sessions: 16}
 func eventful(name string) *Scenario {
 	s := &Scenario{
 		Backends: 4, KVTokens: 204_800, Policy: name, Workload: busy, Seed: 7,
-		Speeds: []float64{1, 0.5}, Queue: router.QueueSettings{Requests: 1000, Bytes: 1 << 30, NoneReadyTimeout: time.Hour, BusyTimeout: time.Hour},
+		Speeds: []float64{1, 0.5}, Queue: router.QueueSettings{Requests: 1000, Bytes: 1 << 30, NoneReadyTimeout: time.Hour,
+			BusyTimeout: time.Hour},
 		PollLag: 100 * time.Millisecond, NonStreaming: 0.3, IndexFactor: 0.5, Evictions: 1,
 	}
 	if name != Pooled {
@@ -166,7 +168,8 @@ func TestRanks(t *testing.T) {
 		{0, 7680, (2*(0.008+2) + 0.008 + 0.04) / 3}, // both prompts in one sequence of steps
 		{2, 0, 1.008},
 	} {
-		r, sum := mustPlay(t, &Scenario{Backends: 1, Ranks: c.ranks, Engine: withSteps(16_384), KVTokens: 20_480, Policy: "random", Workload: work})
+		r, sum := mustPlay(t, &Scenario{Backends: 1, Ranks: c.ranks, Engine: withSteps(16_384), KVTokens: 20_480, Policy: "random",
+			Workload: work})
 		if hits := int(math.Round(sum.HitRatio * 24_000)); hits != c.hits {
 			t.Errorf("%d ranks: %d tokens hit, want %d", c.ranks, hits, c.hits)
 		}
@@ -328,7 +331,8 @@ func TestPooledCache(t *testing.T) {
 	work := jobs{asks(0, 8000, 100, 1), asks(1500*time.Millisecond, 8000, 1, 1)}
 	_, sum := mustPlay(t, &Scenario{Backends: 2, Engine: linear, Policy: Pooled, Workload: work})
 	if sum.HitRatio != 0.48 || sum.Timeline.Work[1][1] != 320 {
-		t.Errorf("hit ratio %.2f, and the second replica prefilled %v; want 0.48 and 320 tokens in the second second", sum.HitRatio, sum.Timeline.Work[1])
+		t.Errorf("hit ratio %.2f, and the second replica prefilled %v; want 0.48 and 320 tokens in the second second", sum.HitRatio,
+			sum.Timeline.Work[1])
 	}
 }
 
@@ -419,7 +423,8 @@ func TestFreeze(t *testing.T) {
 	_, sum := mustPlay(t, &Scenario{Backends: 4, Policy: "round-robin", Workload: HotPrompts(1, 20), Changes: []Change{freeze}})
 	inFlight := sum.Timeline.InFlight[1]
 	if inFlight[105] == 0 || inFlight[155] != inFlight[110] {
-		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", inFlight[105], inFlight[110], inFlight[155])
+		t.Errorf("frozen for a minute, the replica has %.0f in flight after 5 s, %.0f after 10 and %.0f after 55", inFlight[105], inFlight[110],
+			inFlight[155])
 	}
 	if before, after := inFlight[90], inFlight[190]; after < before/2 {
 		t.Errorf("half a minute after it continues it has %.1f in flight, and %.1f before", after, before)
@@ -435,7 +440,8 @@ func TestExternalLoad(t *testing.T) {
 	shared.External = []ExternalLoad{{Backends: []int{1}, Rate: 0.5, Prompt: 8000, Output: 100}}
 	_, loud := mustPlay(t, &shared)
 	if loud.Requests != quiet.Requests || loud.PromptTokens != quiet.PromptTokens {
-		t.Errorf("%d requests of %d tokens beside an external client, %d of %d alone", loud.Requests, loud.PromptTokens, quiet.Requests, quiet.PromptTokens)
+		t.Errorf("%d requests of %d tokens beside an external client, %d of %d alone", loud.Requests, loud.PromptTokens, quiet.Requests,
+			quiet.PromptTokens)
 	}
 	if loud.TTFTMean < 4*quiet.TTFTMean {
 		t.Errorf("mean TTFT %.3f s beside an external client that prefills half of the time, %.3f alone", loud.TTFTMean, quiet.TTFTMean)
@@ -445,7 +451,8 @@ func TestExternalLoad(t *testing.T) {
 // What a poll says goes through the router's own types, so the fields are
 // compared with what the replica is known to have.
 func TestReportedLoad(t *testing.T) {
-	s := &Scenario{Backends: 1, Engine: linear, Policy: "prefix", KVTokens: 20_480, IndexFactor: 0.5, Workload: jobs{asks(0, 8192, 400, 1), asks(0, 9000, 400, 2)}}
+	s := &Scenario{Backends: 1, Engine: linear, Policy: "prefix", KVTokens: 20_480, IndexFactor: 0.5,
+		Workload: jobs{asks(0, 8192, 400, 1), asks(0, 9000, 400, 2)}}
 	requests, err := s.Workload.Requests(1, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -65,10 +65,13 @@ func TestRunAllEndsAtFirstFailure(t *testing.T) {
 }
 
 func TestMean(t *testing.T) {
-	one := Summary{Policy: "prefix", Requests: 100, TTFTMean: 1, TTFTP99: 4, HitRatio: 0.5, E2EMean: 7, Lost: 1, Errors: map[string]int{"status 429": 1}}
-	two := Summary{Policy: "prefix", Requests: 101, TTFTMean: 2, TTFTP99: 3, HitRatio: 0.25, E2EMean: 8, Lost: 2, Errors: map[string]int{"status 429": 1, "timeout": 1}}
+	one := Summary{Policy: "prefix", Requests: 100, TTFTMean: 1, TTFTP99: 4, HitRatio: 0.5, E2EMean: 7, Lost: 1,
+		Errors: map[string]int{"status 429": 1}}
+	two := Summary{Policy: "prefix", Requests: 101, TTFTMean: 2, TTFTP99: 3, HitRatio: 0.25, E2EMean: 8, Lost: 2,
+		Errors: map[string]int{"status 429": 1, "timeout": 1}}
 	got := Mean([]Summary{one, two})
-	if got.Policy != "prefix" || got.Requests != 101 || got.TTFTMean != 1.5 || got.TTFTP99 != 3.5 || got.HitRatio != 0.375 || got.E2EMean != 7.5 {
+	if got.Policy != "prefix" || got.Requests != 101 || got.TTFTMean != 1.5 || got.TTFTP99 != 3.5 || got.HitRatio != 0.375 ||
+		got.E2EMean != 7.5 {
 		t.Errorf("got %+v", got)
 	}
 	if got.Lost != 2 || got.Errors["status 429"] != 1 || got.Errors["timeout"] != 1 {

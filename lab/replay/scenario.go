@@ -44,21 +44,25 @@ type Scenario struct {
 	Policy   string // one of policies.All().Names(), or Pooled
 	Settings policy.Settings
 	Queue    router.QueueSettings
-	SLO      time.Duration
+	SLO      SLO
 
 	PollInterval time.Duration // 0: that of the policy's origin if it has one, else 1 s
 	PollLag      time.Duration // age of a poll's figures when the router gets them
 
-	NonStreaming  float64 // share of requests that are not streamed
-	NoUsage       bool    // responses have no usage
-	IndexFactor   float64 // the replicas report this multiple of their KV cache's size; 0 is 1
-	SessionIDs    bool    // requests name their sessions; otherwise only under policies whose rule needs them
-	BytesPerToken float64 // of the text, on average; 0 is 4
-	TextSpread    float64 // share by which bytes per token vary between prompts: 0.25 is 3 to 5 around 4
-	NoLearning    bool    // the router trusts the reported cache sizes
-	KVEvents      bool    // the router reads the replicas' KV events
-	Bypass        float64 // share of the sessions whose requests another client sends to replicas at random, past the router
-	Evictions     float64 // further blocks that each allocated block evicts, invisible to the router
+	NonStreaming       float64 // share of requests that are not streamed
+	NoUsage            bool    // responses have no usage
+	IndexFactor        float64 // the replicas report this multiple of their KV cache's size; 0 is 1
+	NamesConversations bool    // requests name their sessions; otherwise only under policies that need them
+	BytesPerToken      float64 // of the text, on average; 0 is 4
+	TextSpread         float64 // share by which bytes per token vary between prompts: 0.25 is 3 to 5 around 4
+	NoLearning         bool    // the router trusts the reported cache sizes
+	HostHitsUnknown    bool    // the replicas do not report which hits were in host memory
+	SharedHost         bool    // the caches in host memory are one, which all replicas share
+	KVEvents           bool    // the router reads the replicas' KV events
+	Bypass             float64 // share of the sessions whose requests another client sends to replicas at random, past the router
+	Evictions          float64 // further blocks that each allocated block evicts, invisible to the router
+
+	CountRecomputed bool // count the tokens that are computed again
 
 	Changes  []Change
 	External []ExternalLoad
@@ -70,6 +74,14 @@ type Scenario struct {
 	// Progress, which may be nil, is called now and then with the number of requests
 	// that have ended and of all.
 	Progress func(done, total int)
+}
+
+// SLO is the target of requests for the time to first token. Low-priority requests have none.
+type SLO struct {
+	TTFT    time.Duration // 0: none
+	Share   float64       // of the requests that have it, drawn at random; 0 is 1
+	Refuse  bool          // the router refuses those that it predicts to miss it
+	Unknown bool          // the router is not told of it; misses are counted all the same
 }
 
 // Change is an event in the life of one backend.
@@ -104,6 +116,7 @@ type ExternalLoad struct {
 
 const (
 	defaultKVTokens = 1_536_000
+	maxModelLen     = 131_072 // tokens, for which hybrid models report the size of their KV cache
 	defaultPoll     = time.Second
 	// fastPoll is backends.PollSettings.FastInterval.
 	fastPoll = 250 * time.Millisecond
@@ -116,10 +129,10 @@ func (s *Scenario) pollInterval() time.Duration {
 	return cmp.Or(s.PollInterval, def.PollInterval, defaultPoll)
 }
 
-// sendsSessions reports whether requests name their sessions.
-func (s *Scenario) sendsSessions() bool {
+// namesConversations reports whether requests name their sessions.
+func (s *Scenario) namesConversations() bool {
 	def, _ := policies.All().Lookup(s.Policy) // there is none for Pooled
-	return s.SessionIDs || def.NeedsSession
+	return s.NamesConversations || def.NeedsConversation
 }
 
 // Run runs the scenario to its end or until ctx has ended.
@@ -130,6 +143,9 @@ func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 	requests, err := s.Workload.Requests(s.Backends, s.Seed)
 	if err != nil {
 		return Summary{}, fmt.Errorf("workload: %w", err)
+	}
+	if err := s.engineConfig(requests).ValidateGroups(); err != nil {
+		return Summary{}, err
 	}
 	if s.RankRouting {
 		s = s.divideByRanks()
@@ -148,7 +164,8 @@ func (s *Scenario) Run(ctx context.Context) (Summary, error) {
 func (s *Scenario) divideByRanks() *Scenario {
 	divided := *s
 	divided.Prefills, divided.Decodes = s.Prefills*max(1, s.Ranks), s.Decodes*max(1, s.Ranks)
-	divided.Backends, divided.Ranks, divided.routedRanks, divided.Speeds, divided.ModelOf = s.Backends*max(1, s.Ranks), 1, max(1, s.Ranks), nil, nil
+	divided.Backends, divided.Ranks, divided.routedRanks, divided.Speeds, divided.ModelOf = s.Backends*max(1, s.Ranks), 1, max(1, s.Ranks),
+		nil, nil
 	for i := range divided.Backends {
 		replica := i / max(1, s.Ranks)
 		if replica < len(s.Speeds) {
@@ -175,6 +192,8 @@ func (s *Scenario) validate() error {
 		return errors.New("scenario without a workload")
 	case (s.RankRouting || s.Lockstep) && (s.Policy == Pooled || len(s.Changes)+len(s.External) > 0):
 		return errors.New("ranks that are routed or step together allow neither changes, external clients nor policy pooled")
+	case s.SharedHost && (s.KVEvents || s.Engine.HostKVTokens == 0):
+		return errors.New("a shared cache in host memory needs a size, and allows no KV events")
 	case s.Policy == Pooled && len(s.Changes)+len(s.External) > 0:
 		return errors.New("policy pooled allows neither changes nor external clients")
 	}

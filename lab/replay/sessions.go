@@ -55,16 +55,17 @@ func (w ClosedLoop) Requests(_ int, seed uint64) (*Requests, error) {
 	case w.Concurrency < 1:
 		return nil, errors.New("closed loop: concurrency is below 1")
 	case w.Trace == nil || !w.Trace.HasSessions():
-		return nil, errors.New("closed loop: no request of the trace names its session: add the field session, or replay the trace as an open loop")
+		return nil, errors.New("closed loop: no request of the trace names its session: add the field session, or replay the trace as an " +
+			"open loop")
 	}
 	var sessions []*tracedSession
 	bySession := map[uint64]*tracedSession{}
 	for i, job := range w.Trace.newJobs(w.Trace.continuations()) {
-		s := bySession[job.Session]
-		if s == nil || w.Trace.Requests[i].Session == 0 {
+		s := bySession[job.Conversation]
+		if s == nil || w.Trace.Requests[i].Conversation == 0 {
 			s = new(tracedSession)
 			sessions = append(sessions, s)
-			bySession[job.Session] = s
+			bySession[job.Conversation] = s
 		}
 		s.turns = append(s.turns, job)
 	}
@@ -77,7 +78,7 @@ func (w ClosedLoop) Requests(_ int, seed uint64) (*Requests, error) {
 
 // HasSessions reports whether requests name their sessions.
 func (t *Trace) HasSessions() bool {
-	return slices.ContainsFunc(t.Requests, func(r TraceRequest) bool { return r.Session != 0 })
+	return slices.ContainsFunc(t.Requests, func(r TraceRequest) bool { return r.Conversation != 0 })
 }
 
 // tracedSession is a session of a trace.
@@ -125,12 +126,12 @@ func findConversations(requests []TraceRequest, blockTokens int) []conversationP
 	open := map[uint64][]conversation{} // by session, the last one that had a turn at the end
 	for i := range requests {
 		q := &requests[i]
-		if q.Session == 0 {
+		if q.Conversation == 0 {
 			continue
 		}
-		current := conversation{key: mixBits(mixBits(q.Session) + uint64(i)), blocks: q.Blocks[:q.PromptTokens/blockTokens]}
+		current := conversation{key: mixBits(mixBits(q.Conversation) + uint64(i)), blocks: q.Blocks[:q.PromptTokens/blockTokens]}
 		places[i].turn = prompt.TurnFirst
-		others := open[q.Session]
+		others := open[q.Conversation]
 		for k, c := range slices.Backward(others) {
 			if countShared(c.blocks, current.blocks) >= minContinuedShare*float64(len(c.blocks)) {
 				current.key, places[i].turn = c.key, prompt.TurnLater
@@ -139,7 +140,7 @@ func findConversations(requests []TraceRequest, blockTokens int) []conversationP
 			}
 		}
 		places[i].key = current.key
-		open[q.Session] = append(others[max(0, len(others)-maxOpenConversations+1):], current)
+		open[q.Conversation] = append(others[max(0, len(others)-maxOpenConversations+1):], current)
 	}
 	return places
 }

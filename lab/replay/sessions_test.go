@@ -22,13 +22,14 @@ func traceOf(t *testing.T, lines ...string) *Trace {
 
 // sessionLine is a request of one block, at a time in seconds.
 func sessionLine(seconds, session, output int) string {
-	return fmt.Sprintf(`{"timestamp": %d, "input_length": 512, "output_length": %d, "session": %d, "hash_ids": [%d]}`, 1000*seconds, output, session, session)
+	return fmt.Sprintf(`{"timestamp": %d, "input_length": 512, "output_length": %d, "session": %d, "hash_ids": [%d]}`, 1000*seconds, output,
+		session, session)
 }
 
 func TestFindConversations(t *testing.T) {
 	trace := &Trace{BlockTokens: 1}
 	add := func(session uint64, blocks ...uint64) {
-		trace.Requests = append(trace.Requests, TraceRequest{PromptTokens: len(blocks), OutputTokens: 1, Blocks: blocks, Session: session})
+		trace.Requests = append(trace.Requests, TraceRequest{PromptTokens: len(blocks), OutputTokens: 1, Blocks: blocks, Conversation: session})
 	}
 	edited := slices.Concat(slices.Repeat([]uint64{7}, 18), []uint64{8, 8, 8})
 	summarized := append(slices.Repeat([]uint64{7}, 10), 9)
@@ -76,10 +77,10 @@ func TestClosedLoop(t *testing.T) {
 	const response = 30 * time.Second
 	for queue := r.Open; len(queue) > 0; queue = queue[1:] {
 		j := queue[0]
-		pauses[j.Session] = append(pauses[j.Session], 0)
+		pauses[j.Conversation] = append(pauses[j.Conversation], 0)
 		if next := r.Next(j, j.At+response); next != nil {
-			if next.Session == j.Session {
-				list := pauses[j.Session]
+			if next.Conversation == j.Conversation {
+				list := pauses[j.Conversation]
 				list[len(list)-1] = next.At - j.At - response
 			} else if next.At != j.At+response+nextSessionDelay {
 				t.Errorf("a session begins at %v, want %v after the end of another at %v", next.At, nextSessionDelay, j.At+response)
@@ -100,7 +101,7 @@ func TestClosedLoop(t *testing.T) {
 func TestClosedLoopFigures(t *testing.T) {
 	trace := traceOf(t, sessionLine(0, 1, 1), sessionLine(10, 1, 1), sessionLine(20, 2, 1))
 	_, s := mustPlay(t, &Scenario{Backends: 1, Policy: "prefix", Workload: ClosedLoop{Trace: trace, Concurrency: 1}})
-	if got, want := s.SessionTime, 3*s.E2EMean/2; got != want || got == 0 {
+	if got, want := s.ConversationTime, 3*s.E2EMean/2; got != want || got == 0 {
 		t.Errorf("%v s for each session, want %v: three requests in two sessions", got, want)
 	}
 	if got, want := s.WallTime, 3*s.E2EMean+10+nextSessionDelay.Seconds(); got < want-1e-6 || got > want+1e-6 {
@@ -112,5 +113,36 @@ func TestClosedLoopRequiresSessions(t *testing.T) {
 	trace := traceOf(t, `{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}`)
 	if _, err := (ClosedLoop{Trace: trace, Concurrency: 1}).Requests(1, 1); err == nil || !strings.Contains(err.Error(), "names its session") {
 		t.Errorf("error %v for a trace without sessions", err)
+	}
+}
+
+// TestEqualSessionsAreSpread plays sessions of coding agents, of equal length and with few system prompts: the cost must not leave some
+// replicas with many more of them than others, as if only where the system prompt is cached mattered.
+func TestEqualSessionsAreSpread(t *testing.T) {
+	const sessions, turns, blockTokens, firstBlocks, turnBlocks = 64, 20, 64, 160, 20
+	trace := &Trace{BlockTokens: blockTokens}
+	for turn := range turns {
+		for session := range sessions {
+			q := TraceRequest{At: time.Duration(turn) * 100 * time.Millisecond, OutputTokens: 40, Conversation: uint64(session + 1)}
+			for block := range firstBlocks + turn*turnBlocks {
+				owner := uint64(session) + 10
+				if block < firstBlocks-4 {
+					owner = uint64(session % 4)
+				}
+				q.Blocks = append(q.Blocks, owner<<32|uint64(block+1))
+			}
+			q.PromptTokens = len(q.Blocks) * blockTokens
+			trace.Requests = append(trace.Requests, q)
+		}
+	}
+	play := func(policy string) Summary {
+		s := Scenario{Backends: 8, Policy: policy, Seed: 1, KVTokens: 600_000, NamesConversations: true,
+			Workload: ClosedLoop{Trace: trace, Concurrency: sessions}}
+		_, sum := mustPlay(t, &s)
+		return sum
+	}
+	own, sticky := play("prefix"), play("sticky-least-loaded")
+	if own.E2EMean > 1.05*sticky.E2EMean {
+		t.Errorf("E2E %.3f s, with the same number of sessions on each replica %.3f s", own.E2EMean, sticky.E2EMean)
 	}
 }

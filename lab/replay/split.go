@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -20,9 +21,9 @@ const (
 	SplitNever  Split = "never"
 )
 
-// handoverLease is how long a replica keeps a prompt's KV cache for another one. Those that wait in the other one's
+// kvLease is how long a replica keeps a prompt's KV cache for another one. Those that wait in the other one's
 // engine renew it.
-const handoverLease = 30 * time.Second
+const kvLease = 30 * time.Second
 
 func (s *Scenario) hasRoles() bool { return s.Prefills+s.Decodes > 0 }
 
@@ -43,6 +44,8 @@ func (s *Scenario) validateRoles() error {
 		return fmt.Errorf("%d replicas for prefill and %d for decode among %d", s.Prefills, s.Decodes, s.Backends)
 	case s.hasRoles() && s.Policy == Pooled:
 		return fmt.Errorf("policy %s knows no roles", Pooled)
+	case s.hasRoles() && s.Engine.Groups.IsHybrid():
+		return errors.New("replicas of a hybrid model cannot transfer KV here: give them no roles")
 	}
 	switch s.Split {
 	case "", SplitByCost, SplitAlways, SplitNever:
@@ -51,9 +54,9 @@ func (s *Scenario) validateRoles() error {
 	return fmt.Errorf("unknown split %q: use %s, %s or %s", s.Split, SplitByCost, SplitAlways, SplitNever)
 }
 
-// handoverSettings returns those of the router.
-func (s *Scenario) handoverSettings() router.HandoverSettings {
-	h := router.HandoverSettings{Lease: handoverLease}
+// disaggregationSettings returns those of the router.
+func (s *Scenario) disaggregationSettings() router.DisaggregationSettings {
+	h := router.DisaggregationSettings{Lease: kvLease}
 	if s.Split == SplitAlways {
 		h.MinUncachedTokens = 1
 	}
@@ -62,13 +65,13 @@ func (s *Scenario) handoverSettings() router.HandoverSettings {
 
 // prefillDone is where the KV cache of a prompt is that was computed for another replica to read.
 type prefillDone struct {
-	leg   *engine.Request
-	at    engineIndex
-	epoch int // of that replica
-	ended time.Duration
+	prefill *engine.Request
+	at      engineIndex
+	epoch   int // of that replica
+	ended   time.Duration
 }
 
-// sendDecided sends a request where the router decided, or the leg of it that comes first.
+// sendDecided sends a request where the router decided, or the prefill request of a split one.
 func (r *run) sendDecided(f *request) {
 	d := f.decision
 	if f.prefill = d.Prefill; f.prefill != nil {
@@ -84,8 +87,8 @@ func (r *run) sendDecided(f *request) {
 	r.sendOrResubmit(f, d.Backend.Slot)
 }
 
-// endPrefillLeg sends the decode leg of a request whose prefill leg has ended.
-func (r *run) endPrefillLeg(f *request) {
+// endPrefillRequest sends the decode request of a request whose prefill request has ended.
+func (r *run) endPrefillRequest(f *request) {
 	p := r.fleet[f.index]
 	p.ranks[f.rank].engine.RenewLease(f.engine, math.MaxInt64)
 	f.source = &prefillDone{f.engine, engineIndex{f.index, f.rank}, p.epoch, r.now}
@@ -119,23 +122,23 @@ func (r *run) endTransfer(at engineIndex, q *engine.Request) {
 	r.releaseSource(f)
 }
 
-// forgetPrefill gives up what the prefill leg of a request has computed: it is not split again.
+// forgetPrefill gives up what the prefill request of a request has computed: it is not split again.
 func (r *run) forgetPrefill(f *request) {
 	r.releaseSource(f)
 	f.source, f.routed.PrefilledOn, f.routed.Splittable = nil, nil, false
 }
 
-// releaseSource frees the blocks that the prefill leg of a request has pinned, if any.
+// releaseSource frees the blocks that the prefill request of a request has pinned, if any.
 func (r *run) releaseSource(f *request) {
 	if s := f.source; s != nil && r.fleet[s.at.replica].epoch == s.epoch {
-		r.fleet[s.at.replica].ranks[s.at.rank].engine.ReleasePinned(s.leg)
+		r.fleet[s.at.replica].ranks[s.at.rank].engine.ReleasePinned(s.prefill)
 	}
 }
 
 // cachedTokens returns how many tokens of the prompt were not computed, as usage says.
 func (f *request) cachedTokens() int {
 	if f.source != nil {
-		return f.source.leg.Cached
+		return f.source.prefill.Cached
 	}
 	return f.engine.Cached
 }

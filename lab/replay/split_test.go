@@ -33,11 +33,11 @@ func mustPlaySplit(t *testing.T, s *Scenario) Summary {
 func TestSplitRequest(t *testing.T) {
 	figures := mustPlaySplit(t, pair(jobs{asks(0, 8000, 2, 1)}))
 	// The prefill takes 1.008 s and the transfer 0.18, after which a step without work ends. The last token is computed again.
-	handover := 0.184 + 0.008 + 1.0/8000
-	seconds(t, "handover", figures.HandoverMean, handover)
-	seconds(t, "TTFT", figures.TTFTMean, 1.008+handover)
+	transfer := 0.184 + 0.008 + 1.0/8000
+	seconds(t, "KV transfer", figures.KVTransferMean, transfer)
+	seconds(t, "TTFT", figures.TTFTMean, 1.008+transfer)
 	gap := 0.008 + 40e-6 + 8001*24e-9
-	seconds(t, "E2E", figures.E2EMean, 1.008+handover+gap)
+	seconds(t, "E2E", figures.E2EMean, 1.008+transfer+gap)
 	if figures.ITLP99 < gap/gapResolution || figures.ITLP99 > gap*gapResolution {
 		t.Errorf("99 %% of the gaps are below %v s, and the only one is %v s", figures.ITLP99, gap)
 	}
@@ -51,7 +51,7 @@ func TestSplitNever(t *testing.T) {
 	s.Split = SplitNever
 	figures := mustPlaySplit(t, s)
 	seconds(t, "TTFT", figures.TTFTMean, 1.008)
-	if figures.SplitShare != 0 || figures.HandoverMean != 0 {
+	if figures.SplitShare != 0 || figures.KVTransferMean != 0 {
 		t.Errorf("%+v", figures)
 	}
 	if work := figures.Timeline.Work; sum(work[0]) != 0 || sum(work[1]) != 8000 {
@@ -85,8 +85,10 @@ func TestSplitOverChanges(t *testing.T) {
 			}
 			figures := mustPlaySplit(t, s)
 			work := figures.Timeline.Work
-			if prefills, others := sum(work[0]), sum(work[1])+sum(work[2]); figures.SplitShare != c.split || prefills != c.prefills || others != c.others {
-				t.Errorf("%v of the requests were split, with %v and %v tokens computed; want %v, %v and %v", figures.SplitShare, prefills, others, c.split, c.prefills, c.others)
+			if prefills, others := sum(work[0]), sum(work[1])+sum(work[2]); figures.SplitShare != c.split || prefills != c.prefills ||
+				others != c.others {
+				t.Errorf("%v of the requests were split, with %v and %v tokens computed; want %v, %v and %v", figures.SplitShare, prefills, others,
+					c.split, c.prefills, c.others)
 			}
 		})
 	}
@@ -96,7 +98,8 @@ func TestSplitOverChanges(t *testing.T) {
 func TestSplitCachedTokens(t *testing.T) {
 	s := pair(jobs{asks(time.Millisecond, 8192, 2, 1), asks(10*time.Second, 8192, 2, 1)})
 	s.Backends, s.Decodes = 3, 2
-	s.Changes = []Change{{Backend: 2, Kind: Leave}, {At: 5 * time.Second, Backend: 2, Kind: Join}, {At: 6 * time.Second, Backend: 1, Kind: Leave}}
+	s.Changes = []Change{{Backend: 2, Kind: Leave}, {At: 5 * time.Second, Backend: 2, Kind: Join},
+		{At: 6 * time.Second, Backend: 1, Kind: Leave}}
 	figures := mustPlaySplit(t, s)
 	seconds(t, "hit ratio", figures.HitRatio, 7680.0/8192/2)
 	if figures.PredictedHitRatio < 0.45 || figures.PredictionError > 0.05 {
@@ -104,20 +107,21 @@ func TestSplitCachedTokens(t *testing.T) {
 	}
 }
 
-// TestSplitWaitsLongerThanLease has a decode leg wait for room in its engine's cache, which renews the lease.
+// TestSplitWaitsLongerThanLease has a decode request wait for room in its engine's cache, which renews the lease.
 func TestSplitWaitsLongerThanLease(t *testing.T) {
 	s := pair(jobs{asks(0, 3000, 5000, 1), asks(time.Second, 8000, 10, 2), asks(35*time.Second, 1000, 5, 3)})
 	s.KVTokens = 10_240
-	if figures := mustPlaySplit(t, s); figures.E2EP99 < 2+handoverLease.Seconds() {
+	if figures := mustPlaySplit(t, s); figures.E2EP99 < 2+kvLease.Seconds() {
 		t.Errorf("it waited for %v s", figures.E2EP99)
 	}
 }
 
-// TestSplitUnderLoad plays many requests with small caches, in which both kinds of legs wait for room.
+// TestSplitUnderLoad plays many requests with small caches, in which both kinds of requests wait for room.
 func TestSplitUnderLoad(t *testing.T) {
 	for _, split := range []Split{SplitAlways, SplitByCost, SplitNever} {
 		w := SharedPrompts{Prompts: 40, PromptTokens: 4096, Zipf: 0.8, OwnTokens: 2000, Output: 100, Rate: 8, For: 30 * time.Second}
-		s := &Scenario{Backends: 5, Prefills: 2, Decodes: 3, Split: split, KVTokens: 40_000, Policy: "prefix", Queue: worldQueue(), Workload: w, Engine: engine.Config{PrefillRate: 20_000}}
+		s := &Scenario{Backends: 5, Prefills: 2, Decodes: 3, Split: split, KVTokens: 40_000, Policy: "prefix", Queue: worldQueue(), Workload: w,
+			Engine: engine.Config{PrefillRate: 20_000}}
 		figures := mustPlaySplit(t, s)
 		if got := figures.SplitShare > 0; got != (split != SplitNever) {
 			t.Errorf("%s: %v of the requests were split", split, figures.SplitShare)

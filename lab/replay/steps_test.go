@@ -64,7 +64,8 @@ func drawStepEngine(draw *rand.Rand) engine.Config {
 	return engine.Config{
 		StepTime: time.Duration(drawBetween(draw, 4e6, 25e6)), PrefillRate: rate, QuadraticDepth: drawBetween(draw, 0.5e-5, 1e-4),
 		DecodeTime: time.Duration(slowness * drawBetween(draw, 5e3, 200e3)), ContextTime: time.Duration(slowness * drawBetween(draw, 20, 200)),
-		PromptTokenTime: time.Duration(drawBetween(draw, 500, 3000)), StepTokens: int(drawBetween(draw, 4096, 16384)), Jitter: 0.2 * draw.Float64(),
+		PromptTokenTime: time.Duration(drawBetween(draw, 500, 3000)), StepTokens: int(drawBetween(draw, 4096, 16384)),
+		Jitter: 0.2 * draw.Float64(),
 	}
 }
 
@@ -133,7 +134,8 @@ func checkLearnedSteps(
 	for world := range worlds {
 		draw := rand.New(rand.NewPCG(1, world))
 		e := drawEngine(draw)
-		w := spread{requests: 1500, maxPrompt: drawBetween(draw, 4000, 100_000), maxOutput: drawBetween(draw, 200, 2000), continued: draw.Float64()}
+		w := spread{requests: 1500, maxPrompt: drawBetween(draw, 4000, 100_000), maxOutput: drawBetween(draw, 200, 2000),
+			continued: draw.Float64()}
 		load, nonStreaming := 0.1+0.5*draw.Float64(), nonStreamingOf(world)
 		got, want := learnedAndTrueSteps(t, e, w, load, nonStreaming, world)
 		relative := func(got, want float64) float64 { return max(got/want, want/got) - 1 }
@@ -180,7 +182,8 @@ func checkLearnedSteps(
 		errors := all[limit.name]
 		slices.Sort(errors)
 		median, ninth := errors[len(errors)/2], errors[len(errors)*9/10]
-		fmt.Fprintf(&table, "%s: %d values, median error %.3f, ninth decile %.3f, largest %.3f\n", limit.name, len(errors), median, ninth, errors[len(errors)-1])
+		fmt.Fprintf(&table, "%s: %d values, median error %.3f, ninth decile %.3f, largest %.3f\n", limit.name, len(errors), median, ninth,
+			errors[len(errors)-1])
 		if median > limit.median || ninth > limit.ninth {
 			t.Errorf("%s: median error %.3f, ninth decile %.3f", limit.name, median, ninth)
 		}

@@ -32,7 +32,7 @@ const (
 	mooncakeBlockTokens = 512                    // of each id of Mooncake's traces
 	maxPromptTokens     = 4 << 20                // of a trace: 16 MiB of text
 	maxOutputTokens     = 1 << 20                // of a trace
-	maxTraceLineBytes   = 2 << 20                // holds the ids of the longest prompt
+	maxTraceLineBytes   = 64 << 20               // holds a session of Weka's with 1,000 long prompts
 	maxTimestampMillis  = 365 * 24 * 3600 * 1000 // a year
 
 	// maxSpread bounds the time over which requests with one timestamp are spread;
@@ -52,10 +52,10 @@ type TraceRequest struct {
 	// can be partial. Requests with equal leading blocks share that prefix.
 	Blocks []uint64
 
-	Session     uint64 // number of its session, from 1; 0: unknown
-	ModelNumber uint64 // of its model in a recording
-	Model       int    // which replicas serve it; see Scenario.ModelOf
-	NotStreamed bool   // its response was not a stream
+	Conversation uint64 // number of its session, from 1; 0: unknown
+	ModelNumber  uint64 // of its model in a recording
+	Model        int    // which replicas serve it; see Scenario.ModelOf
+	NotStreamed  bool   // its response was not a stream
 }
 
 // Trace is recorded traffic in order of arrival. It is replayed as an open loop, in which a
@@ -68,13 +68,16 @@ type Trace struct {
 	later      []*TraceRequest // see continuations; nil until needed
 }
 
-// ParseTrace reads a trace in Mooncake's format, a JSON object per line with
-// timestamp (in ms), input_length, output_length (in tokens), hash_ids and optionally the
-// number of a session, or a proxy's recording, whose first line identifies it. Its errors name
-// the line.
+// traceLines collects the requests of a trace in one format, from its lines.
+type traceLines interface {
+	addLine(line []byte) error
+	toTrace() (*Trace, error)
+}
+
+// ParseTrace reads a trace with a JSON object on each line: a proxy's recording, or one of Mooncake's, Bailian's, Weka's or LiteLLM's
+// formats. The first line tells which. Its errors name the line.
 func ParseTrace(r io.Reader) (*Trace, error) {
-	t := &Trace{BlockTokens: mooncakeBlockTokens}
-	var recorded *recording // nil: in Mooncake's format
+	var t traceLines
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxTraceLineBytes)
 	n := 0
@@ -83,71 +86,91 @@ func ParseTrace(r io.Reader) (*Trace, error) {
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue
 		}
-		if recorded == nil && len(t.Requests) == 0 && isRecordingHeader(lines.Bytes()) {
-			recorded = new(recording)
+		if t == nil {
+			t = newTraceLines(lines.Bytes())
 		}
-		if recorded != nil {
-			if err := recorded.addLine(lines.Bytes()); err != nil {
-				return nil, fmt.Errorf("trace line %d: %w", n, err)
-			}
-			continue
-		}
-		req, err := parseTraceLine(lines.Bytes())
-		if err != nil {
+		if err := t.addLine(lines.Bytes()); err != nil {
 			return nil, fmt.Errorf("trace line %d: %w", n, err)
 		}
-		if k := len(t.Requests); k > 0 && req.At < t.Requests[k-1].At {
-			return nil, fmt.Errorf("trace line %d: timestamp %d is earlier than the previous one: sort the trace by timestamp", n, req.At.Milliseconds())
-		}
-		t.Requests = append(t.Requests, req)
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("trace line %d: %w", n+1, err)
 	}
-	if recorded != nil {
-		return recorded.toTrace()
-	}
-	if len(t.Requests) == 0 {
+	if t == nil {
 		return nil, errors.New("trace without requests")
 	}
-	return t, nil
+	return t.toTrace()
 }
 
-func parseTraceLine(line []byte) (TraceRequest, error) {
+// newTraceLines returns what collects the lines of a trace that begins with the first one.
+func newTraceLines(first []byte) traceLines {
+	var members struct {
+		Requests *json.RawMessage `json:"requests"`
+		ChatID   *json.RawMessage `json:"chat_id"`
+		Tokens   *json.RawMessage `json:"prompt_tokens"`
+	}
+	_ = json.Unmarshal(first, &members) // addLine returns the error
+	switch {
+	case isRecordingHeader(first):
+		return new(recording)
+	case members.Requests != nil:
+		return new(wekaTrace)
+	case members.ChatID != nil:
+		return newBailianTrace()
+	case members.Tokens != nil:
+		return newLiteLLMTrace()
+	}
+	return new(mooncakeTrace)
+}
+
+// mooncakeTrace collects a trace in Mooncake's format: timestamp (in ms), input_length, output_length (in tokens), hash_ids and
+// optionally the number of a session.
+type mooncakeTrace struct{ requests []TraceRequest }
+
+func (t *mooncakeTrace) addLine(line []byte) error {
+	req, err := parseMooncakeLine(line)
+	if err != nil {
+		return err
+	}
+	if k := len(t.requests); k > 0 && req.At < t.requests[k-1].At {
+		return fmt.Errorf("timestamp %d is earlier than the previous one: sort the trace by timestamp", req.At.Milliseconds())
+	}
+	t.requests = append(t.requests, req)
+	return nil
+}
+
+func (t *mooncakeTrace) toTrace() (*Trace, error) {
+	return &Trace{BlockTokens: mooncakeBlockTokens, Requests: t.requests}, nil
+}
+
+func parseMooncakeLine(line []byte) (TraceRequest, error) {
 	var f struct {
 		Timestamp    *float64 `json:"timestamp"`
 		InputLength  int      `json:"input_length"`
 		OutputLength int      `json:"output_length"`
 		HashIDs      []uint64 `json:"hash_ids"`
-		Session      *uint64  `json:"session"`
+		Conversation *uint64  `json:"session"`
 	}
 	if err := json.Unmarshal(line, &f); err != nil {
 		return TraceRequest{}, err
 	}
-	switch {
-	case f.Timestamp == nil:
+	if f.Timestamp == nil {
 		return TraceRequest{}, errors.New("timestamp is missing")
-	case *f.Timestamp < 0 || *f.Timestamp > maxTimestampMillis:
-		return TraceRequest{}, fmt.Errorf("timestamp %g is not between 0 and %d ms", *f.Timestamp, maxTimestampMillis)
-	case f.InputLength < 1 || f.InputLength > maxPromptTokens:
-		return TraceRequest{}, fmt.Errorf("input_length %d is not between 1 and %d", f.InputLength, maxPromptTokens)
-	case f.OutputLength < 0 || f.OutputLength > maxOutputTokens:
-		return TraceRequest{}, fmt.Errorf("output_length %d is not between 0 and %d", f.OutputLength, maxOutputTokens)
-	case f.Session != nil && *f.Session > maxRecordID:
-		return TraceRequest{}, fmt.Errorf("session %d is above %d", *f.Session, uint64(maxRecordID))
 	}
-	if want := (f.InputLength + mooncakeBlockTokens - 1) / mooncakeBlockTokens; len(f.HashIDs) != want {
-		return TraceRequest{}, fmt.Errorf("input_length %d makes %d blocks of %d tokens, hash_ids has %d", f.InputLength, want, mooncakeBlockTokens, len(f.HashIDs))
+	if want := blockCount(f.InputLength, mooncakeBlockTokens); f.InputLength > 0 && len(f.HashIDs) != want {
+		return TraceRequest{}, fmt.Errorf("input_length %d makes %d blocks of %d tokens, hash_ids has %d", f.InputLength, want,
+			mooncakeBlockTokens, len(f.HashIDs))
 	}
-	r := TraceRequest{
-		At:           time.Duration(*f.Timestamp * float64(time.Millisecond)),
-		PromptTokens: f.InputLength,
-		// A server generates at least one token.
-		OutputTokens: max(1, f.OutputLength),
-		Blocks:       f.HashIDs,
+	r, err := lengthNames.newRequest(*f.Timestamp, f.InputLength, f.OutputLength)
+	if err != nil {
+		return TraceRequest{}, err
 	}
-	if f.Session != nil {
-		r.Session = 1 + *f.Session // some traces count from 0
+	r.Blocks = f.HashIDs
+	if f.Conversation != nil {
+		if *f.Conversation > maxRecordID {
+			return TraceRequest{}, fmt.Errorf("session %d is above %d", *f.Conversation, uint64(maxRecordID))
+		}
+		r.Conversation = 1 + *f.Conversation // some traces count from 0
 	}
 	return r, nil
 }
@@ -283,13 +306,13 @@ func (q *TraceRequest) newJob(blockTokens int, number uint64, continuation *Trac
 	}
 	job := c.newJob(q.At, q.PromptTokens, q.OutputTokens, blockTokens)
 	job.NotStreamed, job.Model = q.NotStreamed, q.Model
-	if q.Session != 0 {
-		job.Session, job.PromptKey, job.Turn = mixBits(q.Session), place.key, place.turn
+	if q.Conversation != 0 {
+		job.Conversation, job.PromptKey, job.Turn = mixBits(q.Conversation), place.key, place.turn
 		return job
 	}
 	// All requests of Mooncake's traces begin with the same block.
 	job.PromptKey = mixBits(q.Blocks[min(1, len(q.Blocks)-1)])
-	job.Session = job.PromptKey
+	job.Conversation = job.PromptKey
 	return job
 }
 

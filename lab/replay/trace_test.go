@@ -20,7 +20,7 @@ func TestParseTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []TraceRequest{
-		{At: 0, PromptTokens: 600, OutputTokens: 5, Blocks: []uint64{0, 7}, Session: 1},
+		{At: 0, PromptTokens: 600, OutputTokens: 5, Blocks: []uint64{0, 7}, Conversation: 1},
 		{At: 3 * time.Second, PromptTokens: 512, OutputTokens: 1, Blocks: []uint64{0}},
 	}
 	if !reflect.DeepEqual(got.Requests, want) {
@@ -47,7 +47,8 @@ func TestParseTraceErrorsNameTheLine(t *testing.T) {
 	f(`{"timestamp": 3000, "input_length": 10, "output_length": -1, "hash_ids": [0]}`, "output_length -1")
 	f(`{"timestamp": 3000, "input_length": 513, "output_length": 1, "hash_ids": [0]}`, "makes 2 blocks")
 	f(`{"timestamp": 3000, "input_length": 10, "output_length": 1, "hash_ids": [-4]}`, "hash_ids")
-	f(`{"timestamp": 3000, "input_length": 10, "output_length": 1, "hash_ids": [0], "session": 18446744073709551615}`, "session 18446744073709551615")
+	f(`{"timestamp": 3000, "input_length": 10, "output_length": 1, "hash_ids": [0], "session": 18446744073709551615}`,
+		"session 18446744073709551615")
 	f(strings.Repeat(" ", maxTraceLineBytes+1), "too long")
 }
 
@@ -68,6 +69,9 @@ func FuzzParseTrace(f *testing.F) {
 ` + header(9000) + `
 {"timestamp":0,"input_length":2000,"input_bytes":256,"counted":true,"output_length":7,"block_runs":[7,1],"code":499}
 `))
+	f.Add([]byte(bailianFirst + "\n" + bailianSecond))
+	f.Add([]byte(wekaSession))
+	f.Add([]byte(liteLLMRowInObject))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		tr, err := ParseTrace(strings.NewReader(string(data)))
 		if err != nil {
@@ -86,8 +90,8 @@ func FuzzParseTrace(f *testing.F) {
 			}
 		}
 		for i, place := range findConversations(tr.Requests, tr.BlockTokens) {
-			if (place.key != 0) != (tr.Requests[i].Session != 0) {
-				t.Fatalf("request %d of session %d is in conversation %x", i, tr.Requests[i].Session, place.key)
+			if (place.key != 0) != (tr.Requests[i].Conversation != 0) {
+				t.Fatalf("request %d of session %d is in conversation %x", i, tr.Requests[i].Conversation, place.key)
 			}
 		}
 	})
@@ -269,7 +273,7 @@ func TestOutputIsHitByContinuation(t *testing.T) {
 	if b.Blocks[0] != a.Blocks[0] || b.Blocks[1] == a.Blocks[1] || b.Reply[0] == a.Reply[0] {
 		t.Errorf("blocks of different ids, %v %v and %v %v", a.Blocks, a.Reply, b.Blocks, b.Reply)
 	}
-	if a.PromptKey == b.PromptKey || a.PromptKey != c.PromptKey || a.Session != a.PromptKey {
+	if a.PromptKey == b.PromptKey || a.PromptKey != c.PromptKey || a.Conversation != a.PromptKey {
 		t.Errorf("heads %x, %x and %x: want them by the second id", a.PromptKey, b.PromptKey, c.PromptKey)
 	}
 	if a.At != 0 || b.At <= a.At || b.At > maxSpread || c.At < 56*time.Second {
@@ -291,6 +295,7 @@ func TestTracedLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Open[1].At.Round(10*time.Millisecond) != 2*time.Second || trace.Requests[1].At != time.Hour {
-		t.Errorf("the second request arrives at %v, and the trace itself has it at %v; want about 2s and still 1h", r.Open[1].At, trace.Requests[1].At)
+		t.Errorf("the second request arrives at %v, and the trace itself has it at %v; want about 2s and still 1h", r.Open[1].At,
+			trace.Requests[1].At)
 	}
 }

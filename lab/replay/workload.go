@@ -33,13 +33,13 @@ type Requests struct {
 
 // Job is one request. Never modified once created.
 type Job struct {
-	At                 time.Duration   // when its client sends it, since the run began
-	Prompt, Output     int             // tokens
-	PromptKey, Session uint64          // as in router.Request
-	Turn               prompt.TurnKind // the same
-	NotStreamed        bool            // its first event cannot be seen
-	Priority           int             // as in router.Request
-	Model              int             // that it is for; see Scenario.ModelOf
+	At                      time.Duration   // when its client sends it, since the run began
+	Prompt, Output          int             // tokens
+	PromptKey, Conversation uint64          // as in router.Request
+	Turn                    prompt.TurnKind // the same
+	NotStreamed             bool            // its first event cannot be seen
+	Priority                int             // as in router.Request
+	Model                   int             // that it is for; see Scenario.ModelOf
 
 	Blocks []prompt.Block     // full ones of the prompt
 	Reply  []prompt.Block     // full ones that the output adds

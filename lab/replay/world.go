@@ -20,7 +20,7 @@ const (
 	minReplicaRequests = 80
 )
 
-// World is a fleet, a workload and a load, drawn at random: routing rules are compared in
+// World is a fleet, a workload and a load, drawn at random: routing policies are compared in
 // many of them, none of which anybody chose.
 type World struct {
 	Number     int
@@ -42,8 +42,27 @@ type world struct {
 // DrawWorld returns world number of a seed. The same arguments give the same world. trace,
 // which may be nil, is one of the workloads.
 func DrawWorld(seed uint64, number int, trace *Trace) (World, error) {
-	w := &world{World: World{Number: number}, Rand: rand.New(rand.NewPCG(seed, uint64(number)))}
+	w := newWorld(seed, number)
 	w.drawKind(trace)
+	return w.drawOfKind(trace)
+}
+
+// DrawArrivalWorld returns world number of a seed, of those that differ in how requests arrive: with exponential gaps, from
+// clients that send in bursts, as calls of agents in the turns of a person, or as calls of agents that take turns in a
+// session. The same arguments give the same world. They are apart from those of DrawWorld, whose figures compare with
+// earlier ones.
+func DrawArrivalWorld(seed uint64, number int) (World, error) {
+	w := newWorld(seed, number)
+	w.drawArrivals()
+	return w.drawOfKind(nil)
+}
+
+func newWorld(seed uint64, number int) *world {
+	return &world{World: World{Number: number}, Rand: rand.New(rand.NewPCG(seed, uint64(number)))}
+}
+
+// drawOfKind draws all but the kind of workload.
+func (w *world) drawOfKind(trace *Trace) (World, error) {
 	w.drawFleet()
 	w.drawDevices()
 	w.drawEngine()
@@ -88,15 +107,37 @@ func (w *world) drawKind(trace *Trace) {
 	w.add("workload", w.kind)
 }
 
+// drawArrivals draws the kind of arrivals, and a workload with these.
+func (w *world) drawArrivals() {
+	arrivals := []string{"exponential", "bursts", "turns of agents", "alternating agents"}
+	w.kind = arrivals[w.IntN(len(arrivals))]
+	w.add("arrivals", w.kind)
+	if w.kind == "exponential" {
+		kinds := []string{"shared", "documents", "hot", "chats"}
+		w.kind = kinds[w.IntN(len(kinds))]
+		w.add("workload", w.kind)
+	}
+}
+
+// hasCodingAgents reports whether the requests are those of coding agents, which take long to simulate.
 func (w *world) hasCodingAgents() bool { return w.kind == "agents, open" || w.kind == "agents, closed" }
 
-// drawFleet draws the number of replicas and their speeds. Fleets of coding agents are small, since their requests take
-// long to simulate.
+// hasSlowClients reports whether the rates of clients change, or people pause, for minutes: the world has to last longer,
+// with as many requests as another.
+func (w *world) hasSlowClients() bool {
+	return slices.Contains([]string{"bursts", "turns of agents", "alternating agents"}, w.kind)
+}
+
+// drawFleet draws the number of replicas and their speeds. It is small where requests take long to simulate or are few a
+// second.
 func (w *world) drawFleet() {
 	s := &w.Scenario
 	s.Backends = int(w.between(2, 65))
-	if w.hasCodingAgents() {
+	switch {
+	case w.hasCodingAgents():
 		s.Backends = int(w.between(2, 25))
+	case w.hasSlowClients():
+		s.Backends = int(w.between(2, 13))
 	}
 	switch {
 	case s.Backends <= 4:
@@ -275,6 +316,22 @@ func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
 		const pause = 33 // seconds, mean
 		open := int(min(max(2, load*w.codingAgentRate()*pause), 120))
 		return CodingAgents{Conversations: max(40, 3*open/2), Concurrency: open, MaxTurns: maxTurns}, 0
+	case "turns of agents", "alternating agents":
+		w.addLoad(load)
+		agents := AgentTurns{Agents: 1}
+		if w.kind == "alternating agents" {
+			agents.Agents = 3 + w.IntN(4)
+		}
+		const span = 20 * time.Minute
+		sessions := load * w.sessionRate(agents)
+		agents.Sessions = int(min(max(40, sessions*span.Seconds()), 200))
+		agents.BeginWithin = time.Duration(float64(agents.Sessions) / sessions * float64(time.Second))
+		return agents, 0 // of its arrivals, which follow the responses
+	case "bursts":
+		w.addLoad(load)
+		lasts := 30*time.Minute + time.Duration(w.Float64()*float64(30*time.Minute)) // before it is scaled to the load
+		return Clients{Clients: int(w.between(5, 100)), PromptTokens: w.between(500, 8000), OwnTokens: w.between(500, 10_000),
+			Output: w.between(100, 1500), Rate: n / lasts.Seconds(), For: lasts}, load
 	case "agentic":
 		open := max(2, int(w.between(1, 12)*float64(w.Scenario.Backends)))
 		return Agentic{Concurrency: open, Sessions: max(250, open)}, 0
@@ -288,7 +345,8 @@ func (w *world) drawWorkload(trace *Trace) (workload Workload, load float64) {
 		}, 0
 	case "shared":
 		w.addLoad(load)
-		return SharedPrompts{Prompts: 150, PromptTokens: 6144, Zipf: 0, OwnTokens: 1200, Output: w.between(50, 500), Rate: rate, For: seconds(rate)}, load
+		return SharedPrompts{Prompts: 150, PromptTokens: 6144, Zipf: 0, OwnTokens: 1200, Output: w.between(50, 500), Rate: rate,
+			For: seconds(rate)}, load
 	case "documents":
 		w.addLoad(load)
 		return Documents{Load: float64(rate) * documentTokens / (float64(w.Scenario.Backends) * nominalRate), For: seconds(rate)}, load
@@ -316,6 +374,23 @@ func (w *world) codingAgentRate() float64 {
 	token := e.StepTime.Seconds()/10 + e.DecodeTime.Seconds() + 75_000*e.ContextTime.Seconds()
 	fleet := drawnWorkload{scenario: w.Scenario}
 	return fleet.totalSpeed() / (e.PrefillSeconds(73_000, 0, 2000) + 400*token)
+}
+
+// sessionRate returns about how many sessions a second are a load of 1, if ten calls run at once on a replica.
+func (w *world) sessionRate(agents AgentTurns) float64 {
+	const sessions, seed = 300, 1
+	calls, tokens := Requests{BlockTokens: generatedBlockTokens}, 0
+	for i := range sessions {
+		s := agents.newSession(i, rand.New(rand.NewPCG(seed, uint64(i))))
+		for range s.calls {
+			j := s.nextJob(0)
+			tokens += j.Prompt + j.Output
+			calls.Open = append(calls.Open, j)
+		}
+	}
+	fleet := drawnWorkload{scenario: w.Scenario}
+	fleet.scenario.KVTokens = 10 * tokens / len(calls.Open)
+	return sessions * fleet.totalSpeed() / fleet.busySeconds(&calls)
 }
 
 func (w *world) addLoad(load float64) {
@@ -507,7 +582,7 @@ func (w *drawnWorkload) busySeconds(r *Requests) float64 {
 // Models share no blocks.
 func (r *Requests) divideByModel(shares []float64) {
 	assign := func(j *Job) *Job {
-		at, model := float64(mixBits(cmp.Or(j.Session, j.PromptKey)^0x9e37)>>11)/(1<<53), 0
+		at, model := float64(mixBits(cmp.Or(j.Conversation, j.PromptKey)^0x9e37)>>11)/(1<<53), 0
 		for model < len(shares)-1 && at >= shares[model] {
 			at -= shares[model]
 			model++

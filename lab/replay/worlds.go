@@ -148,7 +148,7 @@ type comparison struct {
 // comparisons say which part earns what: all of prefix, its rule, and its queue.
 var comparisons = []comparison{
 	{"prefix with the queue against the others", ownRule, isPlainRival},
-	{"the rule alone against the others", ownAlone, func(name string) bool { return isPlainRival(name) && name != "skywalker" }},
+	{"the policy alone against the others", ownAlone, func(name string) bool { return isPlainRival(name) && name != "skywalker" }},
 	{"prefix with the queue against the best others with it", ownRule, func(name string) bool {
 		rule, with := cutQueue(name)
 		return with || rule == "skywalker"
@@ -203,7 +203,9 @@ func WriteWorldReport(out io.Writer, results []WorldResult) error {
 			if ratios := ratiosOf(&c, f, results); len(ratios) > 0 {
 				worst := ratios[len(ratios)-1]
 				fmt.Fprintf(t, "  %s\t%.3f\t%s\t%s\t%s\t%s\t%s\t%.3f\t%d (%s)\t\n", f.name, geometricMean(ratios),
-					share(ratios, func(x float64) bool { return x < 1 }), share(ratios, above(1.01)), share(ratios, above(1.02)), share(ratios, above(1.05)), share(ratios, above(1.10)),
+					share(ratios, func(x float64) bool {
+						return x < 1
+					}), share(ratios, above(1.01)), share(ratios, above(1.02)), share(ratios, above(1.05)), share(ratios, above(1.10)),
 					worst.Ratio, worst.World.Number, worst.Rival)
 			}
 		}
@@ -216,7 +218,8 @@ func WriteWorldReport(out io.Writer, results []WorldResult) error {
 			some := slices.DeleteFunc(slices.Clone(results), func(r WorldResult) bool { return !slices.Contains(r.Dimensions, d) })
 			if ratios := ratiosOf(&comparisons[0], f, some); len(ratios) > 0 {
 				worst := ratios[len(ratios)-1]
-				fmt.Fprintf(t, "  %s %s\t%d\t%.3f\t%s\t%.3f\t%d (%s)\t\n", d.Name, d.Value, len(ratios), geometricMean(ratios), share(ratios, above(1.03)), worst.Ratio, worst.World.Number, worst.Rival)
+				fmt.Fprintf(t, "  %s %s\t%d\t%.3f\t%s\t%.3f\t%d (%s)\t\n", d.Name, d.Value, len(ratios), geometricMean(ratios),
+					share(ratios, above(1.03)), worst.Ratio, worst.World.Number, worst.Rival)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ package replay
 import (
 	"encoding/json"
 	"flag"
+	"fmt"
 	"math"
 	"os"
 	"slices"
@@ -15,8 +16,9 @@ const (
 	committedWorlds     = 40
 	committedWorldsSeed = 7
 	worldsFile          = "testdata/worlds.json"
-	// maxWorse is by how much the geometric mean of a figure may exceed the committed one.
-	maxWorse = 1.02
+	// maxWorse is by how much the geometric mean of a figure may exceed the committed one. Some worlds are near the load where queues
+	// grow without end, so that small changes of a cost move the mean TTFT by a percent.
+	maxWorse = 1.03
 )
 
 var updateWorlds = flag.String("update", "", "write "+worldsFile+": own figures only, or of all policies (`own` or all)")
@@ -133,12 +135,13 @@ func playAndWriteWorlds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := w.playAgainst(t, known, committedWorldsSeed)
+		r, err := w.playAgainst(t, known, fmt.Sprintf("%d/%d", committedWorldsSeed, i))
 		if err != nil {
 			t.Fatal(w, err)
 		}
 		results = append(results, r)
-		c := committedWorld{Number: i, Dimensions: w.Dimensions, Figures: ownFigures(&r), Best: map[string]string{}, Lost: r.Results[0].Lost - r.lostMore()}
+		c := committedWorld{Number: i, Dimensions: w.Dimensions, Figures: ownFigures(&r), Best: map[string]string{},
+			Lost: r.Results[0].Lost - r.lostMore()}
 		for k := range worldFigures {
 			f := &worldFigures[k]
 			figures, ok := c.Figures[f.name]

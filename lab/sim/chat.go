@@ -198,7 +198,8 @@ func (f *chatFormat) appendPieces(b []byte, q *sequence, fromToken, toToken int,
 		}
 		call, index := q.calls[p.call], strconv.Itoa(p.call)
 		if p.begins {
-			b = append(f.appendBeforeDelta(b, q), `{"content":null,"tool_calls":[{"id":"`+call.id+`","type":"function","index":`+index+`,"function":{"name":`...)
+			b = append(f.appendBeforeDelta(b, q), `{"content":null,"tool_calls":[{"id":"`+call.id+`","type":"function","index":`+index+
+				`,"function":{"name":`...)
 			b = f.appendAfterDelta(append(appendQuoted(b, call.name), `}}]}`...), q, toToken, "")
 		}
 		if p.text != "" {
@@ -271,7 +272,8 @@ func (f *chatFormat) fullResponse() []byte {
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`+f.server.fingerprint()+`,"usage":`...)
 	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageChat)
-	b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":`+f.server.formatTransferParams(f.sequences)...)
+	b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":`+
+		f.server.formatTransferParams(f.sequences)...)
 	return append(b, `,"ec_transfer_params":null,"metrics":null}`...)
 }
 
@@ -292,5 +294,6 @@ func (f *chatFormat) appendChoice(b []byte, q *sequence) []byte {
 	if separator == "," {
 		b = append(b, ']')
 	}
-	return append(b, `,"reasoning":null},"logprobs":null,"finish_reason":"`+q.finishReason(end)+`","stop_reason":null,"token_ids":null,"routed_experts":null}`...)
+	return append(b, `,"reasoning":null},"logprobs":null,"finish_reason":"`+q.finishReason(end)+
+		`","stop_reason":null,"token_ids":null,"routed_experts":null}`...)
 }

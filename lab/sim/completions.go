@@ -174,7 +174,8 @@ func (f *completionFormat) fullResponse() []byte {
 		b = append(b, `{"index":`...)
 		b = strconv.AppendInt(b, int64(q.index), 10)
 		b = appendQuoted(append(b, `,"text":`...), f.echoedPrompt(q)+q.textBetween(0, tokens))
-		b = append(appendFinishReason(b, end), `,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
+		b = append(appendFinishReason(b, end),
+			`,"stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`+f.server.fingerprint()+`,"usage":`...)
 	b = f.server.appendUsage(b, sumUsage(f.sequences, f.n), usageCompletion)
@@ -199,7 +200,8 @@ func (s *Server) embedWithoutEngine(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	b := []byte(`{"id":"embd-` + requestID(r) + `","object":"list","created":` + strconv.FormatInt(s.processStartTime().Unix(), 10) + `,"model":`)
+	b := []byte(`{"id":"embd-` + requestID(r) + `","object":"list","created":` + strconv.FormatInt(s.processStartTime().Unix(), 10) +
+		`,"model":`)
 	b = append(appendQuoted(b, model), `,"data":[`...)
 	total := 0
 	for i, tokens := range s.tokenizePrompts(in["input"]) {
@@ -218,5 +220,6 @@ func (s *Server) embedWithoutEngine(w http.ResponseWriter, r *http.Request) {
 		b = append(b, "]}"...)
 	}
 	n := strconv.Itoa(total)
-	writeJSON(w, http.StatusOK, append(b, `],"usage":{"prompt_tokens":`+n+`,"total_tokens":`+n+`,"completion_tokens":0,"prompt_tokens_details":null}}`...))
+	writeJSON(w, http.StatusOK, append(b, `],"usage":{"prompt_tokens":`+n+`,"total_tokens":`+n+`,"completion_tokens":0,`+
+		`"prompt_tokens_details":null}}`...))
 }

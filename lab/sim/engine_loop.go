@@ -55,9 +55,9 @@ type sequence struct {
 	abortAfter    int // tokens after which the engine aborts it; 0: never
 
 	transferParams transferParams
-	transferID     string             // of a prefill leg, in the side channel
-	promptHash     uint64             // of a prefill or decode leg
-	transferBegun  chan time.Duration // gets the end of a decode leg's transfer when it begins
+	transferID     string             // of a prefill request, in the side channel
+	promptHash     uint64             // of a prefill or decode request
+	transferBegun  chan time.Duration // gets the end of a decode request's transfer when it begins
 
 	// progress is the number of generated tokens, shifted by 8, and the endReason:
 	// one word, so that a reader never sees an end without its last token. What the
@@ -87,8 +87,8 @@ func (q *sequence) isEngineDead() bool {
 	return end == engineFailed || end == processKilled
 }
 
-// reportedCachedTokens returns cached_tokens of the usage. In that of a decode leg vLLM has the figure of the prefill
-// leg, also without a connector.
+// reportedCachedTokens returns cached_tokens of the usage. In that of a decode request vLLM has the figure of the prefill
+// request, also without a connector.
 func (q *sequence) reportedCachedTokens() int {
 	if q.transferParams.hasCachedTokens {
 		return min(q.transferParams.cachedTokens, q.Prompt)
@@ -146,7 +146,7 @@ func (s *Server) submitAll(sequences []*sequence, pinned int) error {
 			return err
 		}
 	}
-	s.addPrefillLegs(sequences)
+	s.addPrefillRequests(sequences)
 	for _, q := range sequences {
 		q.rank.live = append(q.rank.live, q)
 		q.rank.wakeEngine()

@@ -13,16 +13,19 @@ type FaultKind string
 // Faults that last until their number of requests or time is reached, or they are
 // cleared.
 const (
-	Refuse         FaultKind = "refuse"          // new connections are refused; open ones go on
-	Hang           FaultKind = "hang"            // requests are read and get no response
-	Reset          FaultKind = "reset"           // the connection is reset before the status line
-	ResetLate      FaultKind = "reset-late"      // the connection is reset after status and headers
-	ResetAtWork    FaultKind = "reset-at-work"   // the engine begins, and after Delay the connection is reset before the status line
-	Die            FaultKind = "die"             // the connection is closed after at most Chunks chunks of the response, as when the process is killed
-	Surplus        FaultKind = "surplus"         // on a connection that carried a request before, that one's response is sent once more before the response
-	AbortEach      FaultKind = "abort-each"      // the engine aborts each request after Chunks output tokens, with 0 before the first
-	Status         FaultKind = "status"          // requests get Status
-	QueueFull      FaultKind = "queue-full"      // with Limit sequences running or waiting, further requests are refused: streams after their 200, by an error event, others with a 503
+	Refuse      FaultKind = "refuse"        // new connections are refused; open ones go on
+	Hang        FaultKind = "hang"          // requests are read and get no response
+	Reset       FaultKind = "reset"         // the connection is reset before the status line
+	ResetLate   FaultKind = "reset-late"    // the connection is reset after status and headers
+	ResetAtWork FaultKind = "reset-at-work" // the engine begins, and after Delay the connection is reset before the status line
+	// the connection is closed after at most Chunks chunks of the response, as when the process is killed
+	Die FaultKind = "die"
+	// on a connection that carried a request before, that one's response is sent once more before the response
+	Surplus   FaultKind = "surplus"
+	AbortEach FaultKind = "abort-each" // the engine aborts each request after Chunks output tokens, with 0 before the first
+	Status    FaultKind = "status"     // requests get Status
+	// with Limit sequences running or waiting, further requests are refused: streams after their 200, by an error event, others with a 503
+	QueueFull      FaultKind = "queue-full"
 	Hold           FaultKind = "hold"            // the first output is delayed by Delay
 	Slow           FaultKind = "slow"            // the engine takes Factor times as long
 	Freeze         FaultKind = "freeze"          // the engine takes no step; the server accepts requests and serves /health and /metrics
@@ -31,10 +34,11 @@ const (
 	MetricsHuge    FaultKind = "metrics-huge"    // /metrics has 50 MB
 	CloseIdle      FaultKind = "close-idle"      // connections are closed after each response without announcement
 	Drain          FaultKind = "drain"           // as vLLM after SIGTERM with --shutdown-timeout: /health is 200, new requests get a 500
-	EventsLost     FaultKind = "events-lost"     // subscribers do not get each batch of KV events whose number, from 1 on, is divisible by Every; it can be replayed
-	EventsGarbled  FaultKind = "events-garbled"  // batches of KV events are truncated in the middle, also when they are replayed
-	ReplaySilent   FaultKind = "replay-silent"   // requests for a replay of KV events get no response
-	TransferFail   FaultKind = "transfer-fail"   // transfers of KV from another replica fail
+	// subscribers do not get each batch of KV events whose number, from 1 on, is divisible by Every; it can be replayed
+	EventsLost    FaultKind = "events-lost"
+	EventsGarbled FaultKind = "events-garbled" // batches of KV events are truncated in the middle, also when they are replayed
+	ReplaySilent  FaultKind = "replay-silent"  // requests for a replay of KV events get no response
+	TransferFail  FaultKind = "transfer-fail"  // transfers of KV from another replica fail
 )
 
 // Faults that happen at once.

@@ -21,9 +21,11 @@ const failsafe = 20 * time.Second
 
 const (
 	short  = `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":4,"ignore_eos":true}`
-	stream = `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":40,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`
+	stream = `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":40,"ignore_eos":true,"stream":true,` +
+		`"stream_options":{"include_usage":true}}`
 	// long takes minutes at the default speed.
-	long = `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":20000,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`
+	long = `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":20000,"ignore_eos":true,"stream":true,` +
+		`"stream_options":{"include_usage":true}}`
 )
 
 // send posts a chat request on a connection of its own.
@@ -111,7 +113,8 @@ func TestAbortEach(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	for chunks, want := range map[int]string{0: `"content":""`, 3: `"completion_tokens":3`} {
 		set(t, s, Fault{Kind: AbortEach, Chunks: chunks, Requests: 1})
-		if status, body := post(t, s, "/v1/chat/completions", strings.Replace(short, ":4", ":40", 1)); status != 200 || !strings.Contains(body, want) || !strings.Contains(body, `"finish_reason":"abort"`) {
+		if status, body := post(t, s, "/v1/chat/completions", strings.Replace(short, ":4", ":40", 1)); status != 200 ||
+			!strings.Contains(body, want) || !strings.Contains(body, `"finish_reason":"abort"`) {
 			t.Errorf("after %d tokens: %d %s", chunks, status, body)
 		}
 	}
@@ -168,7 +171,8 @@ func TestEndOfOpenStreams(t *testing.T) {
 		err  error
 	}{
 		{Abort, `[DONE]`, nil},
-		{Fail, "data: {\"error\": {\"message\": \"EngineCore encountered an issue. See stack trace (above) for the root cause.\", \"type\": \"InternalServerError\", \"param\": null, \"code\": 500}}\n\ndata: [DONE]", nil},
+		{Fail, "data: {\"error\": {\"message\": \"EngineCore encountered an issue. See stack trace (above) for the root cause.\", \"type\": " +
+			"\"InternalServerError\", \"param\": null, \"code\": 500}}\n\ndata: [DONE]", nil},
 		{Restart, "", syscall.ECONNRESET},
 	} {
 		t.Run(string(c.kind), func(t *testing.T) {
@@ -221,7 +225,8 @@ func TestDrainRefusesNewRequests(t *testing.T) {
 	s := start(t, Config{Engine: fast})
 	set(t, s, Fault{Kind: Drain})
 	status, body := post(t, s, "/v1/chat/completions", short)
-	if want := `{"error":{"message":"cannot schedule new futures after shutdown","type":"InternalServerError","param":null,"code":500}}`; status != 500 || body != want {
+	if want := `{"error":{"message":"cannot schedule new futures after shutdown","type":"InternalServerError",` +
+		`"param":null,"code":500}}`; status != 500 || body != want {
 		t.Errorf("%d %s, want 500 %s", status, body, want)
 	}
 	if status := get(t, s, "/health"); status != 200 {
@@ -243,7 +248,8 @@ func TestDrainLetsRequestsFinish(t *testing.T) {
 	if status, body := post(t, s, "/v1/chat/completions", short); status != 500 {
 		t.Errorf("a new request gets %d %s, want a 500", status, body)
 	}
-	if body, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(body), `"finish_reason":"length"`) || strings.Contains(string(body), "abort") {
+	if body, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(body), `"finish_reason":"length"`) ||
+		strings.Contains(string(body), "abort") {
 		t.Errorf("the stream ended with %v and %q", err, body[max(0, len(body)-300):])
 	}
 }
@@ -258,15 +264,21 @@ func TestQueueFull(t *testing.T) {
 	}
 	until(t, "the request is in the engine", s.hasLiveRequests)
 	for path, want := range map[string]string{
-		"/v1/chat/completions": `data: {"error": {"message": "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.", ` +
+		"/v1/chat/completions": `data: {"error": {"message": "The engine is currently busy and cannot accept new requests. Please try again ` +
+			`later or on a different instance.", ` +
 			`"type": "Service Unavailable", "param": null, "code": 503}}` + "\n\ndata: [DONE]\n\n",
-		"/v1/messages": "event: error\n" + `data: {"type":"error","error":{"type":"internal_error","message":"2 validation errors for ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'Th...am': None, 'code': 503}}, input_type=dict]`,
+		"/v1/messages": "event: error\n" + `data: {"type":"error","error":{"type":"internal_error","message":"2 validation errors for ` +
+			`ChatCompletionStreamResponse\nmodel\n  Field required [type=missing, input_value={'error': {'message': 'Th...am': None, 'code': ` +
+			`503}}, input_type=dict]`,
 	} {
-		if status, body := post(t, s, path, `{"model":"sim","messages":[{"role":"user","content":"Hi"}],"max_tokens":2,"stream":true}`); status != http.StatusOK || !strings.HasPrefix(body, want) {
+		if status, body := post(t, s, path,
+			`{"model":"sim","messages":[{"role":"user","content":"Hi"}],"max_tokens":2,"stream":true}`); status != http.StatusOK ||
+			!strings.HasPrefix(body, want) {
 			t.Errorf("%s: %d %s", path, status, body)
 		}
 	}
-	if status, body := post(t, s, "/v1/chat/completions", short); status != http.StatusServiceUnavailable || !strings.Contains(body, "currently busy") {
+	if status, body := post(t, s, "/v1/chat/completions", short); status != http.StatusServiceUnavailable ||
+		!strings.Contains(body, "currently busy") {
 		t.Errorf("not streamed: %d %s", status, body)
 	}
 	resp.Body.Close()
@@ -454,7 +466,8 @@ func TestSurplus(t *testing.T) {
 	conn.SetDeadline(time.Now().Add(failsafe))
 	responses := bufio.NewReader(conn)
 	ask := func(id string) {
-		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: sim\r\nContent-Type: application/json\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", id, len(short), short)
+		fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: sim\r\nContent-Type: application/json\r\nX-Request-Id: "+
+			"%s\r\nContent-Length: %d\r\n\r\n%s", id, len(short), short)
 	}
 	requireID := func(id string) {
 		t.Helper()

@@ -36,7 +36,8 @@ type params struct {
 // readParams reads and checks the shared fields. limits are the fields that bound the
 // output; the first one present counts.
 func (s *Server) readParams(in fields, maxTokensKeys ...string) (params, error) {
-	p := params{salt: in["cache_salt"].Str, n: 1, priority: int(in["priority"].Int()), ignoreEOS: in["ignore_eos"].Bool(), stream: in["stream"].Bool()}
+	p := params{salt: in["cache_salt"].Str, n: 1, priority: int(in["priority"].Int()), ignoreEOS: in["ignore_eos"].Bool(),
+		stream: in["stream"].Bool()}
 	if o := in["stream_options"]; o.IsObject() {
 		if !p.stream {
 			return p, badParam("stream_options", "Stream options can only be defined when `stream=True`.")
@@ -130,10 +131,10 @@ func (s *Server) newSequence(p params, tokens []uint32, choice int, out *output)
 		Owner:  q,
 	}
 	q.transferParams = p.transfer
-	if s.cfg.Connector.Enabled && (p.transfer.prefillLeg || p.transfer.decodeLeg) {
+	if s.cfg.Connector.Enabled && (p.transfer.prefillRequest || p.transfer.decodeRequest) {
 		q.promptHash = outputSeed(tokens, p.model+"\x00"+p.salt)
-		q.PrefillLeg, q.transferID = p.transfer.prefillLeg, "cmpl-"+randomID()
-		if p.transfer.decodeLeg {
+		q.PrefillRequest, q.transferID = p.transfer.prefillRequest, "cmpl-"+randomID()
+		if p.transfer.decodeRequest {
 			q.RemoteTokens, q.transferBegun = len(tokens), make(chan time.Duration, 1)
 		}
 	}

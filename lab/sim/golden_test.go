@@ -184,7 +184,8 @@ func events(t *testing.T, body []byte) []string {
 }
 
 // telling are the members whose value, not only its type, has to be equal.
-var telling = regexp.MustCompile(`^(object|role|type|finish_reason|stop_reason|owned_by|status|version|name|success|parent|max_model_len|reason)$`)
+var telling = regexp.MustCompile(
+	`^(object|role|type|finish_reason|stop_reason|owned_by|status|version|name|success|parent|max_model_len|reason)$`)
 
 // shape is JSON with the values of most members replaced by their types, and
 // elements of equal shape in a row taken as one.

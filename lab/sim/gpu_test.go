@@ -39,7 +39,8 @@ func TestComputingEngines(t *testing.T) {
 		change func(*engine.StepResult)
 		step   *engine.StepResult
 		want   int
-	}{{gpu.startStep, &decode, 1}, {gpu.startStep, &empty, 1}, {gpu.startStep, &decode, 2}, {gpu.endStep, &empty, 2}, {gpu.endStep, &decode, 1}} {
+	}{{gpu.startStep, &decode, 1}, {gpu.startStep, &empty, 1}, {gpu.startStep, &decode, 2}, {gpu.endStep, &empty, 2},
+		{gpu.endStep, &decode, 1}} {
 		if c.change(c.step); gpu.countComputing() != c.want {
 			t.Errorf("after change %d %d engines compute, want %d", i, gpu.countComputing(), c.want)
 		}

@@ -68,6 +68,13 @@ func (s *subscription) apply(message [][]byte) error {
 	return nil
 }
 
+// isSubscribed reports whether the peer gets what is published.
+func (s *subscription) isSubscribed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.matches > 0
+}
+
 // takeBatch returns the next batch to send, if there is one.
 func (s *subscription) takeBatch() (b batch, ok bool) {
 	s.mu.Lock()

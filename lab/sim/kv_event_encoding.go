@@ -47,7 +47,15 @@ func appendBlockRemoved(b []byte, event engine.KVEvent) []byte {
 	b = appendStringField(b, "type", "BlockRemoved")
 	b = appendHashes(b, event.Hashes)
 	b = appendStringField(b, "medium", medium)
-	return appendIntField(b, "group_idx", 0)
+	return appendIntField(b, "group_idx", groupOf(event).Index)
+}
+
+// groupOf returns the group of an event; that of full attention if the model has no other.
+func groupOf(event engine.KVEvent) engine.Group {
+	if event.Group == nil {
+		return engine.Group{}
+	}
+	return *event.Group
 }
 
 // appendStoredOnHost appends an event of vLLM's OffloadingConnector, which knows the hash of a
@@ -65,9 +73,16 @@ func appendStoredOnHost(b []byte, event engine.KVEvent) []byte {
 	return appendIntField(b, "group_idx", 0)
 }
 
+// kvCacheSpecKinds are vLLM's names of the kinds of groups.
+var kvCacheSpecKinds = [...]string{engine.FullAttention: "full_attention", engine.State: "mamba", engine.SlidingWindow: "sliding_window"}
+
 func appendBlockStored(b []byte, event engine.KVEvent, blockSize int) []byte {
 	of := event.Request.Owner.(*sequence).kvEvents
+	group := groupOf(event)
 	fields := uint32(11)
+	if group.Kind == engine.SlidingWindow {
+		fields++
+	}
 	if of.session != "" {
 		fields++
 	}
@@ -75,7 +90,7 @@ func appendBlockStored(b []byte, event engine.KVEvent, blockSize int) []byte {
 	b = appendStringField(b, "type", "BlockStored")
 	b = appendHashes(b, event.Hashes)
 	b = appendParent(b, event.Parent)
-	tokens := of.tokens[event.First*blockSize:][:len(event.Hashes)*blockSize]
+	tokens := of.tokens[event.First*blockSize:][:(len(event.Hashes)+int(event.NotKept))*blockSize]
 	b = msgp.AppendArrayHeader(msgp.AppendString(b, "token_ids"), uint32(len(tokens)))
 	for _, t := range tokens {
 		b = msgp.AppendUint32(b, t)
@@ -91,11 +106,14 @@ func appendBlockStored(b []byte, event engine.KVEvent, blockSize int) []byte {
 		b = appendStringField(b, "lora_name", of.adapter.name)
 	}
 	b = msgp.AppendArrayHeader(msgp.AppendString(b, "extra_keys"), uint32(len(event.Hashes)))
-	for i := range event.Hashes {
-		b = of.appendExtraKeys(b, event.First+i == 0)
+	for i, h := range event.Hashes {
+		b = of.appendExtraKeys(b, event.First+i == 0 && (event.NotKept == 0 || h == event.Request.Blocks[0]))
 	}
-	b = appendIntField(b, "group_idx", 0)
-	b = appendStringField(b, "kv_cache_spec_kind", "full_attention")
+	b = appendIntField(b, "group_idx", group.Index)
+	b = appendStringField(b, "kv_cache_spec_kind", kvCacheSpecKinds[group.Kind])
+	if group.Kind == engine.SlidingWindow {
+		b = appendIntField(b, "kv_cache_spec_sliding_window", group.Window)
+	}
 	if of.session != "" {
 		b = appendStringField(b, "session_id", of.session)
 	}
@@ -143,6 +161,7 @@ func appendStringField(b []byte, name, value string) []byte {
 	return msgp.AppendString(msgp.AppendString(b, name), value)
 }
 
+// appendIntField appends a field that is not negative: vLLM sends the unsigned type.
 func appendIntField(b []byte, name string, value int) []byte {
-	return msgp.AppendInt(msgp.AppendString(b, name), value)
+	return msgp.AppendUint64(msgp.AppendString(b, name), uint64(value))
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 )
 
 // kvEventPublisher publishes the events of one rank as vLLM does: on a PUB socket, and from
-// memory on a ROUTER socket. Calls of publish and restart must not
+// memory on a ROUTER socket unless the PUB socket connects. Calls of publish and restart must not
 // overlap.
 type kvEventPublisher struct {
 	rank   int
@@ -23,26 +24,34 @@ type kvEventPublisher struct {
 
 	live, replay kvEventSocket
 
-	mu      sync.Mutex
-	batches *batchLog // of the running process
+	mu            sync.Mutex
+	batches       *batchLog // of the running process
+	subscriptions map[*subscription]struct{}
 }
 
 // kvEventSocket is one of the two sockets of a publisher.
 type kvEventSocket struct {
 	server   *zmtpServer
-	listener net.Listener
-	endpoint string // as vLLM reports it
+	listener net.Listener // nil: the socket connects, or there is none
+	endpoint string       // as vLLM reports it
 }
 
 func newKVEventPublisher(rank int, topic string, faults *faults) *kvEventPublisher {
-	p := &kvEventPublisher{rank: rank, topic: []byte(topic), faults: faults, batches: newBatchLog()}
+	p := &kvEventPublisher{
+		rank: rank, topic: []byte(topic), faults: faults, batches: newBatchLog(), subscriptions: map[*subscription]struct{}{},
+	}
 	p.live.server = newZMTPServer(zmtp.Pub, p.serveSubscriber)
 	p.replay.server = newZMTPServer(zmtp.Router, p.serveReplays)
 	return p
 }
 
-// bind binds both sockets. httpHost is the address of the HTTP server.
+// bind binds both sockets, or neither if the publisher connects. httpHost is the address of the HTTP server.
 func (p *kvEventPublisher) bind(cfg KVEventsConfig, httpHost string) error {
+	if cfg.Connect != "" {
+		address, err := cfg.connectAddress(p.rank)
+		p.live.endpoint = "tcp://" + address
+		return err
+	}
 	host, port, err := cfg.parseEndpoint()
 	if err != nil {
 		return err
@@ -88,12 +97,18 @@ func (s *kvEventSocket) bind(host, httpHost string, port, rank int) (err error) 
 
 // closeListeners closes the listeners of a publisher that does not serve.
 func (p *kvEventPublisher) closeListeners() {
-	p.live.listener.Close()
-	p.replay.listener.Close()
+	if p.live.listener != nil {
+		p.live.listener.Close()
+		p.replay.listener.Close()
+	}
 }
 
-// serve serves both sockets until ctx is done.
+// serve serves both sockets until ctx is done, or publishes over the connection that it makes.
 func (p *kvEventPublisher) serve(ctx context.Context) {
+	if p.live.listener == nil {
+		p.live.server.serveDialed(ctx, strings.TrimPrefix(p.live.endpoint, "tcp://"))
+		return
+	}
 	var replays sync.WaitGroup
 	defer replays.Wait()
 	replays.Go(func() { p.replay.server.serve(ctx, p.replay.listener) })
@@ -133,9 +148,37 @@ func (p *kvEventPublisher) publish(events []engine.KVEvent, blockSize int) {
 	p.currentLog().add(payload, f.Every)
 }
 
+// newSubscription returns that of a new connection, and adds it to the publisher's until removeSubscription is called.
+func (p *kvEventPublisher) newSubscription() *subscription {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := &subscription{batches: p.batches, topic: string(p.topic), prefixes: make(map[string]int), changed: make(chan struct{}, 1)}
+	p.subscriptions[s] = struct{}{}
+	return s
+}
+
+func (p *kvEventPublisher) removeSubscription(s *subscription) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.subscriptions, s)
+}
+
+// hasSubscriber reports whether a connection has subscribed to what the running process publishes.
+func (p *kvEventPublisher) hasSubscriber() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for s := range p.subscriptions {
+		if s.batches == p.batches && s.isSubscribed() {
+			return true
+		}
+	}
+	return false
+}
+
 // serveSubscriber sends a subscriber the batches that are published while it is subscribed.
 func (p *kvEventPublisher) serveSubscriber(c *zmtp.Conn) {
-	sub := &subscription{batches: p.currentLog(), topic: string(p.topic), prefixes: make(map[string]int), changed: make(chan struct{}, 1)}
+	sub := p.newSubscription()
+	defer p.removeSubscription(sub)
 	ctx, cancel := context.WithCancel(context.Background())
 	var sender sync.WaitGroup
 	defer sender.Wait()
@@ -187,11 +230,14 @@ func (p *kvEventPublisher) serveReplays(c *zmtp.Conn) {
 
 // bindPublishers binds the sockets of all ranks. The HTTP server is bound already.
 func (s *Server) bindPublishers() error {
-	if s.cfg.KVEvents.Endpoint == "" {
+	if !s.cfg.KVEvents.isEnabled() {
 		return nil
 	}
 	host, _, err := net.SplitHostPort(s.address)
 	for i := 0; i < len(s.ranks) && err == nil; i++ {
+		if p := s.ranks[i].publisher; s.cfg.KVEvents.Connect != "" && s.cfg.KVEvents.Topic == "" {
+			p.topic = []byte("kv@" + s.address + "@" + s.cfg.Model)
+		}
 		if err = s.ranks[i].publisher.bind(s.cfg.KVEvents, host); err != nil {
 			for _, k := range s.ranks[:i] {
 				k.publisher.closeListeners()

@@ -21,6 +21,7 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 
+	"warmroute/kvevents/zmtp"
 	"warmroute/lab/sim/engine"
 )
 
@@ -148,7 +149,8 @@ func published(cfg Config) Config {
 // askNew asks what was not asked before, so that a block is stored.
 func askNew(t *testing.T, s *Server) {
 	t.Helper()
-	ask(t, s, fmt.Sprintf(`{"messages":[{"role":"user","content":"%016x%016x, what is that in the decimal system?"}],"max_tokens":2}`, rand.Uint64(), rand.Uint64()))
+	ask(t, s, fmt.Sprintf(`{"messages":[{"role":"user","content":"%016x%016x, what is that in the decimal system?"}],"max_tokens":2}`,
+		rand.Uint64(), rand.Uint64()))
 }
 
 // postWith posts a body with a header.
@@ -212,7 +214,8 @@ func TestPublishedEvents(t *testing.T) {
 			if len(hashes) > 0 {
 				parent = hashes[len(hashes)-1]
 			}
-			if event["type"] != "BlockStored" || event["parent_block_hash"] != parent || event["session_id"] != "a" || toUint(event["block_size"]) != 16 {
+			if event["type"] != "BlockStored" || event["parent_block_hash"] != parent || event["session_id"] != "a" ||
+				toUint(event["block_size"]) != 16 {
 				t.Fatalf("got %v, want blocks of 16 after %v, stored in session a", event, parent)
 			}
 			hashes = append(hashes, stored...)
@@ -230,7 +233,8 @@ func TestPublishedEvents(t *testing.T) {
 	ask(t, s, `{"model":"sql","cache_salt":"pepper","messages":[`+question+`],"max_tokens":1}`)
 	event := sub.next(t, from).events(t)[0]
 	keys := event["extra_keys"].([]any)
-	if event["lora_name"] != "sql" || toUint(event["lora_id"]) != 2 || event["session_id"] != nil || event["block_hashes"].([]any)[0] == hashes[0] ||
+	if event["lora_name"] != "sql" || toUint(event["lora_id"]) != 2 || event["session_id"] != nil ||
+		event["block_hashes"].([]any)[0] == hashes[0] ||
 		!reflect.DeepEqual(keys[:2], []any{[]any{"sql", "pepper"}, []any{"sql"}}) {
 		t.Errorf("got %v, want other blocks, of the adapter sql", event)
 	}
@@ -305,28 +309,44 @@ func TestReplayBehindLimit(t *testing.T) {
 	}()
 	defer func() { cancel(); <-done }()
 	payload := make([]byte, 2000)
-	publish := func() { p.currentLog().add(payload, 0) }
-	idle := subscribe(t, p, "kv", publish)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(dialable(p.live.endpoint), "tcp://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.(*net.TCPConn).SetReadBuffer(64 << 10) // else it may grow to all that is published
+	idle, err := zmtp.Handshake(conn, zmtp.Sub)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := idle.WriteMessage(append([]byte{zmtp.Subscribe}, "kv"...)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it has subscribed", p.hasSubscriber)
 	last := uint64(maxBatches + 20_000)
 	for p.currentLog().nextSeq() <= last { // more than the buffers of its connection hold
-		publish()
+		p.currentLog().add(payload, 0)
 	}
 	got := replayed(t, p, 5)
 	if first := last + 1 - maxBatches; len(got) != maxBatches || got[0].seq != first || got[maxBatches-1].seq != last {
 		t.Errorf("%d batches replayed, want the last %d, from %d on", len(got), maxBatches, first)
 	}
-	gaps, before := 0, idle.next(t, 0)
-	for before.seq < last {
-		b := idle.next(t, 0)
-		if b.seq <= before.seq {
-			t.Fatalf("batch %d after %d", b.seq, before.seq)
+	next := func() uint64 {
+		frames, err := idle.ReadMessage()
+		if err != nil {
+			t.Fatal(err)
 		}
-		if b.seq != before.seq+1 {
-			gaps++
-		}
-		before = b
+		return parseFrames(t, frames, 3).seq
 	}
-	if gaps == 0 {
+	received, expected := uint64(0), uint64(0)
+	for expected <= last {
+		seq := next()
+		if seq < expected {
+			t.Fatalf("batch %d, expected %d or a later one", seq, expected)
+		}
+		received, expected = received+1, seq+1
+	}
+	if received == last+1 {
 		t.Error("a subscriber that did not read lost nothing")
 	}
 }
@@ -487,6 +507,49 @@ func TestEventsOfRanks(t *testing.T) {
 	}
 }
 
+// A publisher that connects sends what is published while it is connected, and comes back after a restart.
+func TestPublisherThatConnects(t *testing.T) {
+	sub := zmq4.NewSub(t.Context())
+	defer sub.Close()
+	if err := sub.Listen("tcp://127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.SetOption(zmq4.OptionSubscribe, ""); err != nil {
+		t.Fatal(err)
+	}
+	address := "tcp://" + sub.Addr().String()
+	s := start(t, Config{KVEvents: KVEventsConfig{Connect: address}})
+	if got, want := getBody(t, s, "/kv_event_sources"), `{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"`+address+
+		`","replay_endpoint":null,`; !strings.HasPrefix(got, want) {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for restarts := range 2 {
+		received := make(chan receivedBatch, 1)
+		go func() {
+			msg, err := sub.Recv()
+			for err != nil && t.Context().Err() == nil { // the end of the connection before
+				msg, err = sub.Recv()
+			}
+			received <- parseFrames(t, msg.Frames, 3)
+		}()
+		var got receivedBatch
+		until(t, "a batch arrives", func() bool {
+			askNew(t, s)
+			select {
+			case got = <-received:
+				return true
+			default:
+				return false
+			}
+		})
+		if want := "kv@" + strings.TrimPrefix(s.URL(), "http://") + "@sim"; got.topic != want {
+			t.Errorf("after %d restarts: topic %q, want %q", restarts, got.topic, want)
+		}
+		got.events(t)
+		s.Restart()
+	}
+}
+
 func TestSessionID(t *testing.T) {
 	s := start(t, published(Config{}))
 	p := s.ranks[0].publisher
@@ -518,11 +581,16 @@ func TestSessionID(t *testing.T) {
 		}
 		postWith(t, s, c.path, c.body, header, c.header)
 		var got any
-		for _, event := range replayed(t, p, from)[0].events(t) {
-			if event["type"] == "BlockStored" {
-				got = event["session_id"]
+		until(t, "the blocks are reported", func() (reported bool) { // perhaps in a later batch than the reset
+			for _, batch := range replayed(t, p, from) {
+				for _, event := range batch.events(t) {
+					if event["type"] == "BlockStored" {
+						got, reported = event["session_id"], true
+					}
+				}
 			}
-		}
+			return reported
+		})
 		if got != c.want {
 			t.Errorf("%s with %s and the header %q: session %v, want %v", c.path, c.body, c.header, got, c.want)
 		}
@@ -552,7 +620,8 @@ func TestKVEventSources(t *testing.T) {
 			`"buffer_steps":10000,"hwm":10000,"max_queue_size":10000,"topic":""}`, endpoint, replay)
 	}
 	run(t, fixed)
-	if got, want := getBody(t, fixed, "/kv_event_sources"), `{"0":`+source(port, port+1000)+`,"1":`+source(port+1, port+1001)+`}`; got != want {
+	if got, want := getBody(t, fixed, "/kv_event_sources"), `{"0":`+source(port, port+1000)+`,"1":`+source(port+1, port+1001)+
+		`}`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	taken := NewServer(Config{Ranks: 3, KVEvents: KVEventsConfig{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", port-2)}})
@@ -602,6 +671,21 @@ func TestKVEventEndpoints(t *testing.T) {
 		err := Config{Ranks: 2, KVEvents: KVEventsConfig{Endpoint: c.endpoint}}.Validate()
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%q: error %v, want %q", c.endpoint, err, c.want)
+		}
+	}
+	for _, c := range []struct {
+		cfg  KVEventsConfig
+		want string // in the error
+	}{
+		{KVEventsConfig{Connect: "tcp://warmroute:65534"}, ""},
+		{KVEventsConfig{Connect: "tcp://warmroute:65535"}, "the port of rank 1 exceeds 65535"},
+		{KVEventsConfig{Connect: "tcp://*:5557"}, "not of the form tcp://HOST:PORT"},
+		{KVEventsConfig{Connect: "warmroute:5557"}, "not of the form tcp://HOST:PORT"},
+		{KVEventsConfig{Connect: "tcp://warmroute:5557", Endpoint: "5557"}, "choose one of them"},
+	} {
+		err := Config{Ranks: 2, KVEvents: c.cfg}.Validate()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%+v: error %v, want %q", c.cfg, err, c.want)
 		}
 	}
 }

@@ -1,10 +1,12 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -18,7 +20,27 @@ type KVEventsConfig struct {
 	// may be * for all addresses. Replays are served 1000 ports above. Rank r uses both ports
 	// plus r; with port 0 all ports are free ones. Empty: no events.
 	Endpoint string
-	Topic    string
+	// Connect is the address tcp://HOST:PORT to which the publisher connects in place of binding Endpoint; rank r to the port
+	// r above. It serves no replays then.
+	Connect string
+	Topic   string // with Connect, "" is kv@ADDRESS@MODEL
+}
+
+// isEnabled reports whether events are published.
+func (c KVEventsConfig) isEnabled() bool { return c.Endpoint != "" || c.Connect != "" }
+
+// connectAddress returns the address, host:port, to which the publisher of a rank connects.
+func (c KVEventsConfig) connectAddress(rank int) (string, error) {
+	address, isTCP := strings.CutPrefix(c.Connect, "tcp://")
+	host, text, err := net.SplitHostPort(address)
+	port, badPort := strconv.ParseUint(text, 10, 16)
+	if !isTCP || err != nil || badPort != nil || port == 0 || host == "" || host == "*" {
+		return "", fmt.Errorf("address %q to which KV events are sent is not of the form tcp://HOST:PORT", c.Connect)
+	}
+	if int(port)+rank > math.MaxUint16 {
+		return "", fmt.Errorf("address %q to which KV events are sent: the port of rank %d exceeds %d", c.Connect, rank, math.MaxUint16)
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)+rank)), nil
 }
 
 // parseEndpoint splits Endpoint. host is empty for that of the HTTP server.
@@ -40,6 +62,13 @@ func (c KVEventsConfig) parseEndpoint() (host string, port int, err error) {
 
 // validate returns an error unless all ranks can have ports.
 func (c KVEventsConfig) validate(ranks int) error {
+	if c.Connect != "" {
+		if c.Endpoint != "" {
+			return errors.New("the publisher of KV events binds an endpoint or connects to an address: choose one of them")
+		}
+		_, err := c.connectAddress(ranks - 1)
+		return err
+	}
 	if c.Endpoint == "" {
 		return nil
 	}
@@ -62,6 +91,11 @@ func (e *KVEventsBindError) Error() string {
 
 func (e *KVEventsBindError) Unwrap() error { return e.Err }
 
+// HasKVEventSubscribers reports whether the KV events of each rank have a subscriber. What is published before is lost, as with vLLM.
+func (s *Server) HasKVEventSubscribers() bool {
+	return !slices.ContainsFunc(s.ranks[:s.CountRanks()], func(k *rank) bool { return k.publisher == nil || !k.publisher.hasSubscriber() })
+}
+
 // kvEventSources handles GET /kv_event_sources: the configuration of each rank's publisher.
 func (s *Server) kvEventSources(w http.ResponseWriter, _ *http.Request) {
 	b := []byte{'{'}
@@ -74,7 +108,12 @@ func (s *Server) kvEventSources(w http.ResponseWriter, _ *http.Request) {
 		}
 		b = append(b, `"`+strconv.Itoa(s.cfg.Rank.First+i)+`":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":`...)
 		b = appendQuoted(b, k.publisher.live.endpoint)
-		b = appendQuoted(append(b, `,"replay_endpoint":`...), k.publisher.replay.endpoint)
+		b = append(b, `,"replay_endpoint":`...)
+		if k.publisher.replay.endpoint == "" {
+			b = append(b, "null"...)
+		} else {
+			b = appendQuoted(b, k.publisher.replay.endpoint)
+		}
 		n := strconv.Itoa(maxBatches)
 		b = append(b, `,"buffer_steps":`+n+`,"hwm":`+n+`,"max_queue_size":`+n+`,"topic":`...)
 		b = append(appendQuoted(b, string(k.publisher.topic)), '}')

@@ -94,8 +94,10 @@ func (f *messageFormat) appendBeforePrefill(b []byte) (unchanged []byte) { retur
 // appendBeforeFirstToken appends the event that begins a message. Its input_tokens include the
 // cached ones, which only the last message_delta has separately.
 func (f *messageFormat) appendBeforeFirstToken(b []byte) []byte {
-	return appendEvent(b, "message_start", `,"message":{"id":`+string(appendQuoted(nil, f.id))+`,"type":"message","role":"assistant","content":[],"model":`+
-		string(appendQuoted(nil, f.model))+`,"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":`+strconv.Itoa(f.sequence.Prompt)+`,"output_tokens":0}}`)
+	return appendEvent(b, "message_start", `,"message":{"id":`+string(appendQuoted(nil, f.id))+
+		`,"type":"message","role":"assistant","content":[],"model":`+
+		string(appendQuoted(nil, f.model))+`,"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":`+strconv.Itoa(f.sequence.Prompt)+
+		`,"output_tokens":0}}`)
 }
 
 func (f *messageFormat) appendTokens(b []byte, q *sequence, fromToken, toToken int, _ endReason) []byte {
@@ -176,7 +178,8 @@ func (f *messageFormat) usageJSON() string {
 // appendFailure appends the error event that vLLM 0.32 makes of that of a chat, which it takes for an invalid chunk.
 func (f *messageFormat) appendFailure(b []byte, e apiError) []byte {
 	const link = "input_type=dict]\n    For further information visit https://errors.pydantic.dev/2.14/v/missing"
-	invalid := fmt.Sprintf("Field required [type=missing, input_value={'error': {'message': '%.2s...am': None, 'code': %d}}, %s", e.message, e.status, link)
+	invalid := fmt.Sprintf("Field required [type=missing, input_value={'error': {'message': '%.2s...am': None, 'code': %d}}, %s", e.message,
+		e.status, link)
 	message := "2 validation errors for ChatCompletionStreamResponse\nmodel\n  " + invalid + "\nchoices\n  " + invalid
 	return appendEvent(b, "error", `,"error":{"type":"internal_error","message":`+string(appendQuoted(nil, message))+`}`)
 }

@@ -59,7 +59,8 @@ func (s *Server) formatMetrics() []byte {
 	e := &exposition{created: unixSeconds(s.startedAt)}
 	for i, k := range s.ranks[:s.serving] {
 		e.ranks = append(e.ranks, rankMetrics{
-			engine: `engine="` + strconv.Itoa(s.cfg.Rank.First+i) + `"`, model: `model_name="` + s.cfg.Model + `"`, stats: k.engine.Stats(), counters: k.counters,
+			engine: `engine="` + strconv.Itoa(s.cfg.Rank.First+i) + `"`, model: `model_name="` + s.cfg.Model + `"`, stats: k.engine.Stats(),
+			counters: k.counters,
 		})
 	}
 	e.writeHelpAndType("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
@@ -86,39 +87,61 @@ func (s *Server) cpuSeconds() float64 {
 }
 
 func (s *Server) writeEngineMetrics(e *exposition) {
-	e.writeGauge("vllm:num_requests_running", "Number of requests in model execution batches.", func(k *rankMetrics) float64 { return float64(k.stats.Running) })
-	e.writeGauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", func(k *rankMetrics) float64 { return float64(k.stats.Waiting) })
+	e.writeGauge("vllm:num_requests_running", "Number of requests in model execution batches.", func(k *rankMetrics) float64 {
+		return float64(k.stats.Running)
+	})
+	e.writeGauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", func(k *rankMetrics) float64 {
+		return float64(k.stats.Waiting)
+	})
 	e.writeGaugeBy("vllm:num_requests_waiting_by_reason", "Number of waiting requests by reason.", "reason", func(k *rankMetrics) []labeled {
 		return []labeled{{"capacity", float64(k.stats.Waiting - k.stats.Loading)}, {"deferred", float64(k.stats.Loading)}}
 	})
 	e.writeGaugeBy("vllm:engine_sleep_state", "Engine sleep state.", "sleep_state", func(*rankMetrics) []labeled {
 		asleep := len(s.pause.asleep) > 0
-		return []labeled{{"awake", oneIf(!asleep)}, {"weights_offloaded", oneIf(asleep && s.pause.level == 1)}, {"discard_all", oneIf(asleep && s.pause.level == 2)}}
+		return []labeled{{"awake", oneIf(!asleep)}, {"weights_offloaded", oneIf(asleep && s.pause.level == 1)},
+			{"discard_all", oneIf(asleep && s.pause.level == 2)}}
 	})
-	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(k *rankMetrics) float64 { return k.stats.KVUsage })
-	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixQueries })
-	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.PrefixHits })
-	e.writeCounter("vllm:external_prefix_cache_queries", "External prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 {
-		if s.cfg.Engine.HostKVTokens == 0 && !s.cfg.Connector.Enabled {
-			return 0
-		}
-		return k.stats.PrefixQueries - k.stats.PrefixHits
+	e.writeGauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(k *rankMetrics) float64 {
+		return k.stats.KVUsage
 	})
-	e.writeCounter("vllm:external_prefix_cache_hits", "External prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 { return k.stats.HostHits + k.stats.RemoteHits })
-	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", func(k *rankMetrics) int64 { return k.stats.Preemptions })
+	e.writeCounter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(k *rankMetrics) int64 {
+		return k.stats.PrefixQueries
+	})
+	e.writeCounter("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", func(k *rankMetrics) int64 {
+		return k.stats.PrefixHits
+	})
+	e.writeCounter("vllm:external_prefix_cache_queries", "External prefix cache queries, in terms of number of queried tokens.",
+		func(k *rankMetrics) int64 {
+			if s.cfg.Engine.HostKVTokens == 0 && !s.cfg.Connector.Enabled {
+				return 0
+			}
+			return k.stats.PrefixQueries - k.stats.PrefixHits
+		})
+	e.writeCounter("vllm:external_prefix_cache_hits", "External prefix cache hits, in terms of number of cached tokens.",
+		func(k *rankMetrics) int64 { return k.stats.HostHits + k.stats.RemoteHits })
+	e.writeCounter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", func(k *rankMetrics) int64 {
+		return k.stats.Preemptions
+	})
 	e.writeCounter("vllm:prompt_tokens", "Number of prefill tokens processed.", func(k *rankMetrics) int64 { return k.stats.PromptTokens })
 	e.writeCounterBySource("vllm:prompt_tokens_by_source", "Number of prompt tokens by source.", func(k *rankMetrics) []labeled {
 		st := &k.stats
 		return []labeled{
-			{"local_compute", float64(st.PromptTokens - st.CachedPromptTokens)}, {"local_cache_hit", float64(st.CachedPromptTokens - st.LoadedPromptTokens)},
+			{"local_compute", float64(st.PromptTokens - st.CachedPromptTokens)},
+			{"local_cache_hit", float64(st.CachedPromptTokens - st.LoadedPromptTokens)},
 			{"external_kv_transfer", float64(st.LoadedPromptTokens)},
 		}
 	})
-	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", func(k *rankMetrics) int64 { return k.stats.CachedPromptTokens })
-	e.writeCounterBySource("vllm:prompt_tokens_cached_by_source", "Prefix-cache hit tokens by the cache tier that supplied them.", func(k *rankMetrics) []labeled {
-		return []labeled{{"device", float64(k.stats.PrefixHits)}, {"host", float64(k.stats.HostHits)}, {"p2p", 0}, {"disk", 0}, {"external_unspecified", float64(k.stats.RemoteHits)}}
+	e.writeCounter("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).", func(k *rankMetrics) int64 {
+		return k.stats.CachedPromptTokens
 	})
-	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", func(k *rankMetrics) int64 { return k.stats.GenerationTokens })
+	e.writeCounterBySource("vllm:prompt_tokens_cached_by_source", "Prefix-cache hit tokens by the cache tier that supplied them.",
+		func(k *rankMetrics) []labeled {
+			return []labeled{{"device", float64(k.stats.PrefixHits)}, {"host", float64(k.stats.HostHits)}, {"p2p", 0}, {"disk", 0},
+				{"external_unspecified", float64(k.stats.RemoteHits)}}
+		})
+	e.writeCounter("vllm:generation_tokens", "Number of generation tokens processed.", func(k *rankMetrics) int64 {
+		return k.stats.GenerationTokens
+	})
 	e.writeHistogram("vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", func(k *rankMetrics) *histogram {
 		return &histogram{bounds: engine.StepBuckets[:], counts: k.stats.StepTokens[:], sum: float64(k.stats.StepTokensSum)}
 	})
@@ -126,11 +149,18 @@ func (s *Server) writeEngineMetrics(e *exposition) {
 
 // writeTransferMetrics writes the metrics of NixlConnector.
 func writeTransferMetrics(e *exposition) {
-	e.writeHistogram("vllm:nixl_xfer_time_seconds", "Histogram of transfer duration for NIXL KV Cache transfers.", func(k *rankMetrics) *histogram { return k.counters.transferTime })
-	e.writeHistogram("vllm:nixl_bytes_transferred", "Histogram of bytes transferred per NIXL KV Cache transfers.", func(k *rankMetrics) *histogram { return k.counters.transferBytes })
-	e.writeCounter("vllm:nixl_num_failed_transfers", "Number of failed NIXL KV Cache transfers.", func(k *rankMetrics) int64 { return k.counters.failedTransfers })
-	e.writeCounter("vllm:nixl_num_kv_expired_reqs", "Number of requests that had their KV expire.", func(k *rankMetrics) int64 { return k.stats.ExpiredLeases })
-	e.writeCounter("vllm:nixl_num_notifications_after_expiry", "Number of completion notifications for requests that were no longer tracked.", func(k *rankMetrics) int64 { return k.counters.lateNotifications })
+	e.writeHistogram("vllm:nixl_xfer_time_seconds", "Histogram of transfer duration for NIXL KV Cache transfers.",
+		func(k *rankMetrics) *histogram { return k.counters.transferTime })
+	e.writeHistogram("vllm:nixl_bytes_transferred", "Histogram of bytes transferred per NIXL KV Cache transfers.",
+		func(k *rankMetrics) *histogram { return k.counters.transferBytes })
+	e.writeCounter("vllm:nixl_num_failed_transfers", "Number of failed NIXL KV Cache transfers.", func(k *rankMetrics) int64 {
+		return k.counters.failedTransfers
+	})
+	e.writeCounter("vllm:nixl_num_kv_expired_reqs", "Number of requests that had their KV expire.", func(k *rankMetrics) int64 {
+		return k.stats.ExpiredLeases
+	})
+	e.writeCounter("vllm:nixl_num_notifications_after_expiry", "Number of completion notifications for requests that were no longer tracked.",
+		func(k *rankMetrics) int64 { return k.counters.lateNotifications })
 }
 
 func writeRequestMetrics(e *exposition) {
@@ -149,13 +179,24 @@ func writeRequestMetrics(e *exposition) {
 		{"vllm:request_generation_tokens", "Number of generation tokens processed.", func(c *counters) *histogram { return c.generationTokens }},
 		{"vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", func(c *counters) *histogram { return c.ttft }},
 		{"vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", func(c *counters) *histogram { return c.itl }},
-		{"vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", func(c *counters) *histogram { return c.tpot }},
+		{"vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", func(c *counters) *histogram {
+			return c.tpot
+		}},
 		{"vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", func(c *counters) *histogram { return c.e2e }},
-		{"vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", func(c *counters) *histogram { return c.queue }},
-		{"vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", func(c *counters) *histogram { return c.inference }},
-		{"vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", func(c *counters) *histogram { return c.prefill }},
-		{"vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", func(c *counters) *histogram { return c.decode }},
-		{"vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", func(c *counters) *histogram { return c.uncachedTokens }},
+		{"vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", func(c *counters) *histogram {
+			return c.queue
+		}},
+		{"vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", func(c *counters) *histogram {
+			return c.inference
+		}},
+		{"vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", func(c *counters) *histogram {
+			return c.prefill
+		}},
+		{"vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", func(c *counters) *histogram {
+			return c.decode
+		}},
+		{"vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+			func(c *counters) *histogram { return c.uncachedTokens }},
 	} {
 		e.writeHistogram(h.name, h.help, func(k *rankMetrics) *histogram { return h.of(k.counters) })
 	}
@@ -165,17 +206,23 @@ func writeRequestMetrics(e *exposition) {
 func (s *Server) writeCacheAndAdapterMetrics(e *exposition) {
 	c := s.cfg.Engine
 	size, blocks := strconv.Itoa(c.BlockSize), c.KVTokens/c.BlockSize
-	caching := "True"
+	caching, stateCaching, stateSize := "True", "none", "None"
+	if c.Groups.States > 0 {
+		stateCaching, stateSize = "align", size
+	}
 	if c.NoPrefixCache {
-		caching = "False"
+		caching, stateCaching = "False", "none"
 	}
 	e.writeHelpAndType("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
 	for _, k := range e.ranks {
 		// vLLM adds up the blocks of all ranks, but not their tokens.
 		e.writeSample("vllm:cache_config_info", `block_size="`+size+`",cache_dtype="auto",cache_hit_alignment_tokens="None",`+
 			`effective_attention_block_size="`+size+`",enable_prefix_caching="`+caching+`",`+k.engine+`,gpu_memory_utilization="0.92",`+
-			`kv_cache_size_tokens="`+strconv.Itoa(blocks*c.BlockSize)+`",num_cpu_blocks="None",num_gpu_blocks="`+strconv.Itoa(len(e.ranks)*blocks)+`",`+
-			`num_gpu_blocks_override="None",prefix_caching_hash_algo="sha256",sliding_window="None"`, 1)
+			`kv_cache_size_tokens="`+strconv.Itoa(c.ReportedKVTokens(s.cfg.MaxModelLen))+`",`+
+			`mamba_block_size="`+stateSize+`",mamba_cache_mode="`+stateCaching+`",`+
+			`num_cpu_blocks="None",num_gpu_blocks="`+strconv.Itoa(len(e.ranks)*blocks)+`",num_gpu_blocks_override="None",`+
+			`prefix_cache_retention_interval="`+strconv.Itoa(c.Groups.RetentionInterval)+`",`+
+			`prefix_caching_hash_algo="sha256",sliding_window="None"`, 1)
 	}
 	loaded := s.adapters.loaded()
 	if len(loaded) == 0 {

@@ -174,12 +174,15 @@ func TestControlResponses(t *testing.T) {
 		{"/sleep?level=0", "", 200, `{"status":"sleeping","level":0}`},
 		{"/wake_up", "", 200, `{"status":"awake","tags":null}`},
 		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a"}`, 200, `Success: LoRA adapter 'sql' added successfully.`},
-		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a"}`, 400, `{"error":{"message":"The lora adapter 'sql' has already been loaded. ` +
-			`If you want to load the adapter in place, set 'load_inplace' to True.","type":"InvalidUserInput","param":null,"code":400}}`},
-		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a","load_inplace":true}`, 200, `Success: LoRA adapter 'sql' added successfully.`},
+		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a"}`, 400,
+			`{"error":{"message":"The lora adapter 'sql' has already been loaded. ` +
+				`If you want to load the adapter in place, set 'load_inplace' to True.","type":"InvalidUserInput","param":null,"code":400}}`},
+		{"/v1/load_lora_adapter", `{"lora_name":"sql","lora_path":"/a","load_inplace":true}`, 200,
+			`Success: LoRA adapter 'sql' added successfully.`},
 		{"/v1/load_lora_adapter", `{"lora_name":"tiny","lora_path":"/a"}`, 400,
 			`{"error":{"message":"The lora adapter 'tiny' conflicts with a served base model.","type":"InvalidUserInput","param":null,"code":400}}`},
-		{"/v1/unload_lora_adapter", `{"lora_name":"none"}`, 404, `{"error":{"message":"The lora adapter 'none' cannot be found.","type":"NotFoundError","param":null,"code":404}}`},
+		{"/v1/unload_lora_adapter", `{"lora_name":"none"}`, 404,
+			`{"error":{"message":"The lora adapter 'none' cannot be found.","type":"NotFoundError","param":null,"code":404}}`},
 		{"/v1/unload_lora_adapter", `{"lora_name":"sql"}`, 200, `Success: LoRA adapter 'sql' removed successfully.`},
 	} {
 		if status, body := post(t, s, c.path, c.body); status != c.status || body != c.want {

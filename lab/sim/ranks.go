@@ -43,7 +43,8 @@ func (s *Server) pinnedRank(r *http.Request) (index int, err error) {
 		for i := range n {
 			connected = append(connected, strconv.Itoa(s.cfg.Rank.First+i))
 		}
-		return 0, badRequest("", fmt.Sprintf("data parallel rank %d is not connected to this frontend; connected ranks: [%s]", number, strings.Join(connected, ", ")))
+		return 0, badRequest("", fmt.Sprintf("data parallel rank %d is not connected to this frontend; connected ranks: [%s]", number,
+			strings.Join(connected, ", ")))
 	}
 	return 0, badRequest("", fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", number, n))
 }

@@ -13,7 +13,8 @@ import (
 func postToRank(t *testing.T, s *Server, rank string) (status int, body string) {
 	t.Helper()
 	req, err := http.NewRequest(http.MethodPost, s.URL()+"/v1/chat/completions",
-		strings.NewReader(`{"messages":[{"role":"user","content":"Hello to a rank of yours, whichever it is."}],"max_tokens":2,"ignore_eos":true}`))
+		strings.NewReader(
+			`{"messages":[{"role":"user","content":"Hello to a rank of yours, whichever it is."}],"max_tokens":2,"ignore_eos":true}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,8 @@ func TestDataParallelRanks(t *testing.T) {
 		`vllm:request_success_total{engine="2",finished_reason="length",model_name="sim"} 3.0`,
 		`vllm:generation_tokens_total{engine="2",model_name="sim"} 6.0`,
 		`vllm:num_requests_running{engine="1",model_name="sim"} 0.0`,
-		`engine="2",gpu_memory_utilization="0.92",kv_cache_size_tokens="1600",num_cpu_blocks="None",num_gpu_blocks="300"`,
+		`engine="2",gpu_memory_utilization="0.92",kv_cache_size_tokens="1600",mamba_block_size="None",mamba_cache_mode="none",` +
+			`num_cpu_blocks="None",num_gpu_blocks="300"`,
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("no %s in the metrics", want)
@@ -79,13 +81,15 @@ func TestRankNumbersOfBothFrontEnds(t *testing.T) {
 		refusal  string   // of 65534
 	}{
 		{"Python", RankConfig{First: 2}, []string{"2"}, "data_parallel_rank 65534 is out of range [0, 4)."},
-		{"Rust", RankConfig{First: 2, Rust: true}, []string{"4"}, "data parallel rank 65534 is not connected to this frontend; connected ranks: [2, 3, 4, 5]"},
+		{"Rust", RankConfig{First: 2, Rust: true}, []string{"4"},
+			"data parallel rank 65534 is not connected to this frontend; connected ranks: [2, 3, 4, 5]"},
 		{"ignored", RankConfig{First: 2, Ignored: true}, nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := start(t, Config{Ranks: 4, Rank: c.rank, Engine: engine.Config{Speed: 1000, KVTokens: 1600}})
 			for _, rank := range c.accepted {
-				if status, body := postToRank(t, s, rank); status != http.StatusOK || !strings.Contains(string(s.formatMetrics()), `vllm:generation_tokens_total{engine="4",model_name="sim"} 2.0`) {
+				if status, body := postToRank(t, s, rank); status != http.StatusOK ||
+					!strings.Contains(string(s.formatMetrics()), `vllm:generation_tokens_total{engine="4",model_name="sim"} 2.0`) {
 					t.Errorf("rank %s: status %d, %s", rank, status, body)
 				}
 			}

@@ -187,14 +187,16 @@ func promptTooLong(maxTokens int) apiError {
 
 // outputTooLong is the error for a maximum of the output that is beyond the context length.
 func outputTooLong(param string, tokens, maxTokens int) apiError {
-	return badRequest(param, fmt.Sprintf("%s=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. (parameter=%[1]s, value=%d)",
+	return badRequest(param, fmt.Sprintf("%s=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. "+
+		"(parameter=%[1]s, value=%d)",
 		param, tokens, maxTokens, tokens))
 }
 
 // validationError is the 400 of FastAPI and pydantic. Its message is only similar
 // to theirs.
 func validationError(param, message string) apiError {
-	return apiError{status: http.StatusBadRequest, kind: "Bad Request", message: "1 validation error:\n  " + param + ": " + message, param: param}
+	return apiError{status: http.StatusBadRequest, kind: "Bad Request", message: "1 validation error:\n  " + param + ": " + message,
+		param: param}
 }
 
 //lint:ignore ST1005 the wording is vLLM's

@@ -60,7 +60,8 @@ func (s *responseStore) find(id string) (storedResponse, error) {
 	defer s.mu.Unlock()
 	r, ok := s.byID[id]
 	if !ok {
-		return r, apiError{status: http.StatusNotFound, kind: "invalid_request_error", message: "Response with id '" + id + "' not found.", param: "response_id"}
+		return r, apiError{status: http.StatusNotFound, kind: "invalid_request_error", message: "Response with id '" + id + "' not found.",
+			param: "response_id"}
 	}
 	return r, nil
 }
@@ -101,7 +102,8 @@ func (s *Server) retrieveResponse(w http.ResponseWriter, id string) {
 func (s *Server) cancelResponse(w http.ResponseWriter, id string) {
 	_, err := s.stored.find(id)
 	if err == nil {
-		err = apiError{status: http.StatusBadRequest, kind: "invalid_request_error", message: "Cannot cancel a synchronous response.", param: "response_id"}
+		err = apiError{status: http.StatusBadRequest, kind: "invalid_request_error", message: "Cannot cancel a synchronous response.",
+			param: "response_id"}
 	}
 	writeError(w, err)
 }

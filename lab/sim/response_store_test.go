@@ -45,14 +45,17 @@ func TestStoredResponses(t *testing.T) {
 		t.Errorf("cancel: status %d %s", status, response)
 	}
 	// The prompt continues the stored one, so that most of it is cached.
-	_, second := fetch(t, "POST", s.URL()+"/v1/responses", `{"input":[{"role":"user","content":"Why?"}],"max_output_tokens":8,"previous_response_id":"`+id+`"}`)
-	before, prompt, cached := gjson.Get(first, "usage.input_tokens").Int(), gjson.Get(second, "usage.input_tokens").Int(), gjson.Get(second, "usage.input_tokens_details.cached_tokens").Int()
+	_, second := fetch(t, "POST", s.URL()+"/v1/responses",
+		`{"input":[{"role":"user","content":"Why?"}],"max_output_tokens":8,"previous_response_id":"`+id+`"}`)
+	before, prompt, cached := gjson.Get(first, "usage.input_tokens").Int(), gjson.Get(second, "usage.input_tokens").Int(),
+		gjson.Get(second, "usage.input_tokens_details.cached_tokens").Int()
 	if prompt <= before+8 || cached < before-32 {
 		t.Errorf("the prompt of the second turn has %d tokens, %d of them cached; that of the first had %d", prompt, cached, before)
 	}
 	_, unstored := fetch(t, "POST", s.URL()+"/v1/responses", `{"input":"x","max_output_tokens":1,"store":false,"request_id":"mine"}`)
 	for _, missing := range []string{gjson.Get(unstored, "id").Str, "resp_none"} {
-		if status, response := fetch(t, "GET", s.URL()+"/v1/responses/"+missing, ""); status != 404 || gjson.Get(response, "error.param").Str != "response_id" {
+		if status, response := fetch(t, "GET", s.URL()+"/v1/responses/"+missing, ""); status != 404 ||
+			gjson.Get(response, "error.param").Str != "response_id" {
 			t.Errorf("%s: status %d %s", missing, status, response)
 		}
 	}
@@ -70,7 +73,8 @@ func TestResponseStoreIsBounded(t *testing.T) {
 	for i := range maxStoredResponses + 10 {
 		s.add(strconv.Itoa(i), storedResponse{object: []byte("{}")})
 	}
-	if _, err := s.find("9"); err == nil || len(s.byID) != maxStoredResponses || len(s.ids) != maxStoredResponses || s.bytes != 2*maxStoredResponses {
+	if _, err := s.find("9"); err == nil || len(s.byID) != maxStoredResponses || len(s.ids) != maxStoredResponses ||
+		s.bytes != 2*maxStoredResponses {
 		t.Errorf("%d responses of %d bytes are kept: %v", len(s.byID), s.bytes, err)
 	}
 	s.add("large", storedResponse{items: strings.Repeat("x", maxStoredBytes-2)})

@@ -86,7 +86,8 @@ func appendResponseTools(b []byte, tools gjson.Result) []byte {
 			continue
 		}
 		separator := byte('{')
-		for _, name := range [...]string{"name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description", "output_schema"} {
+		for _, name := range [...]string{"name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description",
+			"output_schema"} {
 			b = append(appendQuoted(append(b, separator), name), ':')
 			separator = ','
 			if v := tool.Get(name); v.Exists() {
@@ -176,11 +177,13 @@ func (f *responseFormat) appendCallPiece(b []byte, p piece) []byte {
 		b = f.appendNumberedEvent(b, "response.output_item.added", `"item":`+call.item("", "in_progress")+at)
 	}
 	if p.text != "" {
-		b = f.appendNumberedEvent(b, "response.function_call_arguments.delta", `"delta":`+string(appendQuoted(nil, p.text))+`,"item_id":"`+call.itemID()+`"`+at)
+		b = f.appendNumberedEvent(b, "response.function_call_arguments.delta", `"delta":`+string(appendQuoted(nil, p.text))+`,"item_id":"`+
+			call.itemID()+`"`+at)
 	}
 	if p.ends {
 		arguments := string(f.sequence.text[call.from:call.to])
-		b = f.appendNumberedEvent(b, "response.function_call_arguments.done", `"arguments":`+string(appendQuoted(nil, arguments))+`,"item_id":"`+call.itemID()+`"`+at)
+		b = f.appendNumberedEvent(b, "response.function_call_arguments.done", `"arguments":`+string(appendQuoted(nil, arguments))+`,"item_id":"`+
+			call.itemID()+`"`+at)
 		b = append(appendQuoted(append(b[:len(b)-len("}\n\n")], `,"name":`...), call.name), "}\n\n"...) // the only member after the type
 		b = f.appendNumberedEvent(b, "response.output_item.done", `"item":`+call.item(arguments, "completed")+at)
 	}
@@ -194,7 +197,8 @@ func (c *toolCall) itemID() string { return "fc_" + strings.TrimPrefix(c.id, too
 func (c *toolCall) item(arguments, status string) string {
 	b := appendQuoted([]byte(`{"arguments":`), arguments)
 	b = appendQuoted(append(b, `,"call_id":"`+c.id+`","name":`...), c.name)
-	return string(b) + `,"type":"function_call","id":"` + c.itemID() + `","async":null,"caller":null,"namespace":null,"status":"` + status + `"}`
+	return string(b) + `,"type":"function_call","id":"` + c.itemID() + `","async":null,"caller":null,"namespace":null,"status":"` + status +
+		`"}`
 }
 
 // appendMessageEnd appends the events that end the message's item, if it is open.
@@ -204,8 +208,10 @@ func (f *responseFormat) appendMessageEnd(b []byte) []byte {
 	}
 	f.ended = true
 	text := string(appendQuoted(nil, f.outputText()))
-	b = f.appendNumberedEvent(b, "response.output_text.done", `"content_index":0,"item_id":"`+f.item+`","logprobs":[],"output_index":0`, `"text":`+text)
-	b = f.appendNumberedEvent(b, "response.content_part.done", `"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":`+contentPart(text))
+	b = f.appendNumberedEvent(b, "response.output_text.done", `"content_index":0,"item_id":"`+f.item+`","logprobs":[],"output_index":0`,
+		`"text":`+text)
+	b = f.appendNumberedEvent(b, "response.content_part.done", `"content_index":0,"item_id":"`+f.item+`","output_index":0,"part":`+
+		contentPart(text))
 	return f.appendNumberedEvent(b, "response.output_item.done", `"item":`+f.messageItem()+`,"output_index":0`)
 }
 
@@ -227,7 +233,8 @@ func (f *responseFormat) messageItem() string {
 	if f.outputText() == "" {
 		return ""
 	}
-	return `{"id":"` + f.item + `","content":[` + contentPart(string(appendQuoted(nil, f.outputText()))) + `],"role":"assistant","status":"completed","type":"message","phase":null}`
+	return `{"id":"` + f.item + `","content":[` + contentPart(string(appendQuoted(nil, f.outputText()))) +
+		`],"role":"assistant","status":"completed","type":"message","phase":null}`
 }
 
 // outputItems returns the items of the output: the message and the calls.
@@ -255,7 +262,8 @@ func (f *responseFormat) fullResponse() []byte {
 		status = "incomplete"
 	}
 	total := `{"input_tokens":` + strconv.Itoa(u.prompt) +
-		`,"input_tokens_details":{"cached_tokens":` + strconv.Itoa(u.cached) + `,"cache_write_tokens":` + strconv.Itoa(u.created) + `,"input_tokens_per_turn":[],"cached_tokens_per_turn":[]}` +
+		`,"input_tokens_details":{"cached_tokens":` + strconv.Itoa(u.cached) + `,"cache_write_tokens":` + strconv.Itoa(u.created) +
+		`,"input_tokens_per_turn":[],"cached_tokens_per_turn":[]}` +
 		`,"output_tokens":` + strconv.Itoa(u.completion) +
 		`,"output_tokens_details":{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}` +
 		`,"total_tokens":` + strconv.Itoa(u.prompt+u.completion) + `}`
@@ -280,10 +288,13 @@ func (f *responseFormat) formatObject(status, output, usage, transfer string) []
 		limit = strconv.Itoa(f.maxTokens)
 	}
 	b := appendQuoted([]byte(`{"id":`), f.id)
-	b = append(b, `,"created_at":`+strconv.FormatInt(f.created, 10)+`,"incomplete_details":`+incomplete+`,"instructions":null,"metadata":null,"model":`...)
+	b = append(b, `,"created_at":`+strconv.FormatInt(f.created, 10)+`,"incomplete_details":`+incomplete+
+		`,"instructions":null,"metadata":null,"model":`...)
 	b = appendQuoted(b, f.model)
-	b = append(b, `,"object":"response","output":[`+output+`],"parallel_tool_calls":true,"temperature":`+f.temperature+`,"tool_choice":`+f.toolChoice+`,"tools":`+f.tools+`,"top_p":1.0,`+
+	b = append(b, `,"object":"response","output":[`+output+`],"parallel_tool_calls":true,"temperature":`+f.temperature+`,"tool_choice":`+
+		f.toolChoice+`,"tools":`+f.tools+`,"top_p":1.0,`+
 		`"background":false,"max_output_tokens":`+limit+`,"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,`+
 		`"service_tier":"auto","status":"`+status+`","text":null,"top_logprobs":null,"truncation":"disabled","usage":`+usage...)
-	return append(b, `,"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":`+transfer+`,"ec_transfer_params":null,"input_messages":null,"output_messages":null}`...)
+	return append(b, `,"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":`+transfer+
+		`,"ec_transfer_params":null,"input_messages":null,"output_messages":null}`...)
 }

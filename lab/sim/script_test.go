@@ -154,7 +154,8 @@ func TestScript(t *testing.T) {
 				s := start(t, Config{Engine: fast, Script: script})
 				turn := func(history, tools string) string {
 					t.Helper()
-					status, body := post(t, s, api.path, fmt.Sprintf(`{"model":"sim","max_tokens":400,%q:[%s],"tools":%s,"stream":%t}`, api.list, history, tools, stream))
+					status, body := post(t, s, api.path, fmt.Sprintf(`{"model":"sim","max_tokens":400,%q:[%s],"tools":%s,"stream":%t}`, api.list, history,
+						tools, stream))
 					if status != 200 {
 						t.Fatalf("status %d: %s", status, body)
 					}

@@ -52,12 +52,15 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c.Engine = c.Engine.WithDefaults()
-	c.Engine.KVEvents = c.KVEvents.Endpoint != ""
+	c.Engine.KVEvents = c.KVEvents.isEnabled()
 	c.Ranks = cmp.Or(c.Ranks, 1)
 	c.Model = cmp.Or(c.Model, "sim")
 	c.Version = cmp.Or(c.Version, "0.32.0")
 	c.BytesPerToken = cmp.Or(c.BytesPerToken, tokenIDBytes)
-	c.MaxModelLen = min(cmp.Or(c.MaxModelLen, 131_072), c.Engine.KVTokens-c.Engine.KVTokens%max(1, c.Engine.BlockSize))
+	c.MaxModelLen = cmp.Or(c.MaxModelLen, 131_072)
+	if c.Engine.BlockSize > 0 {
+		c.MaxModelLen = min(c.MaxModelLen, c.Engine.MaxRequestTokens())
+	}
 	return c
 }
 
@@ -85,8 +88,8 @@ type Server struct {
 	hashSeed  uint64    // of the hashes of blocks, as they differ between vLLM processes
 	pause     pauseState
 	engineID  string // in kv_transfer_params
-	// prefillLegs are those that run or whose blocks are pinned, and some older ones, by transferID.
-	prefillLegs map[string]*sequence
+	// prefillRequests are those that run or whose blocks are pinned, and some older ones, by transferID.
+	prefillRequests map[string]*sequence
 
 	connector *connector
 
@@ -131,7 +134,7 @@ func NewServer(cfg Config) *Server {
 // that nothing runs yet.
 func (s *Server) startEngines() {
 	s.hashSeed, s.speed = rand.Uint64(), s.cfg.Engine.Speed
-	s.engineID, s.prefillLegs = randomID(), make(map[string]*sequence)
+	s.engineID, s.prefillRequests = randomID(), make(map[string]*sequence)
 	for _, k := range s.ranks {
 		cfg := s.cfg.Engine
 		cfg.Seed = rand.Uint64()
@@ -348,9 +351,10 @@ func (c Config) Validate() error {
 	if e.HostKVTokens < 0 {
 		errs = append(errs, errors.New("host KV tokens must not be negative"))
 	}
-	if err := e.ValidateShares(); err != nil {
-		errs = append(errs, err)
+	if c.Connector.Enabled && e.Groups.IsHybrid() {
+		errs = append(errs, errors.New("a replica with a KV connector cannot have several KV cache groups here: choose one of them"))
 	}
+	errs = append(errs, e.ValidateShares(), e.ValidateGroups())
 	for _, path := range c.Without {
 		if !strings.HasPrefix(path, "/") {
 			errs = append(errs, fmt.Errorf("path %q that is not served must begin with a slash", path))

@@ -193,7 +193,8 @@ func TestHalfCloseAborts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(long), long)
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		len(long), long)
 	until(t, "the request runs", func() bool { return s.Stats().Running == 1 })
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
@@ -239,7 +240,8 @@ func TestAdapters(t *testing.T) {
 	}
 	defer running.Body.Close()
 	until(t, "the adapter runs", func() bool {
-		return strings.Contains(string(s.formatMetrics()), `vllm:lora_requests_info{max_lora="1",running_lora_adapters="sql",waiting_lora_adapters=""} `)
+		return strings.Contains(string(s.formatMetrics()),
+			`vllm:lora_requests_info{max_lora="1",running_lora_adapters="sql",waiting_lora_adapters=""} `)
 	})
 }
 
@@ -302,7 +304,9 @@ func TestOutputLength(t *testing.T) {
 
 func TestToolCallIsCached(t *testing.T) {
 	s := start(t, Config{Engine: fast})
-	const head = `{"tools":[{"type":"function","function":{"name":"look","parameters":{"type":"object","properties":{"where":{"type":"string","enum":["under the table, or behind it"]}},"required":["where"]}}}],"messages":[{"role":"user","content":"Look!"}`
+	const head = `{"tools":[{"type":"function","function":{"name":"look","parameters":{"type":"object",` +
+		`"properties":{"where":{"type":"string","enum":["under the table, or behind it"]}},"required":["where"]}}}],` +
+		`"messages":[{"role":"user","content":"Look!"}`
 	status, raw := post(t, s, "/v1/chat/completions", head+`],"tool_choice":"required"}`)
 	if status != http.StatusOK {
 		t.Fatalf("%d %s", status, raw)
@@ -489,7 +493,8 @@ func TestMessagesUsage(t *testing.T) {
 
 func TestMessagesUsageWithoutTokenDetails(t *testing.T) {
 	s := start(t, Config{NoTokenDetails: true, Engine: fast})
-	_, body := post(t, s, "/v1/messages", `{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"`+strings.Repeat("word ", 100)+`"}]}`)
+	_, body := post(t, s, "/v1/messages", `{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"`+strings.Repeat("word ", 100)+
+		`"}]}`)
 	u := gjson.Get(body, "usage")
 	if u.Get("input_tokens").Int() < 100 || u.Get("cache_read_input_tokens").Exists() || u.Get("cache_creation_input_tokens").Exists() {
 		t.Errorf("usage %s", u.Raw)
@@ -557,7 +562,8 @@ func TestCORS(t *testing.T) {
 		resp.Body.Close()
 		return resp
 	}
-	preflight := ask("OPTIONS", "/v1/chat/completions", "Origin", "https://a.example", "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "authorization")
+	preflight := ask("OPTIONS", "/v1/chat/completions", "Origin", "https://a.example", "Access-Control-Request-Method", "POST",
+		"Access-Control-Request-Headers", "authorization")
 	for name, want := range map[string]string{
 		"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY",
 		"Access-Control-Allow-Headers": "authorization", "Access-Control-Max-Age": "600", "Access-Control-Allow-Credentials": "",

@@ -37,7 +37,9 @@ func (s *Server) sendSurplusOnFault(r *http.Request) {
 	if _, active := s.faults.matchAndCount(true, Surplus); !active {
 		return
 	}
-	body := fmt.Sprintf(`{"id":%q,"object":"chat.completion","created":1,"model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"surplus"},"finish_reason":"length"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`, "chatcmpl-"+previous)
+	body := fmt.Sprintf(`{"id":%q,"object":"chat.completion","created":1,"model":"sim","choices":[{"index":0,"message":{"role":"assistant",`+
+		`"content":"surplus"},"finish_reason":"length"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`,
+		"chatcmpl-"+previous)
 	_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body))
 	_, _ = io.WriteString(conn, body) // if it fails, so does the response to r
 }

@@ -64,7 +64,8 @@ func TestTokensStream(t *testing.T) {
 		gjson.Get(events[n-3][6:], "choices.0.finish_reason").Str != "length" {
 		t.Errorf("got %s", stream)
 	}
-	if gjson.Get(whole, "choices.0.finish_reason").Str != "length" || gjson.Get(whole, "usage.prompt_tokens").Int() != 20 || gjson.Get(whole, "model").Str != "sim" {
+	if gjson.Get(whole, "choices.0.finish_reason").Str != "length" || gjson.Get(whole, "usage.prompt_tokens").Int() != 20 ||
+		gjson.Get(whole, "model").Str != "sim" {
 		t.Errorf("got %s", whole)
 	}
 }
@@ -109,7 +110,8 @@ func TestWithout(t *testing.T) {
 func FuzzTokensBody(f *testing.F) {
 	for _, body := range []string{
 		generateBody([]uint32{1, 2}, ""), `{"token_ids":[-1,1e30,"x",null],"sampling_params":{"n":1.5,"max_tokens":"7"}}`,
-		`{"token_ids":[[1]],"sampling_params":{"temperature":{}},"stream":true,"stream_options":{"include_usage":1}}`, `{"token_ids":{},"sampling_params":0}`,
+		`{"token_ids":[[1]],"sampling_params":{"temperature":{}},"stream":true,"stream_options":{"include_usage":1}}`,
+		`{"token_ids":{},"sampling_params":0}`,
 	} {
 		f.Add([]byte(body))
 	}

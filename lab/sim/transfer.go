@@ -47,7 +47,7 @@ func newConnector() *connector {
 // sideChannelPath is where a replica serves what NIXL does in vLLM.
 const sideChannelPath = "/sim/kv-transfer"
 
-// sideChannelRequest is what a replica with a decode leg asks of the one that did its prefill.
+// sideChannelRequest is the request for KV that a replica sends, for a decode request, to the replica that did the prefill.
 type sideChannelRequest struct {
 	Operation string `json:"operation"` // one of the constants below
 	EngineID  string `json:"engine_id"`
@@ -96,21 +96,21 @@ func (s *Server) executeSideChannel(in sideChannelRequest) (out sideChannelRespo
 	}
 	now := time.Since(s.startedAt)
 	s.expireLeases(now)
-	leg := s.prefillLegs[in.RequestID] // nil: not known any more
+	q := s.prefillRequests[in.RequestID] // nil: not known any more
 	switch in.Operation {
 	case operationHandshake:
 		out.Compatibility = s.compatibility()
 	case operationHeartbeat:
-		if leg != nil {
-			leg.rank.engine.RenewLease(&leg.Request, now+s.cfg.Engine.Lease*2/3)
+		if q != nil {
+			q.rank.engine.RenewLease(&q.Request, now+s.cfg.Engine.Lease*2/3)
 		}
 	case operationRead, operationRelease:
-		if leg == nil || !leg.rank.engine.ReleasePinned(&leg.Request) {
+		if q == nil || !q.rank.engine.ReleasePinned(&q.Request) {
 			s.ranks[0].counters.lateNotifications++
 			return out, nil // what is read are blocks of other requests
 		}
-		if !leg.Corrupt {
-			out.Prompt = leg.promptHash
+		if !q.Corrupt {
+			out.Prompt = q.promptHash
 		}
 	default:
 		return out, fmt.Errorf("operation %q is unknown", in.Operation)
@@ -125,23 +125,23 @@ func (s *Server) expireLeases(now time.Duration) {
 	}
 }
 
-// addPrefillLegs makes those of sequences that are prefill legs known to the side channel, and forgets the others that
+// addPrefillRequests makes those of sequences that are prefill requests known to the side channel, and forgets the others that
 // have ended. It requires engineMu.
-func (s *Server) addPrefillLegs(sequences []*sequence) {
-	if !sequences[0].PrefillLeg {
+func (s *Server) addPrefillRequests(sequences []*sequence) {
+	if !sequences[0].PrefillRequest {
 		return
 	}
-	for id, q := range s.prefillLegs {
+	for id, q := range s.prefillRequests {
 		if q.Ended() {
-			delete(s.prefillLegs, id)
+			delete(s.prefillRequests, id)
 		}
 	}
 	for _, q := range sequences {
-		s.prefillLegs[q.transferID] = q
+		s.prefillRequests[q.transferID] = q
 	}
 }
 
-// call sends a request to the side channel of the replica that a decode leg names.
+// call sends a request to the side channel of the replica that a decode request names.
 func (c *connector) call(ctx context.Context, p *transferParams, operation string) (out sideChannelResponse, err error) {
 	body, err := json.Marshal(sideChannelRequest{operation, p.engineID, p.requestID})
 	if err != nil {
@@ -200,7 +200,7 @@ func (c *connector) isKnown(p *transferParams) bool {
 	return c.known[p.address] == p.engineID
 }
 
-// startTransfers starts to transfer the prompts of the sequences that are decode legs, and to send heartbeats
+// startTransfers starts to transfer the prompts of the sequences that are decode requests, and to send heartbeats
 // meanwhile. The caller calls stop when the request has ended; it aborts what has not ended and blocks until all has.
 func (s *Server) startTransfers(r *http.Request, sequences []*sequence) (stop func()) {
 	ctx, cancel := context.WithCancel(r.Context())
@@ -295,10 +295,10 @@ func (s *Server) failTransfer(q *sequence) {
 	q.publishEnd(transferFailed)
 }
 
-// releaseRemote releases the blocks that p names on another replica, as vLLM does for a decode leg that it refuses or
+// releaseRemote releases the blocks that p names on another replica, as vLLM does for a decode request that it refuses or
 // that is aborted before its transfer. It gives up when the process ends.
 func (s *Server) releaseRemote(r *http.Request, p *transferParams) {
-	if !s.cfg.Connector.Enabled || !p.decodeLeg || p.address == "" {
+	if !s.cfg.Connector.Enabled || !p.decodeRequest || p.address == "" {
 		return
 	}
 	process := r.Context().Value(processContextKey{}).(context.Context)
@@ -308,7 +308,7 @@ func (s *Server) releaseRemote(r *http.Request, p *transferParams) {
 // processContextKey is the key of the context of Run in that of a request.
 type processContextKey struct{}
 
-// lacksRemoteBlocks reports whether q is a decode leg whose kv_transfer_params name too few blocks for its prompt. Such
+// lacksRemoteBlocks reports whether q is a decode request whose kv_transfer_params name too few blocks for its prompt. Such
 // a request kills vLLM 0.32.
 func (q *sequence) lacksRemoteBlocks(blockSize int) bool {
 	return q.RemoteTokens > q.transferParams.blocks*blockSize
@@ -320,7 +320,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, in fields, err e
 	writeError(w, err)
 }
 
-// releaseRefused releases the blocks of a decode leg with the body in, which is refused.
+// releaseRefused releases the blocks of a decode request with the body in, which is refused.
 func (s *Server) releaseRefused(r *http.Request, in fields) {
 	if p, err := parseTransferParams(in["kv_transfer_params"]); err == nil {
 		s.releaseRemote(r, &p)

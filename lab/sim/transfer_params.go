@@ -10,15 +10,15 @@ import (
 
 // transferParams are the kv_transfer_params of a request.
 type transferParams struct {
-	prefillLeg bool // do_remote_decode: the response tells where the KV of the prompt is
-	decodeLeg  bool // do_remote_prefill: another replica has the KV of the prompt
+	prefillRequest bool // do_remote_decode: the response tells where the KV of the prompt is
+	decodeRequest  bool // do_remote_prefill: another replica has the KV of the prompt
 
-	// Of a decode leg. Without address the transfer fails.
+	// Of a decode request. Without address the transfer fails.
 	address         string // host and port of the other replica; "" if any required field is missing
 	engineID        string // of the other replica
-	requestID       string // of the prefill leg there
+	requestID       string // of the prefill request there
 	blocks          int    // number of its blocks
-	cachedTokens    int    // of the prefill leg, which usage reports
+	cachedTokens    int    // of the prefill request, which usage reports
 	hasCachedTokens bool
 }
 
@@ -31,9 +31,9 @@ func parseTransferParams(v gjson.Result) (transferParams, error) {
 	if !v.IsObject() {
 		return p, validationError("body.kv_transfer_params", "Input should be a valid dictionary")
 	}
-	p.prefillLeg = v.Get("do_remote_decode").Bool()
-	p.decodeLeg = v.Get("do_remote_prefill").Bool() && !p.prefillLeg
-	if !p.decodeLeg {
+	p.prefillRequest = v.Get("do_remote_decode").Bool()
+	p.decodeRequest = v.Get("do_remote_prefill").Bool() && !p.prefillRequest
+	if !p.decodeRequest {
 		return p, nil
 	}
 	if cached := v.Get("remote_prefill_cached_tokens"); cached.Type == gjson.Number {
@@ -56,7 +56,7 @@ func parseTransferParams(v gjson.Result) (transferParams, error) {
 }
 
 // formatTransferParams returns the kv_transfer_params of the response to a request that does not stream, of which
-// sequences are the choices: null unless the first one is a prefill leg whose blocks are pinned.
+// sequences are the choices: null unless the first one is a prefill request whose blocks are pinned.
 func (s *Server) formatTransferParams(sequences []*sequence) string {
 	s.engineMu.Lock()
 	defer s.engineMu.Unlock()
@@ -74,6 +74,7 @@ func (s *Server) formatTransferParams(sequences []*sequence) string {
 		b = strconv.AppendInt(b, int64(block), 10)
 	}
 	return string(b) + `]],"remote_engine_id":"` + s.engineID + `","remote_request_id":"` + q.transferID +
-		`","remote_host":"localhost","remote_port":` + port + `,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":` + strconv.Itoa(q.Prompt) +
+		`","remote_host":"localhost","remote_port":` + port + `,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":` +
+		strconv.Itoa(q.Prompt) +
 		`,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":` + strconv.Itoa(q.Cached) + `}`
 }

@@ -29,9 +29,11 @@ var (
 	splitAPIs = []api{
 		chatAPI,
 		{"/v1/completions", `{"prompt":"PROMPT","max_tokens":MAX,"ignore_eos":true MORE}`, "choices.0.text", "choices.0.text"},
-		{"/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"PROMPT"}],"max_tokens":MAX,"ignore_eos":true MORE}`, "content.0.text", "delta.text"},
+		{"/v1/messages", `{"model":"sim","messages":[{"role":"user","content":"PROMPT"}],"max_tokens":MAX,"ignore_eos":true MORE}`,
+			"content.0.text", "delta.text"},
 		{"/v1/responses", `{"input":"PROMPT","max_output_tokens":MAX,"ignore_eos":true MORE}`, "output.0.content.0.text", "delta"},
-		{"/inference/v1/generate", `{"token_ids":[11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35],"sampling_params":{"max_tokens":MAX,"ignore_eos":true} MORE}`,
+		{"/inference/v1/generate", `{"token_ids":[11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35],` +
+			`"sampling_params":{"max_tokens":MAX,"ignore_eos":true} MORE}`,
 			"choices.0.token_ids", "choices.0.token_ids"},
 	}
 )
@@ -55,25 +57,26 @@ func (a api) readText(body string) string {
 	return strings.ReplaceAll(text.String(), "][", ",") // of token ids
 }
 
-const prefillParams = `,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+const prefillParams = `,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
+	`"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
-// prefill sends a prefill leg and returns kv_transfer_params of its response as a further member of a body.
+// prefill sends a prefill request and returns kv_transfer_params of its response as a further member of a body.
 func prefill(t *testing.T, p *Server, a api, prompt string) (params string) {
 	t.Helper()
 	status, body := post(t, p, a.path, a.request(prompt, "1", prefillParams))
 	object := gjson.Get(body, "kv_transfer_params")
 	if status != http.StatusOK || !object.IsObject() {
-		t.Fatalf("prefill leg: status %d, %s", status, body)
+		t.Fatalf("prefill request: status %d, %s", status, body)
 	}
 	return `,"kv_transfer_params":` + object.Raw
 }
 
-// decode sends a decode leg of 24 tokens and returns the text of its response.
+// decode sends a decode request of 24 tokens and returns the text of its response.
 func decode(t *testing.T, d *Server, a api, prompt, params string) (text string) {
 	t.Helper()
 	status, body := post(t, d, a.path, a.request(prompt, "24", params))
 	if status != http.StatusOK {
-		t.Fatalf("decode leg: status %d, %s", status, body)
+		t.Fatalf("decode request: status %d, %s", status, body)
 	}
 	return a.readText(body)
 }
@@ -157,8 +160,9 @@ func TestTransferParamsOfResponse(t *testing.T) {
 	object := gjson.Parse(strings.TrimPrefix(prefill(t, p, chatAPI, prompt), `,"kv_transfer_params":`))
 	var keys []string
 	object.ForEach(func(key, _ gjson.Result) bool { keys = append(keys, key.Str); return true })
-	if got, want := strings.Join(keys, " "), "do_remote_prefill do_remote_decode remote_block_ids remote_engine_id remote_request_id remote_host remote_port "+
-		"tp_size dcp_size pp_size remote_num_tokens remote_blocks_expiry_time transfer_mode remote_prefill_cached_tokens"; got != want {
+	if got, want := strings.Join(keys, " "),
+		"do_remote_prefill do_remote_decode remote_block_ids remote_engine_id remote_request_id remote_host remote_port "+
+			"tp_size dcp_size pp_size remote_num_tokens remote_blocks_expiry_time transfer_mode remote_prefill_cached_tokens"; got != want {
 		t.Errorf("fields %s, want %s", got, want)
 	}
 	tokens := int(object.Get("remote_num_tokens").Int())
@@ -173,7 +177,7 @@ func TestTransferParamsOfResponse(t *testing.T) {
 	}
 }
 
-// TestNoTransferParams sends prefill legs whose responses have no object.
+// TestNoTransferParams sends prefill requests whose responses have no object.
 func TestNoTransferParams(t *testing.T) {
 	prompt, _ := prompts()
 	for _, c := range []struct {
@@ -203,18 +207,19 @@ func TestNoTransferParams(t *testing.T) {
 	}
 }
 
-func TestDecodeLegWithoutConnector(t *testing.T) {
+func TestDecodeRequestWithoutConnector(t *testing.T) {
 	p, d := startPair(t, func(_, d *Config) { d.Connector.Enabled = false })
 	prompt, _ := prompts()
 	if got, want := decode(t, d, chatAPI, prompt, prefill(t, p, chatAPI, prompt)), plain(t, chatAPI, prompt); got != want {
 		t.Errorf("text %q, want %q", got, want)
 	}
 	if p.Stats().Pinned != 1 || strings.Contains(string(d.formatMetrics()), "nixl") {
-		t.Errorf("%d requests are pinned, want 1; metrics of a connector: %v", p.Stats().Pinned, strings.Contains(string(d.formatMetrics()), "nixl"))
+		t.Errorf("%d requests are pinned, want 1; metrics of a connector: %v", p.Stats().Pinned,
+			strings.Contains(string(d.formatMetrics()), "nixl"))
 	}
 }
 
-// TestWrongRead sends decode legs that read the KV of another prompt: the text is wrong, as is that of later requests
+// TestWrongRead sends decode requests that read the KV of another prompt: the text is wrong, as is that of later requests
 // with the same prompt, until the cache is reset.
 func TestWrongRead(t *testing.T) {
 	prompt, other := prompts()
@@ -230,7 +235,7 @@ func TestWrongRead(t *testing.T) {
 			if params := gjson.Get(body, "kv_transfer_params"); status == http.StatusOK && params.IsObject() {
 				return `,"kv_transfer_params":` + params.Raw
 			}
-			t.Fatalf("prefill leg: status %d, %s", status, body)
+			t.Fatalf("prefill request: status %d, %s", status, body)
 			return ""
 		}, "1.0"},
 		{"second read", 0, func(t *testing.T, p, d *Server) string {
@@ -248,7 +253,7 @@ func TestWrongRead(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p, d := startPair(t, func(p, d *Config) { p.Engine.Lease, d.Engine.Lease = c.lease, c.lease })
 			right := plain(t, chatAPI, prompt)
-			for _, turn := range []struct{ name, params string }{{"decode leg", c.params(t, p, d)}, {"plain request afterwards", ""}} {
+			for _, turn := range []struct{ name, params string }{{"decode request", c.params(t, p, d)}, {"plain request afterwards", ""}} {
 				if got := decode(t, d, chatAPI, prompt, turn.params); got == right || len(got) != len(right) {
 					t.Errorf("%s: text %q, want a wrong one as long as %q", turn.name, got, right)
 				}
@@ -267,7 +272,7 @@ func TestWrongRead(t *testing.T) {
 	}
 }
 
-// TestManyReads sends decode legs of which all but the first choice read what the first one has released.
+// TestManyReads sends decode requests of which all but the first choice read what the first one has released.
 func TestManyReads(t *testing.T) {
 	prompt, other := prompts()
 	for _, c := range []struct {
@@ -362,12 +367,14 @@ func TestFailedTransfer(t *testing.T) {
 							t.Errorf("status %d, %s, want text %q", status, body, want)
 						}
 					case stream == "":
-						if want := `{"error":{"message":` + failure + `,"type":"InternalServerError","param":null,"code":500}}`; status != http.StatusInternalServerError || body != want {
+						if want := `{"error":{"message":` + failure +
+							`,"type":"InternalServerError","param":null,"code":500}}`; status != http.StatusInternalServerError || body != want {
 							t.Errorf("status %d, %s, want a 500 with %s", status, body, want)
 						}
 					default:
 						events := strings.Split(body, "\n\n")
-						if status != http.StatusOK || len(events) != 4 || !strings.Contains(events[0], `"role":"assistant"`) || !strings.Contains(events[1], `data: {"error": {"message": `+failure) || events[2] != "data: [DONE]" {
+						if status != http.StatusOK || len(events) != 4 || !strings.Contains(events[0], `"role":"assistant"`) ||
+							!strings.Contains(events[1], `data: {"error": {"message": `+failure) || events[2] != "data: [DONE]" {
 							t.Errorf("status %d, %s, want a role, an error, and [DONE]", status, body)
 						}
 					}
@@ -379,7 +386,8 @@ func TestFailedTransfer(t *testing.T) {
 				if got := metric(t, d, "vllm:nixl_num_failed_transfers_total", ""); got != "2.0" {
 					t.Errorf("%s failed transfers counted, want 2", got)
 				}
-				if want := `vllm:request_success_total{engine="0",finished_reason="` + ended + `",model_name="sim"} `; strings.Contains(string(d.formatMetrics()), want+"0.0") {
+				if want := `vllm:request_success_total{engine="0",finished_reason="` + ended +
+					`",model_name="sim"} `; strings.Contains(string(d.formatMetrics()), want+"0.0") {
 					t.Errorf("no request is counted as %s", ended)
 				}
 			})
@@ -401,7 +409,8 @@ func TestFailedTransferInOtherAPIs(t *testing.T) {
 			p, d := startPair(t, nil)
 			set(t, d, Fault{Kind: TransferFail})
 			params := prefill(t, p, a, prompt)
-			if status, body := post(t, d, a.path, a.request(prompt, "24", params)); status != http.StatusInternalServerError || !strings.Contains(body, "Internal server error") {
+			if status, body := post(t, d, a.path, a.request(prompt, "24", params)); status != http.StatusInternalServerError ||
+				!strings.Contains(body, "Internal server error") {
 				t.Errorf("status %d, %s, want a 500", status, body)
 			}
 			resp, err := http.Post(d.URL()+a.path, "application/json", strings.NewReader(a.request(prompt, "24", params+`,"stream":true`)))
@@ -410,14 +419,15 @@ func TestFailedTransferInOtherAPIs(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
-			if truncated := err != nil; !strings.HasPrefix(string(body), c.before) || !strings.Contains(string(body), c.failure) || truncated != (c.failure == "") {
+			if truncated := err != nil; !strings.HasPrefix(string(body), c.before) || !strings.Contains(string(body), c.failure) ||
+				truncated != (c.failure == "") {
 				t.Errorf("%v, %s, want it to begin with %q and have %q", err, body, c.before, c.failure)
 			}
 		})
 	}
 }
 
-// TestTooFewRemoteBlocks sends a decode leg that kills its replica, where another request runs.
+// TestTooFewRemoteBlocks sends a decode request that kills its replica, where another request runs.
 func TestTooFewRemoteBlocks(t *testing.T) {
 	prompt, _ := prompts()
 	p, d := startPair(t, nil)
@@ -431,7 +441,8 @@ func TestTooFewRemoteBlocks(t *testing.T) {
 	until(t, "the other request is queued", d.hasLiveRequests)
 	started := d.processStartTime()
 	few := strings.Replace(params, `"remote_block_ids":[[`, `"remote_block_ids":[[1]],"was":[[`, 1)
-	if status, body := post(t, d, chatAPI.path, chatAPI.request(prompt, "24", few)); status != http.StatusInternalServerError || !strings.Contains(body, errEngineDead.Error()) {
+	if status, body := post(t, d, chatAPI.path, chatAPI.request(prompt, "24", few)); status != http.StatusInternalServerError ||
+		!strings.Contains(body, errEngineDead.Error()) {
 		t.Errorf("status %d, %s, want a 500 of a dead engine", status, body)
 	}
 	if status := <-running; status != http.StatusInternalServerError || d.processStartTime().Equal(started) {
@@ -439,7 +450,7 @@ func TestTooFewRemoteBlocks(t *testing.T) {
 	}
 }
 
-func TestRefusedDecodeLegReleases(t *testing.T) {
+func TestRefusedDecodeRequestReleases(t *testing.T) {
 	prompt, _ := prompts()
 	replace := func(old, new string) func(body string) string {
 		return func(body string) string { return strings.Replace(body, old, new, 1) }
@@ -481,14 +492,18 @@ func TestClientDisconnects(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		change  func(p, d *Config)
-		prefill bool // it leaves during the prefill leg
+		prefill bool // it leaves during the prefill request
 		fault   FaultKind
 		left    func(p, d *Server) bool // it can leave now
 	}{
-		{"during the prefill leg", func(p, _ *Config) { p.Engine = engine.Config{PrefillRate: 1} }, true, "", func(p, _ *Server) bool { return p.hasLiveRequests() }},
-		{"while the decode leg is queued", nil, false, Freeze, func(_, d *Server) bool { return d.Stats().Waiting == 1 }},
+		{"during the prefill request", func(p, _ *Config) {
+			p.Engine = engine.Config{PrefillRate: 1}
+		}, true, "", func(p, _ *Server) bool { return p.hasLiveRequests() }},
+		{"while the decode request is queued", nil, false, Freeze, func(_, d *Server) bool { return d.Stats().Waiting == 1 }},
 		{"during the transfer", func(_, d *Config) { d.Engine = slow }, false, "", func(_, d *Server) bool { return d.Stats().Loading == 1 }},
-		{"while it decodes", func(_, d *Config) { d.Engine = engine.Config{TransferTime: time.Millisecond} }, false, "", func(_, d *Server) bool { return d.Stats().Running == 1 }},
+		{"while it decodes", func(_, d *Config) {
+			d.Engine = engine.Config{TransferTime: time.Millisecond}
+		}, false, "", func(_, d *Server) bool { return d.Stats().Running == 1 }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, d := startPair(t, c.change)
@@ -522,7 +537,7 @@ func TestClientDisconnects(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsWhileQueued keeps a decode leg queued for longer than the lease.
+// TestHeartbeatsWhileQueued keeps a decode request queued for longer than the lease.
 func TestHeartbeatsWhileQueued(t *testing.T) {
 	const lease = 1200 * time.Millisecond
 	p, d := startPair(t, func(p, d *Config) { p.Engine.Lease, d.Engine.Lease = lease, lease })
@@ -542,20 +557,20 @@ func TestHeartbeatsWhileQueued(t *testing.T) {
 	}
 }
 
-func TestUsageOfDecodeLeg(t *testing.T) {
+func TestUsageOfDecodeRequest(t *testing.T) {
 	prompt, _ := prompts()
 	p, d := startPair(t, nil)
 	params := prefill(t, p, chatAPI, prompt)
 	prompted := ask(t, d, chatAPI.request(prompt, "2", params))
 	if got := prompted.Usage.PromptTokensDetails.CachedTokens; got != 0 {
-		t.Errorf("%d cached tokens, want the 0 of the prefill leg", got)
+		t.Errorf("%d cached tokens, want the 0 of the prefill request", got)
 	}
 	params = prefill(t, p, chatAPI, prompt)
 	d.ResetPrefixCache(false)
 	d.cfg.Connector.Enabled = false
 	want := (prompted.Usage.PromptTokens - 1) / 16 * 16
 	if got := ask(t, d, chatAPI.request(prompt, "2", params)).Usage.PromptTokensDetails.CachedTokens; got != want {
-		t.Errorf("%d cached tokens, want the %d of the prefill leg, though all were computed", got, want)
+		t.Errorf("%d cached tokens, want the %d of the prefill request, though all were computed", got, want)
 	}
 }
 
@@ -589,7 +604,8 @@ func TestVersion(t *testing.T) {
 		if got := getBody(t, s, "/version"); got != `{"version":"`+want+`"}` {
 			t.Errorf("version %q: %s", configured, got)
 		}
-		if _, body := post(t, s, chatAPI.path, chatAPI.request("Hi", "1", "")); gjson.Get(body, "system_fingerprint").Str != "vllm-"+want+"-simulated" {
+		if _, body := post(t, s, chatAPI.path, chatAPI.request("Hi", "1", "")); gjson.Get(body, "system_fingerprint").Str != "vllm-"+want+
+			"-simulated" {
 			t.Errorf("version %q: %s", configured, body)
 		}
 	}
@@ -607,11 +623,12 @@ func TestSideChannelRefuses(t *testing.T) {
 	}
 }
 
-// TestLease runs a prefill leg without a server, so that its lease passes in virtual time.
+// TestLease runs a prefill request without a server, so that its lease passes in virtual time.
 func TestLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewServer(Config{Engine: fast, Connector: ConnectorConfig{Enabled: true}})
-		q, err := s.newSequence(params{model: "sim", maxTokens: 1, transfer: transferParams{prefillLeg: true}}, tokenizer(4).tokenize(bytes.Repeat([]byte("word"), 100), nil), 0, nil)
+		q, err := s.newSequence(params{model: "sim", maxTokens: 1, transfer: transferParams{prefillRequest: true}},
+			tokenizer(4).tokenize(bytes.Repeat([]byte("word"), 100), nil), 0, nil)
 		if err == nil {
 			err = s.submitAll([]*sequence{q}, anyRank)
 		}
@@ -640,12 +657,12 @@ func TestLease(t *testing.T) {
 		if out := ask(operationRead); out.Prompt != 0 || s.ranks[0].counters.lateNotifications != 1 {
 			t.Errorf("read %+v after the lease, %d late notifications", out, s.ranks[0].counters.lateNotifications)
 		}
-		if len(s.prefillLegs) != 1 {
-			t.Errorf("%d prefill legs, want the one that has ended", len(s.prefillLegs))
+		if len(s.prefillRequests) != 1 {
+			t.Errorf("%d prefill requests, want the one that has ended", len(s.prefillRequests))
 		}
-		s.addPrefillLegs([]*sequence{{Request: engine.Request{PrefillLeg: true}}})
-		if len(s.prefillLegs) != 1 || s.prefillLegs[q.transferID] != nil {
-			t.Error("the prefill leg that has ended was not forgotten")
+		s.addPrefillRequests([]*sequence{{Request: engine.Request{PrefillRequest: true}}})
+		if len(s.prefillRequests) != 1 || s.prefillRequests[q.transferID] != nil {
+			t.Error("the prefill request that has ended was not forgotten")
 		}
 	})
 }
@@ -680,7 +697,8 @@ func TestHeartbeatInterval(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second)
 		defer cancel()
 		err := s.transfer(ctx, &sequence{transferParams: transferParams{address: "p:1", engineID: "e", requestID: "r"}})
-		if want := []time.Duration{0, 5 * time.Second, 10 * time.Second, 15 * time.Second}; !errors.Is(err, context.DeadlineExceeded) || !slices.Equal(beats, want) {
+		if want := []time.Duration{0, 5 * time.Second, 10 * time.Second, 15 * time.Second}; !errors.Is(err, context.DeadlineExceeded) ||
+			!slices.Equal(beats, want) {
 			t.Errorf("%v, heartbeats at %v, want %v", err, beats, want)
 		}
 	})
@@ -705,8 +723,10 @@ func TestHandshakeTimeout(t *testing.T) {
 }
 
 func TestParseTransferParams(t *testing.T) {
-	const complete = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8],[9]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":5600,"tp_size":1,"remote_prefill_cached_tokens":3}`
-	parsed := transferParams{decodeLeg: true, address: "h:5600", engineID: "e", requestID: "r", blocks: 3, cachedTokens: 3, hasCachedTokens: true}
+	const complete = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8],[9]],"remote_engine_id":"e",` +
+		`"remote_request_id":"r","remote_host":"h","remote_port":5600,"tp_size":1,"remote_prefill_cached_tokens":3}`
+	parsed := transferParams{decodeRequest: true, address: "h:5600", engineID: "e", requestID: "r", blocks: 3, cachedTokens: 3,
+		hasCachedTokens: true}
 	without := func(old, new string) string { return strings.Replace(complete, old, new, 1) }
 	unreachable := parsed
 	unreachable.address = ""
@@ -719,10 +739,11 @@ func TestParseTransferParams(t *testing.T) {
 		{"null", "null", transferParams{}, false},
 		{"a string", `"yes"`, transferParams{}, true},
 		{"a list", `[]`, transferParams{}, true},
-		{"neither leg", `{}`, transferParams{}, false},
-		{"prefill leg", strings.TrimPrefix(prefillParams, `,"kv_transfer_params":`), transferParams{prefillLeg: true}, false},
-		{"decode leg", complete, parsed, false},
-		{"both: as in bidirectional mode, which is not simulated", without(`"do_remote_decode":false`, `"do_remote_decode":true`), transferParams{prefillLeg: true}, false},
+		{"neither", `{}`, transferParams{}, false},
+		{"prefill request", strings.TrimPrefix(prefillParams, `,"kv_transfer_params":`), transferParams{prefillRequest: true}, false},
+		{"decode request", complete, parsed, false},
+		{"both: as in bidirectional mode, which is not simulated", without(`"do_remote_decode":false`, `"do_remote_decode":true`),
+			transferParams{prefillRequest: true}, false},
 		{"IPv6", without(`"h"`, `"::1"`), func() transferParams { p := parsed; p.address = "[::1]:5600"; return p }(), false},
 		{"no blocks", without("[[7,8],[9]]", "null"), func() transferParams { p := parsed; p.blocks = 0; return p }(), false},
 		{"no host", without(`"h"`, "null"), unreachable, false},
@@ -746,7 +767,7 @@ func FuzzTransferParams(f *testing.F) {
 		if err != nil || p.address == "" {
 			return
 		}
-		if !p.decodeLeg || p.prefillLeg || p.engineID == "" || p.requestID == "" || p.cachedTokens < 0 {
+		if !p.decodeRequest || p.prefillRequest || p.engineID == "" || p.requestID == "" || p.cachedTokens < 0 {
 			t.Errorf("%+v", p)
 		}
 		if u, err := url.Parse("http://" + p.address + sideChannelPath); err != nil || u.Path != sideChannelPath || u.Host != p.address {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/clock"
 	"warmroute/kvevents/zmtp"
 )
 
@@ -17,7 +18,10 @@ const maxPeers = 1024
 // acceptRetryDelay is the time until the next try when no connection could be accepted.
 const acceptRetryDelay = 50 * time.Millisecond
 
-// zmtpServer accepts connections to one ZeroMQ socket. Its methods are safe for concurrent use.
+// reconnectDelay is the time until a socket that connects tries again, as in ZeroMQ.
+const reconnectDelay = 100 * time.Millisecond
+
+// zmtpServer has the connections of one ZeroMQ socket. Its methods are safe for concurrent use.
 type zmtpServer struct {
 	socketType zmtp.SocketType
 	handle     func(*zmtp.Conn)
@@ -66,6 +70,25 @@ func (s *zmtpServer) serve(ctx context.Context, l net.Listener) {
 				s.handle(c)
 			}
 		})
+	}
+}
+
+// serveDialed keeps a connection to an address, and serves it, until ctx is done. Then it closes the connection, waits for what it
+// started and returns.
+func (s *zmtpServer) serveDialed(ctx context.Context, address string) {
+	defer context.AfterFunc(ctx, s.closeAll)()
+	for ctx.Err() == nil {
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err == nil && s.add(conn) {
+			if c, err := zmtp.Handshake(conn, s.socketType); err == nil {
+				s.handle(c)
+			}
+			s.remove(conn)
+		} else if err == nil {
+			conn.Close()
+		}
+		clock.Sleep(ctx, reconnectDelay)
 	}
 }
 

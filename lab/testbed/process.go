@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -155,20 +156,37 @@ func getStatus(ctx context.Context, client *http.Client, url string) (status int
 	return resp.StatusCode, err
 }
 
-// FreePorts returns n free ports below the ephemeral range, so that no client connection
-// takes the port of a replica that is down.
+const firstPort, lastPort = 20_000, 31_999
+
+// nextPort is where FreePorts looks next; 0: it has not looked yet.
+var nextPort struct {
+	mu   sync.Mutex
+	port int
+}
+
+// FreePorts returns n free ports below the ephemeral range, so that no client connection takes the port of a replica that
+// is down. No call returns a port that an earlier one has, until all were looked at.
 func FreePorts(n int) ([]int, error) {
-	var ports []int
-	for port := 20_000 + os.Getpid()%97*100; len(ports) < n; port++ {
-		if port == 32_000 {
-			return nil, errors.New("not enough free ports between 20000 and 32000")
+	nextPort.mu.Lock()
+	defer nextPort.mu.Unlock()
+	if nextPort.port == 0 { // other processes begin elsewhere
+		nextPort.port = firstPort + rand.IntN(lastPort-firstPort)
+	}
+	var free []int
+	for looked := 0; len(free) < n; looked++ {
+		if looked > lastPort-firstPort {
+			return nil, fmt.Errorf("less than %d free ports between %d and %d", n, firstPort, lastPort)
+		}
+		port := nextPort.port
+		if nextPort.port++; nextPort.port > lastPort {
+			nextPort.port = firstPort
 		}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err != nil {
 			continue
 		}
 		l.Close()
-		ports = append(ports, port)
+		free = append(free, port)
 	}
-	return ports, nil
+	return free, nil
 }

@@ -27,12 +27,12 @@ type Proxy struct {
 
 	Environment []string // further variables of the process, as NAME=value
 
-	binary     string
-	settings   string
-	listen     string
-	client     *http.Client // trusts its certificate
-	process    *Process
-	handedOver bool // listeners were handed over to a process in the same group
+	binary   string
+	settings string
+	listen   string
+	client   *http.Client // trusts its certificate
+	process  *Process
+	upgraded bool // a process in the same group has the listeners
 }
 
 // NewProxy returns a proxy, not started, that listens on two ports of 127.0.0.1. configLines
@@ -111,13 +111,13 @@ func (p *Proxy) Reload(ctx context.Context, wantResult string, replicas []*Repli
 }
 
 // Signal sends a signal to the process.
-func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, p.handedOver) }
+func (p *Proxy) Signal(s syscall.Signal) error { return p.process.signal(s, p.upgraded) }
 
 // LimitDescriptors sets the process's limit of file descriptors with prlimit(1), and
-// returns a function that restores it. It fails after HandOver.
+// returns a function that restores it. It fails after Upgrade.
 func (p *Proxy) LimitDescriptors(ctx context.Context, n int) (undo func() error, err error) {
-	if p.handedOver {
-		return nil, errors.New("unknown process ID after a hand-over")
+	if p.upgraded {
+		return nil, errors.New("unknown process ID after a binary upgrade")
 	}
 	pid := fmt.Sprint("--pid=", p.process.PID())
 	before, err := exec.CommandContext(ctx, "prlimit", pid, "--nofile", "--output=SOFT", "--noheadings", "--raw").Output()
@@ -133,9 +133,9 @@ func (p *Proxy) LimitDescriptors(ctx context.Context, n int) (undo func() error,
 	return func() error { return set(strings.TrimSpace(string(before))) }, set(fmt.Sprint(n))
 }
 
-// HandOver makes the proxy hand its listeners over to a new process (SIGUSR2), and returns
+// Upgrade makes the proxy start a binary upgrade (SIGUSR2), and returns
 // when the old process has ended with status 0. It can be called once.
-func (p *Proxy) HandOver(ctx context.Context, oldExitTimeout time.Duration) error {
+func (p *Proxy) Upgrade(ctx context.Context, oldExitTimeout time.Duration) error {
 	if err := p.Signal(syscall.SIGUSR2); err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (p *Proxy) HandOver(ctx context.Context, oldExitTimeout time.Duration) erro
 		return ctx.Err()
 	}
 	// The new process is not our child, but it is in the same process group.
-	p.handedOver = true
+	p.upgraded = true
 	return p.process.err
 }
 
@@ -158,7 +158,7 @@ func (p *Proxy) Terminate(limit time.Duration) error {
 	}
 	process := p.process
 	p.process = nil
-	if !p.handedOver {
+	if !p.upgraded {
 		return process.Terminate(limit)
 	}
 	if err := process.signal(syscall.SIGTERM, true); err != nil {

@@ -105,20 +105,30 @@ func ok(id string) *Entry {
 func TestLines(t *testing.T) {
 	full := &Entry{
 		At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), ID: "r-1", Client: "10.0.0.1:5", Key: "team", Endpoint: "/v1/chat/completions",
-		Model: "m", Backend: "b", PrefillBackend: "p", Reason: "prefix", Phase: "in_stream", TraceID: "0af7651916cd43dd8448eb211c80319c", Failures: []Failure{{"a", "connect"}, {"b", "status_503"}},
-		Code: 499, Attempts: 3, BytesIn: 10, BytesOut: 20, Tokens: Tokens{Prompt: 100, Predicted: 64, Cached: 0, Output: 7},
-		Times: Times{Total: 2 * time.Second, TTFT: 1500 * time.Microsecond, Queued: 30 * time.Millisecond, Overhead: 42 * time.Microsecond, Prefill: 70 * time.Millisecond},
+		Model: "m", Backend: "b", PrefillBackend: "p", Reason: "prefix", Disconnected: "in_stream", TraceID: "0af7651916cd43dd8448eb211c80319c",
+		Failures: []Failure{{"a", "connect"}, {"b", "status_503"}},
+		Code:     499, Attempts: 3, BytesIn: 10, BytesOut: 20, Tokens: Tokens{Prompt: 100, Predicted: 64, Cached: 0, Output: 7},
+		Times: Times{Total: 2 * time.Second, TTFT: 1500 * time.Microsecond, Queued: 30 * time.Millisecond, Overhead: 42 * time.Microsecond,
+			Prefill: 70 * time.Millisecond},
 	}
 	refused := &Entry{At: full.At, ID: "r-2", Endpoint: "/v1/chat/completions", Code: 503, Tokens: Tokens{Cached: -1}}
 	for format, want := range map[string]string{
-		"json": `{"time":"2026-01-02T03:04:05Z","level":"INFO","msg":"request","request_id":"r-1","client":"10.0.0.1:5","key":"team","endpoint":"/v1/chat/completions","model":"m","code":499,` +
-			`"duration_ms":2000,"bytes_in":10,"bytes_out":20,"backend":"b","reason":"prefix","attempts":3,"prompt_tokens":100,"predicted_tokens":64,"cached_tokens":0,"output_tokens":7,"overhead_us":42,` +
-			`"prefill_backend":"p","prefill_ms":70,"ttft_ms":1.5,"queue_ms":30,"failures":"connect,status_503","aborted":"in_stream","trace_id":"0af7651916cd43dd8448eb211c80319c"}` + "\n" +
-			`{"time":"2026-01-02T03:04:05Z","level":"WARN","msg":"request","request_id":"r-2","endpoint":"/v1/chat/completions","code":503,"duration_ms":0,"bytes_in":0,"bytes_out":0}` + "\n",
-		"text": `time=2026-01-02T03:04:05.000Z level=INFO msg=request request_id=r-1 client=10.0.0.1:5 key=team endpoint=/v1/chat/completions model=m code=499 ` +
-			`duration_ms=2000 bytes_in=10 bytes_out=20 backend=b reason=prefix attempts=3 prompt_tokens=100 predicted_tokens=64 cached_tokens=0 output_tokens=7 overhead_us=42 ` +
-			`prefill_backend=p prefill_ms=70 ttft_ms=1.5 queue_ms=30 failures=connect,status_503 aborted=in_stream trace_id=0af7651916cd43dd8448eb211c80319c` + "\n" +
-			`time=2026-01-02T03:04:05.000Z level=WARN msg=request request_id=r-2 endpoint=/v1/chat/completions code=503 duration_ms=0 bytes_in=0 bytes_out=0` + "\n",
+		"json": `{"time":"2026-01-02T03:04:05Z","level":"INFO","msg":"request","request_id":"r-1","client":"10.0.0.1:5","key":"team",` +
+			`"endpoint":"/v1/chat/completions","model":"m","code":499,` +
+			`"duration_ms":2000,"bytes_in":10,"bytes_out":20,"backend":"b","reason":"prefix","attempts":3,"prompt_tokens":100,` +
+			`"predicted_tokens":64,"cached_tokens":0,"output_tokens":7,"overhead_us":42,` +
+			`"prefill_backend":"p","prefill_ms":70,"ttft_ms":1.5,"queue_ms":30,"failures":"connect,status_503","disconnected":"in_stream",` +
+			`"trace_id":"0af7651916cd43dd8448eb211c80319c"}` + "\n" +
+			`{"time":"2026-01-02T03:04:05Z","level":"WARN","msg":"request","request_id":"r-2","endpoint":"/v1/chat/completions","code":503,` +
+			`"duration_ms":0,"bytes_in":0,"bytes_out":0}` + "\n",
+		"text": `time=2026-01-02T03:04:05.000Z level=INFO msg=request request_id=r-1 client=10.0.0.1:5 key=team endpoint=/v1/chat/completions ` +
+			`model=m code=499 ` +
+			`duration_ms=2000 bytes_in=10 bytes_out=20 backend=b reason=prefix attempts=3 prompt_tokens=100 predicted_tokens=64 cached_tokens=0 ` +
+			`output_tokens=7 overhead_us=42 ` +
+			`prefill_backend=p prefill_ms=70 ttft_ms=1.5 queue_ms=30 failures=connect,status_503 disconnected=in_stream ` +
+			`trace_id=0af7651916cd43dd8448eb211c80319c` + "\n" +
+			`time=2026-01-02T03:04:05.000Z level=WARN msg=request request_id=r-2 endpoint=/v1/chat/completions code=503 duration_ms=0 bytes_in=0 ` +
+			`bytes_out=0` + "\n",
 	} {
 		path := filepath.Join(t.TempDir(), "log")
 		l := start(t, Settings{File: path, Format: format, Sample: 1})
@@ -143,7 +153,7 @@ func TestSample(t *testing.T) {
 		l.EnqueueSampled(e)
 	}
 	late := ok("late") // left with the status already sent
-	late.Phase = "in_body"
+	late.Disconnected = "in_body"
 	l.EnqueueSampled(late)
 	if err := configure(t, l.Log, Settings{File: path, Format: "json", Sample: 0.5}); err != nil {
 		t.Fatal(err)
@@ -278,7 +288,8 @@ func BenchmarkLogRequest(b *testing.B) {
 			var writing sync.WaitGroup
 			writing.Go(func() { l.Run(ctx, nil) })
 			e := ok("wr-0123456789abcdef0123456789abcdef")
-			e.Endpoint, e.Model, e.Backend, e.Reason, e.Attempts, e.Client = "/v1/chat/completions", "m", "b:8000", "prefix", 1, "127.0.0.1:"+strconv.Itoa(40000)
+			e.Endpoint, e.Model, e.Backend, e.Reason, e.Attempts, e.Client = "/v1/chat/completions", "m", "b:8000", "prefix", 1,
+				"127.0.0.1:"+strconv.Itoa(40000)
 			b.ReportAllocs()
 			for b.Loop() {
 				l.EnqueueSampled(e)

@@ -16,20 +16,24 @@ type Entry struct {
 	Key      string // name of the API key
 	Endpoint string
 	Model    string
-	Backend  string
+	// ModelName is the name by which the model was asked for, of models.names; "": by none.
+	ModelName string
+	Backend   string
 	// PrefillBackend has done the prefill, if that is another one.
 	PrefillBackend string
 
-	Reason   string // of the choice of the backend
-	Phase    string // in which the request was aborted; empty: it was not
-	TraceID  string
-	Failures []Failure // attempts that failed, the first of them
-	Code     int       // 499: client disconnected
-	Attempts int
-	BytesIn  int64 // of the request's body
-	BytesOut int64 // of the response's body
-	Tokens   Tokens
-	Times    Times
+	Reason string // of the choice of the backend
+	// Disconnected is what the request was doing when its client disconnected; empty: it did not.
+	Disconnected string
+	Cancelled    bool // by an operator
+	TraceID      string
+	Failures     []Failure // attempts that failed, the first of them
+	Code         int       // 499: client disconnected
+	Attempts     int
+	BytesIn      int64 // of the request's body
+	BytesOut     int64 // of the response's body
+	Tokens       Tokens
+	Times        Times
 }
 
 // Failure is an attempt that failed.
@@ -52,10 +56,12 @@ type Times struct {
 	TTFT     time.Duration
 	Queued   time.Duration // in the admission queue
 	Overhead time.Duration // of the proxy
-	Prefill  time.Duration // of PrefillBackend's leg
+	Prefill  time.Duration // of PrefillBackend's request
 }
 
-func (e *Entry) failed() bool { return e.Code >= http.StatusBadRequest || e.Phase != "" }
+func (e *Entry) failed() bool {
+	return e.Code >= http.StatusBadRequest || e.Disconnected != "" || e.Cancelled
+}
 
 // record returns the attributes of the line.
 func (e *Entry) record() slog.Record {
@@ -64,8 +70,10 @@ func (e *Entry) record() slog.Record {
 		level = slog.LevelWarn
 	}
 	attrs := append(make([]slog.Attr, 0, 24),
-		slog.String("request_id", e.ID), slog.String("client", e.Client), slog.String("key", e.Key), slog.String("endpoint", e.Endpoint), slog.String("model", e.Model),
-		slog.Int("code", e.Code), slog.Float64("duration_ms", milliseconds(e.Times.Total)), slog.Int64("bytes_in", e.BytesIn), slog.Int64("bytes_out", e.BytesOut))
+		slog.String("request_id", e.ID), slog.String("client", e.Client), slog.String("key", e.Key), slog.String("endpoint", e.Endpoint),
+		slog.String("model", e.Model), slog.String("model_name", e.ModelName),
+		slog.Int("code", e.Code), slog.Float64("duration_ms", milliseconds(e.Times.Total)), slog.Int64("bytes_in", e.BytesIn),
+		slog.Int64("bytes_out", e.BytesOut))
 	if e.Backend != "" {
 		attrs = append(attrs, slog.String("backend", e.Backend), slog.String("reason", e.Reason), slog.Int("attempts", e.Attempts),
 			slog.Int("prompt_tokens", e.Tokens.Prompt), slog.Int("predicted_tokens", e.Tokens.Predicted))
@@ -87,7 +95,11 @@ func (e *Entry) record() slog.Record {
 	for i, f := range e.Failures {
 		reasons[i] = f.Reason
 	}
-	attrs = append(attrs, slog.String("failures", strings.Join(reasons, ",")), slog.String("aborted", e.Phase), slog.String("trace_id", e.TraceID))
+	attrs = append(attrs, slog.String("failures", strings.Join(reasons, ",")), slog.String("disconnected", e.Disconnected))
+	if e.Cancelled {
+		attrs = append(attrs, slog.Bool("cancelled", true))
+	}
+	attrs = append(attrs, slog.String("trace_id", e.TraceID))
 	r := slog.NewRecord(e.At, level, "request", 0)
 	r.AddAttrs(slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.Kind() == slog.KindString && a.Value.String() == "" })...)
 	return r

@@ -58,11 +58,11 @@ func (a *Activity) Decisions() []DecisionRecord {
 // Explanation returns why the backend was picked, in a sentence.
 func (d *DecisionRecord) Explanation() string {
 	sentence := cmp.Or(map[string]string{
-		router.ReasonPrefix: "longest match",
-		router.ReasonSpill:  "another backend has a longer match but is too busy",
-		router.ReasonCold:   "no backend has a match; this one is the least busy",
-		router.ReasonLoad:   "the request has no prompt, or one shorter than a block; this one is the least busy",
-		router.ReasonOnly:   "no other backend could accept it",
+		router.ReasonPrefix:      "longest match",
+		router.ReasonMatchedBusy: "another backend has a longer match but is too busy",
+		router.ReasonNoMatch:     "no backend has a match; this one is the least busy",
+		router.ReasonLoad:        "the request has no prompt, or one shorter than a block; this one is the least busy",
+		router.ReasonOnly:        "no other backend could accept it",
 	}[d.Reason], "policy "+d.Reason)
 	if d.AheadTokens > 0 {
 		sentence += fmt.Sprintf(", behind %d queued prefill tokens", d.AheadTokens)

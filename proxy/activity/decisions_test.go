@@ -22,7 +22,8 @@ func TestLatestDecisions(t *testing.T) {
 	if len(got) != maxDecisions || got[0].RequestID != fmt.Sprint("id-", maxDecisions+2) || got[maxDecisions-1].RequestID != "id-3" {
 		t.Fatalf("got %d, from %s to %s", len(got), got[0].RequestID, got[len(got)-1].RequestID)
 	}
-	if first := got[0]; first.Number != maxDecisions+3 || first.Attempt != 2 || first.QueueTime != time.Second || first.Backend != "b" || first.Model != "m" {
+	if first := got[0]; first.Number != maxDecisions+3 || first.Attempt != 2 || first.QueueTime != time.Second || first.Backend != "b" ||
+		first.Model != "m" {
 		t.Errorf("got %+v", first)
 	}
 }

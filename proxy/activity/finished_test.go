@@ -54,10 +54,12 @@ func TestFinishedRequestsOverwriteTheOldest(t *testing.T) {
 		a.finished.add(&FinishedRequest{Entry: accesslog.Entry{ID: fmt.Sprint(i), Code: code, At: began.Add(time.Duration(i))}}, true)
 	}
 	all := a.FindFinished(FinishedFilter{}, 3)
-	if all.Found != MaxFinished || all.Finished != MaxFinished+5 || !all.Oldest.Equal(began.Add(5)) || len(all.Requests) != 3 || all.Requests[0].ID != fmt.Sprint(MaxFinished+4) || all.Requests[2].ID != fmt.Sprint(MaxFinished+2) {
+	if all.Found != MaxFinished || all.Finished != MaxFinished+5 || !all.Oldest.Equal(began.Add(5)) || len(all.Requests) != 3 ||
+		all.Requests[0].ID != fmt.Sprint(MaxFinished+4) || all.Requests[2].ID != fmt.Sprint(MaxFinished+2) {
 		t.Errorf("got %+v", all)
 	}
-	if failed := a.FindFinished(FinishedFilter{MinStatus: 500, MaxStatus: 599}, 100); failed.Found != 10 || failed.Requests[0].ID != "10000" || failed.Requests[9].ID != "1000" {
+	if failed := a.FindFinished(FinishedFilter{MinStatus: 500, MaxStatus: 599}, 100); failed.Found != 10 || failed.Requests[0].ID != "10000" ||
+		failed.Requests[9].ID != "1000" {
 		t.Errorf("failed ones: %+v", failed)
 	}
 	if got := a.FindFinished(FinishedFilter{ID: "4"}, 10); got.Found != 0 {
@@ -76,7 +78,8 @@ func TestFinishedRequestsUnderFlood(t *testing.T) {
 		add(http.StatusUnauthorized)
 	}
 	add(http.StatusOK)
-	if got := a.FindFinished(FinishedFilter{MaxStatus: 299}, 10); got.Found != 2 || got.Requests[0].Number != 2*MaxFinished+2 || got.Requests[1].Number != 1 {
+	if got := a.FindFinished(FinishedFilter{MaxStatus: 299}, 10); got.Found != 2 || got.Requests[0].Number != 2*MaxFinished+2 ||
+		got.Requests[1].Number != 1 {
 		t.Errorf("of the others: %+v", got)
 	}
 	got := a.FindFinished(FinishedFilter{}, 2)
@@ -131,7 +134,8 @@ func TestMemoryOfActivity(t *testing.T) {
 			Failures: []accesslog.Failure{{Backend: "gpu-0", Reason: "connect"}, {Backend: "gpu-2", Reason: "connect"}},
 		}}, i%2 == 0)
 		model := fmt.Sprintf("model-%d", i)
-		a.stats.countEnded(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: time.Second})
+		a.stats.countEnded(&backends.Backend{Name: "b", Slot: i % 64}, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model,
+			TTFT: time.Second})
 	}
 	if took := heap() - before; took > maxActivityBytes {
 		t.Errorf("%d MiB", took>>20)

@@ -37,10 +37,11 @@ type statsWindow struct {
 
 // counts are figures of requests that have ended.
 type counts struct {
-	requests int
-	failed   int // with an error; a client disconnect is none
-	prompt   int // tokens, of successful requests
-	cached   int // of them, as reported, else as predicted
+	requests  int
+	failed    int // with an error; a client disconnect is none
+	prompt    int // tokens, of successful requests
+	cached    int // of prompt, as reported, else as predicted
+	elsewhere int // of prompt, computed although another backend had them cached
 }
 
 // series are the counts of the fleet or of a model.
@@ -94,7 +95,7 @@ func (w *statsWindow) countEnded(b *backends.Backend, ended time.Time, o *metric
 		c.failed = 1
 	}
 	if o.Code == 200 {
-		c.prompt, c.cached = o.PromptTokens, o.CachedTokens
+		c.prompt, c.cached, c.elsewhere = o.PromptTokens, o.CachedTokens, o.ElsewhereTokens
 	}
 	bucket := ttftBucket(o.TTFT)
 	w.mu.Lock()
@@ -169,11 +170,14 @@ func (c *counts) merge(more *counts) {
 	c.failed += more.failed
 	c.prompt += more.prompt
 	c.cached += more.cached
+	c.elsewhere += more.elsewhere
 }
 
 func (c *counts) failedRatio() float64 { return float64(c.failed) / float64(c.requests) }
 
 func (c *counts) hitRatio() float64 { return min(float64(c.cached)/float64(c.prompt), 1) }
+
+func (c *counts) elsewhereRatio() float64 { return min(float64(c.elsewhere)/float64(c.prompt), 1) }
 
 // ttftHistogram counts TTFTs by ttftBucket.
 type ttftHistogram [ttftBuckets]uint32
@@ -209,6 +213,7 @@ type Recent struct {
 	PerSecond      float64 // requests that ended
 	Failed         float64 // share of them that failed; a client disconnect is no failure
 	HitRatio       float64 // share of prompt tokens from the cache, as reported, else as predicted
+	ElsewhereRatio float64 // share of prompt tokens that another backend held, and that were computed again
 	TTFT50, TTFT99 float64 // median and 99th percentile in seconds; NaN for a single backend
 	Queued         int     // requests in the queue, up to StatsInterval ago; 0 for a single backend
 }
@@ -244,7 +249,8 @@ func (a *Activity) Stats() Stats {
 			}
 		}
 		if of.backend != nil {
-			out.Backends[of.backend] = Recent{float64(c.requests) / seconds, c.failedRatio(), c.hitRatio(), math.NaN(), math.NaN(), 0}
+			out.Backends[of.backend] = Recent{float64(c.requests) / seconds, c.failedRatio(), c.hitRatio(), c.elsewhereRatio(), math.NaN(),
+				math.NaN(), 0}
 		}
 	}
 	return out
@@ -261,7 +267,8 @@ func (s *series) recent(now int64, seconds float64) Recent {
 			sum.ttft[bucket] += n
 		}
 	}
-	return Recent{float64(sum.requests) / seconds, sum.failedRatio(), sum.hitRatio(), sum.ttft.quantile(0.5), sum.ttft.quantile(0.99), s.queued}
+	return Recent{float64(sum.requests) / seconds, sum.failedRatio(), sum.hitRatio(), sum.elsewhereRatio(), sum.ttft.quantile(0.5),
+		sum.ttft.quantile(0.99), s.queued}
 }
 
 // History has series of points StatsInterval apart, oldest first. Unknown values are NaN, as are those before the

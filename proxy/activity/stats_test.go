@@ -17,7 +17,8 @@ func TestStatsWindowExpiry(t *testing.T) {
 		a := New()
 		b := &backends.Backend{Name: "b"}
 		end := func(ttft time.Duration, cached int) {
-			a.stats.countEnded(b, time.Now(), &metrics.Request{Code: http.StatusOK, Model: "m", TTFT: ttft, PromptTokens: 100, CachedTokens: cached})
+			a.stats.countEnded(b, time.Now(), &metrics.Request{Code: http.StatusOK, Model: "m", TTFT: ttft, PromptTokens: 100, CachedTokens: cached,
+				ElsewhereTokens: (100 - cached) / 5})
 		}
 		time.Sleep(time.Minute)
 		for _, ttft := range []time.Duration{10, 20, 30, 9000} {
@@ -25,7 +26,8 @@ func TestStatsWindowExpiry(t *testing.T) {
 		}
 		time.Sleep(StatsInterval)
 		now := a.Stats()
-		if now.Recent.HitRatio != 0.75 || math.Abs(now.TTFT50-0.020) > 0.003 || math.Abs(now.TTFT99-9) > 1 || math.Abs(now.PerSecond-4./30) > 0.03 || now.Backends[b].HitRatio != 0.75 {
+		if now.Recent.HitRatio != 0.75 || math.Abs(now.TTFT50-0.020) > 0.003 || math.Abs(now.TTFT99-9) > 1 ||
+			math.Abs(now.PerSecond-4./30) > 0.03 || now.Backends[b].HitRatio != 0.75 || now.Recent.ElsewhereRatio != 0.05 {
 			t.Errorf("got %+v, %+v", now.Recent, now.Backends[b])
 		}
 		if got := now.Models["m"]; got != now.Recent {
@@ -33,7 +35,8 @@ func TestStatsWindowExpiry(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		later := a.Stats()
-		if later.PerSecond != 0 || !math.IsNaN(later.HitRatio) || !math.IsNaN(later.TTFT99) || later.Backends[b].PerSecond != 0 || len(later.Models) != 0 {
+		if later.PerSecond != 0 || !math.IsNaN(later.HitRatio) || !math.IsNaN(later.TTFT99) || later.Backends[b].PerSecond != 0 ||
+			len(later.Models) != 0 {
 			t.Errorf("a minute later: %+v", later)
 		}
 		time.Sleep(2 * time.Hour) // its places are others' by now
@@ -49,7 +52,8 @@ func TestHistory(t *testing.T) {
 		a := New()
 		began := time.Now()
 		end := func(model string, ttft time.Duration, cached int) {
-			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: ttft, PromptTokens: 100, CachedTokens: cached})
+			a.stats.countEnded(nil, time.Now(), &metrics.Request{Code: http.StatusOK, Model: model, TTFT: ttft, PromptTokens: 100,
+				CachedTokens: cached})
 		}
 		time.Sleep(time.Minute + time.Second)
 		for range 20 {
@@ -66,17 +70,20 @@ func TestHistory(t *testing.T) {
 		if len(fleet.PerSecond) != statsPoints || !fleet.End.Equal(began.Add(80*time.Second)) {
 			t.Fatalf("%d points until %v", len(fleet.PerSecond), fleet.End)
 		}
-		if fleet.PerSecond[at] != 2.1 || fleet.Queued[at] != 3 || fleet.PerSecond[at+1] != 0 || fleet.Queued[at+1] != 1 || math.Abs(fleet.HitRatio[at]-1500./2100) > 1e-6 {
+		if fleet.PerSecond[at] != 2.1 || fleet.Queued[at] != 3 || fleet.PerSecond[at+1] != 0 || fleet.Queued[at+1] != 1 ||
+			math.Abs(fleet.HitRatio[at]-1500./2100) > 1e-6 {
 			t.Errorf("got %v, %v, %v", fleet.PerSecond[at:], fleet.Queued[at:], fleet.HitRatio[at:])
 		}
-		if math.Abs(fleet.TTFT50[at]-0.02) > 0.002 || fleet.TTFT99[at] <= fleet.TTFT50[at] || !math.IsNaN(fleet.TTFT50[at+1]) || !math.IsNaN(fleet.HitRatio[at+1]) {
+		if math.Abs(fleet.TTFT50[at]-0.02) > 0.002 || fleet.TTFT99[at] <= fleet.TTFT50[at] || !math.IsNaN(fleet.TTFT50[at+1]) ||
+			!math.IsNaN(fleet.HitRatio[at+1]) {
 			t.Errorf("got %v, %v", fleet.TTFT50[at:], fleet.TTFT99[at:])
 		}
 		if first := at - 6; fleet.PerSecond[first] != 0 || !math.IsNaN(fleet.PerSecond[first-1]) || !math.IsNaN(fleet.Queued[first-1]) {
 			t.Errorf("around the start: %v", fleet.PerSecond[first-1:])
 		}
 		m, known := a.History("m")
-		if !known || m.PerSecond[at] != 2 || m.HitRatio[at] != 0.75 || m.Queued[at] != 2 || m.Queued[at+1] != 0 || !math.IsNaN(m.PerSecond[at-1]) {
+		if !known || m.PerSecond[at] != 2 || m.HitRatio[at] != 0.75 || m.Queued[at] != 2 || m.Queued[at+1] != 0 ||
+			!math.IsNaN(m.PerSecond[at-1]) {
 			t.Errorf("a model: %v, %v, %v", m.PerSecond[at-1:], m.HitRatio[at:], m.Queued[at:])
 		}
 		if waits, _ := a.History("waits"); waits.Queued[at+1] != 1 {

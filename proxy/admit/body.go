@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"warmroute/prompt"
 	"warmroute/proxy/activity"
 )
 
@@ -154,6 +155,18 @@ func (b *BodyPool) growUnlessEOF(r io.Reader, full []byte, claimedLength int64, 
 	larger := append(append(b.newBuffer(size), full...), next[0])
 	b.poolBuffer(full)
 	return larger, nil
+}
+
+// Edit returns a buffer with body edited, and releases body. The edits are as for prompt.AppendEdited. On an error it returns
+// body, which is not changed.
+func (b *BodyPool) Edit(body []byte, edits []prompt.Edit, owner Tenant, limits BodyLimits) (edited []byte, err error) {
+	size := bufferSize(int64(max(prompt.EditedLength(body, edits), 1)))
+	if err := b.tenants.reserveBodyBytes(owner, size, limits); err != nil {
+		return body, err
+	}
+	edited = prompt.AppendEdited(b.newBuffer(size), body, edits)
+	b.ReleaseBuffer(body, owner)
+	return edited, nil
 }
 
 // bufferSize returns the size of a buffer for n bytes: a power of two, or n if that would not be pooled.

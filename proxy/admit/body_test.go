@@ -39,7 +39,8 @@ func TestBodyPoolRead(t *testing.T) {
 			b := NewBodyPool(new(Tenants))
 			body := bytes.Repeat([]byte("abcdefg"), c.size/7+1)[:c.size]
 			for how, from := range map[string]io.Reader{
-				"all at once": bytes.NewReader(body), "halves": iotest.HalfReader(bytes.NewReader(body)), "end with the last bytes": iotest.DataErrReader(bytes.NewReader(body)),
+				"all at once": bytes.NewReader(body), "halves": iotest.HalfReader(bytes.NewReader(body)),
+				"end with the last bytes": iotest.DataErrReader(bytes.NewReader(body)),
 			} {
 				got, err := b.ReadBody(from, int64(c.length), Tenant{}, BodyLimits{each, total})
 				if !errors.Is(err, c.want) || b.tenants.BodyBytesInUse() != c.held {
@@ -86,7 +87,8 @@ func TestBodyMemoryLimit(t *testing.T) {
 
 func TestBodyPoolReadError(t *testing.T) {
 	b := NewBodyPool(new(Tenants))
-	buf, err := b.ReadBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, Tenant{}, BodyLimits{1 << 20, 1 << 20})
+	buf, err := b.ReadBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF)), 10, Tenant{},
+		BodyLimits{1 << 20, 1 << 20})
 	if err != io.ErrUnexpectedEOF || string(buf) != "abc" {
 		t.Errorf("got %q, %v", buf, err)
 	}
@@ -107,15 +109,16 @@ func TestBodyRateDeadline(t *testing.T) {
 		parts    []part
 		min, max time.Duration // of the deadline
 	}{
-		"nothing":                       {nil, 30 * s, 30 * s},
-		"too little for the window":     {[]part{{0, 30<<10 - 1}}, 30 * s, 30 * s},
-		"just enough":                   {[]part{{0, 30 << 10}}, 30 * s, 32 * s},
-		"much at once buys no more":     {[]part{{s, 16 << 20}}, 31 * s, 33 * s},
-		"then a byte at a time":         {[]part{{s, 16 << 20}, {29 * s, 1}}, 31 * s, 33 * s},
-		"half the rate after much":      {[]part{{0, 16 << 20}, {10 * s, 5 << 10}, {20 * s, 5 << 10}}, 30 * s, 32 * s},
-		"at the rate":                   {[]part{{0, 10 << 10}, {10 * s, 10 << 10}, {20 * s, 10 << 10}, {30 * s, 10 << 10}}, 40 * s, 42 * s},
-		"a pause, and then much":        {[]part{{28 * s, 30 << 10}}, 58 * s, 60 * s},
-		"long at the rate":              {[]part{{0, 90 << 10}, {20 * s, 30 << 10}, {40 * s, 30 << 10}, {3600 * s, 30 << 10}}, 3630 * s, 3632 * s},
+		"nothing":                   {nil, 30 * s, 30 * s},
+		"too little for the window": {[]part{{0, 30<<10 - 1}}, 30 * s, 30 * s},
+		"just enough":               {[]part{{0, 30 << 10}}, 30 * s, 32 * s},
+		"much at once buys no more": {[]part{{s, 16 << 20}}, 31 * s, 33 * s},
+		"then a byte at a time":     {[]part{{s, 16 << 20}, {29 * s, 1}}, 31 * s, 33 * s},
+		"half the rate after much":  {[]part{{0, 16 << 20}, {10 * s, 5 << 10}, {20 * s, 5 << 10}}, 30 * s, 32 * s},
+		"at the rate":               {[]part{{0, 10 << 10}, {10 * s, 10 << 10}, {20 * s, 10 << 10}, {30 * s, 10 << 10}}, 40 * s, 42 * s},
+		"a pause, and then much":    {[]part{{28 * s, 30 << 10}}, 58 * s, 60 * s},
+		"long at the rate": {[]part{{0, 90 << 10}, {20 * s, 30 << 10}, {40 * s, 30 << 10}, {3600 * s, 30 << 10}}, 3630 * s,
+			3632 * s},
 		"what came long before is gone": {[]part{{0, 16 << 20}, {100 * s, 1 << 10}}, 30 * s, 30 * s},
 	} {
 		r := bodyRate{window: 30 * s}

@@ -60,7 +60,8 @@ func TestClientNetwork(t *testing.T) {
 // FuzzClientAddress asserts that nothing before the last address that a trusted proxy states
 // has an effect, and that without a trusted proxy the header has none.
 func FuzzClientAddress(f *testing.F) {
-	for _, seed := range []string{"", "198.51.100.1", "a, 198.51.100.1:5 ,10.0.0.2", "[2001:db8::1]:1,", "::ffff:10.0.0.1", "fe80::1%eth0", ",,,"} {
+	for _, seed := range []string{"", "198.51.100.1", "a, 198.51.100.1:5 ,10.0.0.2", "[2001:db8::1]:1,", "::ffff:10.0.0.1", "fe80::1%eth0",
+		",,,"} {
 		f.Add(seed)
 	}
 	trusted := prefixes("10.0.0.0/8", "fd00::/8")

@@ -45,41 +45,57 @@ func ParseForm(contentType []string, body []byte) (fields Form, err error) {
 	if err != nil {
 		return Form{}, err
 	}
+	hasModel, hasXArgs := false, false
+	err = readParts(boundary, body, func(name string, data []byte, _ int, encoded bool) error {
+		switch {
+		case name != "model" && name != "vllm_xargs":
+		case encoded, !isUTF8 && !isASCII(data):
+			return errAmbiguous
+		case name == "model" && hasModel:
+			return errTwoModels
+		case name == "model":
+			fields.Model, hasModel = string(bytes.TrimSpace(data[:min(len(data), MaxFormNameBytes)])), true
+		case hasXArgs:
+			return errTwoXArgs
+		default:
+			fields.Xargs, hasXArgs = data, true
+		}
+		return nil
+	})
+	if err != nil {
+		return Form{}, err
+	}
+	return fields, nil
+}
+
+// readParts calls read with each part of a form: its name, its data and their index in body, and whether some parsers decode
+// them. It fails if parsers may differ about the parts, or with read's error.
+func readParts(boundary string, body []byte, read func(name string, data []byte, at int, encoded bool) error) error {
 	between := []byte("\r\n--" + boundary)
 	rest, ok := bytes.CutPrefix(trimLeadingEmptyLines(body), between[2:])
-	hasModel, hasXArgs := false, false
 	for range MaxFormParts {
 		if !ok {
-			return Form{}, errAmbiguous
+			return errAmbiguous
 		}
 		if isFormEnd(rest) {
-			return fields, nil // the rest is ignored by all parsers
+			return nil // the rest is ignored by all parsers
 		}
 		head, data, whole := bytes.Cut(rest, []byte("\r\n\r\n"))
 		if !whole || len(head) > MaxPartHeaderBytes || !bytes.HasPrefix(head, between[:2]) || bytes.Contains(head, between) ||
 			bytes.HasPrefix(data, between[2:]) {
-			return Form{}, errAmbiguous
+			return errAmbiguous
 		}
 		name, encoded, readable := parsePartHeader(string(head[2:]))
 		if !readable {
-			return Form{}, errAmbiguous
+			return errAmbiguous
 		}
+		at := len(body) - len(data)
 		data, rest, ok = bytes.Cut(data, between)
-		switch {
-		case name != "model" && name != "vllm_xargs":
-		case encoded, !isUTF8 && !isASCII(data):
-			return Form{}, errAmbiguous
-		case name == "model" && hasModel:
-			return Form{}, errTwoModels
-		case name == "model":
-			fields.Model, hasModel = string(bytes.TrimSpace(data[:min(len(data), MaxFormNameBytes)])), true
-		case hasXArgs:
-			return Form{}, errTwoXArgs
-		default:
-			fields.Xargs, hasXArgs = data, true
+		if err := read(name, data, at, encoded); err != nil {
+			return err
 		}
 	}
-	return Form{}, errAmbiguous
+	return errAmbiguous
 }
 
 // trimLeadingEmptyLines returns a form without the empty lines that it begins with.

@@ -66,9 +66,11 @@ func (l BodyLimits) share() int64 { return max(l.Total/4, l.Each) }
 func (t *Tenants) BeginUpload(of Tenant, inFlight, limit int64) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if u := t.use[of]; 2*inFlight > limit && u != nil && int64(u.uploads) >= max(limit/4, 1) && t.othersActiveLocked(of) {
-		t.recordRefusalLocked(of)
-		return ErrUploadShare
+	if 2*inFlight > limit {
+		if u := t.use[of]; u != nil && int64(u.uploads) >= max(limit/4, 1) && t.othersActiveLocked(of) {
+			t.recordRefusalLocked(of)
+			return ErrUploadShare
+		}
 	}
 	t.addLocked(of, tenantUse{requests: 1, uploads: 1})
 	return nil
@@ -85,17 +87,20 @@ func (t *Tenants) EndRequest(of Tenant) { t.add(of, tenantUse{requests: -1}) }
 func (t *Tenants) reserveBodyBytes(of Tenant, n int64, limits BodyLimits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all, own := t.bodyBytes+n, n
-	if u := t.use[of]; u != nil {
-		own += u.bodyBytes
-	}
-	switch {
-	case all > limits.Total:
+	all := t.bodyBytes + n
+	if all > limits.Total {
 		t.recordRefusalLocked(of)
 		return ErrBodyMemory
-	case 2*all > limits.Total && own > limits.share() && t.othersActiveLocked(of):
-		t.recordRefusalLocked(of)
-		return ErrBodyShare
+	}
+	if 2*all > limits.Total {
+		own := n
+		if u := t.use[of]; u != nil {
+			own += u.bodyBytes
+		}
+		if own > limits.share() && t.othersActiveLocked(of) {
+			t.recordRefusalLocked(of)
+			return ErrBodyShare
+		}
 	}
 	t.addLocked(of, tenantUse{bodyBytes: n})
 	return nil

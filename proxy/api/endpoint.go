@@ -1,4 +1,5 @@
-// Package api has the paths of the public listener: the endpoints of OpenAI's and Anthropic's APIs that replicas serve, the formats of their
+// Package api has the paths of the public listener: the endpoints of OpenAI's and Anthropic's APIs that replicas serve,
+// the formats of their
 // responses, and the table in which a request finds its own.
 package api
 

@@ -29,7 +29,8 @@ var plainPath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$`)
 // reservedPaths are served without a replica, as are those below them: the proxy's own, and those by which replicas
 // register at routers.
 var reservedPaths = [...]string{
-	"/v1/models", "/version", "/livez", "/readyz", "/health", "/workers", "/add_worker", "/remove_worker", "/list_workers", "/get_loads", "/flush_cache", "/health_generate", "/liveness", "/readiness",
+	"/v1/models", "/version", "/livez", "/readyz", "/health", "/workers", "/add_worker", "/remove_worker", "/list_workers", "/get_loads",
+	"/flush_cache", "/health_generate", "/liveness", "/readiness",
 	"/finish_session", "/get_server_info", "/get_model_info",
 }
 
@@ -40,7 +41,8 @@ func CheckExtraPath(path string) error {
 	case len(path) > maxExtraPathBytes:
 		return fmt.Errorf("the path has %d bytes; the maximum is %d", len(path), maxExtraPathBytes)
 	case !plainPath.MatchString(path):
-		return fmt.Errorf("%q is not a plain absolute path; write one as /skyrl/v1/generate, without wildcards, escapes, a query or a slash at its end", path)
+		return fmt.Errorf("%q is not a plain absolute path; write one as /skyrl/v1/generate, without wildcards, escapes, a query or a slash "+
+			"at its end", path)
 	case vllm.IsOperatorPath(path):
 		return fmt.Errorf("%s is for the operator of a replica, and clients must not reach it; use the admin listener", path)
 	case isServed(path), slices.ContainsFunc(reservedPaths[:], isReserved):

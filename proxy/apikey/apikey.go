@@ -29,15 +29,18 @@ type Key struct {
 	Name   string `mapstructure:"name"` // unique; used in metrics
 	Hashes []Hash `mapstructure:"-"`    // of each secret that is this key; several while one replaces another
 
-	Models                 []string      `mapstructure:"models"` // ids that it may use; nil: all
-	RequestsPerMinute      int           `mapstructure:"requests_per_minute" range:"0..1073741824"`
-	TokensPerMinute        int           `mapstructure:"tokens_per_minute" range:"0|1000..1099511627776"`         // of prompts and completions
-	TokenizeBytesPerMinute int           `mapstructure:"tokenize_bytes_per_minute" range:"0|1000..1099511627776"` // of requests that only tokenize; 0: as tokens allow
-	Concurrency            int           `mapstructure:"concurrency" range:"0..1073741824"`                       // requests at once
-	Priority               int           `mapstructure:"priority" range:"-100..100"`                              // lower first; a request may only raise it
-	QueueTime              time.Duration `mapstructure:"queue_time"`                                              // maximum time in the admission queue; 0: routing.queue.none_ready_timeout and .busy_timeout
-	RouteHeaders           bool          `mapstructure:"route_headers"`
-	Expires                time.Time     `mapstructure:"expires"` // zero: never
+	Models            []string `mapstructure:"models"` // ids that it may use; nil: all
+	RequestsPerMinute int      `mapstructure:"requests_per_minute" range:"0..1073741824"`
+	TokensPerMinute   int      `mapstructure:"tokens_per_minute" range:"0|1000..1099511627776"` // of prompts and completions
+	// of requests that only tokenize; 0: as tokens allow
+	TokenizeBytesPerMinute int `mapstructure:"tokenize_bytes_per_minute" range:"0|1000..1099511627776"`
+	Concurrency            int `mapstructure:"concurrency" range:"0..1073741824"` // requests at once
+	Priority               int `mapstructure:"priority" range:"-100..100"`        // lower first; a request may only raise it
+	// maximum time in the admission queue; 0: routing.queue.none_ready_timeout and .busy_timeout
+	QueueTime    time.Duration `mapstructure:"queue_time"`
+	SLOTTFT      time.Duration `mapstructure:"slo_ttft" range:"0s..24h"` // target for the time to first token; 0: slo.ttft
+	RouteHeaders bool          `mapstructure:"route_headers"`
+	Expires      time.Time     `mapstructure:"expires"` // zero: never
 }
 
 // MayUse reports whether the key may be used for the model.

@@ -43,7 +43,8 @@ func acquire(t testing.TB, h *Account) *Lease {
 
 func TestFind(t *testing.T) {
 	s := New([]Key{key("a", func(k *Key) { k.Hashes = append(k.Hashes, HashOf("another")) }), key("b", nil)})
-	for secret, want := range map[string]string{"secret of a": "a", "another": "a", "secret of b": "b", "": "", "secret of c": "", "secret of a ": ""} {
+	for secret, want := range map[string]string{"secret of a": "a", "another": "a", "secret of b": "b", "": "", "secret of c": "",
+		"secret of a ": ""} {
 		h, known := s.Find(secret)
 		if known != (want != "") || known && h.Name != want {
 			t.Errorf("%q is the key of %+v", secret, h)

@@ -33,7 +33,8 @@ func TestParseFileErrors(t *testing.T) {
 		{"team-a sha256:" + strings.Repeat("g", 64), "line 2: not a SHA-256 hash"},
 	} {
 		_, errs := ParseFile("# one\n" + c.line + "\n")
-		if len(errs) != 1 || !strings.HasPrefix(errs[0].Error(), c.want) || strings.Contains(errs[0].Error(), "hidden") || strings.Contains(errs[0].Error(), plain) {
+		if len(errs) != 1 || !strings.HasPrefix(errs[0].Error(), c.want) || strings.Contains(errs[0].Error(), "hidden") ||
+			strings.Contains(errs[0].Error(), plain) {
 			t.Errorf("%s: got %v, want %s", c.line, errs, c.want)
 		}
 	}

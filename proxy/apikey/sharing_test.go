@@ -83,7 +83,8 @@ func TestChargesWithoutConnection(t *testing.T) {
 	}
 	lease.Release(900, 300)
 	if requests, tokens := a.Rates(); requests.Remaining != 57 || tokens.Remaining < 6000-3600 || tokens.Remaining > 6000-3500 {
-		t.Errorf("%d requests and %d tokens remain, want 57 and 2400: as if the two others charged the same", requests.Remaining, tokens.Remaining)
+		t.Errorf("%d requests and %d tokens remain, want 57 and 2400: as if the two others charged the same", requests.Remaining,
+			tokens.Remaining)
 	}
 	if charges := s.TakeCharges(); charges != nil {
 		t.Errorf("%+v would be charged to the others a second time", charges)

@@ -53,6 +53,7 @@ func setSendLimits(conn *net.TCPConn, ackTimeout time.Duration) {
 	}
 	_ = raw.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsentBytes)
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(min((ackTimeout+ackTimeout/4).Milliseconds(), math.MaxInt32)))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
+			int(min((ackTimeout+ackTimeout/4).Milliseconds(), math.MaxInt32)))
 	})
 }

@@ -49,12 +49,16 @@ const (
 	// Fix: wait for `Retry-After`, or raise the limits of the key.
 	CodeRateLimitExceeded = "rate_limit_exceeded"
 	// 429. The part of the admission queue for this priority class is full, and this key or client address has an equal share of it.
-	// Fix: add replicas; or raise `routing.queue.requests` and `.bytes`, for batch requests `.batch_requests` and
-	// `.batch_bytes`, if clients can wait.
+	// Fix: add replicas; or raise `routing.queue.requests` and `.bytes`, for low-priority requests `.low_priority_requests` and
+	// `.low_priority_bytes`, if clients can wait.
 	CodeQueueFull = "queue_full"
 	// 429. Replicas worked, but none had room within `routing.queue.busy_timeout`, or the key's `queue_time`.
 	// Fix: add replicas, raise the time, or shorten prompts that need more KV cache than is ever free.
 	CodeBusy = "busy"
+	// 429. With `slo.refuse`: no replica is predicted to send the first token of the request within its target, `X-Llm-D-Slo-Ttft-Ms`,
+	// `keys[].slo_ttft` or `slo.ttft`.
+	// Fix: raise the target, shorten the prompt, or try again with fewer requests; or set `slo.refuse: false`.
+	CodeTTFTUnreachable = "ttft_unreachable"
 	// 429. Every replica has `max_in_flight` requests, and the admission queue is off.
 	// Fix: raise it, or set `routing.queue.requests`.
 	CodeReplicasFull = "replicas_full"
@@ -78,7 +82,7 @@ const (
 	// 503. The proxy had no file descriptor for a connection to a replica for `routing.queue.none_ready_timeout`.
 	// Fix: raise the limit (`ulimit -n`, `LimitNOFILE=`).
 	CodeOutOfDescriptors = "out_of_descriptors"
-	// 503. `limits.in_flight` requests are in flight, or nine tenths of it for a batch request.
+	// 503. `limits.in_flight` requests are in flight, or nine tenths of it for a low-priority request.
 	// The message says if it is this key or client address that has too many requests whose bodies are incomplete.
 	// Fix: add proxies, or raise the limit and that of file descriptors; name load balancers in `trusted_proxies`.
 	CodeTooManyRequests = "too_many_requests"
@@ -86,7 +90,7 @@ const (
 	// message says which.
 	// Fix: raise the limit if there is memory, or lower `limits.in_flight`; name load balancers in `trusted_proxies`.
 	CodeBodiesTooLarge = "bodies_too_large"
-	// 503. The proxy is stopping and aborted the request after `timeouts.shutdown`; or it is `/readyz` during `timeouts.serve_after_term`.
+	// 503. The proxy is stopping and ended the request after `timeouts.shutdown`; or it is `/readyz` during `timeouts.serve_after_term`.
 	// Fix: retry; raise `timeouts.shutdown`.
 	codeShuttingDown = "shutting_down"
 	// 504. The first event of a stream took longer than `timeouts.first_byte`.
@@ -96,7 +100,7 @@ const (
 	// Fix: restart the replica; raise the time where replicas have no `/metrics`.
 	codeResponseTimeout = "response_timeout"
 	// 504. The response stopped for `timeouts.idle`.
-	// Fix: the replica hangs: restart it.
+	// Fix: the replica is stalled: restart it.
 	CodeIdleTimeout = "idle_timeout"
 	// 504. The replica is stalled, and no other could take the request.
 	// Fix: restart it.

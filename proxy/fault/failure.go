@@ -87,7 +87,8 @@ func OfHeader(resp *http.Response) *Failure {
 		return &Failure{Reason: metrics.RetryRedirect, Err: fmt.Errorf("redirected (%d) to %s: set the backend to the URL of the replica itself",
 			resp.StatusCode, formatRedirectOrigin(resp.Header.Get("Location")))}
 	case resp.StatusCode == http.StatusLoopDetected:
-		return &Failure{Reason: metrics.RetryLoop, Err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends")}
+		return &Failure{Reason: metrics.RetryLoop,
+			Err: errors.New("status 508: the backend leads back to this proxy; remove it from the backends")}
 	case httpheader.IsEventStream(resp.Header) && httpheader.IsEncoded(resp.Header): // neither its first event nor an error in it can be read
 		return &Failure{Reason: metrics.RetryEncoded, Err: errors.New("stream is encoded although only identity was accepted: " +
 			"disable compression in front of the replica")}

@@ -14,35 +14,35 @@ const (
 
 	// How many different values keep their number at least, in a file. A block that did not occur
 	// among as many others gets a new number, and its prompt looks new.
-	minKnownBlocks   = 1 << 19
-	minKnownSessions = 1 << 16
-	minKnownModels   = 1 << 10
+	minKnownBlocks        = 1 << 19
+	minKnownConversations = 1 << 16
+	minKnownModels        = 1 << 10
 )
 
 // encoder encodes requests as entries.
 type encoder struct {
-	start      time.Time
-	blockBytes int
-	header     Header
-	headerLine []byte
-	entry      entry
-	blocks     blockNumbers
-	sessions   numbers[uint64]
-	models     numbers[string]
+	start         time.Time
+	blockBytes    int
+	header        Header
+	headerLine    []byte
+	entry         entry
+	blocks        blockNumbers
+	conversations numbers[uint64]
+	models        numbers[string]
 }
 
-func newEncoder(start time.Time, blockBytes, knownBlocks, knownSessions int) encoder {
+func newEncoder(start time.Time, blockBytes, knownBlocks, knownConversations int) encoder {
 	header := Header{version, start.UnixMilli(), blockBytes, blockBytes / bytesPerToken}
 	line, _ := json.Marshal(header) // numbers always marshal
 	return encoder{
 		// With its monotonic reading, so that changes of the clock do not matter.
-		start:      start,
-		blockBytes: blockBytes,
-		header:     header,
-		headerLine: append(line, '\n'),
-		blocks:     blockNumbers{minKnown: knownBlocks},
-		sessions:   numbers[uint64]{minKnown: knownSessions, next: 1},
-		models:     numbers[string]{minKnown: minKnownModels},
+		start:         start,
+		blockBytes:    blockBytes,
+		header:        header,
+		headerLine:    append(line, '\n'),
+		blocks:        blockNumbers{minKnown: knownBlocks},
+		conversations: numbers[uint64]{minKnown: knownConversations, next: 1},
+		models:        numbers[string]{minKnown: minKnownModels},
 	}
 }
 
@@ -79,8 +79,8 @@ func (e *encoder) encode(q *Request) *entry {
 		out.flags |= hasModel
 		out.model = e.models.findOrAssign(q.Model)
 	}
-	if q.Session != 0 {
-		out.session = e.sessions.findOrAssign(q.Session)
+	if q.Conversation != 0 {
+		out.conversation = e.conversations.findOrAssign(q.Conversation)
 	}
 	for blocks := q.Blocks; len(blocks) > 0; {
 		number, n := e.blocks.findOrAssign(blocks)

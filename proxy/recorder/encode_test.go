@@ -18,22 +18,27 @@ func TestEncode(t *testing.T) {
 	r := newRecorder(t, filepath.Join(t.TempDir(), "traffic"), 1<<20, 1)
 	at := func(ms float64) time.Time { return r.encode.start.Add(time.Duration(ms * float64(time.Millisecond))) }
 	r.run(
-		Request{Arrived: at(1.5), Model: "secret-model", Session: 0xfeedfacefeedface, Streams: true, Bytes: 700, Plain: true,
+		Request{Arrived: at(1.5), Model: "secret-model", Conversation: 0xfeedfacefeedface, Streams: true, Bytes: 700, Plain: true,
 			Blocks: []prompt.Block{0xdeadbeefdeadbeef, 0xabad1deaabad1dea}, PromptTokens: 170, CachedTokens: 64, CachedKnown: true,
 			OutputTokens: 9, Code: 200, TTFT: 12*time.Millisecond + 345*time.Microsecond, Duration: time.Second},
 		Request{Arrived: at(1.25), Model: "other", Bytes: 700, Blocks: []prompt.Block{0xdeadbeefdeadbeef, 7}, Code: 503},
-		Request{Arrived: at(2), Model: "secret-model", Session: 5, Code: 499},
+		Request{Arrived: at(2), Model: "secret-model", Conversation: 5, Code: 499},
 		Request{Arrived: at(3), Bytes: 100, ExtraBytes: 300, PromptTokens: 90, OutputTokens: 1, Code: 200}, // a list
 		Request{Arrived: at(3), Bytes: 100, ExtraBytes: 300, Code: 503},
 	)
 	got := read(t, r.file)
 	want := []string{
 		fmt.Sprintf(`{"warmroute_record":2,"started_ms":%d,"block_bytes":256,"block_tokens":64}`, r.encode.start.UnixMilli()),
-		`{"timestamp":1.5,"input_length":170,"input_bytes":700,"counted":true,"output_length":9,"cached_tokens":64,"code":200,"stream":true,"model":0,"session":1,"ttft_ms":12.345,"duration_ms":1000,"block_runs":[0,2]}`,
-		`{"timestamp":1.25,"input_length":175,"input_bytes":700,"output_length":0,"code":503,"stream":false,"model":1,"duration_ms":0,"block_runs":[0,1,2,1]}`,
-		`{"timestamp":2,"input_length":0,"input_bytes":0,"output_length":0,"code":499,"stream":false,"model":0,"session":2,"duration_ms":0,"block_runs":[]}`,
-		`{"timestamp":3,"input_length":90,"input_bytes":100,"extra_bytes":300,"output_length":1,"code":200,"stream":false,"duration_ms":0,"block_runs":[]}`,
-		`{"timestamp":3,"input_length":100,"input_bytes":100,"extra_bytes":300,"output_length":0,"code":503,"stream":false,"duration_ms":0,"block_runs":[]}`,
+		`{"timestamp":1.5,"input_length":170,"input_bytes":700,"counted":true,"output_length":9,"cached_tokens":64,"code":200,"stream":true,` +
+			`"model":0,"session":1,"ttft_ms":12.345,"duration_ms":1000,"block_runs":[0,2]}`,
+		`{"timestamp":1.25,"input_length":175,"input_bytes":700,"output_length":0,"code":503,"stream":false,"model":1,"duration_ms":0,` +
+			`"block_runs":[0,1,2,1]}`,
+		`{"timestamp":2,"input_length":0,"input_bytes":0,"output_length":0,"code":499,"stream":false,"model":0,"session":2,"duration_ms":0,` +
+			`"block_runs":[]}`,
+		`{"timestamp":3,"input_length":90,"input_bytes":100,"extra_bytes":300,"output_length":1,"code":200,"stream":false,"duration_ms":0,` +
+			`"block_runs":[]}`,
+		`{"timestamp":3,"input_length":100,"input_bytes":100,"extra_bytes":300,"output_length":0,"code":503,"stream":false,"duration_ms":0,` +
+			`"block_runs":[]}`,
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -44,11 +49,13 @@ func TestEncode(t *testing.T) {
 }
 
 func TestMaxLineLength(t *testing.T) {
-	e := newEncoder(time.Now(), 64, 2*runOverhead*maxRequestBlocks, minKnownSessions)
-	e.blocks.next, e.sessions.next, e.models.next = 1<<40-2*maxRequestBlocks, 1<<40, 1<<40 // after years
+	e := newEncoder(time.Now(), 64, 2*runOverhead*maxRequestBlocks, minKnownConversations)
+	e.blocks.next, e.conversations.next, e.models.next = 1<<40-2*maxRequestBlocks, 1<<40, 1<<40 // after years
 	q := Request{
-		Arrived: e.start.Add(maxTimestamp - time.Microsecond), Model: "m", Session: 1, Bytes: maxInputBytes / 2, ExtraBytes: maxInputBytes / 2,
-		Plain: true, Blocks: make([]prompt.Block, maxRequestBlocks), PromptTokens: maxPromptTokens, CachedTokens: math.MaxInt, CachedKnown: true,
+		Arrived: e.start.Add(maxTimestamp - time.Microsecond), Model: "m", Conversation: 1, Bytes: maxInputBytes / 2,
+		ExtraBytes: maxInputBytes / 2,
+		Plain:      true, Blocks: make([]prompt.Block, maxRequestBlocks), PromptTokens: maxPromptTokens, CachedTokens: math.MaxInt,
+		CachedKnown:  true,
 		OutputTokens: maxOutputTokens, Code: 200, TTFT: math.MaxInt64, Duration: math.MaxInt64,
 	}
 	for i := range q.Blocks {
@@ -64,7 +71,7 @@ func TestMaxLineLength(t *testing.T) {
 // A clock that is set while the proxy runs must not move requests: both times
 // have to have a monotonic reading.
 func TestMonotonicTimestamps(t *testing.T) {
-	if e := newEncoder(time.Now(), 256, minKnownBlocks, minKnownSessions); e.start == e.start.Round(0) {
+	if e := newEncoder(time.Now(), 256, minKnownBlocks, minKnownConversations); e.start == e.start.Round(0) {
 		t.Errorf("the start %v has none", e.start)
 	}
 }
@@ -165,7 +172,8 @@ func FuzzEntry(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if left, err := again.parseBinary(append(e.appendBinary(nil), rest...)); err != nil || string(left) != string(rest) || string(again.appendLine(nil)) != string(e.appendLine(nil)) {
+		if left, err := again.parseBinary(append(e.appendBinary(nil), rest...)); err != nil || string(left) != string(rest) ||
+			string(again.appendLine(nil)) != string(e.appendLine(nil)) {
 			t.Errorf("%x: %+v became %+v, and %x %x, %v", data, e, again, rest, left, err)
 		}
 	})

@@ -12,7 +12,7 @@ type entry struct {
 	inputLength, inputBytes, extraBytes uint64
 	outputLength, cachedTokens          uint64
 	code, model                         uint64
-	session                             uint64 // 0: none
+	conversation                        uint64 // 0: none
 	flags                               uint64
 	runs                                []uint64 // the first number of each run of blocks, and how many they are
 }
@@ -28,7 +28,8 @@ const (
 // fields returns the fields but runs, in the order in which they are in memory.
 func (e *entry) fields() [12]*uint64 {
 	return [...]*uint64{
-		&e.timestamp, &e.ttft, &e.duration, &e.inputLength, &e.inputBytes, &e.extraBytes, &e.outputLength, &e.cachedTokens, &e.code, &e.model, &e.session, &e.flags,
+		&e.timestamp, &e.ttft, &e.duration, &e.inputLength, &e.inputBytes, &e.extraBytes, &e.outputLength, &e.cachedTokens, &e.code, &e.model,
+		&e.conversation, &e.flags,
 	}
 }
 
@@ -98,8 +99,8 @@ func (e *entry) appendLine(b []byte) []byte {
 	if e.flags&hasModel != 0 {
 		number(`,"model":`, e.model)
 	}
-	if e.session != 0 {
-		number(`,"session":`, e.session)
+	if e.conversation != 0 {
+		number(`,"session":`, e.conversation)
 	}
 	if e.ttft > 0 {
 		millis(`,"ttft_ms":`, e.ttft)

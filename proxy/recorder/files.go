@@ -26,12 +26,12 @@ type files struct {
 	max  int64 // bytes of one file
 	keep int   // predecessors
 
-	file   *os.File // nil after an error, until it is opened again
-	size   int64    // of its complete lines
-	headed bool     // the header of this run is in the file or in buf
-	buf    []byte
-	lines  int // in buf
-	lost   int // lines that could not be written
+	file      *os.File // nil after an error, until it is opened again
+	size      int64    // of its complete lines
+	headed    bool     // the header of this run is in the file or in buf
+	buf       []byte
+	lines     int // in buf
+	unwritten int // lines that could not be written
 }
 
 // open opens the file and continues it if it exists. It removes an incomplete last line.
@@ -87,7 +87,7 @@ func completeLinesLength(file *os.File) (int64, error) {
 }
 
 // addLine buffers a line, after header if it is the first one of this run in the file, and
-// writes the buffer when it is large. If it fails, the lines that were lost are in f.lost.
+// writes the buffer when it is large. If it fails, those that were not written count in f.unwritten.
 func (f *files) addLine(line, header []byte) (err error) {
 	if f.file == nil {
 		err = f.open()
@@ -96,7 +96,7 @@ func (f *files) addLine(line, header []byte) (err error) {
 		err = f.rotate()
 	}
 	if err != nil {
-		f.lost++
+		f.unwritten++
 		return err
 	}
 	if !f.headed {
@@ -111,14 +111,14 @@ func (f *files) addLine(line, header []byte) (err error) {
 	return f.flush()
 }
 
-// flush writes the buffered lines. If it fails, they are lost.
+// flush writes the buffered lines. If it fails, they are not written.
 func (f *files) flush() error {
 	if len(f.buf) == 0 {
 		return nil
 	}
 	n, err := f.file.Write(f.buf)
 	if err != nil {
-		f.lost += f.lines
+		f.unwritten += f.lines
 		f.close() // open removes an incomplete line
 	}
 	f.size += int64(n)

@@ -100,7 +100,7 @@ func TestFullDisk(t *testing.T) {
 	if lost := int(r.dropped.Load()); kept == 0 || lost == 0 || kept+lost != 40 {
 		t.Errorf("%d recorded, %d dropped, want 40 in all", kept, lost)
 	}
-	if n := strings.Count(r.log.String(), "recording traffic failed"); n != 1 {
+	if n := strings.Count(r.log.String(), "recording failed"); n != 1 {
 		t.Errorf("told %d times:\n%s", n, &r.log)
 	}
 }

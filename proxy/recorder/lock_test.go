@@ -50,7 +50,8 @@ func TestOpenLockedFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = New(Options{Settings: Settings{File: file, MaxBytes: 1 << 20}, BlockBytes: 256})
-		if err == nil || !strings.Contains(err.Error(), "another process records to "+file) || !strings.Contains(err.Error(), "choose another file") {
+		if err == nil || !strings.Contains(err.Error(), "another process records to "+file) ||
+			!strings.Contains(err.Error(), "choose another file") {
 			t.Errorf("%s: error %v", when, err)
 		}
 		if after, _ := os.ReadFile(file); !bytes.Equal(before, after) {

@@ -16,10 +16,10 @@ const (
 	chunkBytes    = 64 << 10
 	chunkInterval = time.Minute
 
-	// Half of Settings.Memory is for entries, nearly all of the rest for the numbers of blocks and sessions: a block takes
+	// Half of Settings.Memory is for entries, nearly all of the rest for the numbers of blocks and conversations: a block takes
 	// 8 bytes, and an entry of numbers about 26, in each of two generations.
-	memoryPerKnownBlock   = 40
-	memoryPerKnownSession = 1024
+	memoryPerKnownBlock        = 40
+	memoryPerKnownConversation = 1024
 )
 
 // memory has the entries of requests that ended within the last memoryAge, or of as many of them as its bound allows. Its
@@ -88,7 +88,8 @@ type Recent struct {
 	chunks [][]byte          // of entries
 }
 
-// Recent returns what is in memory; nil if nothing is to be kept there.
+// Recent returns what is in memory; nil if nothing is to be kept there. Requests that ended within the last flushInterval
+// may be missing.
 func (r *Recorder) Recent() *Recent {
 	m := &r.memory
 	if m.max == 0 {

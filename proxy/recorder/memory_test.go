@@ -141,7 +141,8 @@ func conversations(rng *rand.Rand, n int) []Request {
 			next++
 		}
 		out[i] = Request{
-			Arrived: time.Now(), Model: "m", Session: rng.Uint64N(1000), Streams: true, Bytes: 256*len(*c) + rng.IntN(256), Plain: true, Blocks: *c,
+			Arrived: time.Now(), Model: "m", Conversation: rng.Uint64N(1000), Streams: true, Bytes: 256*len(*c) + rng.IntN(256), Plain: true,
+			Blocks:       *c,
 			PromptTokens: 64 * len(*c), CachedTokens: 64 * rng.IntN(len(*c)), CachedKnown: true, OutputTokens: rng.IntN(500), Code: 200,
 			TTFT: time.Duration(rng.IntN(1e9)), Duration: time.Duration(rng.IntN(1e10)),
 		}

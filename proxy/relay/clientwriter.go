@@ -87,10 +87,10 @@ func (c *ClientWriter) setWriteDeadline(until time.Time) {
 	}
 }
 
-// AbortPhase returns the phase in which a failed write lost the client: usual, or not reading.
-func (c *ClientWriter) AbortPhase(usual metrics.AbortPhase) metrics.AbortPhase {
+// DisconnectPhase returns the phase in which a failed write disconnected the client: usual, or not reading.
+func (c *ClientWriter) DisconnectPhase(usual metrics.DisconnectPhase) metrics.DisconnectPhase {
 	if !c.Deadline.IsZero() && !time.Now().Before(c.Deadline) {
-		return metrics.AbortNotReading
+		return metrics.DisconnectNotReading
 	}
 	return usual
 }

@@ -135,7 +135,8 @@ func (l *LineWriter) writeAndKeepTail(b []byte) error {
 // MissingLineEnds returns the line ends that the last event written lacks.
 func (l *LineWriter) MissingLineEnds() string {
 	switch tail := string(l.tail[:]); {
-	case l.tail == [3]byte{}, strings.HasSuffix(tail, "\n\n"), strings.HasSuffix(tail, "\r\r"), strings.HasSuffix(tail, "\n\r"), tail == "\n\r\n", tail == "\r\r\n":
+	case l.tail == [3]byte{}, strings.HasSuffix(tail, "\n\n"), strings.HasSuffix(tail, "\r\r"), strings.HasSuffix(tail, "\n\r"),
+		tail == "\n\r\n", tail == "\r\r\n":
 		return ""
 	case tail[2] == '\n':
 		return "\n"

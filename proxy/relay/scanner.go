@@ -1,4 +1,5 @@
-// Package relay reads the response of a replica and writes it to the client: it scans and rewrites streams of server-sent events, buffers whole
+// Package relay reads the response of a replica and writes it to the client: it scans and rewrites streams of
+// server-sent events, buffers whole
 // bodies within bounds, reads usage, and blanks the parameters of KV transfers.
 package relay
 
@@ -17,7 +18,7 @@ import (
 // MaxLineBytes bounds what is buffered of a line. Of a longer event, which counts as content, the last MaxTailBytes are read.
 const MaxLineBytes = 64 << 10
 
-// maxWholeErrorBytes is the length of an error event up to which a decode leg's is read before a part of it is relayed.
+// maxWholeErrorBytes is the length of an error event up to which a decode request's is read before a part of it is relayed.
 const maxWholeErrorBytes = ChunkBytes / 4
 
 // Scanner reads a stream of server-sent events as it passes, and removes its comments. It keeps only the line that is split at
@@ -51,6 +52,7 @@ type Scanner struct {
 	ResponseID string // as the first events name it; "": unknown
 	Background bool   // according to these events, the replica completes the response even if nobody reads it
 	Usage      Usage
+	Metadata   *Metadata // of the response; nil: it is not read
 	message    messageEnd
 }
 
@@ -90,6 +92,9 @@ type Usage struct {
 func NewScanner(f api.Format, reply *prompt.Response) Scanner {
 	return Scanner{Format: f, reply: reply}
 }
+
+// ForgetReply makes the scanner add no more text to the reply, whose memory others may use from now on.
+func (s *Scanner) ForgetReply() { s.reply = nil }
 
 // Scan reads the next bytes of the stream, however it is split into chunks. It removes from them, in place, comments and the empty
 // lines after them that end no event, and returns the rest. A line ends with a line feed, a carriage return or both.
@@ -229,8 +234,11 @@ func (s *Scanner) scanLine(line []byte) {
 		}
 	case isErrorEvent(data):
 		s.recordErrorEvent(data)
-	case s.lineTruncated && s.isEarlyEvent:
-		s.readResponseID(data) // it repeats long instructions and tools
+	case s.lineTruncated && s.isEarlyEvent: // it repeats long instructions and tools
+		s.readResponseID(data)
+		if s.Metadata != nil {
+			s.Metadata.readIDAndModel(s.Format, data[:min(len(data), MaxLineBytes/2)])
+		}
 	case s.lineTruncated:
 		s.scanTruncatedEvent(data[len(data)-min(len(data), MaxTailBytes):])
 	default:
@@ -306,6 +314,9 @@ func (s *Scanner) markUnexplained() {
 }
 
 func (s *Scanner) scanEvent(data []byte) {
+	if s.Metadata != nil {
+		s.Metadata.addEvent(s.Format, data)
+	}
 	look := s.inspectEvent
 	if s.Content || s.Finished {
 		look = s.inspectAfterContent

@@ -112,8 +112,13 @@ func (t *TransferParamsBlanker) startsKey(piece []byte, i int) bool {
 		return false
 	}
 	written := piece[i:min(i+transferParamsBytes, len(piece))]
+	if written[0] != '"' {
+		return false
+	}
+	written = written[1:]
 	for _, name := range prompt.TransferParamNames {
-		if written[0] == '"' && (name + `"`)[:len(written)-1] == string(written[1:]) {
+		n := min(len(name), len(written))
+		if name[:n] == string(written[:n]) && (n == len(written) || written[n] == '"') {
 			return true
 		}
 	}

@@ -28,8 +28,8 @@ type exporter struct {
 	sent, failed, dropped, queued atomic.Int64
 	reportedDrops                 int64 // used by ExportSpans, which is not called concurrently
 
-	aborted context.Context // done when the remaining spans are given up
-	abort   context.CancelFunc
+	stopped context.Context // done when the remaining spans are given up
+	stop    context.CancelFunc
 
 	exportErrors, sdkErrors rate.Sometimes // are logged
 }
@@ -37,7 +37,7 @@ type exporter struct {
 func newExporter(client otlptrace.Client, log *slog.Logger) *exporter {
 	e := &exporter{Exporter: otlptrace.NewUnstarted(client), log: log,
 		exportErrors: rate.Sometimes{Interval: warnInterval}, sdkErrors: rate.Sometimes{Interval: warnInterval}}
-	e.aborted, e.abort = context.WithCancel(context.Background())
+	e.stopped, e.stop = context.WithCancel(context.Background())
 	return e
 }
 
@@ -46,7 +46,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	e.queued.Add(-int64(len(spans)))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(e.aborted, cancel)()
+	defer context.AfterFunc(e.stopped, cancel)()
 	if err := e.Exporter.ExportSpans(ctx, spans); err != nil {
 		e.failed.Add(int64(len(spans)))
 		e.logExportError(err)
@@ -60,10 +60,10 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	return nil
 }
 
-// logExportError logs, at most once in warnInterval, that spans were lost.
+// logExportError logs, at most once in warnInterval, that spans were not sent.
 func (e *exporter) logExportError(err error) {
 	e.exportErrors.Do(func() {
-		e.log.Warn("sending traces failed", "err", exportErrorText(err), "spans_lost", e.failed.Load()+e.dropped.Load())
+		e.log.Warn("sending traces failed", "err", exportErrorText(err), "unsent_spans", e.failed.Load()+e.dropped.Load())
 	})
 }
 

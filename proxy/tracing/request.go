@@ -30,6 +30,9 @@ type Request struct {
 	sentAt     time.Time
 	status     int // of the response to the attempt
 	firstToken bool
+
+	conversation string   // as the client has named it; empty: it has not
+	response     Response // of the last attempt that has ended
 }
 
 // operations are the names that the GenAI conventions have for endpoints, by path.
@@ -52,22 +55,34 @@ const (
 	outputTokens = attribute.Key("gen_ai.usage.output_tokens")
 	cachedTokens = attribute.Key("gen_ai.usage.cache_read.input_tokens")
 	firstChunk   = attribute.Key("gen_ai.response.time_to_first_chunk") // seconds
+	responseID   = attribute.Key("gen_ai.response.id")
+	responseFrom = attribute.Key("gen_ai.response.model")
+	reasons      = attribute.Key("gen_ai.response.finish_reasons")
+	conversation = attribute.Key("gen_ai.conversation.id")
 
-	requestID   = attribute.Key("warmroute.request_id")
-	keyName     = attribute.Key("warmroute.key")
-	backend     = attribute.Key("warmroute.backend")
-	prefill     = attribute.Key("warmroute.prefill.backend")
-	leg         = attribute.Key("warmroute.leg") // of a split request: prefill or decode
-	reason      = attribute.Key("warmroute.reason")
-	predicted   = attribute.Key("warmroute.predicted_tokens") // of the prompt, to be cached
-	prompt      = attribute.Key("warmroute.prompt_tokens")    // as estimated for the decision
-	attempts    = attribute.Key("warmroute.attempts")
-	queueTime   = attribute.Key("warmroute.queue.seconds")
-	queueResult = attribute.Key("warmroute.queue.result")
-	ttft        = attribute.Key("warmroute.ttft")     // seconds
-	overhead    = attribute.Key("warmroute.overhead") // seconds
-	phase       = attribute.Key("warmroute.aborted")
+	requestID    = attribute.Key("warmroute.request_id")
+	keyName      = attribute.Key("warmroute.key")
+	modelName    = attribute.Key("warmroute.model_name") // by which the model was asked for
+	backend      = attribute.Key("warmroute.backend")
+	prefill      = attribute.Key("warmroute.prefill.backend")
+	requestKind  = attribute.Key("warmroute.request_kind") // of a split request: prefill or decode
+	reason       = attribute.Key("warmroute.reason")
+	predicted    = attribute.Key("warmroute.predicted_tokens") // of the prompt, to be cached
+	prompt       = attribute.Key("warmroute.prompt_tokens")    // as estimated for the decision
+	attempts     = attribute.Key("warmroute.attempts")
+	queueTime    = attribute.Key("warmroute.queue.seconds")
+	queueResult  = attribute.Key("warmroute.queue.result")
+	ttft         = attribute.Key("warmroute.ttft")         // seconds
+	overhead     = attribute.Key("warmroute.overhead")     // seconds
+	disconnected = attribute.Key("warmroute.disconnected") // what the request was doing
+	cancelled    = attribute.Key("warmroute.cancelled")    // by an operator
+
+	inputEstimated  = attribute.Key("warmroute.input_tokens_estimated")  // gen_ai.usage.input_tokens is not the replica's count
+	outputEstimated = attribute.Key("warmroute.output_tokens_estimated") // gen_ai.usage.output_tokens is not
 )
+
+// maxValueBytes bounds a value that a client or a replica has chosen.
+const maxValueBytes = 256
 
 var traceContext propagation.TraceContext
 
@@ -92,7 +107,8 @@ func (t *Tracer) StartRequest(r *http.Request, route string, client netip.Addr, 
 		scheme = "https"
 	}
 	q.span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.HTTPRoute(route), semconv.URLPath(route), semconv.URLScheme(scheme),
-		semconv.ClientAddress(client.String()), semconv.NetworkProtocolVersion(strings.TrimSuffix(strconv.Itoa(r.ProtoMajor)+"."+strconv.Itoa(r.ProtoMinor), ".0")))
+		semconv.ClientAddress(client.String()),
+		semconv.NetworkProtocolVersion(strings.TrimSuffix(strconv.Itoa(r.ProtoMajor)+"."+strconv.Itoa(r.ProtoMinor), ".0")))
 	if addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
 		q.span.SetAttributes(serverAddress(addr.String(), "")...)
 	}
@@ -128,6 +144,22 @@ func (q *Request) TraceID(clientHeader http.Header) string {
 	return sent.TraceID().String()
 }
 
+// IsRecording reports whether what is told about the request is sent to the collector.
+func (q *Request) IsRecording() bool { return q != nil && q.span.IsRecording() }
+
+// SetConversation sets the conversation that the request belongs to, by the name that the client has for it.
+func (q *Request) SetConversation(id string) {
+	if q.IsRecording() {
+		q.conversation = boundValue(id)
+		setNonZero(q.span, conversation.String(q.conversation))
+	}
+}
+
+// boundValue returns the beginning of s, as UTF-8: the collector would accept nothing else.
+func boundValue(s string) string {
+	return strings.Clone(strings.ToValidUTF8(s[:min(len(s), maxValueBytes)], ""))
+}
+
 // AddQueueWaitSpan adds the span of a wait in the admission queue that ends now.
 func (q *Request) AddQueueWaitSpan(waited time.Duration, result string) {
 	if q == nil || waited <= 0 {
@@ -143,7 +175,7 @@ type Attempt struct {
 	Number                      int // from 1
 	Model                       string
 	Backend, Reason             string
-	Leg                         string // of a split request; empty: the attempt has one request
+	RequestKind                 string // of a split request; empty: the attempt has one request
 	Scheme, Host                string // of the replica; Host may have a port
 	MatchedTokens, PromptTokens int
 	MaxTokens                   int // of the output; 0: not limited by the request
@@ -170,9 +202,11 @@ func (q *Request) StartAttempt(a *Attempt, outgoingHeader http.Header) {
 		return
 	}
 	span.SetAttributes(serverAddress(a.Host, a.Scheme)...)
-	span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.URLFull(a.Scheme+"://"+a.Host+q.route), provider.String("vllm"), requestModel.String(a.Model),
+	span.SetAttributes(semconv.HTTPRequestMethodPost, semconv.URLFull(a.Scheme+"://"+a.Host+q.route), provider.String("vllm"),
+		requestModel.String(a.Model),
 		backend.String(a.Backend), reason.String(a.Reason), predicted.Int(a.MatchedTokens), prompt.Int(a.PromptTokens))
-	setNonZero(span, leg.String(a.Leg), semconv.HTTPRequestResendCount(a.Number-1), streams.Bool(a.Streams), maxTokens.Int(a.MaxTokens))
+	setNonZero(span, requestKind.String(a.RequestKind), semconv.HTTPRequestResendCount(a.Number-1), streams.Bool(a.Streams),
+		maxTokens.Int(a.MaxTokens), conversation.String(q.conversation))
 	if known {
 		span.SetAttributes(op)
 	}
@@ -211,19 +245,34 @@ func (q *Request) AddFirstTokenSpan() {
 // Error types of attempts and requests that no failure has ended.
 const (
 	ErrorDisconnected = "client_disconnected"
-	ErrorCancelled    = "cancelled" // by an operator; also the phase of such a request
+	ErrorCancelled    = "cancelled" // by an operator
 )
 
-// EndAttempt ends the span of the attempt. errorType is why it failed, or empty. The
-// numbers of tokens are the replica's, 0 if it reported none; a negative cached is left out.
-func (q *Request) EndAttempt(errorType string, promptTokens, completionTokens, cachedPromptTokens int) {
+// Response describes the response to an attempt, as far as the replica has sent it.
+type Response struct {
+	ID, Model     string
+	FinishReasons []string // of its choices
+	Tokens
+}
+
+// Tokens are those of a response.
+type Tokens struct {
+	Prompt, Output                   int // 0: not known
+	Cached                           int // of the prompt; negative: not known
+	PromptEstimated, OutputEstimated bool
+}
+
+// EndAttempt ends the span of the attempt. errorType is why it failed, or empty.
+func (q *Request) EndAttempt(errorType string, r *Response) {
 	if q == nil || q.attempt == nil {
 		return
 	}
 	span := trace.SpanFromContext(q.attempt)
 	q.attempt = nil
 	setNonZero(span, semconv.HTTPResponseStatusCode(q.status))
-	setTokens(span, promptTokens, completionTokens, cachedPromptTokens)
+	q.response = *r
+	setResponse(span, r)
+	setTokens(span, r.Tokens)
 	if errorType == "" && q.status >= http.StatusBadRequest {
 		errorType = strconv.Itoa(q.status)
 	}
@@ -231,10 +280,18 @@ func (q *Request) EndAttempt(errorType string, promptTokens, completionTokens, c
 	span.End()
 }
 
-func setTokens(span trace.Span, promptTokens, completionTokens, cachedPromptTokens int) {
-	setNonZero(span, inputTokens.Int(max(promptTokens, 0)), outputTokens.Int(max(completionTokens, 0)))
-	if cachedPromptTokens >= 0 {
-		span.SetAttributes(cachedTokens.Int(cachedPromptTokens))
+func setResponse(span trace.Span, r *Response) {
+	setNonZero(span, responseID.String(boundValue(r.ID)), responseFrom.String(boundValue(r.Model)))
+	if len(r.FinishReasons) > 0 {
+		span.SetAttributes(reasons.StringSlice(r.FinishReasons))
+	}
+}
+
+func setTokens(span trace.Span, t Tokens) {
+	setNonZero(span, inputTokens.Int(max(t.Prompt, 0)), outputTokens.Int(max(t.Output, 0)),
+		inputEstimated.Bool(t.PromptEstimated && t.Prompt > 0), outputEstimated.Bool(t.OutputEstimated && t.Output > 0))
+	if t.Cached >= 0 {
+		span.SetAttributes(cachedTokens.Int(t.Cached))
 	}
 }
 
@@ -247,8 +304,8 @@ func setError(span trace.Span, errorType string) {
 	}
 }
 
-// End ends the span of the request, which e describes.
-func (q *Request) End(e *accesslog.Entry) {
+// End ends the span of the request, which e describes. t are the tokens of e.
+func (q *Request) End(e *accesslog.Entry, t Tokens) {
 	if q == nil {
 		return
 	}
@@ -260,16 +317,20 @@ func (q *Request) End(e *accesslog.Entry) {
 	if op, known := operations[q.route]; known {
 		q.span.SetAttributes(op, provider.String("vllm"))
 	}
-	setNonZero(q.span, requestModel.String(e.Model), prefill.String(e.PrefillBackend), keyName.String(e.Key), phase.String(e.Phase),
+	setNonZero(q.span, requestModel.String(e.Model), prefill.String(e.PrefillBackend), keyName.String(e.Key), modelName.String(e.ModelName),
+		disconnected.String(e.Disconnected),
 		queueTime.Float64(e.Times.Queued.Seconds()), ttft.Float64(e.Times.TTFT.Seconds()))
 	if e.Backend != "" {
-		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), predicted.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt), overhead.Float64(e.Times.Overhead.Seconds()))
-		setTokens(q.span, e.Tokens.Prompt, e.Tokens.Output, e.Tokens.Cached)
+		q.span.SetAttributes(backend.String(e.Backend), reason.String(e.Reason), predicted.Int(e.Tokens.Predicted), prompt.Int(e.Tokens.Prompt),
+			overhead.Float64(e.Times.Overhead.Seconds()))
+		setResponse(q.span, &q.response)
+		setTokens(q.span, t)
 	}
 	switch {
-	case e.Phase == ErrorCancelled:
+	case e.Cancelled:
+		q.span.SetAttributes(cancelled.Bool(true))
 		setError(q.span, ErrorCancelled)
-	case e.Phase != "":
+	case e.Disconnected != "":
 		setError(q.span, ErrorDisconnected)
 	case e.Code >= http.StatusInternalServerError:
 		setError(q.span, strconv.Itoa(e.Code))

@@ -122,7 +122,7 @@ func (t *Tracer) Run(ctx context.Context) {
 	t.tracer.Store(nil)
 	flushCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
-	defer context.AfterFunc(flushCtx, t.exporter.abort)()
+	defer context.AfterFunc(flushCtx, t.exporter.stop)()
 	if err := provider.Shutdown(flushCtx); err != nil {
 		t.exporter.logExportError(err)
 	}

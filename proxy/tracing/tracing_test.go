@@ -46,13 +46,17 @@ func TestEnvironment(t *testing.T) {
 		{"endpoint for traces", env{tracesEndpoint: "http://c:4318/v1/traces"}, true, ""},
 		{"exporter with its default endpoint", env{"OTEL_TRACES_EXPORTER": "otlp"}, true, ""},
 		{"gRPC", env{endpoint: "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, true, ""},
-		{"gRPC for traces", env{endpoint: "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "x", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, true, ""},
+		{"gRPC for traces", env{endpoint: "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "x", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
+			true, ""},
 		{"no exporter", env{endpoint: "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, false, ""},
 		{"disabled", env{endpoint: "http://c:4318", "OTEL_SDK_DISABLED": "TRUE"}, false, ""},
 		{"not disabled", env{endpoint: "http://c:4318", "OTEL_SDK_DISABLED": "false"}, true, ""},
-		{"unknown exporter", env{endpoint: "http://c:4318", "OTEL_TRACES_EXPORTER": "zipkin"}, false, `OTEL_TRACES_EXPORTER: unknown value "zipkin"`},
-		{"unknown protocol", env{endpoint: "http://c:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, false, `OTEL_EXPORTER_OTLP_PROTOCOL: unknown value "http/json"`},
-		{"unknown protocol, disabled", env{endpoint: "http://c:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json", "OTEL_SDK_DISABLED": "true"}, false, ""},
+		{"unknown exporter", env{endpoint: "http://c:4318", "OTEL_TRACES_EXPORTER": "zipkin"}, false,
+			`OTEL_TRACES_EXPORTER: unknown value "zipkin"`},
+		{"unknown protocol", env{endpoint: "http://c:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, false,
+			`OTEL_EXPORTER_OTLP_PROTOCOL: unknown value "http/json"`},
+		{"unknown protocol, disabled", env{endpoint: "http://c:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json", "OTEL_SDK_DISABLED": "true"},
+			false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			setEnv(t, c.env)
@@ -68,7 +72,8 @@ func TestEnvironment(t *testing.T) {
 func TestInvalidQueueSettings(t *testing.T) {
 	for _, value := range []string{"-1", "0", "many", "99999999999"} {
 		setEnv(t, map[string]string{
-			"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_MAX_QUEUE_SIZE": value, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": value, "OTEL_BSP_SCHEDULE_DELAY": value,
+			"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_MAX_QUEUE_SIZE": value, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": value,
+			"OTEL_BSP_SCHEDULE_DELAY": value,
 		})
 		q := startQueue(newExporter(nil, slog.New(slog.DiscardHandler)))
 		if q.maxSpans != sdk.DefaultMaxQueueSize {
@@ -116,8 +121,9 @@ func untraced(r *http.Request, a *Attempt) string {
 	q.StartAttempt(a, r.Header)
 	q.SetStatus(200)
 	q.AddFirstTokenSpan()
-	q.EndAttempt("", 1, 1, 1)
-	q.End(nil)
+	q.SetConversation("c")
+	q.EndAttempt("", &Response{ID: "r", Tokens: Tokens{Prompt: 1, Output: 1, Cached: 1}})
+	q.End(nil, Tokens{})
 	return q.TraceID(r.Header)
 }
 

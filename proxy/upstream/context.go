@@ -19,7 +19,7 @@ type Context struct {
 
 	mu         sync.Mutex // guards what follows
 	committed  bool       // stalls and time limits end it no more
-	prefilling bool       // the prefill leg of a split request is open
+	prefilling bool       // the prefill request of a split request is open
 	timer      *time.Timer
 	idle       *time.Timer
 }
@@ -92,14 +92,14 @@ func (c *Context) stopTimersLocked() {
 	c.timer, c.idle = nil, nil // for those that run already
 }
 
-// BackendStalled implements router.StallListener. A stall moves a request once, unless the replica is hung: the request may
+// BackendStalled implements router.StallListener. A stall moves a request once, unless the replica is unresponsive: the request may
 // itself be what takes so long. Where it stays, a response that is not a stream has FirstByteTimeout from now on.
-func (c *Context) BackendStalled(anotherAvailable, hung bool) {
+func (c *Context) BackendStalled(anotherAvailable, unresponsive bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.committed:
-	case c.prefilling && c.RetryStalled, anotherAvailable && c.RetriesStall && (hung || !c.Relocated):
+	case c.prefilling && c.RetryStalled, anotherAvailable && c.RetriesStall && (unresponsive || !c.Relocated):
 		c.Cancel(fault.ErrStalled)
 	case !c.Streams || c.prefilling: // a stream has its timer from the beginning
 		c.startFirstByteTimerLocked()
@@ -121,7 +121,7 @@ func (c *Context) End() {
 	c.Cancel(context.Canceled)
 }
 
-// BeginPrefill begins the time limits of a prefill leg on the backend of p, until EndPrefill. A stall ends it, since
+// BeginPrefill begins the time limits of a prefill request on the backend of p, until EndPrefill. A stall ends it, since
 // another backend can do the prefill.
 func (c *Context) BeginPrefill(p *router.Reservation, limit time.Duration) {
 	c.mu.Lock()

@@ -23,7 +23,8 @@ func TestEditedBody(t *testing.T) {
 		{"abc", []prompt.Edit{{Start: 1, End: 2, Text: "BB"}}, "aBBc", 1},
 		{"abc", []prompt.Edit{{Start: 0, End: 0, Text: "1"}, {Start: 0, End: 0, Text: "2"}, {Start: 3, End: 3, Text: "3"}}, "12abc3", 1},
 		{"a" + long + "b", []prompt.Edit{{Start: 1, End: 1, Text: "1"}}, "a1" + long + "b", 2},
-		{"a" + long + "b", []prompt.Edit{{Start: 1, End: 1, Text: "1"}, {Start: 1 + len(long), End: 2 + len(long), Text: "c"}}, "a1" + long + "c", 3},
+		{"a" + long + "b", []prompt.Edit{{Start: 1, End: 1, Text: "1"}, {Start: 1 + len(long), End: 2 + len(long), Text: "c"}}, "a1" + long + "c",
+			3},
 	} {
 		b := newEditedBody([]byte(c.body), c.edits)
 		if len(b.parts) != c.parts || b.length != int64(len(c.want)) {

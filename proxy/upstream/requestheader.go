@@ -11,6 +11,9 @@ import (
 // PriorityHeader is the priority in the queue of this proxy, lower first.
 const PriorityHeader = "X-Warmroute-Priority"
 
+// TTFTHeader is the target for the time to first token of a request in milliseconds, as llm-d's router reads it.
+const TTFTHeader = "X-Llm-D-Slo-Ttft-Ms"
+
 // enginePriorityHeader is the priority in vLLM's own queue, lower first. It takes precedence over that in the body.
 const enginePriorityHeader = "X-Vllm-Priority"
 
@@ -27,7 +30,7 @@ func isStrippedRequestHeader(name string) bool {
 		"Endpoint-Load-Metrics-Format", // asks for the load of the replica
 		"Content-Length",               // the transport frames the body
 		"Expect",                       // done when the body was read
-		PriorityHeader:                 // of the queue of this proxy
+		PriorityHeader, TTFTHeader:     // of the queue of this proxy
 		return true
 	}
 	return false

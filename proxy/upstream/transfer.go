@@ -20,30 +20,31 @@ import (
 
 // Causes of failures of a split request.
 var (
-	ErrLateTransfer     = errors.New("the KV transfer took longer than half of pd.lease")
-	ErrNoTransferParams = errors.New("the response to the prefill leg has no kv_transfer_params: " +
+	ErrLateTransfer     = errors.New("the KV transfer took longer than half of disaggregation.kv_lease")
+	ErrNoTransferParams = errors.New("the response to the prefill request has no kv_transfer_params: " +
 		"start the replica with --kv-transfer-config, or set its role to both")
-	ErrThinkingBudget       = errors.New("the replica refused the prefill leg of a request with thinking.budget_tokens: vLLM 0.33 accepts it")
+	ErrThinkingBudget = errors.New("the replica refused the prefill request of a request with thinking.budget_tokens: vLLM 0.33 " +
+		"accepts it")
 	ErrTransferParamsMemory = errors.New("no memory is left for the parameters of the KV transfer")
 	ErrQuotesTransfer       = errors.New("the error response quotes the parameters of the KV transfer")
-	errPrefillNotReady      = errors.New("the backend of the prefill leg is not ready any more")
+	errPrefillNotReady      = errors.New("the backend of the prefill request is not ready any more")
 )
 
-// KVTransfer is what a prefill leg leaves for the decode leg.
+// KVTransfer is what a prefill request leaves for the decode request.
 type KVTransfer struct {
-	Prefill  *router.Reservation // of the prefill leg; it has been released
-	Took     time.Duration       // the prefill leg
+	Prefill  *router.Reservation // of the prefill request; it has been released
+	Took     time.Duration       // the prefill request
 	EndedAt  time.Time           // when its response began
-	NotAfter time.Time           // when the decode leg may be sent at the latest
-	Result   router.Outcome      // of the prefill leg
-	Member   string              // of the decode leg's body, with a comma after it; empty: not needed any more
+	NotAfter time.Time           // when the decode request may be sent at the latest
+	Result   router.Outcome      // of the prefill request
+	Member   string              // of the decode request's body, with a comma after it; empty: not needed any more
 	Reserved int64               // bytes of Member that are reserved in relay.Buffers
 	Address  []string            // host, port and engine id by which the KV cache is read, as the parameters have them
 }
 
-// CheckUsable returns the failure of a decode leg that may not be sent any more, else nil.
+// CheckUsable returns the failure of a decode request that may not be sent any more, else nil.
 func (t *KVTransfer) CheckUsable(now time.Time) *fault.Failure {
-	f := &fault.Failure{Reason: metrics.RetryHandover, IsFree: true, SameBackend: true}
+	f := &fault.Failure{Reason: metrics.RetryKVTransfer, IsFree: true, SameBackend: true}
 	switch {
 	case t.Prefill.Backend.State() != backends.Ready:
 		f.Err, f.Split = errPrefillNotReady, metrics.SplitPrefillFailed
@@ -55,7 +56,7 @@ func (t *KVTransfer) CheckUsable(now time.Time) *fault.Failure {
 	return f
 }
 
-// CanDecodeOn reports whether b can do the decode leg of the transfer: not of a nil one.
+// CanDecodeOn reports whether b can do the decode request of the transfer: not of a nil one.
 func (t *KVTransfer) CanDecodeOn(b *backends.Backend) bool {
 	return t != nil && b.Options().Role != backends.RolePrefill && b.KVForm().PairsWith(t.Prefill.Backend.KVForm())
 }

@@ -6,6 +6,7 @@ type Blocker int
 const (
 	NotBlocked         Blocker = iota
 	BlockedByPrefill           // its prefill queue is full
+	BlockedBySequences         // it runs as many sequences as it can
 	BlockedByQueue             // requests wait there for room in the KV cache
 	BlockedByKV                // its KV cache has no room for the request
 	BlockedByNextTurns         // its KV cache has no room beside what conversations will use soon
@@ -13,7 +14,9 @@ const (
 
 // String returns the reason as it is explained to operators.
 func (b Blocker) String() string {
-	return [...]string{"", "its prefill queue is full", "requests wait there for room", "its KV cache has no room", "its KV cache has no room beside conversations whose next turn is expected"}[b]
+	return [...]string{"", "its prefill queue is full", "it runs as many sequences as it can", "requests wait there for room",
+		"its KV cache has no room",
+		"its KV cache has no room beside conversations whose next turn is expected"}[b]
 }
 
 // BlockedBy returns why the chosen candidate cannot start the request now, or nearly so; see lab/docs/design.md.
@@ -32,6 +35,8 @@ func (f *Fleet) BlockedBy(q *Query, choice Choice) Blocker {
 	switch {
 	case !f.hasPrefillRoom(b):
 		return BlockedByPrefill
+	case !f.hasSequenceRoom(b):
+		return BlockedBySequences
 	case b.isWaitingForKV(), f.NeedsHeadroom(q.Request, q.Promoted) && b.HasWaiting:
 		return BlockedByQueue
 	}

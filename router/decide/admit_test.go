@@ -49,13 +49,17 @@ func TestBlockedBy(t *testing.T) {
 			x.b.ExternalTokens, x.b.KnownInFlight, x.b.HasWaiting, x.b.NearlyFull = much*x.b.PrefillRate, 0, true, true
 		}, NotBlocked},
 
+		{"it runs as many as it can, and two wait", func(x fixture) { x.b.KnownInFlight, x.b.SequenceLimit = 10, 8 }, BlockedBySequences},
+		{"one waits", func(x fixture) { x.b.KnownInFlight, x.b.SequenceLimit = 9, 8 }, NotBlocked},
+		{"two wait, of one tenant", func(x fixture) { x.b.KnownInFlight, x.b.SequenceLimit, x.Shared = 10, 8, false }, NotBlocked},
+
 		{"requests wait for room there", func(x fixture) { x.b.HasWaiting, x.b.NearlyFull = true, true }, BlockedByQueue},
 		{"requests wait for the next step there", func(x fixture) { x.b.HasWaiting = true }, NotBlocked},
-		{"a batch request, and requests wait there", func(x fixture) {
-			x.b.HasWaiting, x.LimitsBatch, x.Priority = true, true, 1
+		{"a low-priority request, and requests wait there", func(x fixture) {
+			x.b.HasWaiting, x.LimitsLowPriority, x.Priority = true, true, 1
 		}, BlockedByQueue},
-		{"a promoted batch request", func(x fixture) {
-			x.b.HasWaiting, x.LimitsBatch, x.Priority, x.Promoted = true, true, 1, true
+		{"a promoted low-priority request", func(x fixture) {
+			x.b.HasWaiting, x.LimitsLowPriority, x.Priority, x.Promoted = true, true, 1, true
 		}, NotBlocked},
 
 		{"it fits into the cache", func(x fixture) { x.b.Capacity, x.b.UsedKVTokens = 1000, 1000-blockTokens }, NotBlocked},
@@ -79,15 +83,15 @@ func TestBlockedBy(t *testing.T) {
 		}, BlockedByKV},
 		{"tokens are reserved for the turn that it is", func(x fixture) {
 			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, x.Blocks, 500)
-			x.b.Capacity, x.b.UsedKVTokens, x.Session, x.Turn = 1000, 600, 7, prompt.TurnLater
+			x.b.Capacity, x.b.UsedKVTokens, x.Conversation, x.Turn = 1000, 600, 7, prompt.TurnLater
 		}, NotBlocked},
 		{"of its conversation, which it does not continue", func(x fixture) {
 			reserveForNextTurn(x.Fleet, queue.ConversationID{Key: 7}, []prompt.Block{70}, 500)
-			x.b.Capacity, x.b.UsedKVTokens, x.Session, x.Turn = 1000, 600, 7, prompt.TurnLater
+			x.b.Capacity, x.b.UsedKVTokens, x.Conversation, x.Turn = 1000, 600, 7, prompt.TurnLater
 		}, BlockedByNextTurns},
 		{"of a conversation of the same name of another tenant", func(x fixture) {
 			reserveForNextTurn(x.Fleet, queue.ConversationID{Tenant: 2, Key: 7}, x.Blocks, 500)
-			x.b.Capacity, x.b.UsedKVTokens, x.Session, x.Turn = 1000, 600, 7, prompt.TurnLater
+			x.b.Capacity, x.b.UsedKVTokens, x.Conversation, x.Turn = 1000, 600, 7, prompt.TurnLater
 		}, BlockedByNextTurns},
 		{"of a tenant that has used more of its share", func(x fixture) {
 			reserveForNextTurn(x.Fleet, queue.ConversationID{Tenant: 2, Key: 7}, []prompt.Block{70}, 500)

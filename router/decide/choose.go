@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"warmroute/backends"
+	"warmroute/prompt"
 	"warmroute/router/estimate"
 	"warmroute/router/policy"
 )
@@ -11,12 +12,12 @@ import (
 // Why a backend was chosen, under the policy prefix. Under another policy the
 // reason is the policy's name, or ReasonStored.
 const (
-	ReasonPrefix = "prefix" // it has the longest match
-	ReasonSpill  = "spill"  // another holds more, but is too busy
-	ReasonCold   = "cold"   // none holds any of it
-	ReasonLoad   = "load"   // the request has no prefix to match
-	ReasonOnly   = "only"   // no other could take it
-	ReasonStored = "stored" // it holds the stored response to which the request refers
+	ReasonPrefix      = "prefix"       // it has the longest match
+	ReasonMatchedBusy = "matched_busy" // another holds more, but is too busy
+	ReasonNoMatch     = "no_match"     // none holds any of it
+	ReasonLoad        = "load"         // the request has no prefix to match
+	ReasonOnly        = "only"         // no other could take it
+	ReasonStored      = "stored"       // it holds the stored response to which the request refers
 )
 
 // Choice is a candidate that was chosen.
@@ -29,7 +30,11 @@ type Choice struct {
 // fillCandidate fills in what policies know about a backend.
 func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 	tokens := q.promptTokens()
-	matched := (1 - b.MissingHits) * min(f.matchedTokens(q, b), tokens)
+	held := (1 - b.MissingHits) * min(f.matchedTokens(q, b), tokens)
+	matched := held
+	if b.Offloading.StoreShare > 0 {
+		matched += b.Offloading.StoreShare * f.TokensElsewhere(q, b.Slot)
+	}
 	engines := float64(b.engines())
 	*c = policy.Candidate{
 		Slot:               b.Slot,
@@ -53,7 +58,13 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 	c.PrefillSeconds = c.Step.PrefillSeconds(max(0, tokens-c.UncachedTokens), c.UncachedTokens)
 	steps := 1 + c.UncachedTokens/estimate.StepTokens
 	c.StepSeconds = steps*c.Step.DecodeSeconds(c.InFlight/engines, c.ContextTokens/engines) + f.Estimates.RequestSeconds(b.Slot, tokens)
-	if f.Rule.NeedsKVWait {
+	if b.Offloading.Before > 0 || matched > held {
+		c.OffloadedTokens = matched - held + f.offloadedTokens(q, b, held)
+		if c.OffloadedTokens > 0 { // fetches follow each other
+			c.FetchSeconds = b.Offloading.FetchSeconds * (b.QueuedFetchTokens + c.OffloadedTokens)
+		}
+	}
+	if f.Policy.NeedsKVWait {
 		c.KVWaitSeconds = f.kvWait(q, b)
 	}
 	if l := b.Load; l != nil {
@@ -64,14 +75,35 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 }
 
 // Choose lets the policy choose a candidate. With trace it is a dry run, which is recorded there.
-func (f *Fleet) Choose(q *Query, c *Candidates, rule policy.Policy, trace *policy.Trace) Choice {
+func (f *Fleet) Choose(q *Query, c *Candidates, by policy.Policy, trace *policy.Trace) Choice {
 	c.request = policy.Request{
 		Now: f.Now, Blocks: q.Blocks, BlockTokens: float64(f.BlockBytes) / q.Sizes.BytesPerToken, PromptTokens: q.promptTokens(),
-		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0 || !q.Arrival.IsZero(), Session: q.Session, Tenant: q.Tenant,
+		PromptKey: q.PromptKey, Turn: q.Turn, Retry: len(q.Tried) > 0 || !q.Arrival.IsZero(), Conversation: q.Conversation,
+		Client: q.Client, Tenant: q.Tenant,
 		MeanOutputTokens: f.expectedOutputTokens(q, c.backends), MeanUncachedTokens: f.Estimates.MeanUncachedTokens(q.Model),
-		Waiting: float64(f.Waiting), Trace: trace,
+		DueSeconds: f.dueSeconds(q), Waiting: float64(f.Waiting), Trace: trace,
 	}
-	return f.choice(c, rule.Choose(&c.request, c.list))
+	if q.Checkpoints != nil && q.Turn != prompt.TurnLater {
+		f.priceCheckpoints(q, c.list)
+	}
+	return f.choice(c, by.Choose(&c.request, c.list))
+}
+
+// priceCheckpoints sets the price of a request that begins as earlier ones did on candidates that do not hold all of that beginning. A
+// replica that keeps checkpoints computes it twice before it can reuse it: it has a checkpoint there only once a second prompt has left
+// a first one. On a candidate that holds the beginning the request is that second one.
+func (f *Fleet) priceCheckpoints(q *Query, list []policy.Candidate) {
+	most := 0.0
+	for i := range list {
+		most = max(most, f.tokensBefore(q, q.Held[list[i].Slot]))
+	}
+	for i := range list {
+		c := &list[i]
+		held := f.tokensBefore(q, q.Held[c.Slot])
+		if b := &f.Backends[c.Slot]; held < most && b.Load != nil && b.Load.KeepsCheckpoints {
+			c.CheckpointSeconds = c.Step.PrefillSeconds(held, most-held)
+		}
+	}
 }
 
 // choice returns the choice of the candidate at an index.
@@ -97,8 +129,8 @@ func (f *Fleet) Reason(q *Query, c *Candidates, chosen Choice) string {
 	switch {
 	case q.Stored:
 		return ReasonStored
-	case !f.Rule.ReportsMatchReason:
-		return f.Rule.Name
+	case !f.Policy.ReportsMatchReason:
+		return f.Policy.Name
 	}
 	most := 0.0
 	for i := range c.list {
@@ -110,11 +142,31 @@ func (f *Fleet) Reason(q *Query, c *Candidates, chosen Choice) string {
 	case len(q.Blocks) == 0:
 		return ReasonLoad
 	case most == 0:
-		return ReasonCold
+		return ReasonNoMatch
 	case chosen.Candidate.MatchedTokens < most:
-		return ReasonSpill
+		return ReasonMatchedBusy
 	}
 	return ReasonPrefix
+}
+
+// IsLate reports whether every candidate is predicted to have the first token of the request after it is due. As long as the
+// prefill rate of one is not known, nothing can be predicted, and it is late only once it is due.
+func (f *Fleet) IsLate(q *Query, c *Candidates) bool {
+	due := f.dueSeconds(q)
+	switch {
+	case due == 0 || f.IsTooLongForAll(q.Request): // what is too long gets that error
+		return false
+	case !f.Now.Before(q.FirstTokenDue):
+		return true
+	case len(c.list) == 0:
+		return false
+	}
+	for i := range c.list {
+		if x := &c.list[i]; !f.Backends[x.Slot].PrefillRateKnown || x.TTFT() <= due {
+			return false
+		}
+	}
+	return true
 }
 
 // Prefill is how much prefill a request is, before a backend is chosen.

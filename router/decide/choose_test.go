@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"math"
 	"testing"
 
 	"warmroute/backends"
@@ -20,19 +21,19 @@ func TestReason(t *testing.T) {
 	}{
 		{"the longest match", 3, 10, []int{2, 8, 0}, 1, nil, ReasonPrefix},
 		{"one of two longest matches", 3, 10, []int{8, 8, 0}, 1, nil, ReasonPrefix},
-		{"a shorter match", 3, 10, []int{2, 8, 0}, 0, nil, ReasonSpill},
-		{"no match", 3, 10, []int{2, 8, 0}, 2, nil, ReasonSpill},
-		{"none holds any", 3, 10, []int{0, 0, 0}, 1, nil, ReasonCold},
+		{"a shorter match", 3, 10, []int{2, 8, 0}, 0, nil, ReasonMatchedBusy},
+		{"no match", 3, 10, []int{2, 8, 0}, 2, nil, ReasonMatchedBusy},
+		{"none holds any", 3, 10, []int{0, 0, 0}, 1, nil, ReasonNoMatch},
 		{"no blocks", 3, 0, []int{0, 0, 0}, 1, nil, ReasonLoad},
 		{"the only one", 1, 10, []int{8}, 0, nil, ReasonOnly},
 		{"the only one, without blocks", 1, 0, []int{0}, 0, nil, ReasonOnly},
 		{"the only one left", 2, 10, []int{0, 8}, 0, func(f *Fleet, _ *Query) { f.Backends[1].State = backends.Down }, ReasonOnly},
 		{"the stored response", 1, 10, []int{8}, 0, func(_ *Fleet, q *Query) { q.Stored = true }, ReasonStored},
 		{"another policy", 3, 10, []int{2, 8, 0}, 1, func(f *Fleet, _ *Query) {
-			f.Rule.Name, f.Rule.ReportsMatchReason = "least-load", false
+			f.Policy.Name, f.Policy.ReportsMatchReason = "least-load", false
 		}, "least-load"},
 		{"the stored response, another policy", 1, 10, []int{8}, 0, func(f *Fleet, q *Query) {
-			f.Rule.ReportsMatchReason, q.Stored = false, true
+			f.Policy.ReportsMatchReason, q.Stored = false, true
 		}, ReasonStored},
 	} {
 		f, all := newFleet(t, tc.serving)
@@ -62,7 +63,7 @@ func (p *lastCandidate) Choose(r *policy.Request, candidates []policy.Candidate)
 func TestChoose(t *testing.T) {
 	f, all := newFleet(t, 3)
 	q := newQuery(all, 10)
-	q.Session, q.PromptKey, q.Tried = 5, 6, all[2:]
+	q.Conversation, q.PromptKey, q.Client, q.Tried = 5, 6, 7, all[2:]
 	var c Candidates
 	if err := f.Filter(q, &c); err != nil {
 		t.Fatal(err)
@@ -73,7 +74,7 @@ func TestChoose(t *testing.T) {
 		t.Errorf("chose %s", choice.Backend.Backend.Name)
 	}
 	want := policy.Request{
-		Now: testTime, BlockTokens: blockTokens, PromptTokens: 10 * blockTokens, PromptKey: 6, Session: 5, Retry: true,
+		Now: testTime, BlockTokens: blockTokens, PromptTokens: 10 * blockTokens, PromptKey: 6, Conversation: 5, Client: 7, Retry: true,
 		MeanOutputTokens: f.Estimates.OutputTokens(0),
 	}
 	got := *rule.seen
@@ -94,7 +95,8 @@ func TestChoose(t *testing.T) {
 // equalRequests compares requests without blocks.
 func equalRequests(a, b policy.Request) bool {
 	return a.Now.Equal(b.Now) && a.BlockTokens == b.BlockTokens && a.PromptTokens == b.PromptTokens && a.PromptKey == b.PromptKey &&
-		a.Turn == b.Turn && a.Retry == b.Retry && a.Session == b.Session && a.MeanOutputTokens == b.MeanOutputTokens &&
+		a.Turn == b.Turn && a.Retry == b.Retry && a.Conversation == b.Conversation && a.Client == b.Client &&
+		a.MeanOutputTokens == b.MeanOutputTokens &&
 		a.MeanUncachedTokens == b.MeanUncachedTokens && a.Waiting == b.Waiting && a.Trace == b.Trace
 }
 
@@ -129,7 +131,7 @@ func TestFillCandidate(t *testing.T) {
 		t.Errorf("an adapter costs %v, and waiting for room %v", want.AdapterSeconds, want.KVWaitSeconds)
 	}
 
-	f.Rule.NeedsKVWait, b.Load, b.MissingHits = false, nil, 0
+	f.Policy.NeedsKVWait, b.Load, b.MissingHits = false, nil, 0
 	q.Matched[0], q.Adapter = 10, ""
 	f.fillCandidate(&got, q, b)
 	if got.MatchedTokens != 10*blockTokens || got.UncachedTokens != 16 {
@@ -173,6 +175,70 @@ func TestLeastPrefill(t *testing.T) {
 		_ = f.Filter(q, &c) // it may find none
 		if got := f.LeastPrefill(q, &c); got != tc.want {
 			t.Errorf("%s: got %+v, want %+v", tc.name, got, tc.want)
+		}
+	}
+}
+
+// TestOffloadedTokens has a prompt of ten blocks, the first four of which were used again later.
+func TestOffloadedTokens(t *testing.T) {
+	for _, tc := range []struct {
+		name            string
+		offloadedBefore uint64
+		missing         float64
+		tokens          float64 // offloaded
+	}{
+		{"no other cache than the GPU's", 0, 0, 0},
+		{"all on the GPU", 1, 0, 0},
+		{"the last six blocks elsewhere", 3, 0, 6 * blockTokens},
+		{"of these, some are missing", 3, 0.1, 5 * blockTokens},
+		{"all elsewhere", 5, 0, 10 * blockTokens},
+	} {
+		f, all := newFleet(t, 1)
+		q := newQuery(all, 10)
+		f.Ledger.IndexPrompt(0, q.Blocks)
+		f.Ledger.IndexPrompt(0, q.Blocks[:4])
+		q.Matched[0] = 10
+		b := &f.Backends[0]
+		b.Offloading, b.QueuedFetchTokens, b.MissingHits = Offloading{Before: tc.offloadedBefore, FetchSeconds: 0.001}, 50, tc.missing
+		var c policy.Candidate
+		f.fillCandidate(&c, q, b)
+		seconds := 0.0
+		if tc.tokens > 0 {
+			seconds = 0.001 * (50 + tc.tokens)
+		}
+		if math.Abs(c.OffloadedTokens-tc.tokens) > 1e-9 || math.Abs(c.FetchSeconds-seconds) > 1e-9 || math.Abs(c.WaitSeconds()-seconds) > 1e-9 {
+			t.Errorf("%s: %v tokens, %v s to fetch them, %v s before its prefill; want %v, %v",
+				tc.name, c.OffloadedTokens, c.FetchSeconds, c.WaitSeconds(), tc.tokens, seconds)
+		}
+	}
+}
+
+// TestSharedStore has a prompt of ten blocks, of which one backend holds two and another one eight.
+func TestSharedStore(t *testing.T) {
+	for _, tc := range []struct {
+		share              float64
+		matched, offloaded float64
+	}{
+		{0, 2 * blockTokens, 0},
+		{0.5, 5 * blockTokens, 3 * blockTokens},
+		{1, 8 * blockTokens, 6 * blockTokens},
+	} {
+		f, all := newFleet(t, 2)
+		q := newQuery(all, 10)
+		q.Matched[0], q.Matched[1] = 2, 8
+		for slot := range f.Backends {
+			f.Backends[slot].Offloading = Offloading{FetchSeconds: 0.001, StoreShare: tc.share}
+		}
+		var c, longest policy.Candidate
+		f.fillCandidate(&c, q, &f.Backends[0])
+		f.fillCandidate(&longest, q, &f.Backends[1])
+		if c.MatchedTokens != tc.matched || c.OffloadedTokens != tc.offloaded || math.Abs(c.FetchSeconds-0.001*tc.offloaded) > 1e-9 {
+			t.Errorf("a share of %v: %v tokens matched, %v of them offloaded, which take %v s",
+				tc.share, c.MatchedTokens, c.OffloadedTokens, c.FetchSeconds)
+		}
+		if longest.MatchedTokens != 8*blockTokens || longest.OffloadedTokens != 0 {
+			t.Errorf("a share of %v: the one that holds eight blocks has %v tokens, %v of them offloaded",
+				tc.share, longest.MatchedTokens, longest.OffloadedTokens)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func ExampleFleet_Choose() {
 	if err != nil {
 		panic(err)
 	}
-	fleet := decide.Fleet{Now: now, Rule: rule, BlockBytes: blockBytes, Ledger: accounts, Estimates: estimates}
+	fleet := decide.Fleet{Now: now, Policy: rule, BlockBytes: blockBytes, Ledger: accounts, Estimates: estimates}
 	request := decide.Request{Blocks: make([]prompt.Block, 40), Bytes: 40 * blockBytes}
 	for slot, name := range []string{"a", "b"} {
 		b := &backends.Backend{Name: name, Slot: slot}
@@ -50,5 +50,5 @@ func ExampleFleet_Choose() {
 	// Output:
 	// 0 s queued on b: b computes 640 tokens, reason prefix
 	// 0.01 s queued on b: b computes 640 tokens, reason prefix
-	// 0.1 s queued on b: a computes 2560 tokens, reason spill
+	// 0.1 s queued on b: a computes 2560 tokens, reason matched_busy
 }

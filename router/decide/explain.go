@@ -34,7 +34,7 @@ type Explanation struct {
 
 	Sentence string `json:"sentence"`
 
-	hasSession bool // ties are broken by the session
+	hasConversation bool // ties are broken by the conversation
 }
 
 // BackendExplanation describes one backend with respect to a request.
@@ -48,13 +48,17 @@ type BackendExplanation struct {
 	WhyNot    string `json:"why_not,omitempty"` // why it is not a candidate
 	Queued    string `json:"queued,omitempty"`  // why it could not start the request soon
 
-	MatchedBlocks  int     `json:"matched_blocks"`
-	MatchedTokens  float64 `json:"predicted_tokens"`
-	UncachedTokens float64 `json:"uncached_tokens"`   // u
-	QueuedTokens   float64 `json:"queued_tokens"`     // W
-	AdapterSeconds float64 `json:"adapter_seconds"`   // to load an adapter that it has not loaded
-	InFlight       float64 `json:"in_flight"`         // n: sequences on it, other clients' included
-	PrefillRate    float64 `json:"tokens_per_second"` // at which the uncached tokens would be computed
+	MatchedBlocks int     `json:"matched_blocks"`
+	MatchedTokens float64 `json:"predicted_tokens"`
+	// of a model that keeps checkpoints: that it has, up to which it can reuse those predicted
+	HeldTokens     float64 `json:"held_tokens,omitempty"`
+	Offloaded      float64 `json:"offloaded_tokens,omitempty"` // of MatchedTokens, those that are not on its GPU
+	FetchSeconds   float64 `json:"fetch_seconds,omitempty"`    // of these, after those of the requests before
+	UncachedTokens float64 `json:"uncached_tokens"`            // u
+	QueuedTokens   float64 `json:"queued_tokens"`              // W
+	AdapterSeconds float64 `json:"adapter_seconds"`            // to load an adapter that it has not loaded
+	InFlight       float64 `json:"in_flight"`                  // n: sequences on it, other clients' included
+	PrefillRate    float64 `json:"tokens_per_second"`          // at which the uncached tokens would be computed
 
 	Step step.Model `json:"step"` // the times of its engine's steps, as learned
 
@@ -72,43 +76,48 @@ type BackendExplanation struct {
 
 // SplitExplanation says whether one replica would do the prefill of a request for another one.
 type SplitExplanation struct {
-	Result          string  `json:"result"` // "split", or why not
-	Prefill         string  `json:"prefill,omitempty"`
-	WholeSeconds    float64 `json:"whole_seconds,omitempty"` // what it costs whole, the delays of others included
-	SplitSeconds    float64 `json:"split_seconds,omitempty"` // likewise split, with the best replica for prefill
-	HandoverSeconds float64 `json:"handover_seconds,omitempty"`
+	Result            string  `json:"result"` // "split", or why not
+	Prefill           string  `json:"prefill,omitempty"`
+	WholeSeconds      float64 `json:"whole_seconds,omitempty"` // what it costs whole, the delays of others included
+	SplitSeconds      float64 `json:"split_seconds,omitempty"` // likewise split, with the best replica for prefill
+	KVTransferSeconds float64 `json:"kv_transfer_seconds,omitempty"`
 }
 
 // notServed is the reason for a backend that does not serve the model.
 const notServed = "does not list the model"
 
-// Explain describes a request and what each backend of a view is to it. hasBatchRoom reports whether
-// a backend has headroom for the request, which is a batch request.
-func (f *Fleet) Explain(q *Query, hasBatchRoom func(slot int) bool) *Explanation {
+// Explain describes a request and what each backend of a view is to it. hasLowPriorityRoom reports whether
+// a backend has headroom for the request, which is a low-priority request.
+func (f *Fleet) Explain(q *Query, hasLowPriorityRoom func(slot int) bool) *Explanation {
 	e := &Explanation{
-		Policy: f.Rule.Name, Model: q.CatalogID, PromptTokens: int(math.Round(q.promptTokens())), Blocks: len(q.Blocks),
-		BlockBytes: f.BlockBytes, hasSession: q.Session != 0,
+		Policy: f.Policy.Name, Model: q.CatalogID, PromptTokens: int(math.Round(q.promptTokens())), Blocks: len(q.Blocks),
+		BlockBytes: f.BlockBytes, hasConversation: q.Conversation != 0,
 	}
 	for i := range f.Backends {
 		if b := &f.Backends[i]; b.Backend != nil {
-			e.Backends = append(e.Backends, f.explainBackend(q, b, hasBatchRoom))
+			e.Backends = append(e.Backends, f.explainBackend(q, b, hasLowPriorityRoom))
 		}
 	}
 	return e
 }
 
 // explainBackend describes one backend, and says why it is not a candidate.
-func (f *Fleet) explainBackend(q *Query, b *Backend, hasBatchRoom func(slot int) bool) BackendExplanation {
+func (f *Fleet) explainBackend(q *Query, b *Backend, hasLowPriorityRoom func(slot int) bool) BackendExplanation {
 	var c policy.Candidate
 	f.fillCandidate(&c, q, b)
 	x := BackendExplanation{
 		Name: b.Backend.Name, State: b.State.String(), Breaker: b.Breaker.String(), Stalled: b.Stalled,
 		MatchedBlocks: q.Matched[b.Slot], MatchedTokens: roundMilli(c.MatchedTokens), UncachedTokens: roundMilli(c.UncachedTokens),
 		QueuedTokens: roundMilli(b.QueuedTokens + b.ExternalTokens), AdapterSeconds: c.AdapterSeconds, InFlight: roundMilli(c.InFlight),
+		Offloaded: roundMilli(c.OffloadedTokens), FetchSeconds: roundMilli(c.FetchSeconds),
 		PrefillRate: roundMilli(c.UncachedTokens / c.PrefillSeconds), Weight: c.Weight, KVUsage: -1,
-		Step: *f.Estimates.Step(b.Slot), WaitSeconds: roundMilli(c.WaitSeconds()), StepSeconds: roundMilli(c.StepSeconds), TTFTSeconds: roundMilli(c.TTFT()),
+		Step: *f.Estimates.Step(b.Slot), WaitSeconds: roundMilli(c.WaitSeconds()), StepSeconds: roundMilli(c.StepSeconds),
+		TTFTSeconds: roundMilli(c.TTFT()),
 	}
-	x.Filter, x.WhyNot = f.explainFilter(q, b, hasBatchRoom)
+	if q.Checkpoints != nil && q.Held[b.Slot] > 0 && (q.hasCheckpoint(b.Slot) || q.Matched[b.Slot] == 0) {
+		x.HeldTokens = roundMilli(f.tokensBefore(q, q.Held[b.Slot]))
+	}
+	x.Filter, x.WhyNot = f.explainFilter(q, b, hasLowPriorityRoom)
 	if l := b.Load; l != nil && l.KVKnown {
 		x.KVUsage = roundMilli(l.KVCacheUsage)
 	}
@@ -117,7 +126,7 @@ func (f *Fleet) explainBackend(q *Query, b *Backend, hasBatchRoom func(slot int)
 
 // explainFilter returns the filter that applies to b, and its description. Of a backend
 // to which none applies it says why others may be preferred all the same.
-func (f *Fleet) explainFilter(q *Query, b *Backend, hasBatchRoom func(slot int) bool) (name, description string) {
+func (f *Fleet) explainFilter(q *Query, b *Backend, hasLowPriorityRoom func(slot int) bool) (name, description string) {
 	if !slices.Contains(q.Backends, b.Backend) {
 		if q.Stored {
 			return "stored", "does not hold the stored response"
@@ -127,7 +136,7 @@ func (f *Fleet) explainFilter(q *Query, b *Backend, hasBatchRoom func(slot int) 
 	if filter := f.findCandidateFilter(q, b); filter != nil {
 		return filter.name, filter.description
 	}
-	if f.NeedsHeadroom(q.Request, false) && !hasBatchRoom(b.Slot) {
+	if f.NeedsHeadroom(q.Request, false) && !hasLowPriorityRoom(b.Slot) {
 		return headroomFilter.name, headroomFilter.description
 	}
 	return "", "is not a candidate (another is probed first to check whether it has recovered)"
@@ -135,9 +144,9 @@ func (f *Fleet) explainFilter(q *Query, b *Backend, hasBatchRoom func(slot int) 
 
 // ExplainChoice records in e which of the candidates the policy chooses, and how. It returns why the
 // chosen backend could not start the request soon.
-func (f *Fleet) ExplainChoice(e *Explanation, q *Query, c *Candidates, rule policy.Policy) (blockedReason string) {
+func (f *Fleet) ExplainChoice(e *Explanation, q *Query, c *Candidates, by policy.Policy) (blockedReason string) {
 	var t policy.Trace
-	chosen := f.Choose(q, c, rule, &t)
+	chosen := f.Choose(q, c, by, &t)
 	e.Choice, e.Reason = chosen.Backend.Backend.Name, f.Reason(q, c, chosen)
 	e.Split = explainSplit(f.DecideSplit(q, chosen))
 	e.ScoreIs, e.HighestWins, e.OutputTokens = t.Criterion, t.HighestWins, roundMilli(c.request.MeanOutputTokens)
@@ -167,7 +176,8 @@ func explainSplit(s Split) *SplitExplanation {
 		return nil
 	}
 	x := &SplitExplanation{
-		Result: s.Result, WholeSeconds: roundMicro(s.Cost.Whole), SplitSeconds: roundMicro(s.Cost.Split), HandoverSeconds: roundMicro(s.Handover),
+		Result: s.Result, WholeSeconds: roundMicro(s.Cost.Whole), SplitSeconds: roundMicro(s.Cost.Split),
+		KVTransferSeconds: roundMicro(s.KVTransferSeconds),
 	}
 	if s.Prefill != nil {
 		x.Prefill = s.Prefill.Backend.Name

@@ -10,13 +10,13 @@ import (
 )
 
 // explain explains a request for which every backend has headroom, and the choice of a policy.
-func explain(f *Fleet, q *Query, rule policy.Policy) (e *Explanation, blockedReason string) {
+func explain(f *Fleet, q *Query, by policy.Policy) (e *Explanation, blockedReason string) {
 	e = f.Explain(q, func(int) bool { return true })
 	var c Candidates
 	if err := f.Filter(q, &c); err != nil {
 		e.Refused = err.Error()
 	} else {
-		blockedReason = f.ExplainChoice(e, q, &c, rule)
+		blockedReason = f.ExplainChoice(e, q, &c, by)
 	}
 	return e, blockedReason
 }
@@ -34,7 +34,7 @@ func TestExplain(t *testing.T) {
 	if e.Model != "m" || e.Blocks != 10 || e.PromptTokens != 641 || e.BlockBytes != blockBytes || e.Policy != "prefix" {
 		t.Errorf("the request is explained as %+v", e)
 	}
-	if e.Choice != "b0" || e.Reason != ReasonSpill || blocked != "" {
+	if e.Choice != "b0" || e.Reason != ReasonMatchedBusy || blocked != "" {
 		t.Errorf("chose %q for %q, blocked by %q", e.Choice, e.Reason, blocked)
 	}
 	b := e.Backends
@@ -45,7 +45,8 @@ func TestExplain(t *testing.T) {
 		t.Errorf("b0: got %+v", b[0])
 	}
 	for i := range b { // the columns follow from each other
-		if sum := b[i].WaitSeconds + b[i].UncachedTokens/b[i].PrefillRate + b[i].StepSeconds; math.Abs(sum-b[i].TTFTSeconds) > 0.0021 || b[i].StepSeconds == 0 {
+		if sum := b[i].WaitSeconds + b[i].UncachedTokens/b[i].PrefillRate + b[i].StepSeconds; math.Abs(sum-b[i].TTFTSeconds) > 0.0021 ||
+			b[i].StepSeconds == 0 {
 			t.Errorf("%s: a TTFT of %v s, and a sum of %v s of %+v", b[i].Name, b[i].TTFTSeconds, sum, b[i])
 		}
 	}
@@ -81,8 +82,10 @@ func TestExplainFilter(t *testing.T) {
 		{"another model", func(_ *Fleet, _ *Backend, q *Query) { q.Backends = nil }, "model"},
 		{"another model, and down", func(_ *Fleet, b *Backend, q *Query) { b.State, q.Backends = backends.Down, nil }, "model"},
 		{"the stored response of another", func(_ *Fleet, _ *Backend, q *Query) { q.Backends, q.Stored = nil, true }, "stored"},
-		{"a batch request", func(f *Fleet, _ *Backend, q *Query) { f.LimitsBatch, q.Priority = true, 1 }, "headroom"},
-		{"a batch request, filtered", func(f *Fleet, b *Backend, q *Query) { f.LimitsBatch, q.Priority, b.Stalled = true, 1, true }, "stalled"},
+		{"a low-priority request", func(f *Fleet, _ *Backend, q *Query) { f.LimitsLowPriority, q.Priority = true, 1 }, "headroom"},
+		{"a low-priority request, filtered", func(f *Fleet, b *Backend, q *Query) {
+			f.LimitsLowPriority, q.Priority, b.Stalled = true, 1, true
+		}, "stalled"},
 	} {
 		f, all := newFleet(t, 1)
 		q := newQuery(all, 4)
@@ -107,6 +110,10 @@ func TestDescribe(t *testing.T) {
 	}
 	cost := func(b BackendExplanation, matched, queued, inFlight float64) BackendExplanation {
 		b.MatchedTokens, b.QueuedTokens, b.InFlight, b.Terms = matched, queued, inFlight, []policy.Term{{Name: "queue"}}
+		return b
+	}
+	offloaded := func(b BackendExplanation, tokens float64) BackendExplanation {
+		b.Offloaded = tokens
 		return b
 	}
 	for _, tc := range []struct {
@@ -147,6 +154,14 @@ func TestDescribe(t *testing.T) {
 				"It would wait in the admission queue, most likely for a: its prefill queue is full.",
 		},
 		{
+			"what is not on the GPU",
+			Explanation{Choice: "a", Reason: ReasonPrefix, PromptTokens: 2112, Backends: []BackendExplanation{
+				cost(offloaded(scored("a", 100, 0.016), 1500), 1984, 0, 1), cost(offloaded(scored("b", 300, 0.2), 64), 64, 700, 2),
+			}},
+			"a holds 1,984 of 2,112 prompt tokens (1,500 of these not on its GPU) and responds soonest: 0.02 s against 0.20 s on b, " +
+				"which has 700 tokens to compute before it and 2 in flight and holds 64 (64 of these not on its GPU).",
+		},
+		{
 			"the longest match responds soonest",
 			Explanation{Choice: "a", Reason: ReasonPrefix, PromptTokens: 2112, Backends: []BackendExplanation{
 				cost(scored("b", 500, 0.264), 0, 0, 0), cost(scored("a", 100, 0.016), 1984, 0, 1), cost(scored("c", 300, 0.2), 64, 700, 2),
@@ -156,26 +171,26 @@ func TestDescribe(t *testing.T) {
 		},
 		{
 			"the lowest cost",
-			Explanation{Choice: "a", Reason: ReasonCold, PromptTokens: 2112, Backends: []BackendExplanation{
+			Explanation{Choice: "a", Reason: ReasonNoMatch, PromptTokens: 2112, Backends: []BackendExplanation{
 				cost(scored("a", 1, 12), 0, 0, 0), cost(scored("b", 2.004, 0.005), 0, 0, 3),
 			}},
 			"No candidate holds any of its 2,112 prompt tokens, and a has the lowest cost: " +
 				"1.00 s against 2.00 s on b, which has 3 in flight and holds nothing.",
 		},
 		{
-			"spilled, within the SLO",
-			Explanation{Choice: "a", Reason: ReasonSpill, PromptTokens: 100, Backends: []BackendExplanation{
+			"match busy, within the SLO",
+			Explanation{Choice: "a", Reason: ReasonMatchedBusy, PromptTokens: 100, Backends: []BackendExplanation{
 				cost(scored("a", 900, 12), 10, 0, 0), cost(scored("b", 500, 11), 90, 800, 1),
 			}},
 			"b holds more, 90 of 100 prompt tokens, but has 800 tokens to compute before it and 1 in flight; a holds 10 of 100 prompt tokens " +
 				"and has the longest match of those expected to meet slo.ttft, with a TTFT of 12 s.",
 		},
 		{
-			"a tie by session, no prompt",
-			Explanation{Choice: "a", Reason: ReasonLoad, hasSession: true, Backends: []BackendExplanation{
+			"a tie by conversation, no prompt",
+			Explanation{Choice: "a", Reason: ReasonLoad, hasConversation: true, Backends: []BackendExplanation{
 				cost(scored("a", 16, 0.002), 0, 0, 0), cost(scored("b", 16, 0.002), 0, 0, 0),
 			}},
-			"The request has no prompt to match, and a costs the same as b, but is preferred by a hash of the session and the backend's name.",
+			"The request has no prompt to match, and a costs the same as b, but is preferred by a hash of the conversation and the backend's name.",
 		},
 		{
 			"a tie by prompt, a short prompt",

@@ -42,8 +42,8 @@ func (e *Explanation) splitSentence() string {
 		return ""
 	}
 	x := e.Split
-	costs := fmt.Sprintf("split it costs %s, of which the handover takes %s, and whole %s",
-		formatSeconds(x.SplitSeconds), formatSeconds(x.HandoverSeconds), formatSeconds(x.WholeSeconds))
+	costs := fmt.Sprintf("split it costs %s, of which the KV transfer takes %s, and whole %s",
+		formatSeconds(x.SplitSeconds), formatSeconds(x.KVTransferSeconds), formatSeconds(x.WholeSeconds))
 	switch x.Result {
 	case SplitDone:
 		return fmt.Sprintf(" %s does its prefill: %s.", x.Prefill, costs)
@@ -97,11 +97,13 @@ func (e *Explanation) costSentence(chosen BackendExplanation, others []BackendEx
 			nothing = fmt.Sprintf("The prompt is shorter than a block of %d bytes, so nothing of it is matched", e.BlockBytes)
 		}
 		return fmt.Sprintf("%s, and %s %s", nothing, chosen.Name, e.describeAdvantage(chosen, next, others))
-	case ReasonCold:
-		return fmt.Sprintf("No candidate holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), chosen.Name, e.describeAdvantage(chosen, next, others))
-	case ReasonSpill:
+	case ReasonNoMatch:
+		return fmt.Sprintf("No candidate holds any of its %s prompt tokens, and %s %s", groupDigits(e.PromptTokens), chosen.Name,
+			e.describeAdvantage(chosen, next, others))
+	case ReasonMatchedBusy:
 		most := slices.MaxFunc(others, func(a, b BackendExplanation) int { return cmp.Compare(a.MatchedTokens, b.MatchedTokens) })
-		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.describeMatch(most), describeLoad(most), chosen.Name, e.describeMatch(chosen), e.describeAdvantage(chosen, most, others))
+		return fmt.Sprintf("%s holds more, %s, but %s; %s holds %s and %s", most.Name, e.describeMatch(most), describeLoad(most), chosen.Name,
+			e.describeMatch(chosen), e.describeAdvantage(chosen, most, others))
 	}
 	return fmt.Sprintf("%s holds %s and %s", chosen.Name, e.describeMatch(chosen), e.describeAdvantage(chosen, next, others))
 }
@@ -113,7 +115,8 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 	case chosen.Score != nil && other.Score != nil && *chosen.Score == *other.Score:
 		return fmt.Sprintf("costs the same as %s, but is preferred by a hash of the %s and the backend's name", other.Name, e.tieKeyName())
 	case soonest && formatSeconds(chosen.TTFTSeconds) != formatSeconds(other.TTFTSeconds):
-		return fmt.Sprintf("responds soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds), other.Name, e.describeLoadAndMatch(other))
+		return fmt.Sprintf("responds soonest: %s against %s on %s, which %s", formatSeconds(chosen.TTFTSeconds), formatSeconds(other.TTFTSeconds),
+			other.Name, e.describeLoadAndMatch(other))
 	case chosen.Score == nil || other.Score == nil || *chosen.Score > *other.Score: // slo.ttft takes precedence over the cost
 		return fmt.Sprintf("has the longest match of those expected to meet slo.ttft, with a TTFT of %s", formatSeconds(chosen.TTFTSeconds))
 	}
@@ -123,8 +126,8 @@ func (e *Explanation) describeAdvantage(chosen, other BackendExplanation, others
 
 // tieKeyName names what the policy prefix breaks ties by.
 func (e *Explanation) tieKeyName() string {
-	if e.hasSession {
-		return "session"
+	if e.hasConversation {
+		return "conversation"
 	}
 	return "prompt"
 }
@@ -185,16 +188,38 @@ func (e *Explanation) queueSentence() string {
 
 // describeMatch says how much of the prompt a backend holds.
 func (e *Explanation) describeMatch(b BackendExplanation) string {
-	if b.MatchedTokens == 0 {
+	switch {
+	case b.HeldTokens > 0:
+		return groupRoundedDigits(b.HeldTokens) + " of " + groupDigits(e.PromptTokens) + " prompt tokens, with " + describeCheckpoint(b) + ","
+	case b.MatchedTokens == 0:
 		return "nothing of its prompt"
 	}
-	return groupRoundedDigits(b.MatchedTokens) + " of " + groupDigits(e.PromptTokens) + " prompt tokens"
+	return groupRoundedDigits(b.MatchedTokens) + " of " + groupDigits(e.PromptTokens) + " prompt tokens" + describeOffloaded(b)
+}
+
+// describeOffloaded says how much of what a backend holds it has to fetch; "" for none.
+func describeOffloaded(b BackendExplanation) string {
+	if b.Offloaded == 0 {
+		return ""
+	}
+	return " (" + groupRoundedDigits(b.Offloaded) + " of these not on its GPU)"
+}
+
+// describeCheckpoint says how much a backend can reuse of what it holds.
+func describeCheckpoint(b BackendExplanation) string {
+	if b.MatchedTokens == 0 {
+		return "no checkpoint"
+	}
+	return "a checkpoint at " + groupRoundedDigits(b.MatchedTokens)
 }
 
 // describeLoadAndMatch gives the load and the match of a backend that was not chosen.
 func (e *Explanation) describeLoadAndMatch(b BackendExplanation) string {
-	holds := "holds " + groupRoundedDigits(b.MatchedTokens)
-	if b.MatchedTokens == 0 {
+	holds := "holds " + groupRoundedDigits(b.MatchedTokens) + describeOffloaded(b)
+	switch {
+	case b.HeldTokens > 0:
+		holds = "holds " + groupRoundedDigits(b.HeldTokens) + " with " + describeCheckpoint(b)
+	case b.MatchedTokens == 0:
 		holds = "holds nothing"
 	}
 	join := " and "

@@ -25,8 +25,8 @@ var (
 	// ErrEndpointMissing means that every backend that serves the model is known to lack the endpoint.
 	ErrEndpointMissing = errors.New("no backend that serves the model has the endpoint")
 
-	// errNoHeadroom means that every candidate of a batch request is needed for interactive ones.
-	errNoHeadroom = errors.New("batch requests wait while interactive requests need the replicas")
+	// errNoHeadroom means that every candidate of a low-priority request is needed for interactive ones.
+	errNoHeadroom = errors.New("low-priority requests wait while interactive requests need the replicas")
 )
 
 // rank orders the backends that can accept a request. Only those of the lowest rank
@@ -85,7 +85,7 @@ var requestFilters = []*filter{
 		applies: func(_ *Fleet, q *Query, b *Backend) bool { return slices.Contains(q.Tried, b.Backend) }},
 	{name: "endpoint_missing", rank: rankExcluded, description: "does not serve the endpoint",
 		applies: func(_ *Fleet, q *Query, b *Backend) bool { return b.Missing.Has(q.Endpoint) }},
-	{name: "handover", rank: rankExcluded, description: "cannot read the KV cache of the replica that has done the prefill",
+	{name: "kv_transfer", rank: rankExcluded, description: "cannot read the KV cache of the replica that has done the prefill",
 		applies: func(f *Fleet, q *Query, b *Backend) bool {
 			if q.PrefilledOn == nil {
 				return false
@@ -102,7 +102,7 @@ var requestFilters = []*filter{
 	{name: "probe", rank: rankProbe, description: "is probed first to check whether it has recovered",
 		applies: (*Fleet).shouldProbe},
 	{name: "prompt_too_long", rank: rankTooLong, description: "is too small for the prompt",
-		applies: func(f *Fleet, q *Query, b *Backend) bool { return f.Rule.FiltersLength && f.IsTooLong(q.Request, b) }},
+		applies: func(f *Fleet, q *Query, b *Backend) bool { return f.Policy.FiltersLength && f.IsTooLong(q.Request, b) }},
 	{name: "queue_full", rank: rankFailing, description: "refuses requests because its queue is full",
 		applies: func(_ *Fleet, _ *Query, b *Backend) bool { return b.QueueFull }},
 	{name: "breaker_open", rank: rankFailing, description: "has an open circuit breaker",
@@ -112,11 +112,11 @@ var requestFilters = []*filter{
 	&otherRoleFilter,
 }
 
-// roleWaitFilter is that of backends for which requests rather wait, by pd.fallback.
-var roleWaitFilter = filter{name: "role_wait", rank: rankExcluded, description: "is for another part of requests (pd.fallback)",
+// roleWaitFilter is that of backends for which requests rather wait, by disaggregation.fallback.
+var roleWaitFilter = filter{name: "role_wait", rank: rankExcluded, description: "is for another part of requests (disaggregation.fallback)",
 	applies: (*Fleet).waitsForRole}
 
-// headroomFilter applies to batch requests, and only to the candidates that the other filters leave.
+// headroomFilter applies to low-priority requests, and only to the candidates that the other filters leave.
 var headroomFilter = filter{name: "headroom", description: "is reserved for interactive requests"}
 
 // findFilter returns the first filter that applies to a backend; nil for none. b is nil if it is
@@ -215,19 +215,19 @@ func (f *Fleet) totalPrefillRate(c *Candidates) float64 {
 	return sum
 }
 
-// NeedsHeadroom reports whether a request is a batch request that starts only where
+// NeedsHeadroom reports whether a request is a low-priority request that starts only where
 // there is headroom. One that was promoted starts anywhere.
 func (f *Fleet) NeedsHeadroom(req *Request, promoted bool) bool {
-	return f.LimitsBatch && req.Class() == queue.Batch && !promoted && !req.NoEngine
+	return f.LimitsLowPriority && req.Class() == queue.LowPriority && !promoted && !req.NoEngine
 }
 
-// HasBatchRoom reports whether a backend may start a batch request: by its interactive load it has
+// HasLowPriorityRoom reports whether a backend may start a low-priority request: by its interactive load it has
 // room, and shares itself with that. Then it has nothing else to prefill.
-func (b *Backend) HasBatchRoom(hasRoom, shared bool) bool {
+func (b *Backend) HasLowPriorityRoom(hasRoom, shared bool) bool {
 	return hasRoom && (!shared || b.QueuedTokens == 0 && b.fitsKV(minFreeKVShare*float64(b.Capacity)))
 }
 
-// FilterByHeadroom keeps the candidates on which a batch request may start.
+// FilterByHeadroom keeps the candidates on which a low-priority request may start.
 func (c *Candidates) FilterByHeadroom(hasRoom func(slot int) bool) error {
 	kept := 0
 	for i, b := range c.backends {
@@ -279,11 +279,12 @@ func (f *Fleet) HasUntriedBackend(req *Request, tried []*backends.Backend) bool 
 	})
 }
 
-// IsOutage reports whether no backend that could take a queued request is ready and makes progress.
-func (f *Fleet) IsOutage(req *Request, tried []*backends.Backend) bool {
+// NoneReady reports whether no backend that could take a queued request is ready and makes progress.
+func (f *Fleet) NoneReady(req *Request, tried []*backends.Backend) bool {
 	return !slices.ContainsFunc(req.Backends, func(b *backends.Backend) bool {
 		v := f.Find(b)
-		return v != nil && v.IsAvailable() && !v.Stalled && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) && !f.isForPrefillOnly(req, v) &&
+		return v != nil && v.IsAvailable() && !v.Stalled && !slices.Contains(tried, b) && !v.Missing.Has(req.Endpoint) &&
+			!f.isForPrefillOnly(req, v) &&
 			!f.isTooShort(req, v)
 	})
 }

@@ -67,12 +67,16 @@ func TestFindFilter(t *testing.T) {
 		}, "prompt_too_long"},
 
 		{"too long for the cache", func(_ *Fleet, b *Backend, _ *Query) { b.Capacity = 100 }, "prompt_too_long"},
-		{"too long, under a rule that ignores it", func(f *Fleet, b *Backend, _ *Query) { f.Rule.FiltersLength, b.Capacity = false, 100 }, ""},
+		{"too long, under a policy that ignores it", func(f *Fleet, b *Backend, _ *Query) {
+			f.Policy.FiltersLength, b.Capacity = false, 100
+		}, ""},
 		{"too long and queue full", func(_ *Fleet, b *Backend, _ *Query) { b.Capacity, b.QueueFull = 100, true }, "prompt_too_long"},
 		{"too long and queue full, where requests are queued", func(f *Fleet, b *Backend, _ *Query) {
 			f.HasQueue, b.Capacity, b.QueueFull = true, 100, true
 		}, "queue_full"},
-		{"no engine works on it, queue full", func(f *Fleet, b *Backend, q *Query) { f.HasQueue, b.QueueFull, q.NoEngine = true, true, true }, "queue_full"},
+		{"no engine works on it, queue full", func(f *Fleet, b *Backend, q *Query) {
+			f.HasQueue, b.QueueFull, q.NoEngine = true, true, true
+		}, "queue_full"},
 		{"queue full", func(_ *Fleet, b *Backend, _ *Query) { b.QueueFull = true }, "queue_full"},
 		{"queue full and breaker open", func(_ *Fleet, b *Backend, _ *Query) { b.QueueFull, b.Breaker = true, health.BreakerOpen }, "queue_full"},
 		{"breaker open", func(_ *Fleet, b *Backend, _ *Query) { b.Breaker = health.BreakerOpen }, "breaker_open"},
@@ -169,14 +173,14 @@ func TestFilterRanks(t *testing.T) {
 	}
 }
 
-// TestIsOutageAndCanStartLater checks what is known of a request that no candidate takes now.
-func TestIsOutageAndCanStartLater(t *testing.T) {
+// TestNoneReadyAndUntriedBackend checks what is known of a request that no candidate takes now.
+func TestNoneReadyAndUntriedBackend(t *testing.T) {
 	lacks := func(b *Backend) { b.Missing = 1 << 2 }
 	for _, tc := range []struct {
-		name                     string
-		change                   func(*Backend)
-		tried                    bool
-		outage, untried, missing bool
+		name                        string
+		change                      func(*Backend)
+		tried                       bool
+		noneReady, untried, missing bool
 	}{
 		{"ready", func(*Backend) {}, false, false, true, false},
 		{"at max_in_flight", func(b *Backend) { b.MaxInFlight, b.KnownInFlight = 1, 1 }, false, false, true, false},
@@ -201,8 +205,8 @@ func TestIsOutageAndCanStartLater(t *testing.T) {
 		if tc.tried {
 			tried = all[:1]
 		}
-		if got := f.IsOutage(q.Request, tried); got != tc.outage {
-			t.Errorf("%s: outage %v, want %v", tc.name, got, tc.outage)
+		if got := f.NoneReady(q.Request, tried); got != tc.noneReady {
+			t.Errorf("%s: none ready %v, want %v", tc.name, got, tc.noneReady)
 		}
 		if got := f.HasUntriedBackend(q.Request, tried); got != tc.untried {
 			t.Errorf("%s: untried backend %v, want %v", tc.name, got, tc.untried)
@@ -212,9 +216,9 @@ func TestIsOutageAndCanStartLater(t *testing.T) {
 		}
 
 		q.Backends = all // the other one may take it
-		if f.IsOutage(q.Request, tried) || !f.HasUntriedBackend(q.Request, tried) || f.IsEndpointMissing(q.Request) {
-			t.Errorf("%s, beside one that is ready: outage %v, untried backend %v, endpoint missing %v", tc.name,
-				f.IsOutage(q.Request, tried), f.HasUntriedBackend(q.Request, tried), f.IsEndpointMissing(q.Request))
+		if f.NoneReady(q.Request, tried) || !f.HasUntriedBackend(q.Request, tried) || f.IsEndpointMissing(q.Request) {
+			t.Errorf("%s, beside one that is ready: none ready %v, untried backend %v, endpoint missing %v", tc.name,
+				f.NoneReady(q.Request, tried), f.HasUntriedBackend(q.Request, tried), f.IsEndpointMissing(q.Request))
 		}
 	}
 }
@@ -236,21 +240,21 @@ func TestNeedsHeadroom(t *testing.T) {
 		promoted, noEngine bool
 		want               bool
 	}{
-		{"batch", true, 1, false, false, true},
+		{"low priority", true, 1, false, false, true},
 		{"normal", true, 0, false, false, false},
 		{"urgent", true, -1, false, false, false},
-		{"batch, promoted", true, 1, true, false, false},
-		{"batch, without an engine", true, 1, false, true, false},
-		{"batch, no interactive requests", false, 1, false, false, false},
+		{"low priority, promoted", true, 1, true, false, false},
+		{"low priority, without an engine", true, 1, false, true, false},
+		{"low priority, no interactive requests", false, 1, false, false, false},
 	} {
-		f := &Fleet{LimitsBatch: tc.limits}
+		f := &Fleet{LimitsLowPriority: tc.limits}
 		if got := f.NeedsHeadroom(&Request{Priority: tc.priority, NoEngine: tc.noEngine}, tc.promoted); got != tc.want {
 			t.Errorf("%s: got %v, want %v", tc.name, got, tc.want)
 		}
 	}
 }
 
-func TestHasBatchRoom(t *testing.T) {
+func TestHasLowPriorityRoom(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
 		change          func(*Backend)
@@ -258,7 +262,7 @@ func TestHasBatchRoom(t *testing.T) {
 		want            bool
 	}{
 		{"no room", func(*Backend) {}, false, false, false},
-		{"for batch requests alone", func(b *Backend) { b.QueuedTokens, b.UsedKVTokens = 1, 1000 }, true, false, true},
+		{"for low-priority requests alone", func(b *Backend) { b.QueuedTokens, b.UsedKVTokens = 1, 1000 }, true, false, true},
 		{"shared", func(*Backend) {}, true, true, true},
 		{"shared, without room", func(*Backend) {}, false, true, false},
 		{"shared, with something to prefill", func(b *Backend) { b.QueuedTokens = 1 }, true, true, false},
@@ -269,7 +273,7 @@ func TestHasBatchRoom(t *testing.T) {
 		b := &f.Backends[0]
 		b.Capacity = 1000
 		tc.change(b)
-		if got := b.HasBatchRoom(tc.hasRoom, tc.shared); got != tc.want {
+		if got := b.HasLowPriorityRoom(tc.hasRoom, tc.shared); got != tc.want {
 			t.Errorf("%s: got %v, want %v", tc.name, got, tc.want)
 		}
 	}

@@ -19,10 +19,13 @@ const (
 	// maxSharedQueue is how many seconds of prefill a backend has before it at most, where requests of several tenants
 	// or priorities share it: what waits in a replica is served in the order of arrival.
 	maxSharedQueue = 2
+	// minSharedSequences is how many sequences may wait in a backend that runs as many as it can, where several tenants share it;
+	// an eighth of those that it runs may, if that is more.
+	minSharedSequences = 2
 	// fullKVUsage is the share of its KV cache that a replica can use for a request to start
 	// there at once: beyond it, requests that run would soon preempt each other.
 	fullKVUsage = 0.95
-	// minFreeKVShare is the share of a KV cache that batch requests leave free.
+	// minFreeKVShare is the share of a KV cache that low-priority requests leave free.
 	minFreeKVShare = 0.2
 )
 
@@ -31,16 +34,16 @@ type Fleet struct {
 	Now      time.Time
 	Backends []Backend // by slot; those in the view have a Backend
 
-	Rule         policy.Definition
+	Policy       policy.Definition
 	HasQueue     bool // requests wait while no backend takes any
 	QueueEnabled bool // they wait until a backend can start them soon
 	Waiting      int  // requests in the queue
 	Shared       bool // requests of several tenants or priorities were seen recently
-	// LimitsBatch: batch requests start only where there is headroom, since interactive requests
+	// LimitsLowPriority: low-priority requests start only where there is headroom, since interactive requests
 	// were seen recently.
-	LimitsBatch bool
+	LimitsLowPriority bool
 
-	Handover          HandoverSettings
+	Disaggregation    DisaggregationSettings
 	HasPrefillReplica bool // the role of a backend in the view is backends.RolePrefill
 
 	AvoidedPairs map[Pair]time.Time // whose transfers of KV keep failing, and until when
@@ -73,22 +76,31 @@ type Backend struct {
 	Retiring      bool
 	Load          *backends.Load // nil: not known
 
-	Stalled   bool
-	QueueFull bool // it refused a request because its queue is full, and would refuse another one
-	Breaker   health.BreakerState
-	ProbeDue  bool // its breaker is open, and the next request is to try it
+	Stalled       bool
+	SequenceLimit int  // sequences that it runs at a time; 0: unknown
+	QueueFull     bool // it refused a request because its queue is full, and would refuse another one
+	Breaker       health.BreakerState
+	ProbeDue      bool // its breaker is open, and the next request is to try it
 
 	PrefillRate      float64 // tokens a second
 	PrefillRateKnown bool
 	MissingHits      float64 // share of the matched tokens that were not cached
 	RestoredShare    float64 // share of the restored blocks that counts as cached; see RestoredUntil
 	RestoredUntil    uint64  // blocks with this last use or an earlier one were restored; 0: all blocks count in full
+	Offloading       Offloading
 	ledger.Figures
 	ExternalRequests, ExternalTokens float64 // of other clients; tokens are those that wait
 
 	// Of a round of the queue.
 	Claimed Claim
 	HasRoom bool // it could be sent a request
+}
+
+// Offloading is what is known of the parts of a backend's cache that are not on its GPU: in host memory, on a disk or in a store.
+type Offloading struct {
+	Before       uint64  // blocks whose last use was before this are taken to be there only; 0: none are
+	FetchSeconds float64 // for each token
+	StoreShare   float64 // share of the tokens that only other backends hold which it can fetch from a store
 }
 
 // Availability is whether a backend accepts requests at all.
@@ -139,6 +151,14 @@ func (b *Backend) engines() int {
 	return max(1, b.Load.Engines)
 }
 
+// alignHit returns how many of so many tokens of the prompt the replica can reuse: hits are of whole blocks of its cache.
+func (b *Backend) alignHit(q *Query, tokens float64) float64 {
+	if b.Load == nil || b.Load.HitAlignment <= 1 {
+		return tokens
+	}
+	return estimate.UsableHitTokens(tokens, q.promptTokens(), float64(b.Load.HitAlignment))
+}
+
 // exceedsMaxInFlight reports whether b may not have so many more sequences. One request
 // alone always may, whatever it counts for.
 func (b *Backend) exceedsMaxInFlight(moreSequences int64) bool {
@@ -174,7 +194,16 @@ func (f *Fleet) hasRoom(b *Backend) bool {
 	case !f.QueueEnabled || b.KnownInFlight == 0:
 		return true
 	}
-	return !b.isWaitingForKV() && b.fitsKV(0) && f.hasPrefillRoom(b)
+	return !b.isWaitingForKV() && b.fitsKV(0) && f.hasPrefillRoom(b) && f.hasSequenceRoom(b)
+}
+
+// hasSequenceRoom reports whether a backend may be sent more sequences. A replica does not know tenants: where several share the
+// fleet, only as many sequences wait in it as it needs to start one as soon as another ends.
+func (f *Fleet) hasSequenceRoom(b *Backend) bool {
+	if !f.Shared || b.SequenceLimit == 0 {
+		return true
+	}
+	return b.KnownInFlight+b.Claimed.Sequences < int64(b.SequenceLimit+max(minSharedSequences, b.SequenceLimit/8))
 }
 
 // hasPrefillRoom reports whether a backend may be sent more to prefill. It may if fewer requests of ours are queued
@@ -184,7 +213,7 @@ func (f *Fleet) hasPrefillRoom(b *Backend) bool {
 	switch {
 	case !b.PrefillRateKnown || b.Pending < b.engines():
 		return true
-	case f.Rule.WaitsForIdle:
+	case f.Policy.WaitsForIdle:
 		return false
 	}
 	return !f.Shared || b.queuedSeconds() <= maxSharedQueue

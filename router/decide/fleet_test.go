@@ -32,7 +32,7 @@ func newFleet(t testing.TB, n int) (*Fleet, []*backends.Backend) {
 	}
 	estimates := estimate.New(blockBytes, 1.2)
 	f := &Fleet{
-		Now: testTime, Rule: rule, QueueEnabled: true, BlockBytes: blockBytes,
+		Now: testTime, Policy: rule, QueueEnabled: true, BlockBytes: blockBytes,
 		Ledger: ledger.New(blockBytes, index.New(0, 1<<26), estimates, testTime), Estimates: estimates,
 	}
 	var all []*backends.Backend
@@ -153,9 +153,15 @@ func TestRoom(t *testing.T) {
 		{"and more", func(f *Fleet, b *Backend) {
 			f.Shared, b.QueuedSeconds, b.Pending, b.Load = true, 2*maxSharedQueue+0.01, 2, &backends.Load{Engines: 2}
 		}, false},
+		{"it runs as many as it can", func(f *Fleet, b *Backend) {
+			f.Shared, b.SequenceLimit, b.KnownInFlight, b.Claimed.Sequences = true, 64, 70, 2
+		}, false},
+		{"one more may wait", func(f *Fleet, b *Backend) {
+			f.Shared, b.SequenceLimit, b.KnownInFlight, b.Claimed.Sequences = true, 64, 70, 1
+		}, true},
 		{"unknown rate", func(f *Fleet, b *Backend) { f.Shared, b.QueuedSeconds, b.PrefillRateKnown = true, 100, false }, true},
-		{"the rule sends to idle backends only", func(f *Fleet, _ *Backend) { f.Rule.WaitsForIdle = true }, false},
-		{"the rule sends to idle backends, as this one", func(f *Fleet, b *Backend) { f.Rule.WaitsForIdle, b.Pending = true, 0 }, true},
+		{"the policy sends to idle backends only", func(f *Fleet, _ *Backend) { f.Policy.WaitsForIdle = true }, false},
+		{"the policy sends to idle backends, as this one", func(f *Fleet, b *Backend) { f.Policy.WaitsForIdle, b.Pending = true, 0 }, true},
 	} {
 		f, _ := newFleet(t, 1)
 		b := &f.Backends[0]

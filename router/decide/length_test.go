@@ -107,12 +107,16 @@ func TestContextLengthFilters(t *testing.T) {
 		{"the longer is full", [2]int{4000, 64_000}, 100, func(f *Fleet, _ *Query) {
 			f.Backends[1].MaxInFlight, f.Backends[1].KnownInFlight = 1, 1
 		}, [2]string{short, "max_in_flight"}},
-		{"the longer is down", [2]int{4000, 64_000}, 100, func(f *Fleet, _ *Query) { f.Backends[1].State = backends.Down }, [2]string{short, "unready"}},
+		{"the longer is down", [2]int{4000, 64_000}, 100, func(f *Fleet, _ *Query) {
+			f.Backends[1].State = backends.Down
+		}, [2]string{short, "unready"}},
 		{"the longer was tried", [2]int{4000, 64_000}, 100, func(f *Fleet, q *Query) { q.Tried = q.Backends[1:] }, [2]string{short, "tried"}},
 		{"the longer lacks the endpoint", [2]int{4000, 64_000}, 100, func(f *Fleet, q *Query) {
 			f.Backends[1].Missing, q.Endpoint = 1<<3, 3
 		}, [2]string{"prompt_too_long", "endpoint_missing"}},
-		{"the longer is to be removed", [2]int{4000, 64_000}, 100, func(f *Fleet, _ *Query) { f.Backends[1].Retiring = true }, [2]string{"prompt_too_long"}},
+		{"the longer is to be removed", [2]int{4000, 64_000}, 100, func(f *Fleet, _ *Query) {
+			f.Backends[1].Retiring = true
+		}, [2]string{"prompt_too_long"}},
 		{"one does not say", [2]int{4000, 0}, 100, nil, [2]string{short}},
 		{"none says", [2]int{0, 0}, 1000, nil, [2]string{}},
 		{"truncated", [2]int{4000, 64_000}, 100, func(_ *Fleet, q *Query) { q.Truncates = true }, [2]string{}},
@@ -143,7 +147,8 @@ func TestContextLengthFilters(t *testing.T) {
 				t.Errorf("%s: filter %q on the backend with %d tokens, want %q", tc.name, got, tc.lengths[slot], tc.want[slot])
 			}
 		}
-		if isShort, fitting := tc.want[0] == short, f.FittingBackends(q.Request); isShort == slices.Contains(fitting, all[0]) || !slices.Contains(fitting, all[1]) {
+		if isShort, fitting := tc.want[0] == short, f.FittingBackends(q.Request); isShort == slices.Contains(fitting, all[0]) ||
+			!slices.Contains(fitting, all[1]) {
 			t.Errorf("%s: %d backends fit", tc.name, len(fitting))
 		}
 	}
@@ -160,21 +165,21 @@ func TestWaitingForLongerBackend(t *testing.T) {
 	if err := f.Filter(q, &c); err != ErrNoneReady {
 		t.Errorf("%v, and candidates %v", err, c.backends)
 	}
-	if !f.IsOutage(q.Request, nil) || !f.HasUntriedBackend(q.Request, all[:1]) {
-		t.Error("it is no outage, or not worth waiting")
+	if !f.NoneReady(q.Request, nil) || !f.HasUntriedBackend(q.Request, all[:1]) {
+		t.Error("one is ready, or it is not worth waiting")
 	}
 	if f.HasUntriedBackend(q.Request, all[1:]) {
 		t.Error("it waits for a backend whose context is too short")
 	}
 }
 
-// TestContextLengthsOfLegs has replicas for prefill with a shorter context than that of the replica for decode, or a longer one.
-func TestContextLengthsOfLegs(t *testing.T) {
+// TestContextLengthsOfSplitRequests has replicas for prefill with a shorter context than that of the replica for decode, or a longer one.
+func TestContextLengthsOfSplitRequests(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
 		prefill, decode int
 		output          int
-		waits           bool // pd.fallback: queue
+		waits           bool // disaggregation.fallback: queue
 		want            string
 	}{
 		{"both are long enough", 64_000, 128_000, 100, false, SplitDone},
@@ -188,7 +193,7 @@ func TestContextLengthsOfLegs(t *testing.T) {
 		learnTextLength(f)
 		f.HasPrefillReplica = true
 		setKVForms(f)
-		f.Handover = HandoverSettings{Lease: 30 * time.Second, MinUncachedTokens: 1, Queue: tc.waits}
+		f.Disaggregation = DisaggregationSettings{Lease: 30 * time.Second, MinUncachedTokens: 1, Queue: tc.waits}
 		f.Backends[0].Role, f.Backends[1].Role = backends.RolePrefill, backends.RoleDecode
 		q := newQuery(all, 200) // 12,800 tokens
 		q.Splittable, q.MaxOutputTokens, q.ContextLengths = true, tc.output, contextLengths(t, tc.prefill, tc.decode)

@@ -1,9 +1,12 @@
 package decide
 
 import (
+	"slices"
+
 	"warmroute/backends"
 	"warmroute/prompt"
 	"warmroute/router/estimate"
+	"warmroute/router/index"
 )
 
 // Query is a request to be decided, with what was looked up for it.
@@ -13,8 +16,13 @@ type Query struct {
 	Promoted bool                // it has been overtaken in the queue for as long as it may be
 
 	Sizes   estimate.TokenSizes
-	Matched []int // leading blocks of the prompt that each backend holds, by slot
-	Linked  LinkedPrefix
+	Held    []int // leading blocks of the prompt that each backend holds, by slot
+	Matched []int // of these, those that it can reuse
+	// Checkpoints are where what each backend can reuse ends, by slot; nil: no backend keeps checkpoints.
+	Checkpoints []index.Checkpoint
+	Linked      LinkedPrefix
+
+	mostMatched int // of Matched, plus 1; 0: not looked up
 }
 
 // LinkedPrefix is the longest prefix of a prompt that a backend holds and whose number of
@@ -28,6 +36,17 @@ type LinkedPrefix struct {
 type Links interface {
 	// KVTokens returns how many tokens of the prompt up to the end of a block are in whole KV blocks.
 	KVTokens(b prompt.Block) (tokens int, known bool)
+}
+
+// minDueSeconds replaces the time left to a deadline that has passed: 0 means no target.
+const minDueSeconds = 0.001
+
+// dueSeconds returns how many seconds are left until the first token is due; 0: the request has no target.
+func (f *Fleet) dueSeconds(q *Query) float64 {
+	if q.FirstTokenDue.IsZero() || q.NoEngine || !f.Policy.Reads("slo.ttft") {
+		return 0
+	}
+	return max(minDueSeconds, q.FirstTokenDue.Sub(f.Now).Seconds())
 }
 
 // promptTokens returns how long the prompt is, about.
@@ -56,15 +75,57 @@ func (f *Fleet) tokensBefore(q *Query, blocks int) float64 {
 	return linked.Tokens * float64(blocks) / float64(linked.Blocks)
 }
 
-// matchedTokens returns how many tokens of the request a backend is thought to hold.
+// matchedTokens returns how many tokens of the request a backend is thought to have cached.
 func (f *Fleet) matchedTokens(q *Query, b *Backend) float64 {
 	matched := q.Matched[b.Slot]
-	tokens := f.tokensBefore(q, matched)
-	if matched == 0 || b.RestoredUntil == 0 {
+	tokens := f.reusableTokens(q, b.Slot)
+	switch {
+	case matched == 0 || b.RestoredUntil == 0:
 		return tokens
+	case q.hasCheckpoint(b.Slot):
+		if q.Checkpoints[b.Slot].LastUse > b.RestoredUntil {
+			return tokens
+		}
+		return b.RestoredShare * tokens
 	}
-	used := f.tokensBefore(q, matched-f.Ledger.CountUnusedSince(b.Slot, q.Blocks[:matched], b.RestoredUntil+1))
+	used := b.alignHit(q, f.tokensBefore(q, matched-f.Ledger.CountUnusedSince(b.Slot, q.Blocks[:matched], b.RestoredUntil+1)))
 	return used + b.RestoredShare*(tokens-used)
+}
+
+// TokensElsewhere returns how many tokens of the request a backend has to compute, about, that another one need not, as far as
+// the index says.
+func (f *Fleet) TokensElsewhere(q *Query, slot int) float64 {
+	if q.mostMatched == 0 {
+		q.mostMatched = 1 + slices.Max(q.Matched)
+	}
+	most := q.mostMatched - 1
+	if most <= q.Matched[slot] {
+		return 0
+	}
+	return max(0, min(f.tokensBefore(q, most), q.promptTokens())-f.reusableTokens(q, slot))
+}
+
+// offloadedTokens returns how many of the matched tokens are not on a backend's GPU, about.
+func (f *Fleet) offloadedTokens(q *Query, b *Backend, matched float64) float64 {
+	blocks := q.Blocks[:q.Matched[b.Slot]]
+	offloaded := f.Ledger.CountUnusedSince(b.Slot, blocks, b.Offloading.Before)
+	if offloaded == 0 {
+		return 0
+	}
+	return max(0, matched-f.tokensBefore(q, len(blocks)-offloaded))
+}
+
+// hasCheckpoint reports whether a backend can reuse what is before a checkpoint.
+func (q *Query) hasCheckpoint(slot int) bool {
+	return q.Checkpoints != nil && q.Checkpoints[slot].Tokens > 0
+}
+
+// reusableTokens returns how many tokens of the request a backend need not compute, about, if it has what the index says.
+func (f *Fleet) reusableTokens(q *Query, slot int) float64 {
+	if q.hasCheckpoint(slot) {
+		return float64(q.Checkpoints[slot].Tokens)
+	}
+	return f.Backends[slot].alignHit(q, f.tokensBefore(q, q.Matched[slot]))
 }
 
 // tokensAfter returns how many tokens of the prompt come after so many blocks, about.
@@ -74,7 +135,7 @@ func (f *Fleet) tokensAfter(q *Query, blocks int) float64 {
 
 // UncachedTokens returns how many tokens of the request a backend would have to compute.
 func (f *Fleet) UncachedTokens(q *Query, slot int) float64 {
-	return max(estimate.MinUncachedTokens, f.tokensAfter(q, q.Matched[slot]))
+	return max(estimate.MinUncachedTokens, q.promptTokens()-f.reusableTokens(q, slot))
 }
 
 // requiredKVTokens returns how many tokens of a backend's cache the request would bring into use:

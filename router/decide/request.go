@@ -53,11 +53,16 @@ type Request struct {
 	Truncates       bool                    // replicas truncate its prompt, so that none refuses it as too long
 	MaxOutputTokens int                     // that the output may have; 0: not known
 
-	Turn      prompt.TurnKind
-	PromptKey uint64 // hash of the model and the beginning of the first user message; 0: none
-	Session   uint64 // hash of its session's name; 0: none
-	Tenant    uint64 // a queue.TenantID, for fairness; 0: none in particular
-	Priority  int    // lower first; above 0: a batch request
+	Turn         prompt.TurnKind
+	PromptKey    uint64 // hash of the model and the beginning of the first user message; 0: none
+	Conversation uint64 // hash of its session's name; 0: none
+	Client       uint64 // hash of the client's address; 0: unknown
+	Tenant       uint64 // a queue.TenantID, for fairness; 0: none in particular
+	Priority     int    // lower first; above 0: a low-priority request
+
+	// FirstTokenDue is when its first token is due: its arrival and its target for the time to the first token. Zero: it has none.
+	FirstTokenDue time.Time
+	RefuseLate    bool // it is refused as soon as every candidate is predicted to have its first token later
 
 	QueueTimeouts queue.Timeouts // of all its waits; none: those of the queue's settings
 	Waited        queue.Waited   // in the queue, of earlier waits
@@ -93,7 +98,7 @@ func (q *Request) Class() queue.Class { return queue.ClassOf(q.Priority) }
 
 // ConversationKey returns what the turns of its conversation have in common; 0: unknown.
 func (q *Request) ConversationKey() uint64 {
-	return policy.ConversationKey(q.Session, q.PromptKey, q.Turn)
+	return policy.ConversationKey(q.Conversation, q.PromptKey, q.Turn)
 }
 
 // ConversationID returns what identifies its conversation.

@@ -8,8 +8,8 @@ import (
 	"warmroute/router/policy"
 )
 
-// HandoverSettings are those of requests of which one replica does the prefill and another one the decode.
-type HandoverSettings struct {
+// DisaggregationSettings are those of requests of which one replica does the prefill and another one the decode.
+type DisaggregationSettings struct {
 	Queue             bool          // requests wait while no replica for the other part is ready; else one replica serves them whole
 	Lease             time.Duration // for how long a replica keeps a prompt's KV cache for another one
 	MinUncachedTokens int           // that a request to be split has at least; 0: the cost decides alone
@@ -32,11 +32,11 @@ type SplitCost struct{ Whole, Split float64 }
 
 // Split is the decision whether one replica does the prefill of a request for another one.
 type Split struct {
-	Result    string           // one of the constants; "" in a fleet without replicas for one part
-	Prefill   *Backend         // that does the prefill; nil: the request is not split
-	Candidate policy.Candidate // what Prefill is to the request
-	Cost      SplitCost        // with the best replica for prefill; 0 if there is none
-	Handover  float64          // seconds
+	Result            string           // one of the constants; "" in a fleet without replicas for one part
+	Prefill           *Backend         // that does the prefill; nil: the request is not split
+	Candidate         policy.Candidate // what Prefill is to the request
+	Cost              SplitCost        // with the best replica for prefill; 0 if there is none
+	KVTransferSeconds float64
 }
 
 // DecideSplit decides whether the request that decode is chosen for is split, and who does its prefill.
@@ -52,11 +52,11 @@ func (f *Fleet) DecideSplit(q *Query, decode Choice) (s Split) {
 		return Split{Result: SplitNoDecode}
 	case !q.Splittable, d.ProbeDue: // only a request that is sent at once keeps others from probing it too
 		return Split{Result: SplitUnsplittable}
-	case f.IsTooLong(q.Request, d), decode.Candidate.UncachedTokens < float64(f.Handover.MinUncachedTokens):
+	case f.IsTooLong(q.Request, d), decode.Candidate.UncachedTokens < float64(f.Disaggregation.MinUncachedTokens):
 		return Split{Result: SplitCheaper}
 	}
 	s = Split{Result: SplitNoPrefill, Cost: SplitCost{Whole: wholeCost(decode.Candidate), Split: math.Inf(1)}}
-	s.Handover = f.Estimates.HandoverSeconds(d.Slot, decode.Candidate.UncachedTokens)
+	s.KVTransferSeconds = f.Estimates.KVTransferSeconds(d.Slot, decode.Candidate.UncachedTokens)
 	for _, b := range q.Backends {
 		p := f.Find(b)
 		if !f.canPrefillFor(q, p, d) || f.avoidsPair(p, d) {
@@ -68,17 +68,17 @@ func (f *Fleet) DecideSplit(q *Query, decode Choice) (s Split) {
 			s.Result = SplitFull
 			continue
 		}
-		if cost := splitCost(&c, decode.Candidate, s.Handover); cost < s.Cost.Split {
+		if cost := splitCost(&c, decode.Candidate, s.KVTransferSeconds); cost < s.Cost.Split {
 			s.Prefill, s.Candidate, s.Cost.Split = p, c, cost
 		}
 	}
 	switch {
 	case s.Prefill == nil:
-		s.Cost, s.Handover = SplitCost{}, 0
+		s.Cost, s.KVTransferSeconds = SplitCost{}, 0
 		return s
-	case s.Cost.Split >= s.Cost.Whole && f.Handover.MinUncachedTokens == 0:
+	case s.Cost.Split >= s.Cost.Whole && f.Disaggregation.MinUncachedTokens == 0:
 		s.Result = SplitCheaper
-	case decode.Candidate.QueuedSeconds > (f.Handover.Lease / 2).Seconds():
+	case decode.Candidate.QueuedSeconds > (f.Disaggregation.Lease / 2).Seconds():
 		s.Result = SplitLate
 	default:
 		s.Result = SplitDone
@@ -90,13 +90,13 @@ func (f *Fleet) DecideSplit(q *Query, decode Choice) (s Split) {
 
 // wholeCost returns what a request costs on a candidate that serves it whole.
 func wholeCost(c *policy.Candidate) float64 {
-	return c.QueuedSeconds + c.PrefillSeconds*(1+c.InFlight/c.Engines)
+	return c.QueuedSeconds + c.FetchSeconds + c.PrefillSeconds*(1+c.InFlight/c.Engines)
 }
 
 // splitCost returns what a request costs whose prefill one candidate does for another one. That one works on what was sent
 // to it before meanwhile.
-func splitCost(prefill, decode *policy.Candidate, handover float64) float64 {
-	first := prefill.QueuedSeconds + prefill.PrefillSeconds + handover
+func splitCost(prefill, decode *policy.Candidate, kvTransferSeconds float64) float64 {
+	first := prefill.QueuedSeconds + prefill.FetchSeconds + prefill.PrefillSeconds + kvTransferSeconds
 	return max(first, decode.QueuedSeconds) + prefill.PrefillSeconds*prefill.InFlight/prefill.Engines
 }
 
@@ -154,14 +154,14 @@ func (f *Fleet) hasTooShortPartners(q *Query, d *Backend) bool {
 // isForPrefillOnly reports whether a request rather waits for another replica than be served by this one, whether others are
 // ready or not.
 func (f *Fleet) isForPrefillOnly(req *Request, b *Backend) bool {
-	return f.Handover.Queue && b.Role == backends.RolePrefill && !req.NoEngine && !req.Stored
+	return f.Disaggregation.Queue && b.Role == backends.RolePrefill && !req.NoEngine && !req.Stored
 }
 
 // waitsForRole reports whether requests rather wait than be served by the backend: it is for another part of them, or for
 // the decode of what no ready replica can do the prefill of.
 func (f *Fleet) waitsForRole(q *Query, b *Backend) bool {
 	switch {
-	case !f.Handover.Queue || q.NoEngine || q.Stored || q.PrefilledOn != nil:
+	case !f.Disaggregation.Queue || q.NoEngine || q.Stored || q.PrefilledOn != nil:
 		return false
 	case f.isForPrefillOnly(q.Request, b):
 		return true

@@ -12,7 +12,7 @@ import (
 // newPDFleet returns a fleet of one replica for prefill, in slot 0, and two for decode.
 func newPDFleet(t *testing.T) (*Fleet, []*backends.Backend) {
 	f, all := newFleet(t, 3)
-	f.Handover = HandoverSettings{Lease: 30 * time.Second}
+	f.Disaggregation = DisaggregationSettings{Lease: 30 * time.Second}
 	setKVForms(f)
 	f.HasPrefillReplica = true
 	f.Backends[0].Role, f.Backends[1].Role, f.Backends[2].Role = backends.RolePrefill, backends.RoleDecode, backends.RoleDecode
@@ -30,7 +30,7 @@ func setKVForms(f *Fleet) {
 }
 
 func TestDecideSplit(t *testing.T) {
-	const long = 2000 // blocks: the prefill takes longer than the handover
+	const long = 2000 // blocks: the prefill takes longer than the KV transfer
 	type change func(*Fleet, *Query)
 	for _, tc := range []struct {
 		name   string
@@ -43,9 +43,11 @@ func TestDecideSplit(t *testing.T) {
 		{"a long prompt that is cached where it is decoded", long, func(_ *Fleet, q *Query) { q.Matched[1] = long }, SplitCheaper},
 		{"no output beside it", long, func(f *Fleet, _ *Query) { f.Backends[1].KnownInFlight = 0 }, SplitCheaper},
 		{"no output beside it, but a minimum that it exceeds", long, func(f *Fleet, _ *Query) {
-			f.Backends[1].KnownInFlight, f.Handover.MinUncachedTokens = 0, long*blockTokens/2
+			f.Backends[1].KnownInFlight, f.Disaggregation.MinUncachedTokens = 0, long*blockTokens/2
 		}, SplitDone},
-		{"fewer tokens than the minimum", long, func(f *Fleet, _ *Query) { f.Handover.MinUncachedTokens = 2 * long * blockTokens }, SplitCheaper},
+		{"fewer tokens than the minimum", long, func(f *Fleet, _ *Query) {
+			f.Disaggregation.MinUncachedTokens = 2 * long * blockTokens
+		}, SplitCheaper},
 		{"much to do before it where its prefill would be", long, func(f *Fleet, _ *Query) { f.Backends[0].QueuedSeconds = 3600 }, SplitCheaper},
 		{"not splittable", long, func(_ *Fleet, q *Query) { q.Splittable = false }, SplitUnsplittable},
 		{"no prefill replica is up", long, func(f *Fleet, _ *Query) { f.Backends[0].State = backends.Down }, SplitNoPrefill},
@@ -61,7 +63,9 @@ func TestDecideSplit(t *testing.T) {
 			f.Backends[0].KnownInFlight, f.Backends[0].NearlyFull, f.Backends[0].HasWaiting = 1, true, true
 		}, SplitFull},
 		{"it was tried", long, func(f *Fleet, q *Query) { q.Tried = []*backends.Backend{f.Backends[0].Backend} }, SplitNoPrefill},
-		{"no decode replica is up", long, func(f *Fleet, _ *Query) { f.Backends[1].State, f.Backends[2].State = backends.Down, backends.Down }, SplitNoDecode},
+		{"no decode replica is up", long, func(f *Fleet, _ *Query) {
+			f.Backends[1].State, f.Backends[2].State = backends.Down, backends.Down
+		}, SplitNoDecode},
 		{"the decode replica has too much to do", long, func(f *Fleet, _ *Query) {
 			f.Backends[1].QueuedSeconds, f.Backends[2].QueuedSeconds = 20, 20
 		}, SplitLate},
@@ -101,7 +105,7 @@ func TestSplitToFreePrefillReplica(t *testing.T) {
 	f, all := newFleet(t, 3)
 	f.HasPrefillReplica = true
 	setKVForms(f)
-	f.Handover.Lease = time.Minute
+	f.Disaggregation.Lease = time.Minute
 	f.Backends[0].Role, f.Backends[1].Role, f.Backends[2].Role = backends.RolePrefill, backends.RolePrefill, backends.RoleDecode
 	f.Backends[2].KnownInFlight, f.Backends[0].QueuedSeconds = 50, 1
 	q := newQuery(all, 2000)
@@ -126,27 +130,31 @@ func TestRoleFilters(t *testing.T) {
 	}{
 		{"all are ready", func(*Fleet, *Query) {}, []int{1, 2}},
 		{"no decode replica", func(f *Fleet, _ *Query) { f.Backends[1].State, f.Backends[2].State = backends.Down, backends.Down }, []int{0}},
-		{"a failing decode replica alone", func(f *Fleet, _ *Query) { f.Backends[1].State, f.Backends[2].QueueFull = backends.Down, true }, []int{0}},
+		{"a failing decode replica alone", func(f *Fleet, _ *Query) {
+			f.Backends[1].State, f.Backends[2].QueueFull = backends.Down, true
+		}, []int{0}},
 		{"no prefill replica", func(f *Fleet, _ *Query) { f.Backends[0].State = backends.Down }, []int{1, 2}},
 		{"no decode replica, and requests wait", func(f *Fleet, _ *Query) {
-			f.Handover.Queue, f.Backends[1].State, f.Backends[2].State = true, backends.Down, backends.Down
+			f.Disaggregation.Queue, f.Backends[1].State, f.Backends[2].State = true, backends.Down, backends.Down
 		}, nil},
-		{"no prefill replica, and requests wait", func(f *Fleet, _ *Query) { f.Handover.Queue, f.Backends[0].State = true, backends.Down }, nil},
+		{"no prefill replica, and requests wait", func(f *Fleet, _ *Query) {
+			f.Disaggregation.Queue, f.Backends[0].State = true, backends.Down
+		}, nil},
 		{"no prefill replica, and requests wait that can be split", func(f *Fleet, q *Query) {
-			f.Handover.Queue, f.Backends[0].State, q.Splittable = true, backends.Down, false
+			f.Disaggregation.Queue, f.Backends[0].State, q.Splittable = true, backends.Down, false
 		}, []int{1, 2}},
 		{"no prefill replica, requests wait, and one does both", func(f *Fleet, _ *Query) {
-			f.Handover.Queue, f.Backends[0].State, f.Backends[2].Role = true, backends.Down, backends.RoleBoth
+			f.Disaggregation.Queue, f.Backends[0].State, f.Backends[2].Role = true, backends.Down, backends.RoleBoth
 		}, []int{2}},
 		{"the prefill was done for one of them", func(f *Fleet, q *Query) {
 			q.PrefilledOn = f.Backends[0].Backend
 			f.Backends[1].KVForm = backends.KVForm{}
 		}, []int{2}},
 		{"the prefill was done, and requests wait", func(f *Fleet, q *Query) {
-			f.Handover.Queue, q.PrefilledOn = true, f.Backends[0].Backend
+			f.Disaggregation.Queue, q.PrefilledOn = true, f.Backends[0].Backend
 		}, []int{1, 2}},
 		{"the prefill replica is to be probed, and requests wait", func(f *Fleet, _ *Query) {
-			f.Handover.Queue, f.Backends[0].ProbeDue, f.Backends[0].Breaker = true, true, health.BreakerHalfOpen
+			f.Disaggregation.Queue, f.Backends[0].ProbeDue, f.Backends[0].Breaker = true, true, health.BreakerHalfOpen
 		}, []int{1, 2}},
 	} {
 		f, all := newPDFleet(t)
@@ -172,21 +180,21 @@ func TestRoleFilters(t *testing.T) {
 }
 
 // TestPrefillReplicaIsNoHopeOfWaitingRequests checks that where requests wait for a replica for decode, one for prefill is
-// neither another to try nor the end of an outage.
+// neither another to try nor one that is ready.
 func TestPrefillReplicaIsNoHopeOfWaitingRequests(t *testing.T) {
 	for _, queue := range []bool{false, true} {
 		f, all := newPDFleet(t)
-		f.Handover.Queue = queue
+		f.Disaggregation.Queue = queue
 		f.Backends[1].State, f.Backends[2].State = backends.Down, backends.Down
 		q := newQuery(all, 100)
 		if got := f.HasUntriedBackend(q.Request, all[1:]); got == queue {
 			t.Errorf("queue %v: another backend to try: %v", queue, got)
 		}
-		if got := f.IsOutage(q.Request, nil); got != queue {
-			t.Errorf("queue %v: outage: %v", queue, got)
+		if got := f.NoneReady(q.Request, nil); got != queue {
+			t.Errorf("queue %v: none ready: %v", queue, got)
 		}
 		q.NoEngine = true
-		if !f.HasUntriedBackend(q.Request, all[1:]) || f.IsOutage(q.Request, nil) {
+		if !f.HasUntriedBackend(q.Request, all[1:]) || f.NoneReady(q.Request, nil) {
 			t.Errorf("queue %v: a request without an engine waits", queue)
 		}
 	}

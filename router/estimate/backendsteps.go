@@ -9,12 +9,14 @@ import (
 	"warmroute/router/step"
 )
 
-// stepGroup is what was learned of the steps of all backends that serve one model.
+// stepGroup is what was learned of all backends that serve one model: of their steps, and of a store that they share.
 type stepGroup struct {
 	guess stepRegression // without samples
 	all   stepRegression // from the samples of all of them
 
 	request Average // of all of them; see LearnRequest
+	fetches fetchTimes
+	store   sharedStore
 }
 
 func newStepGroup(guess step.Model) *stepGroup {
@@ -171,7 +173,7 @@ func (f *Estimates) LearnSteps(slot int, s *StepSample) {
 // forgetStepsOfGroup forgets what was learned of the steps of a group without a backend that has learned any.
 func (f *Estimates) forgetStepsOfGroup(g *stepGroup) {
 	if !slices.ContainsFunc(f.backends, func(b backend) bool { return b.steps.group == g && b.steps.own.samples > 0 }) {
-		g.all = g.guess
+		g.all, g.fetches, g.store = g.guess, fetchTimes{}, sharedStore{}
 	}
 	f.updateMedianPrefillRate()
 }

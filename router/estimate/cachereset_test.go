@@ -29,7 +29,8 @@ func TestCacheReset(t *testing.T) {
 		{"a later reset counts alone", []event{miss(50, 100), miss(60, 101), miss(150, 200), miss(160, 201), miss(170, 202)}, 200},
 		{"a miss of a request sent before", []event{miss(50, 100), miss(10, 40), miss(60, 101), miss(70, 102)}, 100},
 		{"misses are usual", []event{
-			miss(1, 2), hit(0, 3), miss(3, 4), hit(2, 5), miss(5, 6), hit(3, 7), miss(7, 8), hit(7, 9), miss(9, 10), miss(8, 11), miss(7, 12), miss(6, 13),
+			miss(1, 2), hit(0, 3), miss(3, 4), hit(2, 5), miss(5, 6), hit(3, 7), miss(7, 8), hit(7, 9), miss(9, 10), miss(8, 11), miss(7, 12),
+			miss(6, 13),
 		}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

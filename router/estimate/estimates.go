@@ -43,20 +43,22 @@ type Estimates struct {
 
 // backend is what was learned of one backend.
 type backend struct {
-	steps        backendSteps
-	handovers    handovers
-	cacheTokens  int  // that the replica reports
-	cachingOff   bool // the replica reports that prefix caching is off
-	capacity     capacity
-	missing      missingHits
-	reset        cacheReset
-	restored     restored
-	lostUntil    uint64     // what was last used then or earlier, as index.Pin.Use, was found to be lost
-	engines      int        // that the replica reports; 0: unknown
-	ratio        tokenRatio // of its prompts
-	output       Average    // tokens of a sequence
-	window       counterWindow
-	withoutUsage int // responses since the last one that reported its cached tokens
+	steps           backendSteps
+	kvTransferTimes kvTransferTimes
+	fetches         fetchTimes
+	offloads        bool // it has reported hits that were not on its GPU
+	cacheTokens     int  // that the replica reports
+	cachingOff      bool // the replica reports that prefix caching is off
+	capacity        capacity
+	missing         missingHits
+	reset           cacheReset
+	restored        restored
+	lostUntil       uint64     // what was last used then or earlier, as index.Pin.Use, was found to be lost
+	engines         int        // that the replica reports; 0: unknown
+	ratio           tokenRatio // of its prompts
+	output          Average    // tokens of a sequence
+	window          counterWindow
+	withoutUsage    int // responses since the last one that reported its cached tokens
 }
 
 // Summary is what was learned of one backend.
@@ -66,6 +68,7 @@ type Summary struct {
 	OutputTokens   float64 // mean length of a sequence
 	PrefillRate    float64 // tokens a second
 	Step           step.Model
+	FetchSeconds   float64 // for a token that is not on its GPU; 0: not learned
 }
 
 // New returns estimates for an index of blocks of so many bytes, larger than
@@ -107,12 +110,14 @@ func (f *Estimates) ForgetReplicaProcess(slot int) {
 	b := &f.backends[slot]
 	b.window, b.missing = counterWindow{}, missingHits{}
 	b.reset, b.restored = cacheReset{missShare: b.reset.missShare}, restored{}
+	b.fetches = fetchTimes{}
 	b.steps = backendSteps{group: b.steps.group} // it may be another version, or on other hardware
 }
 
 func newBackend(g *stepGroup) backend {
 	return backend{
-		steps: backendSteps{group: g}, handovers: newHandovers(), cacheTokens: defaultCacheTokens, capacity: newCapacity(), ratio: newTokenRatio(),
+		steps: backendSteps{group: g}, kvTransferTimes: newKVTransferTimes(), cacheTokens: defaultCacheTokens, capacity: newCapacity(),
+		ratio:  newTokenRatio(),
 		output: NewAverage(defaultOutputTokens, outputPriorWeight), withoutUsage: minUsageGap,
 	}
 }
@@ -122,7 +127,7 @@ func (f *Estimates) Summary(slot int) Summary {
 	b := &f.backends[slot]
 	return Summary{
 		CapacityFactor: b.capacity.factor(), BytesPerToken: b.ratio.bytesPerToken(), OutputTokens: b.output.Value,
-		PrefillRate: f.PrefillRate(slot), Step: *f.Step(slot),
+		PrefillRate: f.PrefillRate(slot), Step: *f.Step(slot), FetchSeconds: f.FetchSeconds(slot),
 	}
 }
 
@@ -157,6 +162,9 @@ func (f *Estimates) KnowsMediaTokens(model string, counts *prompt.MediaCounts) b
 // by its token ids, by the usage of the model's prompts of its class, or because no tokenizer
 // makes so few tokens of so many bytes.
 func (f *Estimates) ExceedsTokens(model string, class prompt.TextClass, bytes, limit int) bool {
+	if float64(bytes) <= minBytesPerToken*float64(limit) { // as of most prompts: nothing need be looked up
+		return false
+	}
 	most := float64(maxBytesPerToken)
 	switch e := f.models.byName[model]; {
 	case class == prompt.TokenIDs:
@@ -229,20 +237,25 @@ type Prediction struct {
 	Model         string
 	Bytes         int     // of canonical prompt
 	PromptTokens  float64 // about
-	MatchedBlocks int
-	MatchedTokens int    // about
-	Distance      int    // blocks used since the last use of the deepest matched one; see index.Pin
-	Use           uint64 // likewise
-	Reused        [index.MaxReusedSpans]index.ReusedSpan
-	Uncached      float64       // tokens to compute
-	QueuedAhead   float64       // uncached tokens sent to the backend before, and not yet computed
-	TTFT          time.Duration // 0: not measured
-	Sequences     int64
-	Forks         []prompt.Fork
-	Media         prompt.MediaCounts // of the items in Bytes, if these are those of one prompt
-	TextClass     prompt.TextClass
-	IsText        bool // Bytes are those of one prompt's text
-	IsTooLong     bool // the replica will refuse it
+	HeldBlocks    int     // leading blocks that the backend holds
+	MatchedBlocks int     // of these, those that it can reuse
+	MatchedTokens int     // likewise, about
+	// Checkpoint is where what it can reuse ends, if its replica keeps checkpoints; nil: it can reuse each block.
+	Checkpoint  *index.Checkpoint
+	Distance    int    // blocks used since the last use of the deepest matched one; see index.Pin
+	Use         uint64 // likewise
+	Reused      [index.MaxReusedSpans]index.ReusedSpan
+	Uncached    float64       // tokens to compute
+	Elsewhere   float64       // tokens beyond those of MatchedBlocks that another backend holds
+	Offloaded   float64       // tokens of MatchedTokens that the backend has to fetch
+	QueuedAhead float64       // uncached tokens sent to the backend before, and not yet computed
+	TTFT        time.Duration // 0: not measured
+	Sequences   int64
+	Forks       []prompt.Fork
+	Media       prompt.MediaCounts // of the items in Bytes, if these are those of one prompt
+	TextClass   prompt.TextClass
+	IsText      bool // Bytes are those of one prompt's text
+	IsTooLong   bool // the replica will refuse it
 
 	hitsBefore       float64 // that the replica had counted before it was sent, if hitsKnown
 	hitsKnown        bool
@@ -304,8 +317,8 @@ func (f *Estimates) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now 
 	}
 	b.window.addStarted(startedRequest{
 		at: now, model: p.Model, prompt: p.PromptTokens, bytes: p.Bytes, textClass: p.TextClass, bucket: f.distanceBucket(slot, p),
-		predicted: usableHitTokens(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
-		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes || f.reusesLost(slot, p),
+		predicted: UsableHitTokens(float64(p.MatchedTokens), p.PromptTokens, c.Alignment),
+		unknown:   p.IsTooLong || !p.IsText && p.Bytes >= f.blockBytes || f.reusesLost(slot, p) || !p.isHitCertain(),
 		use:       p.Use, reused: f.nearSpans(slot, p), blockTokens: float64(f.blockBytes) / float64(max(1, p.Bytes)) * p.PromptTokens,
 		prediction: p,
 	})
@@ -315,6 +328,9 @@ func (f *Estimates) RecordPrefillDone(slot int, p *Prediction, c CacheInfo, now 
 // of which there is no output yet.
 func (f *Estimates) ObserveLoad(slot int, l *backends.Load, unseenTokens float64, c CacheInfo) {
 	b, tokens := &f.backends[slot], l.CacheTokens
+	if l.KeepsCheckpoints {
+		tokens = max(l.PoolTokens, l.CacheTokens) // what checkpoints take of it is accounted for in the index
+	}
 	if tokens <= 0 {
 		tokens = defaultCacheTokens
 	}
@@ -322,6 +338,7 @@ func (f *Estimates) ObserveLoad(slot int, l *backends.Load, unseenTokens float64
 		b.cacheTokens, b.capacity = tokens, newCapacity()
 	}
 	b.cachingOff, b.engines = l.PrefixCachingOff, l.Engines
+	b.offloads = l.HostHitsKnown && l.HostHits > 0
 	b.capacity.setHostTier(!l.HostHitsKnown || l.HostHits > 0)
 	f.advanceCounterWindow(slot, l, unseenTokens, c)
 }
@@ -335,11 +352,23 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 	prompt := float64(u.PromptTokens)
 	cached := float64(u.CachedTokens)
 	var all predictions
-	all.addPrediction(f.distanceBucket(slot, p), usableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment), prompt)
+	hit := UsableHitTokens(float64(p.MatchedBlocks*f.blockBytes)/float64(p.Bytes)*prompt, prompt, c.Alignment)
+	if p.Checkpoint != nil {
+		hit = float64(p.Checkpoint.Tokens)
+	}
+	all.addPrediction(f.distanceBucket(slot, p), hit, prompt)
+	f.learnStore(slot, p, hit, cached, all.hitTokensMargin(c))
 	switch {
 	case f.reusesLost(slot, p): // it was sent before that was found
 	case f.reusesRestored(slot, p):
 		f.recordRestored(slot, p, cached, prompt, all.hitTokensMargin(c), false)
+	case p.Checkpoint != nil:
+		f.recordReuse(slot, p, cached, prompt, all.hitTokensMargin(c))
+		if p.Checkpoint.Certain { // that others are missing says nothing of the cache
+			f.backends[slot].missing.addResponse(all.tokens, cached)
+			f.backends[slot].capacity.addEvidence(&all, max(0, all.tokens-cached-all.hitTokensMargin(c)))
+			f.backends[slot].capacity.updateLastKeptBucket()
+		}
 	default:
 		f.backends[slot].missing.addResponse(all.tokens, cached)
 		f.recordReuse(slot, p, cached, prompt, all.hitTokensMargin(c))
@@ -348,15 +377,20 @@ func (f *Estimates) learnFromUsage(slot int, p *Prediction, u Usage, c CacheInfo
 	return true
 }
 
+// isHitCertain reports whether a replica that has its cache still reuses what the request was expected to reuse, and no more.
+func (p *Prediction) isHitCertain() bool {
+	return p.Checkpoint == nil || p.Checkpoint.Certain && p.HeldBlocks == p.MatchedBlocks
+}
+
 // distanceBucket returns the bucket of the deepest block that matched.
 func (f *Estimates) distanceBucket(slot int, p *Prediction) int {
 	bucket := capacityBucket(float64(p.Distance) / float64(max(1, f.cacheBlocks(slot, 1))))
 	return min(bucket, f.backends[slot].capacity.count-1)
 }
 
-// usableHitTokens returns how many of the matched tokens an engine can use: whole blocks, and never the last
+// UsableHitTokens returns how many of the matched tokens an engine can use: whole blocks, and never the last
 // token of the prompt. Almost a whole block counts as one, since bytes are no exact measure.
-func usableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
+func UsableHitTokens(matchedTokens, promptTokens, alignment float64) float64 {
 	return max(0, float64(int(min(matchedTokens, promptTokens-1)/alignment+0.1))*alignment)
 }
 

@@ -44,7 +44,8 @@ func (f *Estimates) Layouts() map[string]prompt.Layout {
 // and reports whether it has changed. The cached tokens of a request that was matched up to
 // where two layouts part, or beyond, tell which of them the replica has.
 func (f *Estimates) LearnLayout(p *Prediction, u Usage, c CacheInfo) (changed bool) {
-	if len(p.Forks) == 0 || f.disabled || !p.IsText || p.IsTooLong || !u.CachedKnown || u.PromptTokens <= 0 || u.CachedTokens > u.PromptTokens {
+	if len(p.Forks) == 0 || f.disabled || !p.IsText || p.IsTooLong || !u.CachedKnown || u.PromptTokens <= 0 ||
+		u.CachedTokens > u.PromptTokens {
 		return false
 	}
 	l := f.layouts[p.Model]

@@ -28,7 +28,8 @@ func TestLearnLayout(t *testing.T) {
 		{"neither says nothing", []int{30, 30, 30}, []int{0, 20_000, 5_000}, nil},
 		{"a new conversation says nothing", []int{10, 10, 10}, []int{without, without, without}, nil},
 		{"a prompt cached beyond the fork says nothing", []int{38, 38}, []int{without, without}, nil},
-		{"what was confirmed often takes as much to change", []int{30, 30, 30, 30, 30, 30, 30, 30}, []int{with, with, with, with, without, without, without, without}, nil},
+		{"what was confirmed often takes as much to change", []int{30, 30, 30, 30, 30, 30, 30, 30},
+			[]int{with, with, with, with, without, without, without, without}, nil},
 		{"and back", []int{30, 30, 10, 10}, []int{without, without, with, with}, nil},
 		{"back takes two again", []int{30, 30, 10}, []int{without, without, with}, merged},
 	} {
@@ -55,7 +56,8 @@ func TestLearnLayoutBounds(t *testing.T) {
 	}
 	f.SetLearningDisabled(false)
 	for n := range maxModels + 10 {
-		p := Prediction{Model: string(rune('a'+n%26)) + string(rune(0x100+n)), Bytes: 2560, IsText: true, Forks: []prompt.Fork{{Bit: prompt.ToolsFirst}}}
+		p := Prediction{Model: string(rune('a'+n%26)) + string(rune(0x100+n)), Bytes: 2560, IsText: true,
+			Forks: []prompt.Fork{{Bit: prompt.ToolsFirst}}}
 		f.LearnLayout(&p, Usage{PromptTokens: 10, CachedKnown: true}, CacheInfo{Alignment: 1})
 	}
 	if len(f.layouts) != maxModels {

@@ -117,6 +117,6 @@ func (f *Estimates) RecordStarted(slot int, p *Prediction, l *backends.Load, c C
 	}
 	var matched predictions
 	tokens := float64(p.MatchedBlocks*f.blockBytes) / float64(p.Bytes) * p.PromptTokens
-	matched.addPrediction(f.distanceBucket(slot, p), usableHitTokens(tokens, p.PromptTokens, c.Alignment), p.PromptTokens)
+	matched.addPrediction(f.distanceBucket(slot, p), UsableHitTokens(tokens, p.PromptTokens, c.Alignment), p.PromptTokens)
 	f.recordRestored(slot, p, l.PrefixHits-p.hitsBefore, p.PromptTokens, matched.hitTokensMargin(c), true)
 }

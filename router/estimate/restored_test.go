@@ -56,22 +56,33 @@ func TestRestoredShare(t *testing.T) {
 		{"a miss", 1, []func(restoredTest) bool{miss(near)}, 0.25, restoredUntil, false},
 		{"two misses", 1, []func(restoredTest) bool{miss(near), miss(near)}, 0.0625, restoredUntil, false},
 		{"three misses of blocks that cannot have been evicted", 1, []func(restoredTest) bool{miss(near), miss(near), miss(near)}, 1, 0, true},
-		{"three misses of blocks that may have been evicted", 1, []func(restoredTest) bool{miss(far), miss(far), miss(far)}, 0.125, restoredUntil, false},
+		{"three misses of blocks that may have been evicted", 1, []func(restoredTest) bool{miss(far), miss(far), miss(far)}, 0.125, restoredUntil,
+			false},
 		{"a hit", 1, []func(restoredTest) bool{hit}, 1, 0, false},
 		{"a hit after misses", 1, []func(restoredTest) bool{miss(far), miss(near), hit}, 1, 0, false},
 		{"later misses of blocks that a hit has confirmed", 1, []func(restoredTest) bool{hit, miss(far), miss(far), miss(far)}, 1, 0, false},
-		{"a part of the blocks of one use was evicted", 1, []func(restoredTest) bool{func(f restoredTest) bool { return f.respond(f.request(60, far, 500), 80) }}, 1, 0, false},
+		{"a part of the blocks of one use was evicted", 1, []func(restoredTest) bool{func(f restoredTest) bool {
+			return f.respond(f.request(60, far, 500), 80)
+		}}, 1, 0, false},
 		{"older blocks were evicted", 1, []func(restoredTest) bool{func(f restoredTest) bool {
 			p := f.request(60, far, 500)
 			p.Reused[1].LastUse = 700 // restored, too
 			return f.respond(p, 40)
 		}}, 0.5, 699, false},
-		{"older blocks than those that were hit", 1, []func(restoredTest) bool{hit, func(f restoredTest) bool { return f.respond(f.request(60, far, 400), 40) }}, 0.5, 499, false},
+		{"older blocks than those that were hit", 1, []func(restoredTest) bool{hit, func(f restoredTest) bool {
+			return f.respond(f.request(60, far, 400), 40)
+		}}, 0.5, 499, false},
 		{"few blocks", 1, []func(restoredTest) bool{func(f restoredTest) bool { return f.respond(f.request(3, near, 500), 97) }}, 1, 0, false},
-		{"no restored blocks", 1, []func(restoredTest) bool{func(f restoredTest) bool { return f.respond(f.request(60, near, 1400), 40) }}, 1, 0, false},
+		{"no restored blocks", 1, []func(restoredTest) bool{func(f restoredTest) bool {
+			return f.respond(f.request(60, near, 1400), 40)
+		}}, 1, 0, false},
 		{"several engines", 2, []func(restoredTest) bool{miss(near), miss(near), miss(near)}, 0.015625, restoredUntil, false},
-		{"all of several engines", 2, []func(restoredTest) bool{miss(near), miss(near), miss(near), miss(near), miss(near), miss(near)}, 1, 0, true},
-		{"learning disabled", 1, []func(restoredTest) bool{func(f restoredTest) bool { f.SetLearningDisabled(true); return false }, miss(near), miss(near), miss(near)}, 1, 0, false},
+		{"all of several engines", 2, []func(restoredTest) bool{miss(near), miss(near), miss(near), miss(near), miss(near), miss(near)}, 1, 0,
+			true},
+		{"learning disabled", 1, []func(restoredTest) bool{func(f restoredTest) bool {
+			f.SetLearningDisabled(true)
+			return false
+		}, miss(near), miss(near), miss(near)}, 1, 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newRestoredTest(c.engines)

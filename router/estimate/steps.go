@@ -71,7 +71,8 @@ const (
 type coefficients [stepTerms]float64
 
 // minCoefficients and maxCoefficients are beyond what any engine has.
-var maxCoefficients = coefficients{termBase: 10, termTokens: 1 / minPrefillRate, termAttended: 1e-3, termSequences: 1, termContext: 1e-3, termPrompt: 1e-2, termRequest: 10}
+var maxCoefficients = coefficients{termBase: 10, termTokens: 1 / minPrefillRate, termAttended: 1e-3, termSequences: 1, termContext: 1e-3,
+	termPrompt: 1e-2, termRequest: 10}
 
 var minCoefficients = coefficients{termBase: 1e-6, termTokens: 1 / maxPrefillRate}
 

@@ -22,7 +22,8 @@ func engineSamples(m *step.Model, n int, random *rand.Rand) []StepSample {
 			s.Attended = s.Tokens * (cached + s.Tokens/2)
 		}
 		s.Sequences, s.Context = s.Steps*sequences, s.Steps*sequences*context
-		s.Seconds = s.Tokens/m.Rate + s.Attended*m.Attention/m.Rate + m.PromptToken*s.Prompt + s.Steps*m.DecodeSeconds(sequences, sequences*context)
+		s.Seconds = s.Tokens/m.Rate + s.Attended*m.Attention/m.Rate + m.PromptToken*s.Prompt + s.Steps*m.DecodeSeconds(sequences,
+			sequences*context)
 	}
 	return samples
 }

@@ -4,8 +4,9 @@ import "time"
 
 // BreakerSettings determine when a backend whose requests fail is avoided.
 type BreakerSettings struct {
-	Failures int           `mapstructure:"failures" range:"0..1048576"` // in a row that open the breaker; 0: none do
-	Open     time.Duration `mapstructure:"open"`                        // until the backend is tried again; doubles with each try that fails, up to 4 s
+	Failures int `mapstructure:"failures" range:"0..1048576"` // in a row that open the breaker; 0: none do
+	// until the backend is tried again; doubles with each try that fails, up to 4 s
+	OpenTime time.Duration `mapstructure:"open_time"`
 }
 
 // maxOpenDelay bounds the time for which a recovered backend is not noticed.
@@ -73,7 +74,7 @@ func (k *breaker) close(now time.Time) {
 // closeOnProgress closes the breaker when the engine has worked since it was sent the
 // probe, and that has not failed for a while: a response can take minutes.
 func (k *breaker) closeOnProgress(s *BreakerSettings, workedAt, now time.Time) {
-	if k.open && k.probe != nil && workedAt.Sub(k.probe.SentAt) >= s.Open {
+	if k.open && k.probe != nil && workedAt.Sub(k.probe.SentAt) >= s.OpenTime {
 		k.close(now)
 	}
 }
@@ -92,11 +93,11 @@ func (k *breaker) recordEnd(a *Attempt, end *End, s *BreakerSettings, engineWork
 			k.next = now.Add(k.delay)
 		}
 	case probe:
-		k.openFor(min(2*k.delay, max(maxOpenDelay, s.Open)), now)
+		k.openFor(min(2*k.delay, max(maxOpenDelay, s.OpenTime)), now)
 	case k.open || a.SentAt.Before(k.changed):
 	default:
 		if k.failures++; end.Stalled || k.failures >= s.Failures {
-			k.openFor(s.Open, now)
+			k.openFor(s.OpenTime, now)
 		}
 	}
 }

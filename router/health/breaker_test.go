@@ -6,7 +6,7 @@ import (
 )
 
 // breakerSettings open a breaker after three failures, for a second at first.
-var breakerSettings = BreakerSettings{Failures: 3, Open: time.Second}
+var breakerSettings = BreakerSettings{Failures: 3, OpenTime: time.Second}
 
 // breakerTest is a record whose breaker is tested, and the time.
 type breakerTest struct {
@@ -107,7 +107,7 @@ func TestProbeDelays(t *testing.T) {
 		{"configured beyond the maximum", 10 * time.Second, []time.Duration{10 * time.Second, 10 * time.Second}},
 	} {
 		b := newBreakerTest(t)
-		b.settings.Open = tc.open
+		b.settings.OpenTime = tc.open
 		b.fail(3)
 		for i, delay := range tc.want {
 			opens := uint64(i + 1)
@@ -200,9 +200,9 @@ func TestBreakerClosesOnProgress(t *testing.T) {
 	b.fail(3)
 	b.now = b.now.Add(time.Second)
 	probe := b.send()
-	b.breaker.closeOnProgress(&b.settings, probe.SentAt.Add(b.settings.Open-1), b.now)
+	b.breaker.closeOnProgress(&b.settings, probe.SentAt.Add(b.settings.OpenTime-1), b.now)
 	b.expect("progress soon after the probe was sent", BreakerHalfOpen, 1)
-	b.breaker.closeOnProgress(&b.settings, probe.SentAt.Add(b.settings.Open), b.now)
+	b.breaker.closeOnProgress(&b.settings, probe.SentAt.Add(b.settings.OpenTime), b.now)
 	b.expect("progress later", BreakerClosed, 1)
 }
 

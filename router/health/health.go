@@ -24,15 +24,16 @@ type Record struct {
 	// It is written for every chunk, so without a lock.
 	output atomic.Int64
 
-	work      work
-	streaming int // streams of ours that have begun
-	polls     polls
-	speed     speed
-	hung      bool // down, because its health checks time out as well
-	stalled   bool // when it was checked last
-	stalls    uint64
-	limit     queueLimit
-	breaker   breaker
+	work         work
+	streaming    int // streams of ours that have begun
+	polls        polls
+	speed        speed
+	unresponsive bool // down, because its health checks time out as well
+	stalled      bool // when it was checked last
+	stalls       uint64
+	limit        queueLimit
+	sequences    sequenceLimit
+	breaker      breaker
 	// stoppingAt is when the replica last reported that it is about to stop, or was tried since; zero: it has not.
 	stoppingAt time.Time
 	watched    []*Attempt // requests that are notified of a stall
@@ -158,7 +159,8 @@ func (r *Record) RecordPoll(l *backends.Load, unstartedTokens float64, inFlight 
 	if idle || l.PromptTokens != last.prompt || l.GenerationTokens != last.generated || l.KVCacheUsage != last.kv {
 		r.work.recordWork(l.PolledAt, unstartedTokens)
 	}
-	r.hung = false
+	r.sequences.recordPoll(l, l.PromptTokens != last.prompt)
+	r.unresponsive = false
 	r.polls = polls{at: l.PolledAt, prompt: l.PromptTokens, generated: l.GenerationTokens, kv: l.KVCacheUsage, known: l.TokensKnown}
 	r.breaker.closeOnProgress(s, r.work.since, now)
 }
@@ -177,16 +179,16 @@ func (r *Record) RecordPollFailure(timedOut bool) {
 	}
 }
 
-// RecordHung records that the replica's health checks time out.
-func (r *Record) RecordHung() { r.hung = true }
+// RecordUnresponsive records that the replica's health checks time out.
+func (r *Record) RecordUnresponsive() { r.unresponsive = true }
 
-// IsHung reports whether the replica's health checks time out.
-func (r *Record) IsHung() bool { return r.hung }
+// IsUnresponsive reports whether the replica's health checks time out.
+func (r *Record) IsUnresponsive() bool { return r.unresponsive }
 
 // ForgetFailures forgets the failures of a backend whose checks pass again: missed
 // polls, a report that it stops, an open breaker.
 func (r *Record) ForgetFailures(now time.Time) {
-	r.polls.missed, r.hung = 0, false
+	r.polls.missed, r.unresponsive = 0, false
 	r.stoppingAt = time.Time{}
 	r.breaker.close(now)
 }

@@ -131,11 +131,13 @@ func TestWork(t *testing.T) {
 		"first output":   func(r *Record, a *Attempt) { r.RecordFirstOutput(a, 0, at(10)) },
 		"a poll":         func(r *Record, _ *Attempt) { poll(r, 10, 2) },
 		"a poll of other clients' KV cache": func(r *Record, _ *Attempt) {
-			r.RecordPoll(&backends.Load{TokensKnown: true, GenerationTokens: 1, KVCacheUsage: 0.1, PolledAt: at(10)}, 0, 1, &BreakerSettings{}, at(10))
+			r.RecordPoll(&backends.Load{TokensKnown: true, GenerationTokens: 1, KVCacheUsage: 0.1, PolledAt: at(10)}, 0, 1, &BreakerSettings{},
+				at(10))
 		},
 		"a poll that shows no work to do": func(r *Record, _ *Attempt) {
 			r.streaming = 1
-			r.RecordPoll(&backends.Load{TokensKnown: true, GenerationTokens: 1, QueuesKnown: true, PolledAt: at(10)}, 0, 1, &BreakerSettings{}, at(10))
+			r.RecordPoll(&backends.Load{TokensKnown: true, GenerationTokens: 1, QueuesKnown: true, PolledAt: at(10)}, 0, 1, &BreakerSettings{},
+				at(10))
 		},
 	} {
 		r := NewRecord(start)
@@ -188,7 +190,8 @@ func TestStallsAreCountedOnce(t *testing.T) {
 			t.Errorf("%v s: stalled now is %v, want %v; the record was %s and is %+v", c.seconds, now, c.stalled, before, r)
 		}
 		if began := r.UpdateStalled(check); began != c.began || r.Stalls() != c.stalls || r.IsStalled() != c.stalled {
-			t.Errorf("%v s: stalled %d times, now %v, began %v; want %d, %v, %v", c.seconds, r.Stalls(), r.IsStalled(), began, c.stalls, c.stalled, c.began)
+			t.Errorf("%v s: stalled %d times, now %v, began %v; want %d, %v, %v", c.seconds, r.Stalls(), r.IsStalled(), began, c.stalls, c.stalled,
+				c.began)
 		}
 	}
 }
@@ -196,7 +199,8 @@ func TestStallsAreCountedOnce(t *testing.T) {
 func TestStreamingCount(t *testing.T) {
 	for _, streams := range []bool{true, false} {
 		for _, begins := range []bool{true, false} {
-			for _, end := range []End{{Processed: true}, {Failed: true}, {QueueFull: true, Failed: true}, {Stalled: true, Failed: true}, {Stopping: true}} {
+			for _, end := range []End{{Processed: true}, {Failed: true}, {QueueFull: true, Failed: true}, {Stalled: true, Failed: true},
+				{Stopping: true}} {
 				r := NewRecord(start)
 				a := &Attempt{SentAt: start, Streams: streams}
 				r.RecordSent(a, true, start)

@@ -42,8 +42,8 @@ func (w *work) recordWork(at time.Time, unstartedTokens float64) {
 // lock, and may be called once more while the request's reservation is being committed or released.
 type StallListener interface {
 	// BackendStalled says whether another backend seems able to process the request, and
-	// whether the replica is hung: it does not even respond to health checks.
-	BackendStalled(elsewhere, hung bool)
+	// whether the replica is unresponsive: it does not even respond to health checks.
+	BackendStalled(elsewhere, unresponsive bool)
 }
 
 // Watch adds a request to those that are notified of stalls: nothing of a response

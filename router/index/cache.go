@@ -24,6 +24,8 @@ type cache struct {
 	pinned    int          // entries with pins
 	unpinned  int          // blocks of requests in flight that had to be unpinned
 
+	checkpoints checkpoints
+
 	firstPin, lastPin *Pin // in the order of their Adds
 }
 
@@ -37,6 +39,8 @@ type entry struct {
 	successors   int32
 	reported     int32 // of these, those with a report
 	report       report
+	dense        bool  // a prompt that leaves here can reuse it, though it has no checkpoint; see Index.SetSlidingWindow
+	checkpoint   int32 // in the block, of cache.checkpoints; 0: none
 }
 
 // report is what a replica has said of an entry's block.
@@ -45,8 +49,9 @@ type report uint8
 const (
 	unreported report = iota
 	confirmed         // it holds the block: the entry is not in the list
-	removed           // it does not any more, or only with blocks that follow: the entry is removed with its last successor, and not in the list until then
-	forgotten         // it is not known any more: the entry is not in the list while blocks with a report follow it
+	// it does not any more, or only with blocks that follow: the entry is removed with its last successor, and not in the list until then
+	removed
+	forgotten // it is not known any more: the entry is not in the list while blocks with a report follow it
 )
 
 // isListed reports whether the entry is in the list of those that may be evicted.
@@ -101,6 +106,19 @@ func (s *reuseScale) distance(lastUse uint64) int {
 		return s.pinned
 	}
 	return s.pinned + int(float64(s.size-s.pinned)*min(1, float64(s.uses-lastUse)/float64(s.span)))
+}
+
+// UseAtDistance returns the Pin.Use before which the blocks of a backend were last used whose reuse distance is more than so many
+// blocks; 0 if it holds none of these.
+func (x *Index) UseAtDistance(slot, distance int) (use uint64) {
+	s := x.caches[slot].newReuseScale()
+	switch {
+	case s.span == 0 || distance >= s.size:
+		return 0
+	case distance <= s.pinned:
+		return s.uses + 1
+	}
+	return s.uses - uint64(float64(s.span)*float64(distance-s.pinned)/float64(s.size-s.pinned))
 }
 
 // pin pins the blocks up to tail for one more request. Pinned blocks are closed under prefixes, so an entry
@@ -205,6 +223,9 @@ func (c *cache) remove(at int32) (next int32) {
 	c.unlink(at)
 	c.size--
 	next = c.removeSuccessor(c.entries[at].parent)
+	if c.entries[at].checkpoint != 0 {
+		c.removeCheckpoint(at)
+	}
 	c.entries[at] = entry{newer: c.free}
 	c.free = at
 	return next
@@ -231,6 +252,9 @@ func (c *cache) removeOldest(blocks []prompt.Block) (n int) {
 		e := &c.entries[at]
 		blocks[n] = e.block
 		parent, next := e.parent, e.newer
+		if e.checkpoint != 0 {
+			c.removeCheckpoint(at)
+		}
 		*e = entry{newer: c.free}
 		c.free = at
 		c.entries[0].newer, c.entries[next].older = next, 0

@@ -63,6 +63,10 @@ func (x *Index) DropCache(slot int) {
 	c := x.caches[slot]
 	fresh := newCache()
 	fresh.capacity, fresh.evictions, fresh.uses = c.capacity, c.evictions, c.uses
+	if c.checkpoints.cost > 0 {
+		fresh.checkpoints.setCost(c.checkpoints.cost)
+		fresh.checkpoints.events = c.checkpoints.events
+	}
 	x.caches[slot] = fresh
 	x.version++
 	if c.size == 0 {
@@ -77,13 +81,15 @@ func (x *Index) DropCache(slot int) {
 // replica lost its cache by then. Those of requests in flight stay, and those that the replica has reported.
 func (x *Index) DropUnusedSince(slot int, use uint64) {
 	c := x.caches[slot]
+	c.removeCheckpointsBefore(use)
 	for at := c.oldest(); at != 0 && c.entries[at].stamp < use; at = c.oldest() {
 		x.removeEntry(slot, at)
 	}
 }
 
 // CountUnusedSince returns how many of blocks, all of which the backend holds, were last used before a Pin.Use, without those
-// that the replica has reported. These are the last ones, since what is before a block was used later, or has a report.
+// that requests in flight use and those that the replica has reported. These are the last ones, since what is before a block is in
+// use too, was used later, or has a report.
 func (x *Index) CountUnusedSince(slot int, blocks []prompt.Block, use uint64) int {
 	c := x.caches[slot]
 	if at := c.oldest(); at == 0 || c.entries[at].stamp >= use {
@@ -91,7 +97,7 @@ func (x *Index) CountUnusedSince(slot int, blocks []prompt.Block, use uint64) in
 	}
 	return len(blocks) - sort.Search(len(blocks), func(i int) bool {
 		e := &c.entries[x.findEntry(slot, blocks[i])]
-		return e.stamp < use && e.report == unreported
+		return e.stamp < use && e.isListed()
 	})
 }
 
@@ -99,6 +105,8 @@ func (x *Index) CountUnusedSince(slot int, blocks []prompt.Block, use uint64) in
 func (x *Index) ResetSlot(slot int) {
 	x.DropCache(slot)
 	x.caches[slot].evictions = 0
+	x.caches[slot].checkpoints.events = false
+	x.SetCheckpointCost(slot, 0)
 	x.SetRequestedCapacity(slot, 0)
 }
 
@@ -113,7 +121,7 @@ func (x *Index) SweepAndEvict(maxBlocks int) (more bool) {
 		x.shareCapacity() // of what blocks with a report leave of the bound
 	}
 	for slot, c := range x.caches {
-		over := c.size - c.maxSize()
+		over := c.usedBlocks() - c.maxSize()
 		if over > 0 && maxBlocks > 0 {
 			evicted := x.evict(slot, min(over, maxBlocks), true)
 			over, maxBlocks = over-evicted, maxBlocks-evicted
@@ -157,7 +165,7 @@ func (x *Index) makeRoom(slot, blocks int) {
 		x.SweepAndEvict(2*blocks + evictAhead)
 	}
 	c := x.caches[slot]
-	over := c.size + blocks - c.maxSize()
+	over := c.usedBlocks() + blocks - c.maxSize()
 	if over <= 0 {
 		return
 	}
@@ -168,12 +176,17 @@ func (x *Index) makeRoom(slot, blocks int) {
 // those with a report.
 func (c *cache) maxSize() int { return max(c.capacity, c.reported+c.capacity/minApproximateShare) }
 
-// evict removes up to n blocks, oldest first, and returns how many. When all that are left are pinned, the
+// evict removes up to n blocks, oldest first, and returns how many; a checkpoint counts for the blocks that it takes.
+// When all that are left are pinned, the
 // backend was sent more than it can hold, and the oldest pin is unpinned, if it may be.
 func (x *Index) evict(slot, n int, mayUnpin bool) (evicted int) {
 	c := x.caches[slot]
 	s, _ := x.holderTableOf(slot)
 	for evicted < n {
+		if freed := c.evictCheckpoint(); freed > 0 {
+			evicted += freed
+			continue
+		}
 		blocks := x.evictBuffer[:min(len(x.evictBuffer), n-evicted)]
 		k := c.removeOldest(blocks)
 		if k == 0 {
@@ -188,10 +201,10 @@ func (x *Index) evict(slot, n int, mayUnpin bool) (evicted int) {
 			x.removeHolder(slot, b)
 		}
 		evicted += k
+		x.entries -= k
 	}
 	if evicted > 0 {
 		c.evictions += uint64(evicted)
-		x.entries -= evicted
 		x.version++
 	}
 	return evicted

@@ -1,6 +1,10 @@
 package index
 
-import "warmroute/prompt"
+import (
+	"math"
+
+	"warmroute/prompt"
+)
 
 // ExportedBlock is one entry of a cache as Export copied it. Used is 0 for an entry without a block.
 type ExportedBlock struct {
@@ -8,6 +12,7 @@ type ExportedBlock struct {
 	Parent      prompt.Block // its predecessor; meaningless if ParentPlace is 0
 	ParentPlace int32        // index of the predecessor; 0: it is a first block
 	Used        uint64       // grows with the time of its last use
+	Checkpoint  int          // tokens before the checkpoint in it; 0: it has none that is certain
 }
 
 // Export copies the blocks of one backend, a part at a time, so that the caller's lock need not be held for the
@@ -39,7 +44,11 @@ func (e *Export) AppendNext(all []ExportedBlock, n int) (_ []ExportedBlock, more
 	entries := e.of.entries
 	end := min(len(entries), e.next+n)
 	for _, at := range entries[e.next:end] {
-		all = append(all, ExportedBlock{at.block, entries[at.parent].block, at.parent, at.stamp})
+		checkpoint := 0
+		if at.checkpoint != 0 && e.of.checkpoints.list[at.checkpoint].certain {
+			checkpoint = int(e.of.checkpoints.list[at.checkpoint].tokens)
+		}
+		all = append(all, ExportedBlock{at.block, entries[at.parent].block, at.parent, at.stamp, checkpoint})
 	}
 	e.next = end
 	return all, end < len(entries)
@@ -50,6 +59,8 @@ type ImportedBlock struct {
 	Block  prompt.Block
 	Parent prompt.Block // its predecessor; meaningless if First
 	First  bool
+
+	Checkpoint int // tokens before the checkpoint in it; 0: it has none
 }
 
 // Import restores blocks of a backend, a part at a time. Blocks that were added meanwhile count as used later.
@@ -79,7 +90,7 @@ func (i *Import) LastUse() uint64 { return i.until }
 func (i *Import) Add(blocks []ImportedBlock) (restored int, more bool) {
 	c := i.index.caches[i.slot]
 	for _, b := range blocks {
-		if c != i.of || c.size >= c.capacity {
+		if c != i.of || c.usedBlocks() >= c.capacity {
 			return restored, false
 		}
 		if i.index.findEntry(i.slot, b.Block) != 0 {
@@ -100,11 +111,26 @@ func (i *Import) Add(blocks []ImportedBlock) (restored int, more bool) {
 			i.stamp-- // another prefix, used earlier
 		}
 		i.last = b.Block
-		i.index.addHolder(i.slot, b.Block, c.insertOldest(b.Block, parent, i.stamp))
+		at := c.insertOldest(b.Block, parent, i.stamp)
+		i.index.addHolder(i.slot, b.Block, at)
 		i.index.entries++
 		restored++
+		if b.Checkpoint > 0 {
+			i.addCheckpoint(at, b.Checkpoint)
+		}
 	}
 	return restored, true
+}
+
+// addCheckpoint adds a restored checkpoint in an entry.
+func (i *Import) addCheckpoint(at int32, tokens int) {
+	c := i.of
+	if c.checkpoints.cost == 0 {
+		i.index.SetCheckpointCost(i.slot, 1) // the next poll sets what it is, or that there are none
+	}
+	k := c.insertCheckpoint(at)
+	k.tokens, k.stamp, k.certain = int32(min(tokens, math.MaxInt32)), i.stamp, true
+	c.checkpoints.moveToOldest(c.entries[at].checkpoint)
 }
 
 // insertOldest adds a block after the entry parent, not pinned and older than all others.

@@ -37,7 +37,7 @@ func copyOut(x *Index, slot, n int, between func()) []ImportedBlock {
 			return false
 		}
 		done[c.Block] = true
-		out = append(out, ImportedBlock{c.Block, c.Parent, c.ParentPlace == 0})
+		out = append(out, ImportedBlock{c.Block, c.Parent, c.ParentPlace == 0, c.Checkpoint})
 		return true
 	}
 	for _, at := range places {

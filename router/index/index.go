@@ -26,6 +26,8 @@ type Index struct {
 	evictBuffer  [64]prompt.Block // scratch of evict
 	kv           kvBlocks
 
+	withCheckpoints int // backends whose replica can reuse its cache up to checkpoints only
+
 	dropped []droppedCache
 	stale   []uint64 // bits of the backends with a dropped cache, by holder table
 }

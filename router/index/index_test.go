@@ -469,3 +469,28 @@ func TestCountUnusedSince(t *testing.T) {
 		t.Errorf("%d blocks were not used", got)
 	}
 }
+
+func TestUseAtDistance(t *testing.T) {
+	x := fleet(1, 100)
+	if use := x.UseAtDistance(0, 0); use != 0 {
+		t.Errorf("an empty cache: use %d", use)
+	}
+	prompts := []string{"aaaa", "bbbb", "cccc", "dddd", "eeee", "ffff", "gggg", "hhhh"}
+	for _, s := range prompts {
+		use(x, 0, s)
+	}
+	inFlight := add(x, 0, "aaaa")
+	for _, distance := range []int{0, 4, 8, 10, 16, 24, 31, 32, 100} {
+		since := x.UseAtDistance(0, distance)
+		if got := x.CountUnusedSince(0, chain("aaaa"), since); got != 0 {
+			t.Errorf("distance %d: %d blocks of a request in flight are beyond it", distance, got)
+		}
+		for i, s := range prompts[1:] {
+			got, used := x.CountUnusedSince(0, chain(s), since), 4*(len(prompts)-i) // those of the request in flight too
+			if used > distance+4 && got != 4 || used < distance-4 && got != 0 {
+				t.Errorf("distance %d: %d blocks of %s are beyond it, after which %d were used", distance, got, s, used)
+			}
+		}
+	}
+	x.Release(inFlight, nil)
+}

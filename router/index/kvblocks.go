@@ -1,7 +1,6 @@
 package index
 
 import (
-	"math/bits"
 	"slices"
 	"sort"
 
@@ -33,9 +32,11 @@ const (
 // kvBlocks relates the KV blocks that replicas report to the blocks of prompts. A link
 // holds for all replicas, so that one request shows what all of them hold.
 type kvBlocks struct {
-	held    []*table[uint64] // KV block → bits of the backends that hold it, one for each maxMembers slots
-	heldLen int              // pairs of a KV block and a backend
-	maxHeld int              // 0: no KV blocks are followed
+	held    slotSets // the backends that hold a KV block
+	heldLen int      // pairs of a KV block and a backend
+	// checkpoints has the backends that report that they can reuse the prefixes that end with a KV block.
+	checkpoints slotSets
+	maxHeld     int // 0: no KV blocks are followed
 
 	links    []link       // links[0] is unused
 	byBlock  table[int32] // block → its link
@@ -75,15 +76,11 @@ func (x *Index) MaxKVBlocks() int { return x.kv.maxHeld }
 // StoreKV records that a replica reports a KV block as stored. It does nothing if there is no room for more.
 func (x *Index) StoreKV(slot int, k KVBlock) {
 	kv := &x.kv
-	for len(kv.held) <= slot/maxMembers {
-		kv.held = append(kv.held, new(table[uint64]))
-	}
 	if kv.heldLen >= kv.maxHeld {
 		if !x.holdsKV(slot, k) {
 			return
 		}
-	} else if word, bit := kv.held[slot/maxMembers].getOrAdd(prompt.Block(k)), uint64(1)<<(slot%maxMembers); *word&bit == 0 {
-		*word |= bit
+	} else if kv.held.add(slot, k) {
 		kv.heldLen++
 	}
 	for at := kv.byKV.get(prompt.Block(k)); at != 0; at = kv.links[at].next {
@@ -109,26 +106,13 @@ func (x *Index) ForgetKV(slot int, k KVBlock) {
 
 // clearHeld reports whether a backend held a KV block, which it does not any more.
 func (x *Index) clearHeld(slot int, k KVBlock) (held bool) {
-	if slot/maxMembers >= len(x.kv.held) {
-		return false
+	if held = x.kv.held.remove(slot, k); held {
+		x.kv.heldLen--
 	}
-	t, bit := x.kv.held[slot/maxMembers], uint64(1)<<(slot%maxMembers)
-	p, bucket, place := t.findBlock(prompt.Block(k))
-	if p == nil || p.buckets[bucket].values[place]&bit == 0 {
-		return false
-	}
-	word := &p.buckets[bucket].values[place]
-	if *word &^= bit; *word == 0 {
-		t.removeSlot(p, bucket, place)
-	}
-	x.kv.heldLen--
-	return true
+	return held
 }
 
-func (x *Index) holdsKV(slot int, k KVBlock) bool {
-	group := slot / maxMembers
-	return group < len(x.kv.held) && x.kv.held[group].get(prompt.Block(k))&(1<<(slot%maxMembers)) != 0
-}
+func (x *Index) holdsKV(slot int, k KVBlock) bool { return x.kv.held.has(slot, k) }
 
 // forEachLinkBackwards calls f with the links to a KV block, the last one first.
 func (x *Index) forEachLinkBackwards(k KVBlock, f func(*link)) {
@@ -214,7 +198,8 @@ func (x *Index) AddLink(slot int, blocks []prompt.Block, i int, to Link) (added 
 	kv.links[at] = l
 	*kv.byBlock.getOrAdd(l.block) = at
 	if !l.implied {
-		x.forEachKVHolder(to.KV, func(slot int) { x.confirm(slot, &kv.links[at]) })
+		x.kv.held.forEach(to.KV, func(slot int) { x.confirm(slot, &kv.links[at]) })
+		kv.checkpoints.forEach(to.KV, func(slot int) { x.addReportedCheckpoint(slot, &kv.links[at]) })
 	}
 	return true
 }
@@ -246,18 +231,9 @@ func (x *Index) insertSameKV(at int32, to Link) (inserted bool) {
 	return true
 }
 
-// forEachKVHolder calls f with the slot of each backend that holds a KV block.
-func (x *Index) forEachKVHolder(k KVBlock, f func(slot int)) {
-	for group, t := range x.kv.held {
-		for m := t.get(prompt.Block(k)); m != 0; m &= m - 1 {
-			f(group*maxMembers + bits.TrailingZeros64(m))
-		}
-	}
-}
-
 // countKVHolders returns how many backends hold a KV block, and how many other than one.
 func (x *Index) countKVHolders(k KVBlock, except int) (all, others int) {
-	x.forEachKVHolder(k, func(slot int) {
+	x.kv.held.forEach(k, func(slot int) {
 		if all++; slot != except {
 			others++
 		}
@@ -302,7 +278,8 @@ func (x *Index) removeLink(at int32) {
 		kv.links[before].followers--
 	}
 	if !l.implied {
-		x.forEachKVHolder(l.to.KV, func(slot int) { x.removeConfirmed(slot, l.block) })
+		kv.checkpoints.forEach(l.to.KV, func(slot int) { x.removeReportedCheckpoint(slot, &l) })
+		x.kv.held.forEach(l.to.KV, func(slot int) { x.removeConfirmed(slot, l.block) })
 		first := kv.byKV.getOrAdd(prompt.Block(l.to.KV))
 		end := first
 		for *end != at {
@@ -318,8 +295,10 @@ func (x *Index) removeLink(at int32) {
 // confirm records that a replica holds a linked block. It has no effect where the block's
 // predecessor is not confirmed, or there is no room.
 func (x *Index) confirm(slot int, l *link) {
-	if x.entries >= x.maxEntries && x.evict(slot, evictAhead, false) == 0 {
-		return
+	if x.entries >= x.maxEntries {
+		if x.evict(slot, evictAhead, false); x.entries >= x.maxEntries {
+			return
+		}
 	}
 	if parent, known := x.confirmedParent(slot, l); known {
 		x.recordReport(slot, l.block, parent, confirmed)
@@ -361,6 +340,9 @@ func (x *Index) recordReport(slot int, b prompt.Block, parent int32, r report) (
 		c.unlink(at)
 	}
 	c.setReport(&c.entries[at], r)
+	if i := c.entries[at].checkpoint; i != 0 && x.reportsCheckpoint(c, &c.entries[at], c.checkpoints.list[i].tokens) {
+		x.removeAssumedCheckpoint(c, at)
+	}
 	return at
 }
 
@@ -373,6 +355,9 @@ func (x *Index) removeConfirmed(slot int, b prompt.Block) {
 	}
 	e := &c.entries[at]
 	c.setReport(e, removed)
+	if e.checkpoint != 0 {
+		x.removeAssumedCheckpoint(c, at)
+	}
 	if e.pins == 0 && e.successors == 0 {
 		c.setReport(e, unreported)
 		c.linkOldest(at)

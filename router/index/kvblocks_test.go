@@ -177,7 +177,8 @@ func TestKVMemoryBound(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	grown := int64(after.HeapAlloc) - int64(before.HeapAlloc)
-	t.Logf("%d entries, %d held KV blocks, %d links: %d bytes of heap; Bytes returns %d", x.entries, x.kv.heldLen, len(x.kv.links), grown, x.Bytes())
+	t.Logf("%d entries, %d held KV blocks, %d links: %d bytes of heap; Bytes returns %d", x.entries, x.kv.heldLen, len(x.kv.links), grown,
+		x.Bytes())
 	if x.Bytes() > bound || grown > bound {
 		t.Errorf("the index takes %d bytes (Bytes returns %d), more than its bound of %d", grown, x.Bytes(), bound)
 	}

@@ -22,6 +22,7 @@ type Pin struct {
 
 	cache    *cache
 	slot     int
+	blocks   int  // pinned ones
 	matched  int  // blocks that were held before
 	unpinned int  // blocks that the early end of its pin made evictable
 	pinned   bool // false once the pin was ended early, because all blocks were pinned and room was needed
@@ -53,7 +54,7 @@ func (x *Index) Add(p *Pin, slot int, blocks []prompt.Block, matched int) {
 	tail := x.tailEntry(slot, fitting[:matched])
 	*p = Pin{
 		Omitted: len(blocks) - len(fitting),
-		cache:   c, slot: slot, matched: matched, Use: c.uses, pinned: true,
+		cache:   c, slot: slot, blocks: len(fitting), matched: matched, Use: c.uses, pinned: true,
 	}
 	c.pinAndMeasureReuse(p, tail)
 	p.ReuseDistance = p.Reused[0].Distance

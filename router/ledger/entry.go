@@ -13,13 +13,13 @@ import (
 // MaxSequences is how many sequences of one request count at most; a client may set any n.
 const MaxSequences = 1024
 
-// Leg is the part of a request that a replica does.
-type Leg uint8
+// RequestKind is whether a replica serves a client's whole request, or one of the two requests of a split one.
+type RequestKind uint8
 
 const (
-	WholeRequest Leg = iota
-	PrefillLeg       // of a split request
-	DecodeLeg        // likewise: the replica reads the KV cache of the one that has done the prefill
+	WholeRequest   RequestKind = iota
+	PrefillRequest             // of a split request
+	DecodeRequest              // likewise: the replica reads the KV cache of the one that has done the prefill
 )
 
 // Entry is a request that was sent to a backend and has not ended. It must not be copied after Begin.
@@ -35,16 +35,18 @@ type Entry struct {
 	OfPeer          bool // a peer has sent it
 	MaxOutputTokens int  // 0: not known
 	Conversation    queue.ConversationID
-	Leg             Leg
+	RequestKind     RequestKind
 
-	account   *account       // of its backend, for as long as that is in the fleet
-	blocks    []prompt.Block // of the prompt, for Rollback; nil once the prefill is over
-	head      prompt.Head    // of the prompt
-	pin       index.Pin
+	account *account       // of its backend, for as long as that is in the fleet
+	blocks  []prompt.Block // of the prompt, for Rollback; nil once the prefill is over
+	head    prompt.Head    // of the prompt
+	pin     index.Pin
+	// expected are the blocks in which checkpoints were added when it was sent.
+	expected  [2]int32
 	kv        kvUse
 	prefilled bool
 	steps     entrySteps
-	unsent    bool // it is a DecodeLeg of this router that was not sent yet
+	unsent    bool // it is a DecodeRequest of this router that was not sent yet
 	untimed   bool // a peer has sent it, and when it was sent or when something happened to it is not known
 }
 

@@ -81,9 +81,12 @@ func TestObservedKVUse(t *testing.T) {
 		{"size unknown", backends.Load{KVKnown: true, KVCacheUsage: 0.5}, 1000, 0, 0, false},
 		{"as our own account", backends.Load{KVKnown: true, CacheTokens: 10_000, KVCacheUsage: 0.1}, 1000, 0, 0, false},
 		{"of other clients", backends.Load{KVKnown: true, CacheTokens: 10_000, KVCacheUsage: 0.4}, 1000, 0, 3000, false},
-		{"less than our own, all running", backends.Load{KVKnown: true, CacheTokens: 10_000, QueuesKnown: true, Running: 2, OwnInFlight: 2}, 1000, 0, 0, false},
-		{"half of ours has finished", backends.Load{KVKnown: true, CacheTokens: 10_000, QueuesKnown: true, Running: 1, OwnInFlight: 2}, 1000, 0, -500, false},
-		{"all of ours has finished but what is unseen", backends.Load{KVKnown: true, CacheTokens: 10_000, QueuesKnown: true, OwnInFlight: 2}, 1000, 300, -700, false},
+		{"less than our own, all running", backends.Load{KVKnown: true, CacheTokens: 10_000, QueuesKnown: true, Running: 2, OwnInFlight: 2}, 1000,
+			0, 0, false},
+		{"half of ours has finished", backends.Load{KVKnown: true, CacheTokens: 10_000, QueuesKnown: true, Running: 1, OwnInFlight: 2}, 1000, 0,
+			-500, false},
+		{"all of ours has finished but what is unseen", backends.Load{KVKnown: true, CacheTokens: 10_000, QueuesKnown: true, OwnInFlight: 2},
+			1000, 300, -700, false},
 		{"full", backends.Load{KVKnown: true, CacheTokens: 10_000, KVCacheUsage: 1}, 10_000, 0, 0, true},
 	} {
 		k := newKVAccount()
@@ -106,8 +109,10 @@ func TestIsExpectedLoad(t *testing.T) {
 		unseen float64
 		want   bool
 	}{
-		"what is ours":                       {func(*backends.Load) {}, 4000, 0, true},
-		"idle":                               {func(l *backends.Load) { *l = backends.Load{QueuesKnown: true, CacheTokens: 10_000, KVKnown: true} }, 0, 0, true},
+		"what is ours": {func(*backends.Load) {}, 4000, 0, true},
+		"idle": {func(l *backends.Load) {
+			*l = backends.Load{QueuesKnown: true, CacheTokens: 10_000, KVKnown: true}
+		}, 0, 0, true},
 		"one of another client":              {func(l *backends.Load) { l.Running++ }, 4000, 0, false},
 		"one of another client, idle for us": {func(l *backends.Load) { *l = backends.Load{QueuesKnown: true, Running: 1} }, 0, 0, false},
 		"two of ours being tokenized":        {func(l *backends.Load) { l.Waiting = 0 }, 4000, 0, true},

@@ -45,7 +45,7 @@ type account struct {
 	polled   polledGaps
 	measured measurement // the current one of its speed
 	outputs  outputPolls
-	// unsent are the sequences of this router's decode legs that were not sent yet.
+	// unsent are the sequences of this router's decode requests that were not sent yet.
 	unsent  int64
 	lastEnd *prefillEnd // of the last step that ended a stream's prefill; nil: none yet
 
@@ -122,7 +122,7 @@ func (l *Ledger) EndNoEngine(e *Entry) { e.account.backend.NoEngineInFlight.Add(
 func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (onlyInFlight bool) {
 	a, slot := l.accounts[e.Slot], e.Slot
 	e.account = a
-	if e.unsent = e.Leg == DecodeLeg && !e.OfPeer; e.unsent {
+	if e.unsent = e.RequestKind == DecodeRequest && !e.OfPeer; e.unsent {
 		a.unsent += e.Prediction.Sequences
 	}
 	if keepBlocks {
@@ -131,8 +131,15 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	e.head = prompt.HeadOf(p.Blocks)
 	l.nextTurns.removeContinued(e.Conversation, p.Blocks)
 	if !e.Prediction.IsTooLong {
-		l.index.Add(&e.pin, slot, p.Blocks, e.Prediction.MatchedBlocks)
+		l.index.Add(&e.pin, slot, p.Blocks, max(e.Prediction.HeldBlocks, e.Prediction.MatchedBlocks))
 		e.Prediction.Distance, e.Prediction.Use, e.Prediction.Reused = e.pin.ReuseDistance, e.pin.Use, e.pin.Reused
+		if k := e.Prediction.Checkpoint; k != nil { // the last use of the blocks says nothing of the checkpoint
+			e.Prediction.Distance, e.Prediction.Reused = k.Distance, [index.MaxReusedSpans]index.ReusedSpan{}
+			if k.Certain {
+				e.Prediction.Reused[0] = index.ReusedSpan{Blocks: k.Blocks, LastUse: k.LastUse, Distance: k.Distance}
+			}
+			l.addExpectedCheckpoints(e)
+		}
 		if !e.OfPeer { // the last poll may have been after a peer sent it
 			e.Prediction.RecordSent(a.backend.Load())
 		}
@@ -143,7 +150,7 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	a.prefill.add(e, now)
 	e.steps = entrySteps{sent: sent, queuedSince: a.prefill.since, tokens: a.prefill.tokens, attended: a.prefill.depth}
 	seconds := e.Prediction.Uncached / l.estimates.PrefillRate(slot)
-	if e.Class == queue.Batch { // it is charged for the whole step
+	if e.Class == queue.LowPriority { // it is charged for the whole step
 		seconds += l.estimates.Step(slot).Base
 	}
 	l.interactive.RecordSent(&a.classes, e.Class, e.Prediction.Sequences, seconds, now)
@@ -161,14 +168,14 @@ func (l *Ledger) Begin(e *Entry, p Prompt, keepBlocks bool, now time.Time) (only
 	return onlyInFlight
 }
 
-// StartDecode records that a decode leg is being sent, and reports whether it is the only request of this router there.
+// StartDecode records that a decode request is being sent, and reports whether it is the only request of this router there.
 func (l *Ledger) StartDecode(e *Entry, now time.Time) (onlyInFlight bool) {
 	e.SentAt = now
 	e.countAsSent()
 	return e.account.backend.InFlight.Load()-e.account.unsent == e.Prediction.Sequences
 }
 
-// countAsSent records, once, that a decode leg is sent, or will not be.
+// countAsSent records, once, that a decode request is sent, or will not be.
 func (e *Entry) countAsSent() {
 	if e.unsent {
 		e.unsent = false
@@ -197,7 +204,7 @@ func (l *Ledger) Prefilled(e *Entry, now time.Time) {
 	if e.Streams {
 		l.recordPrefillEnd(a, e, now)
 	}
-	if !e.Prediction.IsTooLong && !e.NonGenerative && e.Leg != DecodeLeg && l.countsInMeans(e, now) {
+	if !e.Prediction.IsTooLong && !e.NonGenerative && e.RequestKind != DecodeRequest && l.countsInMeans(e, now) {
 		l.estimates.RecordUncached(e.Prediction.Model, e.Prediction.Uncached)
 	}
 	l.estimates.RecordPrefillDone(e.Slot, &e.Prediction, l.cacheInfo(e.Slot), now)
@@ -231,14 +238,17 @@ func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, n
 	switch {
 	case o.End == Completed:
 		layoutChanged = l.learnFromCompletion(e, o, now)
+		l.correctCheckpoints(e, o)
 		l.index.Release(&e.pin, o.Reply)
 		l.reserveForNextTurn(e, o.OutputTokens, tracker, now)
 	case e.prefilled: // the prompt was computed; the blocks are there
 		l.index.Release(&e.pin, nil)
-	case o.End == ClientDisconnected && e.Leg != DecodeLeg:
+	case o.End == ClientDisconnected && e.RequestKind != DecodeRequest:
+		l.removeExpectedCheckpoints(e)
 		a.prefill.removePending(e)
 		l.index.Rollback(&e.pin, e.blocks, l.maxComputedBlocks(e, now))
 	default:
+		l.removeExpectedCheckpoints(e)
 		a.prefill.removePending(e)
 		l.index.Rollback(&e.pin, e.blocks, 0)
 	}
@@ -251,7 +261,7 @@ func (l *Ledger) End(e *Entry, o *Outcome, tracker policy.ConversationTracker, n
 
 // learnFromCompletion learns from a response that was complete.
 func (l *Ledger) learnFromCompletion(e *Entry, o *Outcome, now time.Time) (layoutChanged bool) {
-	if o.OutputTokens > 0 && e.Leg != PrefillLeg && l.countsInMeans(e, now) {
+	if o.OutputTokens > 0 && e.RequestKind != PrefillRequest && l.countsInMeans(e, now) {
 		l.estimates.RecordOutputLength(e.Slot, o.OutputTokens, e.Prediction.Sequences)
 	}
 	usage := estimate.Usage{PromptTokens: o.PromptTokens, CachedTokens: o.CachedTokens, CachedKnown: o.CachedKnown}
@@ -298,9 +308,9 @@ func (l *Ledger) cacheInfo(slot int) estimate.CacheInfo {
 }
 
 // countsInMeans reports whether a request and its output count in the means that
-// decisions use: batch requests would spoil them for recent interactive ones.
+// decisions use: low-priority requests would spoil them for recent interactive ones.
 func (l *Ledger) countsInMeans(e *Entry, now time.Time) bool {
-	return e.Class != queue.Batch || !l.interactive.HasRecentRequests(now)
+	return e.Class != queue.LowPriority || !l.interactive.HasRecentRequests(now)
 }
 
 // maxComputedBlocks returns how many blocks the engine can have computed by now, had it started at once.
@@ -315,17 +325,25 @@ func (l *Ledger) maxComputedBlocks(e *Entry, now time.Time) int {
 // from the index.
 func (l *Ledger) ApplyPoll(slot int, load *backends.Load, now time.Time) {
 	a := l.accounts[slot]
-	if models := a.backend.Models(); len(models) > 0 {
-		l.estimates.SetModel(slot, cmp.Or(models[0].Root, models[0].ID))
-	}
+	l.UpdateModel(slot)
 	l.recordStarted(a, slot, load)
 	l.estimates.ObserveLoad(slot, load, a.prefill.unseen, l.cacheInfo(slot))
+	l.estimates.FadeFetches(slot, now)
 	l.dropLostCache(slot)
 	l.ResizeIndex(slot)
+	l.updateCheckpointSizes(slot, load)
 	l.index.SweepAndEvict(upkeepBlocks)
 	l.learnFromGaps(a, slot, load, now)
 	a.outputs.add(load)
 	a.kv.observe(load, l.ownKVTokens(slot, now), a.prefill.unseen)
+}
+
+// UpdateModel tells the estimates which model a backend serves. ApplyPoll calls it. Call it also when the backend becomes ready: else
+// its step times are its own until the first poll, and not shared with the other backends of the model.
+func (l *Ledger) UpdateModel(slot int) {
+	if models := l.accounts[slot].backend.Models(); len(models) > 0 {
+		l.estimates.SetModel(slot, cmp.Or(models[0].Root, models[0].ID))
+	}
 }
 
 // recordStarted records what a poll shows of the requests that an engine has started, and whose prefill is not over. It has
@@ -410,9 +428,10 @@ func (l *Ledger) isRecentPoll(k *kvAccount, now time.Time) bool {
 
 // Figures are the figures of one backend at one moment. Tokens are estimates.
 type Figures struct {
-	QueuedTokens float64 // sent and not yet computed
-	Pending      int     // requests that are not prefilled yet
-	Requests     int     // in flight, those of peers included
+	QueuedTokens      float64 // sent and not yet computed
+	QueuedFetchTokens float64 // that requests fetch which are not prefilled yet
+	Pending           int     // requests that are not prefilled yet
+	Requests          int     // in flight, those of peers included
 
 	QueuedSeconds float64 // that their prefill takes
 	ContextTokens float64 // to which the requests in flight attend
@@ -440,6 +459,7 @@ func (l *Ledger) ReadFigures(f *Figures, slot int, prefillRate float64, now time
 	a := l.accounts[slot]
 	k, p := &a.kv, &a.prefill
 	f.QueuedTokens, f.Pending = p.queuedTokens(now, prefillRate)
+	f.QueuedFetchTokens = p.queuedFetches(f.Pending)
 	f.QueuedSeconds = l.estimates.Step(slot).PrefillSecondsOf(f.QueuedTokens, p.queuedAttended(f.QueuedTokens, f.Pending))
 	outputs := k.outputTokensInFlight(now.Sub(l.start))
 	f.ContextTokens = p.prompts + outputs
@@ -483,14 +503,24 @@ func (l *Ledger) CountUnusedSince(slot int, matched []prompt.Block, use uint64) 
 	return l.index.CountUnusedSince(slot, matched, use)
 }
 
+// OffloadedBefore returns the use of a backend's cache before which those of its blocks were last used that its GPU does not hold
+// any more, but host memory, a disk or a store; 0 if there are none as far as is known.
+func (l *Ledger) OffloadedBefore(slot int) (use uint64) {
+	if !l.estimates.Offloads(slot) {
+		return 0
+	}
+	return l.index.UseAtDistance(slot, l.estimates.DeviceBlocks(slot))
+}
+
 // CountReservedForOthers returns how many tokens of a backend's cache are reserved for other turns than a prompt of a
 // conversation: for those of its tenant, and of the others for which holdsBack reports true.
-func (l *Ledger) CountReservedForOthers(slot int, id queue.ConversationID, blocks []prompt.Block, holdsBack func(tenant uint64) bool, now time.Time) (tokens int) {
+func (l *Ledger) CountReservedForOthers(slot int, id queue.ConversationID, blocks []prompt.Block, holdsBack func(tenant uint64) bool,
+	now time.Time) (tokens int) {
 	return l.nextTurns.countForOthers(slot, id, blocks, holdsBack, now)
 }
 
 // ReserveForInteractive reserves as many of some backends for interactive requests as these need, so
-// that batch requests slow them down by maxSlowdown at most. It returns the room for batch requests.
+// that low-priority requests slow them down by maxSlowdown at most. It returns the room for low-priority requests.
 func (l *Ledger) ReserveForInteractive(slots iter.Seq[int], maxSlowdown float64, now time.Time) queue.Headroom {
 	return l.interactive.ReserveBackends(maxSlowdown, now, func(yield func(*queue.ClassLoad) bool) {
 		for slot := range slots {
@@ -501,13 +531,13 @@ func (l *Ledger) ReserveForInteractive(slots iter.Seq[int], maxSlowdown float64,
 	})
 }
 
-// CheckBatchRoom reports whether a backend has room for a batch request beside its interactive
+// CheckLowPriorityRoom reports whether a backend has room for a low-priority request beside its interactive
 // ones, and whether it has to share itself with those.
-func (l *Ledger) CheckBatchRoom(slot int, h queue.Headroom, now time.Time) (hasRoom, shared bool) {
-	return l.accounts[slot].classes.CheckBatchRoom(h, now)
+func (l *Ledger) CheckLowPriorityRoom(slot int, h queue.Headroom, now time.Time) (hasRoom, shared bool) {
+	return l.accounts[slot].classes.CheckLowPriorityRoom(h, now)
 }
 
-// WithCopiedClasses returns a ledger to call ReserveForInteractive and CheckBatchRoom of without a
+// WithCopiedClasses returns a ledger to call ReserveForInteractive and CheckLowPriorityRoom of without a
 // change of l. Its other figures are those of l.
 func (l *Ledger) WithCopiedClasses() *Ledger {
 	c := *l

@@ -70,8 +70,9 @@ type request struct {
 // placement returns the request as a peer reports it, sent to the first backend.
 func (q *request) placement(f *fleet, id uint64) Placement {
 	p := Placement{
-		ID: id, Backend: f.backends[0], Model: "m", Adapter: q.adapter, Blocks: blocksOf(q.key, q.blocks), Bytes: q.blocks*blockBytes + q.bytesBeyondBlocks,
-		Sequences: q.sequences, MaxOutput: q.maxOutput, Class: q.class, Session: q.conversation, Turn: prompt.TurnLater,
+		ID: id, Backend: f.backends[0], Model: "m", Adapter: q.adapter, Blocks: blocksOf(q.key, q.blocks),
+		Bytes:     q.blocks*blockBytes + q.bytesBeyondBlocks,
+		Sequences: q.sequences, MaxOutput: q.maxOutput, Class: q.class, Conversation: q.conversation, Turn: prompt.TurnLater,
 		Streams: q.streams, NonGenerative: q.nonGenerative, IsText: true, TooLong: q.tooLong,
 	}
 	p.PromptTokens = float64(p.Bytes) / 4
@@ -119,7 +120,7 @@ var requests = []request{
 	{name: "stream", key: 1, blocks: 10, sequences: 1, streams: true},
 	{name: "whole response", key: 2, blocks: 20, sequences: 1},
 	{name: "shared prompt", key: 1, blocks: 12, bytesBeyondBlocks: 100, sequences: 3, streams: true, maxOutput: 20},
-	{name: "batch with an adapter", key: 3, blocks: 5, sequences: 2, adapter: "sql", class: queue.Batch},
+	{name: "low priority with an adapter", key: 3, blocks: 5, sequences: 2, adapter: "sql", class: queue.LowPriority},
 	{name: "too long", key: 4, blocks: 7000, sequences: 1, streams: true, tooLong: true},
 	{name: "conversation", key: 5, blocks: 3, sequences: 1, streams: true, conversation: 77, adapter: "sql"},
 	{name: "no blocks", bytesBeyondBlocks: 3000, sequences: 1, nonGenerative: true},
@@ -168,7 +169,8 @@ func TestAccountsReturnToZero(t *testing.T) {
 	take := func(pair [2]*request, ends [2]*Outcome, order []requestStep) {
 		fail := func(format string, args ...any) {
 			t.Helper()
-			t.Fatalf("%s and %s, steps %v, ends %d and %d: %s", pair[0].name, pair[1].name, order, ends[0].End, ends[1].End, fmt.Sprintf(format, args...))
+			t.Fatalf("%s and %s, steps %v, ends %d and %d: %s", pair[0].name, pair[1].name, order, ends[0].End, ends[1].End,
+				fmt.Sprintf(format, args...))
 		}
 		var entries [2]*Entry
 		id += 2
@@ -318,8 +320,10 @@ func TestRequestCounts(t *testing.T) {
 			tokens, attention = tokens+n, attention+n*n/2
 		}
 		got := f.Figures(0, f.now)
-		if got.Requests != requests || got.Pending != len(pending) || got.UnstartedTokens != tokens || f.UnstartedTokens(0) != tokens || got.UnstartedAttention != attention {
-			t.Errorf("%s: %+v, want %d requests, %d of them pending with %.0f tokens that attend to %.0f", when, got, requests, len(pending), tokens, attention)
+		if got.Requests != requests || got.Pending != len(pending) || got.UnstartedTokens != tokens || f.UnstartedTokens(0) != tokens ||
+			got.UnstartedAttention != attention {
+			t.Errorf("%s: %+v, want %d requests, %d of them pending with %.0f tokens that attend to %.0f", when, got, requests, len(pending), tokens,
+				attention)
 		}
 	}
 	send := func(key, blocks int) *Entry {
@@ -385,7 +389,8 @@ func TestExternalLoad(t *testing.T) {
 // later it is: Figures neither removes these nor returns anything else than it does after these are worked off.
 func TestFiguresChangeNothing(t *testing.T) {
 	f := newFleet(1)
-	f.poll(0, backends.Load{QueuesKnown: true, Running: 1, Waiting: 3, KVKnown: true, CacheTokens: 100_000, KVCacheUsage: 0.9, WaitingForCapacity: 2})
+	f.poll(0, backends.Load{QueuesKnown: true, Running: 1, Waiting: 3, KVKnown: true, CacheTokens: 100_000, KVCacheUsage: 0.9,
+		WaitingForCapacity: 2})
 	f.Prefilled(f.beginOwn(&requests[0]), f.now)
 	for range 3 {
 		f.beginOwn(&requests[1]) // before any stream that is not prefilled
@@ -443,7 +448,7 @@ func TestCopiedClasses(t *testing.T) {
 	type room struct{ has, shared bool }
 	roomsOf := func(l *Ledger, h queue.Headroom) (rooms [2]room) {
 		for slot := range rooms {
-			rooms[slot].has, rooms[slot].shared = l.CheckBatchRoom(slot, h, f.now)
+			rooms[slot].has, rooms[slot].shared = l.CheckLowPriorityRoom(slot, h, f.now)
 		}
 		return rooms
 	}
@@ -455,5 +460,41 @@ func TestCopiedClasses(t *testing.T) {
 	}
 	if got := roomsOf(f.Ledger, f.ReserveForInteractive(slots, 0.05, f.now)); got != copied {
 		t.Errorf("the rooms are %v, and %v by the copy", got, copied)
+	}
+}
+
+// Of twelve prompts of ten blocks, the GPU has room for ten. The others have to be fetched, as long as their requests are not
+// prefilled, and so has what a peer expects in a store.
+func TestQueuedFetchTokens(t *testing.T) {
+	f := newFleet(1)
+	blockTokens := blockBytes / f.estimates.BackendBytesPerToken(0)
+	f.poll(0, backends.Load{CacheTokens: int(100 * blockTokens), HostHits: 1, HostHitsKnown: true})
+	for key := range 12 {
+		f.IndexPrompt(0, blocksOf(key, 10))
+	}
+	var peers Peers
+	for id, tc := range []struct {
+		key       int
+		uncached  float64 // as the peer expects; 0: what the index says
+		offloaded float64
+	}{
+		{11, 0, 0},
+		{0, 0, 10 * blockTokens},
+		{20, 4 * blockTokens, 6 * blockTokens},
+	} {
+		q := request{key: tc.key, blocks: 10, sequences: 1, streams: true}
+		event := PlacementEvent{Kind: PlacementSent, Placement: q.placement(f, uint64(id))}
+		if tc.uncached > 0 {
+			event.Placement.UncachedTokens = tc.uncached
+		}
+		peers.Apply(f.Ledger, 1, &event, Recorder{}, f.now)
+		if got := f.Figures(0, f.now).QueuedFetchTokens; math.Abs(got-tc.offloaded) > 1 {
+			t.Errorf("prompt %d: %v tokens to fetch, want %v", tc.key, got, tc.offloaded)
+		}
+		event = PlacementEvent{Kind: PlacementPrefilled, Placement: Placement{ID: uint64(id)}}
+		peers.Apply(f.Ledger, 1, &event, Recorder{}, f.now)
+		if got := f.Figures(0, f.now).QueuedFetchTokens; got != 0 {
+			t.Errorf("prompt %d: %v tokens to fetch after its prefill", tc.key, got)
+		}
 	}
 }

@@ -52,7 +52,8 @@ func (n nextTurns) removeContinued(id queue.ConversationID, blocks []prompt.Bloc
 
 // countForOthers returns how many tokens of a backend's cache are reserved at a time for other prompts than that of a
 // conversation. Those of tenants that holdsBack refuses are left out.
-func (n nextTurns) countForOthers(slot int, id queue.ConversationID, blocks []prompt.Block, holdsBack func(tenant uint64) bool, now time.Time) (tokens int) {
+func (n nextTurns) countForOthers(slot int, id queue.ConversationID, blocks []prompt.Block, holdsBack func(tenant uint64) bool,
+	now time.Time) (tokens int) {
 	for other, t := range n {
 		switch {
 		case t.slot != slot || now.After(t.until), other == id && t.head.IsContinuedBy(blocks):

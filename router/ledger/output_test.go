@@ -26,7 +26,8 @@ func TestOutputPolls(t *testing.T) {
 		{"no counters", []poll{{at: 0}, {at: 2}}, 1, 0, 0},
 		{"too few outputs", []poll{{at: 0}, {at: 2, tokens: 16, gaps: 15, gapSeconds: 1, firstTokens: 1, firstTokenTime: 0.1}}, 1, 0, 0.1},
 		{"beside others since it was sent", []poll{
-			{at: 0}, {at: 1, tokens: 201, gaps: 200, gapSeconds: 1, firstTokens: 1}, {at: 2, tokens: 302, gaps: 300, gapSeconds: 3, firstTokens: 2, firstTokenTime: 0.2},
+			{at: 0}, {at: 1, tokens: 201, gaps: 200, gapSeconds: 1, firstTokens: 1}, {at: 2, tokens: 302, gaps: 300, gapSeconds: 3, firstTokens: 2,
+				firstTokenTime: 0.2},
 		}, 1, 50, 0.2},
 		{"as in the shortest time before, if too short", []poll{
 			{at: 0}, {at: 1, tokens: 201, gaps: 200, gapSeconds: 1, firstTokens: 1}, {at: 2, tokens: 302, gaps: 300, gapSeconds: 3, firstTokens: 2},
@@ -37,11 +38,13 @@ func TestOutputPolls(t *testing.T) {
 			{at: 0}, {at: 1.5, firstTokens: 8, firstTokenTime: 0.1, waiting: 1}, {at: 2.5, firstTokens: 8, firstTokenTime: 0.1, waiting: 1},
 			{at: 3.5, firstTokens: 9, firstTokenTime: 2.1},
 		}, 1, 0, 2},
-		{"nothing has begun since", []poll{{at: 0, firstTokens: 8}, {at: 2, firstTokens: 8, waiting: 3}, {at: 4, firstTokens: 8, waiting: 3}}, 1, 0, 3},
+		{"nothing has begun since", []poll{{at: 0, firstTokens: 8}, {at: 2, firstTokens: 8, waiting: 3}, {at: 4, firstTokens: 8, waiting: 3}}, 1,
+			0, 3},
 		{"those that have begun came before it", []poll{
 			{at: 0, firstTokens: 8}, {at: 2, firstTokens: 9, firstTokenTime: 1, waiting: 3}, {at: 4, firstTokens: 10, firstTokenTime: 8, waiting: 3},
 		}, 1, 0, 3},
-		{"a restart", []poll{{at: 0, tokens: 1000, gaps: 1000, gapSeconds: 1000, firstTokens: 5}, {at: 1}, {at: 2, tokens: 101, gaps: 100, gapSeconds: 1, firstTokens: 1, firstTokenTime: 0.5}}, 1, 100, 0.5},
+		{"a restart", []poll{{at: 0, tokens: 1000, gaps: 1000, gapSeconds: 1000, firstTokens: 5}, {at: 1},
+			{at: 2, tokens: 101, gaps: 100, gapSeconds: 1, firstTokens: 1, firstTokenTime: 0.5}}, 1, 100, 0.5},
 	} {
 		start := time.Now()
 		at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }

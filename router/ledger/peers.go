@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"warmroute/router/estimate"
+	"warmroute/router/index"
 	"warmroute/router/policy"
 	"warmroute/router/queue"
 )
@@ -42,7 +43,7 @@ type peerRequest struct {
 	seen  uint64 // the Sync call that listed it last
 }
 
-// Recorder is what the rule of a router takes part in.
+// Recorder is what the policy of a router takes part in.
 type Recorder struct {
 	// Sent records that a peer sent a request; bytesPerToken is the size of its tokens. nil: nothing is recorded.
 	Sent    func(e *Entry, p *Placement, bytesPerToken float64)
@@ -137,14 +138,24 @@ func (p *Peers) begin(l *Ledger, from *peer, sent *Placement, untimed bool, r Re
 	if bytes <= 0 { // it was listed without its blocks
 		bytes = int(promptTokens * sizes.BytesPerToken)
 	}
-	depth := l.match(b.Slot, sent.Blocks)
-	conversation := queue.ConversationID{Tenant: sent.Tenant, Key: policy.ConversationKey(sent.Session, sent.PromptKey, sent.Turn)}
+	held := l.match(b.Slot, sent.Blocks)
+	depth, matchedTokens := held, sizes.CountTokens(held*l.blockBytes, nil)
+	offloaded := sizes.CountTokens(l.CountUnusedSince(b.Slot, sent.Blocks[:held], l.OffloadedBefore(b.Slot))*l.blockBytes, nil)
+	var checkpoint *index.Checkpoint
+	if found, ok := l.FindCheckpoint(b.Slot, sent.Blocks[:held], &sizes); ok {
+		checkpoint, depth, matchedTokens = &found, found.Blocks, float64(found.Tokens)
+	}
+	if l.estimates.Offloads(b.Slot) { // what the peer expects to be cached beyond that is in a store
+		offloaded += max(0, promptTokens-uncached-matchedTokens)
+	}
+	conversation := queue.ConversationID{Tenant: sent.Tenant, Key: policy.ConversationKey(sent.Conversation, sent.PromptKey, sent.Turn)}
 	q := &peerRequest{id: sent.ID, entry: Entry{
-		Slot: b.Slot, SentAt: now, OfPeer: true, untimed: untimed, Adapter: sent.Adapter, Class: sent.Class, Streams: sent.Streams, NonGenerative: sent.NonGenerative,
-		MaxOutputTokens: sent.MaxOutput, Conversation: conversation, Leg: sent.Leg,
+		Slot: b.Slot, SentAt: now, OfPeer: true, untimed: untimed, Adapter: sent.Adapter, Class: sent.Class, Streams: sent.Streams,
+		NonGenerative:   sent.NonGenerative,
+		MaxOutputTokens: sent.MaxOutput, Conversation: conversation, RequestKind: sent.RequestKind,
 		Prediction: estimate.Prediction{
-			Model: sent.Model, Bytes: bytes, PromptTokens: promptTokens, MatchedBlocks: depth,
-			MatchedTokens: int(min(sizes.CountTokens(depth*l.blockBytes, nil), promptTokens)), Uncached: uncached,
+			Model: sent.Model, Bytes: bytes, PromptTokens: promptTokens, HeldBlocks: held, MatchedBlocks: depth, Checkpoint: checkpoint,
+			MatchedTokens: int(min(matchedTokens, promptTokens)), Uncached: uncached, Offloaded: min(offloaded, promptTokens),
 			Sequences: min(max(1, sent.Sequences), MaxSequences), Forks: sent.Forks, TextClass: sent.TextClass,
 			IsText: sent.IsText, IsTooLong: sent.TooLong,
 		},

@@ -169,7 +169,8 @@ func TestLostAndRepeatedEvents(t *testing.T) {
 		if id%2 == 0 {
 			events = append(events, PlacementEvent{Kind: PlacementPrefilled, Placement: Placement{ID: id}})
 		}
-		events = append(events, PlacementEvent{Kind: PlacementEnded, Placement: Placement{ID: id}, End: PlacementEnd{Outcome: outcomes[id%uint64(len(outcomes))]}})
+		events = append(events, PlacementEvent{Kind: PlacementEnded, Placement: Placement{ID: id},
+			End: PlacementEnd{Outcome: outcomes[id%uint64(len(outcomes))]}})
 		events = slices.DeleteFunc(events, func(e PlacementEvent) bool { return (e.ID+3*uint64(e.Kind))%5 == 0 })
 		f.apply(&p, events...)
 		f.apply(&p, events...)

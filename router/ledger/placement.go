@@ -25,12 +25,12 @@ type Placement struct {
 	Class          queue.Class
 	TextClass      prompt.TextClass
 
-	Turn      prompt.TurnKind
-	PromptKey uint64 // of its Request
-	Session   uint64 // likewise
-	Tenant    uint64 // likewise
+	Turn         prompt.TurnKind
+	PromptKey    uint64 // of its Request
+	Conversation uint64 // likewise
+	Tenant       uint64 // likewise
 
-	Leg Leg
+	RequestKind RequestKind
 
 	Retry, Streams, NonGenerative, IsText, TooLong bool
 

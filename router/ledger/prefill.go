@@ -32,6 +32,7 @@ const (
 type requestAccount struct {
 	pending []*Entry  // not prefilled yet, in the order sent
 	tokens  float64   // sum of their uncached tokens
+	fetches float64   // sum of their offloaded tokens
 	streams float64   // the part of it whose first event can be seen
 	depth   float64   // sum of their attendedTokens
 	since   time.Time // up to when time has been counted as work
@@ -68,6 +69,7 @@ func (p *requestAccount) add(e *Entry, now time.Time) {
 	p.prompts += e.Prediction.PromptTokens
 	p.pending = append(p.pending, e)
 	p.tokens += e.Prediction.Uncached
+	p.fetches += e.Prediction.Offloaded
 	p.depth += e.attendedTokens()
 	p.sent += e.Prediction.Uncached
 	p.sentDepth += e.attendedTokens()
@@ -105,6 +107,17 @@ func (p *requestAccount) queuedAttended(tokens float64, requests int) (attended 
 	return attended * tokens / all
 }
 
+// queuedFetches returns how many tokens the last so many pending requests fetch.
+func (p *requestAccount) queuedFetches(requests int) (tokens float64) {
+	if p.fetches == 0 {
+		return 0
+	}
+	for _, e := range p.pending[len(p.pending)-requests:] {
+		tokens += e.Prediction.Offloaded
+	}
+	return tokens
+}
+
 // computedTokens returns how many tokens were prefilled so far, and how many these attended to.
 func (p *requestAccount) computedTokens(now time.Time, prefillRate float64) (tokens, attended float64) {
 	if p.tokens <= 0 {
@@ -131,12 +144,13 @@ func (p *requestAccount) removeWorkedOff(now time.Time, prefillRate float64) {
 	}
 	p.since, p.tokens = since, tokens
 	for _, e := range p.pending[:done] {
+		p.fetches -= e.Prediction.Offloaded
 		p.depth -= e.attendedTokens()
 		p.wholeSequences -= e.Prediction.Sequences
 		p.wholePrompts -= e.Prediction.PromptTokens
 	}
 	if p.pending = slices.Delete(p.pending, 0, done); len(p.pending) == 0 {
-		p.tokens, p.streams, p.depth, p.wholePrompts = 0, 0, 0, 0 // no rounding error is left
+		p.tokens, p.fetches, p.streams, p.depth, p.wholePrompts = 0, 0, 0, 0, 0 // no rounding error is left
 	}
 }
 
@@ -205,6 +219,7 @@ func (p *requestAccount) removeRequest(e *Entry) {
 func (p *requestAccount) removePendingAt(index int) {
 	e := p.pending[index]
 	p.tokens -= e.Prediction.Uncached
+	p.fetches -= e.Prediction.Offloaded
 	p.depth -= e.attendedTokens()
 	if e.Streams {
 		p.streams -= e.Prediction.Uncached
@@ -214,7 +229,7 @@ func (p *requestAccount) removePendingAt(index int) {
 	}
 	p.pending = slices.Delete(p.pending, index, index+1)
 	if len(p.pending) == 0 {
-		p.tokens, p.streams, p.depth, p.wholePrompts = 0, 0, 0, 0 // no rounding error is left
+		p.tokens, p.fetches, p.streams, p.depth, p.wholePrompts = 0, 0, 0, 0, 0 // no rounding error is left
 	}
 }
 

@@ -111,15 +111,22 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 	done := l.workDone(e.account, e.Slot, now)
 	cached := max(0, p.PromptTokens-uncached)
 	first, prefillSteps := s.prefilled, s.tokens/engines/estimate.StepTokens
-	if e.Streams && p.TTFT > 0 && e.Leg != DecodeLeg && first != nil && first.last == e && !s.sent.waited && !first.waited {
+	if e.Streams && p.TTFT > 0 && e.RequestKind != DecodeRequest && first != nil && first.last == e && !s.sent.waited && !first.waited {
 		// Of the others' tokens each engine computes its share.
 		sample := sampleBetween(&s.sent, &first.workDone, 1+prefillSteps, engines)
 		sample.Seconds = e.SentAt.Add(p.TTFT).Sub(s.queuedSince).Seconds()
 		sample.Tokens = (s.tokens-p.Uncached)/engines + uncached
 		sample.Attended = (s.attended-e.attendedTokens())/engines + uncached*(cached+uncached/2)
 		sample.Prompt = p.PromptTokens
-		l.estimates.LearnRequest(e.Slot, &sample)
-		l.estimates.LearnSteps(e.Slot, &sample)
+		switch {
+		case p.Offloaded == 0:
+			l.estimates.LearnRequest(e.Slot, &sample)
+			l.estimates.LearnSteps(e.Slot, &sample)
+		case s.tokens <= p.Uncached: // nothing was sent before it that is not prefilled
+			if fetched := p.Offloaded - max(0, uncached-p.Uncached); 4*fetched >= p.PromptTokens && 2*fetched >= p.Offloaded {
+				l.estimates.LearnFetch(e.Slot, &sample, fetched, now)
+			}
+		}
 	}
 	if o.OutputTokens < minLearnedOutput || p.Sequences > 1 {
 		return
@@ -130,8 +137,9 @@ func (l *Ledger) learnSteps(e *Entry, o *Outcome, uncached float64, now time.Tim
 		sample := sampleBetween(&s.sent, &done, float64(o.OutputTokens)+prefillSteps, engines)
 		sample.Prompt = 1 // longer prompts wait longer: this is not the API server's time
 		l.removePrefill(e.Slot, &sample)
+		sample.Known += l.estimates.FetchSeconds(e.Slot) * p.Offloaded
 		l.estimates.LearnSteps(e.Slot, &sample)
-	case (p.TTFT > 0 || e.Leg == DecodeLeg) && first != nil:
+	case (p.TTFT > 0 || e.RequestKind == DecodeRequest) && first != nil:
 		sample := sampleBetween(&first.workDone, &done, float64(o.OutputTokens-1), engines)
 		l.estimates.LearnSteps(e.Slot, &sample)
 	}

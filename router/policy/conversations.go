@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"math"
 	"time"
 
 	"warmroute/prompt"
@@ -30,6 +31,11 @@ const (
 	maxFill = 0.8
 	// growthShare is the share of its later turns by which a conversation counts as longer than it is.
 	growthShare = 0.2
+
+	// maxDelayedTurns limits for how many later turns the delay by other conversations counts, since these end or move.
+	maxDelayedTurns = 2
+	// recentGaps is the time constant of conversations.recent, in mean times between two turns.
+	recentGaps = 4
 )
 
 // conversationStats has the conversations under way at the backends, and what was learned from all.
@@ -39,6 +45,8 @@ type conversationStats struct {
 	// has a sixteenth. nil: none yet.
 	active, overdue, idle *tenantlru.LRU[conversation]
 	underWay              []conversations // active and overdue, by slot
+
+	recentAt time.Time // the time for which the recent weights in underWay are
 
 	turnGap  float64 // mean seconds between two turns of a conversation
 	turnGaps float64 // that it is the mean of
@@ -51,6 +59,7 @@ type conversationStats struct {
 type conversations struct {
 	count  int
 	tokens float64 // in their last prompts, less the shared ones
+	recent float64 // sum of their recentWeights, at conversationStats.recentAt
 }
 
 // conversation is one that is under way.
@@ -76,16 +85,16 @@ func (c *conversations) remove(v *conversation) {
 }
 
 // ConversationKey returns what the turns of a conversation have in common, of one of its requests; 0: unknown.
-func ConversationKey(session, promptKey uint64, turn prompt.TurnKind) uint64 {
+func ConversationKey(conversation, promptKey uint64, turn prompt.TurnKind) uint64 {
 	if turn == prompt.TurnUnknown {
 		return 0
 	}
-	return cmp.Or(session, promptKey)
+	return cmp.Or(conversation, promptKey)
 }
 
 // conversationKey identifies the request's conversation; without a Key it is not known to be one.
 func (r *Request) conversationKey() tenantlru.Key {
-	return tenantlru.Key{Tenant: r.Tenant, Key: ConversationKey(r.Session, r.PromptKey, r.Turn)}
+	return tenantlru.Key{Tenant: r.Tenant, Key: ConversationKey(r.Conversation, r.PromptKey, r.Turn)}
 }
 
 // LaterTurnProbability implements ConversationTracker.
@@ -119,9 +128,10 @@ func (c *conversationStats) ageConversations(now time.Time) {
 		c.add(c.overdue, key, v)
 		c.ended++
 	})
-	moveOlder(c.overdue, now.Add(-min(max(expected, minConversationTimeout), maxConversationTimeout)), func(key tenantlru.Key, v conversation) {
-		c.idle.Add(key, v)
-	})
+	moveOlder(c.overdue, now.Add(-min(max(expected, minConversationTimeout), maxConversationTimeout)),
+		func(key tenantlru.Key, v conversation) {
+			c.idle.Add(key, v)
+		})
 	moveOlder(c.idle, now.Add(-maxConversationTimeout), func(tenantlru.Key, conversation) {})
 }
 
@@ -174,6 +184,24 @@ func (c *conversationStats) find(key tenantlru.Key) (v conversation, known bool)
 	return v, known
 }
 
+// recentWeight returns by which weight a conversation counts as recent: 1 at its last turn, and less with its age since then.
+func (c *conversationStats) recentWeight(age time.Duration) float64 {
+	if c.turnGap <= 0 {
+		return 1
+	}
+	return math.Exp(-age.Seconds() / (recentGaps * c.turnGap))
+}
+
+// addRecent reduces all recent weights to those of the present time, and adds to those at a backend.
+func (c *conversationStats) addRecent(slot int, weight float64, now time.Time) {
+	faded := c.recentWeight(now.Sub(c.recentAt))
+	for i := range c.underWay {
+		c.underWay[i].recent *= faded
+	}
+	c.recentAt = now
+	c.underWay[slot].recent = max(0, c.underWay[slot].recent+weight)
+}
+
 // spareShare returns 1 if the candidates' caches hold no conversations, and 0 if they are so full
 // that none would have room elsewhere, or if the size of one is unknown.
 func (c *conversationStats) spareShare(candidates []Candidate) float64 {
@@ -191,20 +219,24 @@ func (c *conversationStats) spareShare(candidates []Candidate) float64 {
 // futureTurns is what is expected of the turns that follow a request's.
 type futureTurns struct {
 	*conversationStats
-	request *Request
-	turns   float64 // that follow; 0: the request is not known to be a turn
+	request    *Request
+	candidates []Candidate
+	turns      float64 // that follow; 0: the request is not known to be a turn
 
 	counted   conversation // the request's, as it is counted already
 	isCounted bool
 	spare     float64 // spareShare
+	faded     float64 // share of the recent weights that is left since recentAt
+	meanRate  float64 // of the candidates' prefill
 }
 
 // expectFutureTurns returns what is expected of the turns after a request.
-func (c *conversationStats) expectFutureTurns(r *Request, candidates []Candidate) futureTurns {
-	f := futureTurns{conversationStats: c, request: r}
+func (c *conversationStats) expectFutureTurns(r *Request, candidates []Candidate, meanRate float64) futureTurns {
+	f := futureTurns{conversationStats: c, request: r, candidates: candidates, meanRate: meanRate}
 	if key := r.conversationKey(); key.Key != 0 {
 		f.turns, f.spare = c.laterTurns(), c.spareShare(candidates)
 		f.counted, f.isCounted = c.find(key)
+		f.faded = c.recentWeight(r.Now.Sub(c.recentAt))
 	}
 	return f
 }
@@ -214,7 +246,46 @@ func (f *futureTurns) cost(c *Candidate) (seconds float64) {
 	if f.turns == 0 {
 		return 0
 	}
-	return f.turns * f.spare * f.overflow(c) / c.Step.Rate
+	return f.turns*f.spare*f.overflow(c)/c.Step.Rate + min(f.turns, maxDelayedTurns)*f.mutualDelay(c)
+}
+
+// mutualDelay returns by how many seconds a later turn of the request's conversation and one of each other conversation at a candidate
+// delay each other. Each has a prefill and an output between two turns. A turn that begins during the prefill of another one waits for
+// its end, and an output stops during the prefill of another turn.
+func (f *futureTurns) mutualDelay(c *Candidate) (seconds float64) {
+	others := f.countRecentOthers(c)
+	if others <= 0 || f.turnGaps == 0 {
+		return 0
+	}
+	r := f.request
+	prefill, output := c.Step.PrefillSeconds(r.PromptTokens, r.MeanUncachedTokens), r.MeanOutputTokens*c.Step.Base
+	share := prefill / max(f.turnGap, prefill+output) // of the time, in which another one is prefilled
+	// Conversations are to be in proportion to the speeds of the backends.
+	return others * share * (prefill + 2*decodeWeight*output) * c.Step.Rate / f.meanRate
+}
+
+// countRecentOthers returns how many other conversations have turns at present on an engine of a candidate, with those on other
+// candidates of its device. It is a sum of recentWeights.
+func (f *futureTurns) countRecentOthers(c *Candidate) (n float64) {
+	n = f.countRecentOthersOn(c)
+	if c.Device == 0 {
+		return n
+	}
+	for i := range f.candidates {
+		if o := &f.candidates[i]; o.Slot != c.Slot && o.Device == c.Device {
+			n += f.countRecentOthersOn(o)
+		}
+	}
+	return n
+}
+
+// countRecentOthersOn is countRecentOthers without those on other candidates.
+func (f *futureTurns) countRecentOthersOn(c *Candidate) (n float64) {
+	n = f.on(c.Slot).recent * f.faded
+	if f.isCounted && f.counted.slot == c.Slot {
+		n -= f.recentWeight(f.request.Now.Sub(f.counted.at))
+	}
+	return max(0, n) / c.Engines
 }
 
 // overflow returns how many more tokens would have to be computed again, in a turn of every conversation at a
@@ -250,12 +321,16 @@ func (c *conversationStats) countTurn(r *Request, candidate *Candidate) {
 	}
 	c.ageConversations(r.Now)
 	last, known := c.remove(key)
+	if known {
+		c.addRecent(last.slot, -c.recentWeight(r.Now.Sub(last.at)), r.Now)
+	}
 	if r.Turn == prompt.TurnFirst {
 		last.shared = candidate.MatchedTokens
 	}
 	c.add(c.active, key, conversation{
 		slot: candidate.Slot, at: r.Now, tokens: max(0, r.PromptTokens-last.shared), shared: last.shared,
 	})
+	c.addRecent(candidate.Slot, 1, r.Now)
 	switch {
 	case r.Retry: // the turn was recorded when it was sent first
 	case r.Turn == prompt.TurnLater:
@@ -283,5 +358,8 @@ func (c *conversationStats) ForgetBackend(slot int) {
 				list.Remove(key)
 			}
 		}
+	}
+	if slot < len(c.underWay) {
+		c.underWay[slot].recent = 0
 	}
 }

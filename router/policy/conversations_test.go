@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"warmroute/prompt"
+	"warmroute/router/step"
 	"warmroute/router/tenantlru"
 )
 
@@ -94,26 +95,26 @@ func TestConversationsUnderWay(t *testing.T) {
 	}
 }
 
-// TestSessionIdentifiesConversation sends turns whose sessions and first messages tell different
-// things: the session counts.
-func TestSessionIdentifiesConversation(t *testing.T) {
+// TestNamedConversationCounts sends turns whose conversations and first messages tell different
+// things: the conversation counts.
+func TestNamedConversationCounts(t *testing.T) {
 	c := newTurns()
-	for session := range uint64(3) {
-		c.countTurn(&Request{Now: c.now, Session: session + 1, PromptKey: 9, Turn: prompt.TurnFirst}, &Candidate{})
+	for conversation := range uint64(3) {
+		c.countTurn(&Request{Now: c.now, Conversation: conversation + 1, PromptKey: 9, Turn: prompt.TurnFirst}, &Candidate{})
 	}
-	c.expectCounts(t, "three sessions with one first message", 3)
-	c.countTurn(&Request{Now: c.now, Session: 1, PromptKey: 8, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
+	c.expectCounts(t, "three conversations with one first message", 3)
+	c.countTurn(&Request{Now: c.now, Conversation: 1, PromptKey: 8, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
 	c.expectCounts(t, "the next turn of one is at another backend", 2, 1)
 }
 
-// TestTenantsConversations sends turns of two tenants with one session and one first message.
+// TestTenantsConversations sends turns of two tenants with one conversation and one first message.
 func TestTenantsConversations(t *testing.T) {
 	c := newTurns()
 	for tenant := range uint64(2) {
-		c.countTurn(&Request{Now: c.now, Session: 1, PromptKey: 9, Tenant: tenant, Turn: prompt.TurnFirst}, &Candidate{})
+		c.countTurn(&Request{Now: c.now, Conversation: 1, PromptKey: 9, Tenant: tenant, Turn: prompt.TurnFirst}, &Candidate{})
 	}
-	c.expectCounts(t, "two tenants with one session", 2)
-	c.countTurn(&Request{Now: c.now, Session: 1, Tenant: 1, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
+	c.expectCounts(t, "two tenants with one conversation", 2)
+	c.countTurn(&Request{Now: c.now, Conversation: 1, Tenant: 1, Turn: prompt.TurnLater}, &Candidate{Slot: 1})
 	c.expectCounts(t, "the next turn of one is at another backend", 1, 1)
 }
 
@@ -169,7 +170,8 @@ func TestLaterTurns(t *testing.T) {
 		t.Helper()
 		want := min(maxLaterTurns, (later+priorConversations*priorLaterTurns)/(ended+priorConversations))
 		if c.later != later || c.ended != ended || c.laterTurns() != want {
-			t.Errorf("%s: %v later turns in %v conversations that ended, so %v expected; want %v, %v and %v", when, c.later, c.ended, c.laterTurns(), later, ended, want)
+			t.Errorf("%s: %v later turns in %v conversations that ended, so %v expected; want %v, %v and %v", when, c.later, c.ended, c.laterTurns(),
+				later, ended, want)
 		}
 	}
 	expect("at the beginning", 0, 0)
@@ -389,11 +391,65 @@ func TestOverflow(t *testing.T) {
 		{"the same where there is room", 1, 6500, 2000, 0, 1, 0},
 		{"one that is counted elsewhere", 4, 3000, 0, 0, 0, 15_000 - 3*2000},
 	} {
-		r := Request{Now: time.Unix(1000, 0), PromptKey: c.key, Turn: prompt.TurnLater, PromptTokens: c.tokens, MeanUncachedTokens: c.meanUncached}
-		f := p.expectFutureTurns(&r, nil)
+		r := Request{Now: time.Unix(1000, 0), PromptKey: c.key, Turn: prompt.TurnLater, PromptTokens: c.tokens,
+			MeanUncachedTokens: c.meanUncached}
+		f := p.expectFutureTurns(&r, nil, 1)
 		if got := f.overflow(&Candidate{Slot: c.slot, MatchedTokens: c.matched, EngineCacheTokens: 10_000}); math.Abs(got-c.want) > 1e-9 {
 			t.Errorf("%s: %v tokens, want %v", c.name, got, c.want)
 		}
+	}
+}
+
+func TestDelayOfLaterTurns(t *testing.T) {
+	const gap = 10 * time.Second
+	v := newTurns()
+	v.record(prompt.TurnFirst, 6, 3)
+	v.pass(gap)
+	v.record(prompt.TurnLater, 6, 3)
+	for _, key := range []uint64{1, 2, 3} {
+		v.record(prompt.TurnFirst, key, 0)
+	}
+	v.record(prompt.TurnFirst, 4, 1)
+	v.pass(gap)
+	for _, key := range []uint64{1, 2, 3} {
+		v.record(prompt.TurnLater, key, 0)
+	}
+	m := step.Model{Base: 0.01, Rate: 1000}
+	candidate := func(slot, device int, engines float64) Candidate {
+		return Candidate{Slot: slot, Device: device, Engines: engines, Step: &m}
+	}
+	candidates := []Candidate{candidate(0, 7, 1), candidate(1, 7, 1), candidate(2, 0, 2), candidate(0, 0, 2), candidate(0, 0, 1)}
+	of := func(key uint64) futureTurns {
+		r := Request{Now: v.now, PromptKey: key, Turn: prompt.TurnLater, MeanUncachedTokens: 500, MeanOutputTokens: 100}
+		return v.expectFutureTurns(&r, candidates, m.Rate)
+	}
+	faded := math.Exp(-1.0 / recentGaps) // one gap ago
+	perOther := 0.5 / 10 * (0.5 + 1)     // a prefill of 0.5 s and an output of 1 s, every 10 s
+	for _, c := range []struct {
+		name      string
+		key       uint64
+		candidate int
+		others    float64
+	}{
+		{"a new conversation", 5, 4, 3},
+		{"one of them", 1, 4, 2},
+		{"two engines have a half each", 5, 3, 1.5},
+		{"none was sent there", 5, 2, 0},
+		{"those on the same device count", 5, 0, 3 + faded},
+		{"one that had its last turn there earlier", 4, 1, 3},
+	} {
+		f := of(c.key)
+		if got, want := f.mutualDelay(&candidates[c.candidate]), c.others*perOther; math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: a delay of %v s, want %v", c.name, got, want)
+		}
+	}
+	v.pass(20 * recentGaps * gap)
+	if f := of(5); f.mutualDelay(&candidates[4]) > 1e-6 {
+		t.Errorf("a delay of %v s by conversations without a turn for long", f.mutualDelay(&candidates[4]))
+	}
+	v.ForgetBackend(0)
+	if f := of(5); f.countRecentOthers(&candidates[4]) != 0 {
+		t.Error("conversations of a backend that was forgotten still count")
 	}
 }
 
@@ -462,7 +518,7 @@ func TestConversationKey(t *testing.T) {
 		t.Errorf("key %d of a request whose turn is unknown, want 0", key)
 	}
 	if a, b := ConversationKey(5, 6, prompt.TurnLater), ConversationKey(0, 6, prompt.TurnLater); a != 5 || b != 6 {
-		t.Errorf("keys %d and %d with a session and without, want 5 and 6", a, b)
+		t.Errorf("keys %d and %d with a conversation and without, want 5 and 6", a, b)
 	}
 }
 

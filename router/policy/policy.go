@@ -1,5 +1,5 @@
-// Package policy has the rule that chooses a request's backend, Prefix, and what
-// other rules implement. Those that warmroute is compared with are in lab/policies.
+// Package policy has the policy that chooses a request's backend, Prefix, and what
+// other policies implement. Those that warmroute is compared with are in lab/policies.
 package policy
 
 import (
@@ -34,15 +34,29 @@ type ConversationTracker interface {
 	LaterTurnProbability() float64
 }
 
-// Settings are the thresholds of the policies that have them; see Definition.Settings. Zero is the policy's own
-// default, which is that of the router it comes from.
+// Settings tune the policies that read them; see Definition.Settings. Zero is the policy's own default, which is that of
+// the router it comes from.
 type Settings struct {
-	MatchRatio     float64       `mapstructure:"match_ratio" range:"0..1"`             // share of the prompt that must match for a backend to be chosen for it
-	ImbalanceAbs   float64       `mapstructure:"imbalance_abs" range:"0..1048576"`     // requests in flight: most loaded minus least loaded, above which only load counts
-	ImbalanceRatio float64       `mapstructure:"imbalance_ratio" range:"0|1..1048576"` // the same as a ratio; where a policy has both, both must be exceeded
-	LoadFactor     float64       `mapstructure:"load_factor" range:"0|1..1048576"`     // requests in flight over the mean, up to which a backend is chosen
-	SLO            time.Duration `mapstructure:"-"`                                    // see Prefix
-	AttentionCost  float64       `mapstructure:"-"`                                    // share by which each token before it makes a token more expensive to prefill; below 0: none does
+	// ClientAffinity is of session: the requests of a client's address that name no conversation go to the same backend.
+	ClientAffinity bool `mapstructure:"client_affinity"`
+	// MatchRatio is the share of the prompt that must match for a backend to be chosen for it, and MatchTokens how many of
+	// its tokens must match as well; 0 tokens: no minimum.
+	MatchRatio  float64 `mapstructure:"match_ratio" range:"0..1"`
+	MatchTokens int     `mapstructure:"match_tokens" range:"0..10000000"`
+	// ImbalanceAbs is the difference in requests in flight between the most and the least loaded backend, above which only
+	// load counts, and ImbalanceRatio their ratio; where a policy has both, both must be exceeded.
+	ImbalanceAbs   float64 `mapstructure:"imbalance_abs" range:"0..1048576"`
+	ImbalanceRatio float64 `mapstructure:"imbalance_ratio" range:"0|1..1048576"`
+	LoadFactor     float64 `mapstructure:"load_factor" range:"0|1..1048576"` // most requests in flight of a chosen backend, over the mean
+
+	// Eviction of policy ray: a backend whose tree has more characters than the threshold is evicted down to the
+	// target; 0: nothing is evicted.
+	EvictionThreshold int           `mapstructure:"eviction_threshold" range:"0..1099511627776"`
+	EvictionTarget    int           `mapstructure:"eviction_target" range:"0..1099511627776"`
+	EvictionInterval  time.Duration `mapstructure:"eviction_interval" range:"0|1s.."` // between two checks
+
+	// AttentionCost is the share by which each token before it makes a token more expensive to prefill; below 0: none does.
+	AttentionCost float64 `mapstructure:"-"`
 }
 
 // Request is what policies know about a request. Counts of tokens are estimates.
@@ -54,9 +68,11 @@ type Request struct {
 	PromptKey    uint64 // hash of the model and the beginning of the first user message; 0: none
 	Turn         prompt.TurnKind
 	Retry        bool   // it was sent to another backend before
-	Session      uint64 // hash of the session's name; 0: none
+	Conversation uint64 // hash of the conversation's name; 0: none
+	Client       uint64 // hash of the client's address; 0: unknown
 	Tenant       uint64 // whose conversations have nothing in common with those of others
 
+	DueSeconds         float64 // until its first token is due, above 0; 0: it has no target
 	Waiting            float64 // requests in the admission queue
 	MeanOutputTokens   float64 // L̂: mean length of outputs; 0 before the first
 	MeanUncachedTokens float64 // mean uncached tokens of earlier requests, where they were sent; 0 before the first
@@ -80,19 +96,24 @@ type Candidate struct {
 	Weight   float64 // by which the operator has its cost divided; 1 by default
 	Device   int     // candidates with the same one share their hardware; 0: it has its own
 
-	MatchedTokens  float64     // prompt tokens that it likely has cached
-	UncachedTokens float64     // u: prompt tokens that it would have to compute
-	PrefillSeconds float64     // p: that these take
-	StepSeconds    float64     // that the steps in which they are computed take beside that, and what a request takes beside its steps
-	QueuedSeconds  float64     // W: that the prefills take which were sent to it before and are not over
-	AdapterSeconds float64     // that it takes to load the request's LoRA adapter
-	KVWaitSeconds  float64     // that the request waits for room in its KV cache; 0 unless Definition.NeedsKVWait
-	InFlight       float64     // n: sequences on it, other clients' included
-	ContextTokens  float64     // K: tokens in the contexts of the sequences in flight
-	KVTokens       float64     // distinct ones of these, in its KV cache
-	Engines        float64     // data-parallel engines of the replica, at least 1
-	Step           *step.Model // how long the steps of one engine take
-	PrefillRate    float64     // prefill tokens a second, as learned
+	MatchedTokens   float64 // prompt tokens that it likely has cached
+	OffloadedTokens float64 // of these, those that it likely has in host memory, on a disk or in a store only
+	UncachedTokens  float64 // u: prompt tokens that it would have to compute
+	PrefillSeconds  float64 // p: that these take
+	// CheckpointSeconds is how long the prefill of that beginning of the prompt takes which others share, if the next of these will
+	// compute it again on the candidate: see decide.Fleet.priceCheckpoints.
+	CheckpointSeconds float64
+	StepSeconds       float64     // that the steps in which they are computed take beside that, and what a request takes beside its steps
+	QueuedSeconds     float64     // W: that the prefills take which were sent to it before and are not over
+	FetchSeconds      float64     // that it takes to fetch OffloadedTokens, after those of the requests that were sent to it before
+	AdapterSeconds    float64     // that it takes to load the request's LoRA adapter
+	KVWaitSeconds     float64     // that the request waits for room in its KV cache; 0 unless Definition.NeedsKVWait
+	InFlight          float64     // n: sequences on it, other clients' included
+	ContextTokens     float64     // K: tokens in the contexts of the sequences in flight
+	KVTokens          float64     // distinct ones of these, in its KV cache
+	Engines           float64     // data-parallel engines of the replica, at least 1
+	Step              *step.Model // how long the steps of one engine take
+	PrefillRate       float64     // prefill tokens a second, as learned
 
 	// What a router that only counts would know of its own requests: how many are in
 	// flight, and the uncached tokens of those without a first event, whatever time
@@ -115,7 +136,7 @@ func AttendedTokens(promptTokens, uncachedTokens float64) float64 {
 
 // WaitSeconds returns how long the request waits before its prefill begins.
 func (c *Candidate) WaitSeconds() float64 {
-	return c.QueuedSeconds + c.AdapterSeconds + c.KVWaitSeconds
+	return c.QueuedSeconds + c.FetchSeconds + c.AdapterSeconds + c.KVWaitSeconds
 }
 
 // TTFT returns the expected time to the first token of the request, in seconds.

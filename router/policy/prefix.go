@@ -3,7 +3,6 @@ package policy
 import (
 	"cmp"
 	"math"
-	"time"
 )
 
 // Constants of the cost; see lab/docs/design.md.
@@ -18,26 +17,30 @@ const (
 	maxUtilization = 0.9
 	maxDelayed     = 64 // requests that each second of a prefill delays
 
+	// latenessCost is the cost of each second by which the first token is predicted to miss its target, in seconds.
+	latenessCost = 8
+
 	laterTurnsTerm = "later turns" // its name
+	checkpointTerm = "checkpoint"
+	latenessTerm   = "late"
 )
 
 // Prefix chooses the backend where the request costs the fleet the least time, in seconds: the time to its first token,
 // and by how much it delays others. Both follow from how long the steps of each backend's engine take. The cost is the
 // sum of its terms over the operator's weight:
 //
-//	cost = W + p·(1 + b + n/2) + L·(2·d·n + c·(K + n·P))/4
+//	cost = W + p·(1 + b + n/2) + L·(2·d·n + c·(K + n·P))/4 + s
 //
 // W is what is prefilled before it, and p its own prefill. That delays b requests that come later, n outputs, of which a
 // second counts half. Each of the L tokens of its output adds to the steps of the n outputs beside it, which add to its
-// own: d seconds for each, and c for each token of its context.
+// own: d seconds for each, and c for each token of its context. s is CheckpointSeconds, for models that keep checkpoints.
 //
 // A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
-// the others there, because the cache has no room for all of these conversations.
+// the others there, because the cache has no room for all of these conversations, and by how much they delay each other.
+//
+// A request with a target for the time to first token goes to the cheapest of the backends that are predicted to meet it. Each
+// second by which it would be late on another one adds latenessCost.
 type Prefix struct {
-	// SLO is the time to the first token that is to be met; 0: none. Of the backends predicted to meet it the
-	// one with the longest match is chosen, which leaves idle ones to requests without a match.
-	SLO time.Duration
-
 	arrivals arrivals
 	conversationStats
 }
@@ -45,10 +48,12 @@ type Prefix struct {
 // costTerms are the terms of a cost, in seconds. More than four would
 // not fit into registers, and double the time of Choose.
 type costTerms struct {
-	queue   float64 // W, an adapter's loading and the wait for room: what comes before its prefill
+	queue   float64 // W, the fetch of offloaded tokens, an adapter's loading and the wait for room: what comes before its prefill
 	prefill float64 // p: its prefill
 	delay   float64 // of those behind it, and of the outputs that its prefill interrupts
 	decode  float64 // how much its output and those beside it slow each other down
+
+	checkpoint float64 // what the next request with the same beginning computes again
 }
 
 // work is what a request has to share an engine's time with, on average.
@@ -84,21 +89,23 @@ func costOf(c *Candidate, w *work, promptTokens, outputTokens, delayed, meanRate
 	// A slower backend has fewer later requests.
 	behind := c.Step.Rate / meanRate * delayed
 	return costTerms{
-		queue:   w.queued + c.AdapterSeconds + kvWaitCost*c.KVWaitSeconds,
+		queue:   w.queued + c.FetchSeconds + c.AdapterSeconds + kvWaitCost*c.KVWaitSeconds,
 		prefill: c.PrefillSeconds,
 		delay:   c.PrefillSeconds * (behind + decodeWeight*w.sequences),
 		decode:  decodeWeight * outputShare * outputTokens * beside,
+
+		checkpoint: c.CheckpointSeconds,
 	}
 }
 
-func (t costTerms) sum() float64 { return t.queue + t.prefill + t.delay + t.decode }
+func (t costTerms) sum() float64 { return t.queue + t.prefill + t.delay + t.decode + t.checkpoint }
 
 func (t costTerms) named() []Term {
 	return []Term{{"queue", t.queue}, {"prefill", t.prefill}, {"delay", t.delay}, {"decode", t.decode}}
 }
 
 // Choose returns the candidate with the lowest cost. Among those of equal cost it is
-// the one that rendezvous hashing of the session prefers, or without a session of the
+// the one that rendezvous hashing of the conversation prefers, or without a conversation of the
 // first block, so that two routers send the same request to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
@@ -107,26 +114,24 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	delayed := func(w *work, prefill float64) float64 {
 		return min(maxDelayed, waiting+w.backends*perSecond*(w.queued+prefill/2)/(1-min(w.backends*utilization, maxUtilization)))
 	}
-	tieKey := cmp.Or(r.Session, r.FirstBlock())
-	future := p.expectFutureTurns(r, candidates)
-	best, lowest := 0, math.Inf(1)
-	matched := -1.0 // tokens, of the best one if that meets the SLO
+	tieKey := cmp.Or(r.Conversation, r.FirstBlock())
+	future := p.expectFutureTurns(r, candidates, rate)
+	best, lowest, bestIsLate := 0, math.Inf(1), true
 	for i := range candidates {
 		c := &candidates[i]
 		w := workOn(c, candidates)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
 		later := future.cost(c)
-		cost := (terms.sum() + later) / c.Weight
+		lateness := latenessCost * r.lateness(c)
+		cost := (terms.sum() + later + lateness) / c.Weight
 		if r.Trace != nil {
-			r.Trace.addCost(cost, terms, later)
+			r.Trace.addCost(cost, terms, later, lateness)
 		}
-		if p.SLO > 0 {
-			if m := p.matchIfWithinSLO(c); m != matched {
-				if m > matched {
-					best, lowest, matched = i, cost, m
-				}
-				continue
+		if late := lateness > 0; late != bestIsLate {
+			if bestIsLate {
+				best, lowest, bestIsLate = i, cost, false
 			}
+			continue
 		}
 		if cost < lowest || cost == lowest && RendezvousRank(tieKey, c.NameHash) > RendezvousRank(tieKey, candidates[best].NameHash) {
 			best, lowest = i, cost
@@ -141,12 +146,18 @@ func (p *Prefix) RecordSent(r *Request, c *Candidate) {
 	p.countTurn(r, c)
 }
 
-// addCost records the next candidate's cost and its terms, of which that of the later turns is left out if 0.
-func (t *Trace) addCost(cost float64, terms costTerms, later float64) {
+// addCost records the next candidate's cost and its terms, of which those of checkpoints, later turns and lateness are left out if 0.
+func (t *Trace) addCost(cost float64, terms costTerms, later, late float64) {
 	t.Criterion = "cost in seconds"
 	named := terms.named()
+	if terms.checkpoint > 0 {
+		named = append(named, Term{checkpointTerm, terms.checkpoint})
+	}
 	if later > 0 {
 		named = append(named, Term{laterTurnsTerm, later})
+	}
+	if late > 0 {
+		named = append(named, Term{latenessTerm, late})
 	}
 	t.Scores, t.Terms = append(t.Scores, cost), append(t.Terms, named)
 }
@@ -155,26 +166,30 @@ func (t *Trace) addCost(cost float64, terms costTerms, later float64) {
 func TermMeaning(name string) string {
 	switch name {
 	case "queue":
-		return "what is computed before it"
+		return "what is computed, fetched or loaded before it"
 	case "prefill":
 		return "its uncached tokens"
 	case "delay":
 		return "of the requests beside and behind it"
 	case "decode":
 		return "its output and those beside it slow each other down"
+	case checkpointTerm:
+		return "what the next request with the same beginning has to compute again there"
 	case laterTurnsTerm:
-		return "what the next turns of its conversation are expected to compute again there"
+		return "what the next turns of its conversation and of others there are expected to compute again, and how long they delay each other"
+	case latenessTerm:
+		return "eight for each second by which its first token comes after it is due"
 	}
 	return ""
 }
 
-// matchIfWithinSLO returns the matched tokens of a candidate that is predicted to
-// meet the SLO, and -1 for others.
-func (p *Prefix) matchIfWithinSLO(c *Candidate) (tokens float64) {
-	if c.TTFT() > p.SLO.Seconds() {
-		return -1
+// lateness returns by how many seconds a candidate is predicted to miss the target for the first token of the request; 0 if it meets
+// the target, or there is none.
+func (r *Request) lateness(c *Candidate) (seconds float64) {
+	if r.DueSeconds == 0 {
+		return 0
 	}
-	return c.MatchedTokens
+	return max(0, c.TTFT()-r.DueSeconds)
 }
 
 func meanPrefillRate(candidates []Candidate) float64 {

@@ -152,7 +152,7 @@ func TestPrefixTies(t *testing.T) {
 	}
 }
 
-func TestPrefixSessionBreaksTiesOnly(t *testing.T) {
+func TestConversationBreaksTiesOnly(t *testing.T) {
 	var a, b Prefix
 	equal := []Candidate{{NameHash: 11, UncachedTokens: 500}, {NameHash: 22, UncachedTokens: 500}, {NameHash: 33, UncachedTokens: 500}}
 	reversed := slices.Clone(equal)
@@ -161,19 +161,19 @@ func TestPrefixSessionBreaksTiesOnly(t *testing.T) {
 	cheaper[1].UncachedTokens--
 	count := map[uint64]int{}
 	for key := range uint64(3000) {
-		session := (key + 1) * 0x9e3779b97f4a7c15
-		x := equal[choose(&a, Request{Session: session, Blocks: []prompt.Block{7}}, equal...)]
-		if y := reversed[choose(&b, Request{Session: session, Blocks: []prompt.Block{8}}, reversed...)]; x.NameHash != y.NameHash {
-			t.Fatalf("session %d: two routers disagree on prompts that differ", key)
+		conversation := (key + 1) * 0x9e3779b97f4a7c15
+		x := equal[choose(&a, Request{Conversation: conversation, Blocks: []prompt.Block{7}}, equal...)]
+		if y := reversed[choose(&b, Request{Conversation: conversation, Blocks: []prompt.Block{8}}, reversed...)]; x.NameHash != y.NameHash {
+			t.Fatalf("conversation %d: two routers disagree on prompts that differ", key)
 		}
-		if got := choose(&a, Request{Session: session, Blocks: []prompt.Block{7}}, cheaper...); got != 1 {
-			t.Fatalf("session %d: sent to candidate %d, though another is a token cheaper", key, got)
+		if got := choose(&a, Request{Conversation: conversation, Blocks: []prompt.Block{7}}, cheaper...); got != 1 {
+			t.Fatalf("conversation %d: sent to candidate %d, though another is a token cheaper", key, got)
 		}
 		count[x.NameHash]++
 	}
 	for name, n := range count {
 		if n < 800 || n > 1200 {
-			t.Errorf("backend %d got %d of 3000 sessions with the same prompt", name, n)
+			t.Errorf("backend %d got %d of 3000 conversations with the same prompt", name, n)
 		}
 	}
 }
@@ -220,32 +220,25 @@ func TestPrefixWeight(t *testing.T) {
 	}
 	// It divides the cost and is no share: an idle fleet never uses one with a tenth.
 	for queued, want := range map[float64]int{0: 0, 0.3: 0, 2: 1} {
-		if i := choose(&p, Request{}, Candidate{UncachedTokens: 500, QueuedSeconds: queued}, Candidate{UncachedTokens: 500, Weight: 0.1}); i != want {
+		if i := choose(&p, Request{}, Candidate{UncachedTokens: 500, QueuedSeconds: queued},
+			Candidate{UncachedTokens: 500, Weight: 0.1}); i != want {
 			t.Errorf("behind %v s the request goes to backend %d, want %d", queued, i, want)
 		}
 	}
 }
 
-func TestPrefixSLO(t *testing.T) {
-	f := func(name string, want int, candidates ...Candidate) {
+func TestPrefixTarget(t *testing.T) {
+	choices := func(name string, due float64, want int, candidates ...Candidate) {
 		t.Helper()
-		p := Prefix{SLO: time.Second}
-		if got := choose(&p, Request{}, candidates...); got != want {
-			t.Errorf("%s: got candidate %d, want %d", name, got, want)
+		var p Prefix
+		if got := choose(&p, Request{DueSeconds: due}, candidates...); got != want {
+			t.Errorf("%s, due in %v s: got candidate %d, want %d", name, due, got, want)
 		}
 	}
-	f("the most cached tokens win, whatever the queue", 0,
-		Candidate{QueuedSeconds: 7000.0 / 8000, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 2900, UncachedTokens: 600})
-	f("… where the SLO is met", 1,
-		Candidate{QueuedSeconds: 7600.0 / 8000, MatchedTokens: 3000, UncachedTokens: 500}, Candidate{MatchedTokens: 0, UncachedTokens: 3500})
-	f("a slower backend takes longer", 1,
-		Candidate{MatchedTokens: 3000, UncachedTokens: 4500, PrefillRate: 4000}, Candidate{MatchedTokens: 0, UncachedTokens: 7500})
-	f("so does an adapter to be loaded", 1,
-		Candidate{MatchedTokens: 1, UncachedTokens: 7000, AdapterSeconds: 0.25}, Candidate{UncachedTokens: 7001})
-	f("so does a wait for room", 1,
-		Candidate{MatchedTokens: 1, UncachedTokens: 7000, KVWaitSeconds: 0.25}, Candidate{UncachedTokens: 7001})
-	f("among equals the cheapest", 1,
-		Candidate{QueuedSeconds: 0.0125, UncachedTokens: 500}, Candidate{UncachedTokens: 500}, Candidate{QueuedSeconds: 0.025, UncachedTokens: 500})
-	f("none meets it: the cheapest", 1,
-		Candidate{QueuedSeconds: 3.75, MatchedTokens: 7000, UncachedTokens: 2000}, Candidate{MatchedTokens: 0, UncachedTokens: 9000})
+	// One costs 1 s and has the first token after 1 s, the other costs 1.25 s and has it after 0.5 s.
+	queued, uncached := Candidate{QueuedSeconds: 0.9, UncachedTokens: 800}, Candidate{UncachedTokens: 4000, InFlight: 2}
+	for due, want := range map[float64]int{0: 0, 0.001: 1, 0.4: 1, 0.7: 1, 0.99: 1, 1: 0, 2: 0} {
+		choices("a late backend costs more", due, want, queued, uncached)
+	}
+	choices("both are in time: the cheapest", 60, 1, Candidate{QueuedSeconds: 0.0125, UncachedTokens: 500}, Candidate{UncachedTokens: 500})
 }

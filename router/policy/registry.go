@@ -14,14 +14,14 @@ type Definition struct {
 	Name     string   // value of the setting routing.policy
 	Settings []string // keys of the configuration that have an effect under it
 
-	// NamesElsewhere are what the routers from which the rule comes call it, unless that is Name.
+	// NamesElsewhere are what the routers from which the policy comes call it, unless that is Name.
 	NamesElsewhere []string
 
 	UsesQueue          bool // requests may wait in the admission queue
 	WaitsForIdle       bool // with UsesQueue: until a backend has nothing to prefill, not until its next step has room
 	NeedsKVWait        bool // Candidate.KVWaitSeconds has to be filled, which takes time
 	FiltersLength      bool // backends for which the prompt is too long are filtered out
-	NeedsSession       bool // its rule is to keep sessions together, not only to break ties by them
+	NeedsConversation  bool // it keeps conversations together, not only to break ties by them
 	ReportsMatchReason bool // a decision's reason says how the match decided; else it is the policy's name
 
 	// PollInterval is how often the router that the policy comes from polls its replicas,
@@ -45,7 +45,7 @@ func prefix() Definition {
 	return Definition{
 		Name: "prefix", Settings: []string{"slo.ttft"},
 		UsesQueue: true, NeedsKVWait: true, FiltersLength: true, ReportsMatchReason: true,
-		New: func(o Options) Policy { return &Prefix{SLO: o.SLO} },
+		New: func(Options) Policy { return &Prefix{} },
 	}
 }
 
@@ -74,18 +74,18 @@ func (r Registry) DescribeUnknown(name string) string {
 	if same == nil {
 		return ""
 	}
-	return fmt.Sprintf("what other routers call so is %s here; the default, prefix, is warmroute's own rule", strings.Join(same, " or "))
+	return fmt.Sprintf("what other routers call so is %s here; the default, prefix, is warmroute's own", strings.Join(same, " or "))
 }
 
-// WithQueue is what a policy's name may end in: the same rule with the admission queue, which
+// WithQueue is what a policy's name may end in: the same policy with the admission queue, which
 // only prefix and skywalker have otherwise.
 const WithQueue = "+queue"
 
 // Lookup returns the definition of the policy of that name. The error names those that there are.
 func (r Registry) Lookup(name string) (Definition, error) {
-	rule, withQueue := strings.CutSuffix(name, WithQueue)
+	base, withQueue := strings.CutSuffix(name, WithQueue)
 	for _, d := range r.All() {
-		if d.Name == rule {
+		if d.Name == base {
 			d.Name, d.UsesQueue = name, d.UsesQueue || withQueue
 			return d, nil
 		}

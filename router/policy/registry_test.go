@@ -12,7 +12,8 @@ func testRegistry() Registry {
 
 func TestRegistryLookup(t *testing.T) {
 	r := testRegistry()
-	if _, err := r.Lookup("best"); err == nil || !strings.HasSuffix(err.Error(), `unknown policy "best"; choose one of first, prefix, second`) {
+	if _, err := r.Lookup("best"); err == nil ||
+		!strings.HasSuffix(err.Error(), `unknown policy "best"; choose one of first, prefix, second`) {
 		t.Errorf("error %v does not name the policies", err)
 	}
 	if got := r.Names(); !slices.Equal(got, []string{"prefix", "second", "first"}) {

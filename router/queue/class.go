@@ -2,17 +2,17 @@ package queue
 
 import "time"
 
-// Class is a priority class. Requests of the classes before Batch are interactive.
+// Class is a priority class. Requests of the classes before LowPriority are interactive.
 type Class int
 
 const (
-	Urgent Class = iota // priority below 0
-	Normal              // 0
-	Batch               // above 0
+	Urgent      Class = iota // priority below 0
+	Normal                   // 0
+	LowPriority              // above 0
 	classCount
 )
 
-func (c Class) String() string { return [...]string{"urgent", "normal", "batch"}[c] }
+func (c Class) String() string { return [...]string{"urgent", "normal", "low"}[c] }
 
 // ClassOf returns the class of a priority; lower priorities go first.
 func ClassOf(priority int) Class {
@@ -20,20 +20,22 @@ func ClassOf(priority int) Class {
 	case priority < 0:
 		return Urgent
 	case priority > 0:
-		return Batch
+		return LowPriority
 	}
 	return Normal
 }
 
 // Settings bound the admission queue. A zero Requests turns it off.
 type Settings struct {
-	Requests         int           `mapstructure:"requests" range:"0..1048576"`       // maximum of each priority class but batch
-	Bytes            int64         `mapstructure:"bytes"`                             // maximum of the bodies of each of these classes; 0: no limit
-	BatchRequests    int           `mapstructure:"batch_requests" range:"0..1048576"` // maximum of batch requests
-	BatchBytes       int64         `mapstructure:"batch_bytes"`                       // maximum of their bodies; 0: no limit
-	NoneReadyTimeout time.Duration `mapstructure:"none_ready_timeout"`                // see Timeouts, of a request without its own
-	BusyTimeout      time.Duration `mapstructure:"busy_timeout"`                      // likewise
-	BatchSlowdown    float64       `mapstructure:"-"`                                 // maximum share by which batch requests may slow down others; 0: no limit
+	Requests int `mapstructure:"requests" range:"0..1048576"` // maximum of each priority class but low
+	// maximum of the bodies of each of these classes; 0: no limit
+	Bytes               int64         `mapstructure:"bytes"`
+	LowPriorityRequests int           `mapstructure:"low_priority_requests" range:"0..1048576"` // maximum of low-priority requests
+	LowPriorityBytes    int64         `mapstructure:"low_priority_bytes"`                       // maximum of their bodies; 0: no limit
+	NoneReadyTimeout    time.Duration `mapstructure:"none_ready_timeout"`                       // see Timeouts, of a request without its own
+	BusyTimeout         time.Duration `mapstructure:"busy_timeout"`                             // likewise
+	// maximum share by which low-priority requests may slow down others; 0: no limit
+	LowPrioritySlowdown float64 `mapstructure:"-"`
 }
 
 // Timeouts returns those of a request without its own.
@@ -43,8 +45,8 @@ func (s *Settings) Timeouts() Timeouts {
 
 // limits returns how many requests of a class may be queued, and the bytes of their bodies; 0 bytes: no limit.
 func (s *Settings) limits(c Class) Waiting {
-	if c == Batch {
-		return Waiting{Count: s.BatchRequests, Bytes: s.BatchBytes}
+	if c == LowPriority {
+		return Waiting{Count: s.LowPriorityRequests, Bytes: s.LowPriorityBytes}
 	}
 	return Waiting{Count: s.Requests, Bytes: s.Bytes}
 }

@@ -25,7 +25,7 @@ type ConversationID struct {
 }
 
 // conversations are those under way, by the ends of the prompts that were sent. They tell a turn that continues an earlier one
-// from a prompt that only names the same session, or begins with the same message. No tenant displaces those of others once it
+// from a prompt that only names the same conversation, or begins with the same message. No tenant displaces those of others once it
 // has a sixteenth.
 type conversations[T any] struct {
 	byID *tenantlru.LRU[*conversation[T]] // nil: none yet

@@ -20,7 +20,8 @@ func chain(name uint64, n int) []prompt.Block {
 
 // addTurn adds a later turn of a conversation to the queue, whose prefill takes a second.
 func addTurn(q *Queue[int], value int, id ConversationID, blocks []prompt.Block, now time.Time) *Item[int] {
-	it := &Item[int]{Value: value, Backends: []*backends.Backend{{}}, Class: Normal, Tenant: id.Tenant, Tokens: 1, Conversation: id, Blocks: blocks}
+	it := &Item[int]{Value: value, Backends: []*backends.Backend{{}}, Class: Normal, Tenant: id.Tenant, Tokens: 1, Conversation: id,
+		Blocks: blocks}
 	q.Add(it, 1, 1, false, now)
 	return it
 }

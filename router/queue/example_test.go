@@ -18,7 +18,7 @@ func ExampleQueue() {
 			Priority: priority, Class: queue.ClassOf(priority),
 		}, prefillSeconds, 1000, false, now)
 	}
-	add("batch", 10, 0.1)
+	add("low", 10, 0.1)
 	add("long prompt", 0, 2)
 	add("short prompt", 0, 0.5)
 	add("urgent", -1, 1)
@@ -37,5 +37,5 @@ func ExampleQueue() {
 	// urgent
 	// short prompt
 	// long prompt
-	// batch
+	// low
 }

@@ -5,8 +5,8 @@ import "math"
 const (
 	maxTenants = 1024
 	// tenantParts is into how many parts the share of a tenant may be divided. The first bits of a Tenant say which.
-	tenantParts   = 8
-	tenantPartBit = 64 - 3
+	tenantParts   = 64
+	tenantPartBit = 64 - 6
 	// maxIdleLeadSeconds is by how much a tenant without a queued request is put back at most.
 	maxIdleLeadSeconds = 60
 )
@@ -29,10 +29,10 @@ func TenantID(tenant, part uint64) uint64 {
 // treated as one. So are parts: however many there are, a tenant gains nothing by them. Requests without a tenant
 // are one tenant, but only while there are requests with one: without any there is nothing to share.
 type fairness struct {
-	accounts     [classCount][maxTenants]tenantAccount
-	tenants      [classCount]int // that have a queued request
-	waiting      [classCount]int // tenants that have a request in the queue or outside it
-	tenantsUntil float64         // second up to which the last request with a tenant counts
+	accounts     *[classCount][maxTenants]tenantAccount // apart, so that the garbage collector does not read them
+	tenants      [classCount]int                        // that have a queued request
+	waiting      [classCount]int                        // tenants that have a request in the queue or outside it
+	tenantsUntil float64                                // second up to which the last request with a tenant counts
 }
 
 // tenantAccount is what a tenant has asked for in one class.
@@ -59,7 +59,8 @@ func (f *fairness) part(c Class, tenant uint64) *partAccount {
 
 // chargeTenant charges a tenant for so many tokens, at the fleet's prefill rate. It returns the second at which
 // the request counts as arrived, at most maxLead later, and how many seconds of its share it used.
-func (f *fairness) chargeTenant(c Class, tenant uint64, tokens, tokensPerSecond, maxLeadSeconds, now float64) (effectiveArrival, usedSeconds float64) {
+func (f *fairness) chargeTenant(c Class, tenant uint64, tokens, tokensPerSecond, maxLeadSeconds, now float64) (effectiveArrival,
+	usedSeconds float64) {
 	switch {
 	case tenant != 0:
 		f.tenantsUntil = now + maxIdleLeadSeconds

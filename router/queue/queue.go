@@ -1,5 +1,5 @@
 // Package queue orders the requests that no backend can start soon. It is the admission queue, with bounds by
-// priority class, fairness between tenants, and the share of the fleet that batch requests may use.
+// priority class, fairness between tenants, and the share of the fleet that low-priority requests may use.
 package queue
 
 import (
@@ -61,6 +61,9 @@ type Item[T any] struct {
 	Arrival  time.Time     // of a retry, as Queue.Arrival has returned it for an earlier attempt; zero: unknown
 	Arrived  time.Time
 	Promoted bool // it has been overtaken for as long as it may be
+	// FirstTokenDue is when its first token is due; zero: it has no target, or cannot meet it any more. One that is set makes it
+	// overtake what has none, by MaxLead at most and within its tenant's share.
+	FirstTokenDue time.Time
 
 	// A later turn of a conversation has its blocks, by which it is known to continue an earlier one.
 	Conversation ConversationID
@@ -68,7 +71,7 @@ type Item[T any] struct {
 
 	group        *Group[T]
 	counted      time.Time     // up to when Waited was counted
-	inOutage     bool          // there was an outage then
+	noneReady    bool          // no backend was ready then, as in Timeouts
 	overtakeTime time.Duration // of its ageingTime, after which it is promoted
 	due          time.Time     // when its time is looked at next
 	charged      float64       // seconds of its tenant's share
@@ -100,7 +103,8 @@ type Group[T any] struct {
 // New returns an empty queue.
 func New[T any](now time.Time) *Queue[T] {
 	return &Queue[T]{
-		start: now,
+		start:    now,
+		fairness: fairness{accounts: new([classCount][maxTenants]tenantAccount)},
 		due: itemHeap[T]{
 			before: func(a, b *Item[T]) bool { return a.due.Before(b.due) },
 			place:  func(it *Item[T]) *int { return &it.duePlace },
@@ -134,13 +138,13 @@ func (q *Queue[T]) Add(it *Item[T], prefillSeconds, tokensPerSecond float64, isR
 	default:
 		it.arrival, it.charged = q.fairness.chargeTenant(it.Class, it.Tenant, it.Tokens, tokensPerSecond, it.Timeouts.limit().Seconds(), arrived)
 	}
-	if it.arrival > arrived || it.Class == Batch {
+	if it.arrival > arrived || it.Class == LowPriority {
 		it.Ahead = 0 // others go first: the share of its tenant is used, or it gives way to interactive requests
 	}
 	it.overtakeTime = it.Timeouts.maxOvertakeTime(it.Ahead)
 	q.fairness.addQueued(it.Class, it.Tenant, it.charged)
 	q.setKey(it, prefillSeconds)
-	it.due = now // to find out whether there is an outage
+	it.due = now // to find out whether a backend is ready
 	q.fairness.addWaiting(it.Class, it.Tenant, 1, int64(it.Bytes))
 	if q.count == 0 {
 		q.departures.restart(now)
@@ -178,11 +182,23 @@ func (q *Queue[T]) keyOf(it *Item[T]) float64 {
 	switch {
 	case it.Promoted:
 		return ageingRate * (it.arrival - MaxLead.Seconds())
-	case it.lead == 0:
+	case it.lead == 0 && it.FirstTokenDue.IsZero():
 		return it.prefillSeconds + ageingRate*it.arrival
 	}
 	earliest := min(it.arrival, q.fairness.earliestArrival(it.Class, it.Tenant))
-	return it.prefillSeconds + ageingRate*max(it.arrival-it.lead.Seconds(), earliest)
+	return it.prefillSeconds + ageingRate*max(it.arrival-q.leadOf(it), earliest)
+}
+
+// leadOf returns how many seconds are subtracted from the arrival of a request: the lead of a later turn, or, if that is more, MaxLead
+// less the slack of a request with a target. Slack is the time from its arrival to the latest start of its prefill that meets the target.
+func (q *Queue[T]) leadOf(it *Item[T]) (seconds float64) {
+	seconds = it.lead.Seconds()
+	if !it.FirstTokenDue.IsZero() {
+		latestStart := it.FirstTokenDue.Sub(q.start).Seconds() - it.prefillSeconds
+		slack := max(0, latestStart-it.arrival)
+		seconds = max(seconds, MaxLead.Seconds()-slack)
+	}
+	return seconds
 }
 
 // ReorderNext gives the next requests, at most n, the places of what their prefill takes on one backend
@@ -233,6 +249,12 @@ func (q *Queue[T]) IsDueBefore(c Class, tenant, other uint64, now time.Time) boo
 func (q *Queue[T]) RefundTenant(it *Item[T]) {
 	q.fairness.refundTenant(it.Class, it.Tenant, it.charged)
 }
+
+// RecordSent counts the tokens of a request that is sent, before its Remove.
+func (q *Queue[T]) RecordSent(it *Item[T], now time.Time) { q.departures.addTokens(it.Tokens, now) }
+
+// TokensPerSecond returns the rate at which the tokens of queued requests were sent of late, or when that was last known; 0: never.
+func (q *Queue[T]) TokensPerSecond(now time.Time) float64 { return q.departures.tokensPerSecond(now) }
 
 // Remove removes a request.
 func (q *Queue[T]) Remove(it *Item[T], now time.Time) {
@@ -377,21 +399,21 @@ func (g *Group[T]) First() *Item[T] {
 	return g.front[0]
 }
 
-// HasBatch reports whether batch requests are queued.
-func (q *Queue[T]) HasBatch() bool { return q.classes[Batch].Count > 0 }
+// HasLowPriority reports whether low-priority requests are queued.
+func (q *Queue[T]) HasLowPriority() bool { return q.classes[LowPriority].Count > 0 }
 
 // ExpireNext counts how long requests have waited, promotes those that may not be overtaken any more, and
-// returns one whose time is over, which the caller removes; nil when there is none. isOutage reports whether no
+// returns one whose time is over, which the caller removes; nil when there is none. noneReady reports whether no
 // backend that could take a request is ready and makes progress.
-func (q *Queue[T]) ExpireNext(now time.Time, isOutage func(*Item[T]) bool) *Item[T] {
+func (q *Queue[T]) ExpireNext(now time.Time, noneReady func(*Item[T]) bool) *Item[T] {
 	for range maxChecks {
 		if len(q.due.items) == 0 || now.Before(q.due.items[0].due) {
 			break
 		}
 		it := q.due.items[0]
-		it.Waited.add(now.Sub(it.counted), it.inOutage)
-		it.counted, it.inOutage = now, isOutage(it)
-		if it.Timeouts.Left(it.Waited, it.inOutage) <= 0 {
+		it.Waited.add(now.Sub(it.counted), it.noneReady)
+		it.counted, it.noneReady = now, noneReady(it)
+		if it.Timeouts.Left(it.Waited, it.noneReady) <= 0 {
 			return it
 		}
 		if !it.Promoted && it.ageingTime() >= it.overtakeTime {
@@ -418,7 +440,7 @@ func (it *Item[T]) ageingTime() time.Duration {
 
 // scheduleCheck sets when its time is looked at next.
 func (it *Item[T]) scheduleCheck() {
-	next := min(it.Timeouts.checkInterval(it.inOutage), it.Timeouts.Left(it.Waited, it.inOutage))
+	next := min(it.Timeouts.checkInterval(it.noneReady), it.Timeouts.Left(it.Waited, it.noneReady))
 	if !it.Promoted {
 		next = min(next, it.overtakeTime-it.ageingTime())
 	}
@@ -477,9 +499,9 @@ func (q *Queue[T]) delayLeads(g *Group[T]) {
 // Skip ends a request's turn for this round.
 func (q *Queue[T]) Skip(it *Item[T]) { it.group.next++ }
 
-// rank is lower for requests that go first: by priority, and promoted batch requests before the others.
+// rank is lower for requests that go first: by priority, and promoted low-priority requests before the others.
 func (it *Item[T]) rank() int {
-	if it.Promoted && it.Class == Batch {
+	if it.Promoted && it.Class == LowPriority {
 		return 1
 	}
 	return 2 * it.Priority

@@ -120,7 +120,7 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		if step%3 == 0 {
 			q.ReorderNext(2, func(*Item[int]) float64 { return float64(rng.IntN(500)) })
 		}
-		if w := waitingUpTo(&q.classes, Batch); q.Len() != len(plain) || w.Bytes != bytes || w.Tokens != float64(len(plain)) {
+		if w := waitingUpTo(&q.classes, LowPriority); q.Len() != len(plain) || w.Bytes != bytes || w.Tokens != float64(len(plain)) {
 			t.Fatalf("step %d: %d requests of %d bytes and %.0f tokens, want %d of %d", step, q.Len(), w.Bytes, w.Tokens, len(plain), bytes)
 		}
 		if len(plain) > 0 && q.oldest != plain[0] {
@@ -147,7 +147,8 @@ func TestQueueAgreesWithSortedList(t *testing.T) {
 		q.Remove(plain[0], start)
 		plain = plain[1:]
 	}
-	if w := waitingUpTo(&q.classes, Batch); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil || q.newest != nil || q.toReorder != nil || q.fairness.tenants != [classCount]int{} || q.fairness.waiting != [classCount]int{} {
+	if w := waitingUpTo(&q.classes, LowPriority); q.Len() != 0 || w.Bytes != 0 || w.Tokens != 0 || len(q.groups) != 0 || q.oldest != nil ||
+		q.newest != nil || q.toReorder != nil || q.fairness.tenants != [classCount]int{} || q.fairness.waiting != [classCount]int{} {
 		t.Errorf("something is left of an empty queue: %+v", q)
 	}
 }
@@ -234,7 +235,7 @@ func TestPartsDivideShareOfTenant(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	q := New[int](start)
-	q.Configure(Settings{Requests: 2, Bytes: 100, BatchRequests: 1})
+	q.Configure(Settings{Requests: 2, Bytes: 100, LowPriorityRequests: 1})
 	expect := func(when string, c Class, bytes int, want bool) {
 		t.Helper()
 		if got := q.IsFull(c, 1, bytes); got != want {
@@ -250,10 +251,10 @@ func TestBounds(t *testing.T) {
 	q.AddWaitingOutsideQueue(Normal, 1, 10)
 	expect("one queued and one outside the queue", Normal, 0, true)
 	q.RemoveWaitingOutsideQueue(Normal, 1, 10)
-	q.Add(&Item[int]{Backends: b, Class: Batch, Tenant: 1}, 1, 1, false, start)
-	expect("one of one", Batch, 0, true)
-	expect("batch requests have bounds of their own", Normal, 0, false)
-	if got := q.CountWaitingByClass(); q.CountWaiting() != 2 || got["normal"] != 1 || got["batch"] != 1 || got["urgent"] != 0 {
+	q.Add(&Item[int]{Backends: b, Class: LowPriority, Tenant: 1}, 1, 1, false, start)
+	expect("one of one", LowPriority, 0, true)
+	expect("low-priority requests have bounds of their own", Normal, 0, false)
+	if got := q.CountWaitingByClass(); q.CountWaiting() != 2 || got["normal"] != 1 || got["low"] != 1 || got["urgent"] != 0 {
 		t.Errorf("%d wait, by class %v", q.CountWaiting(), got)
 	}
 }
@@ -262,10 +263,10 @@ func TestBounds(t *testing.T) {
 // room is for those of which nothing waits.
 func TestFullQueueLeavesRoomToOtherTenants(t *testing.T) {
 	for name, bound := range map[string]Settings{
-		"requests": {Requests: 8, Bytes: 1 << 20, BatchRequests: 8},
-		"bytes":    {Requests: 1 << 20, Bytes: 800, BatchRequests: 1 << 20, BatchBytes: 800},
+		"requests": {Requests: 8, Bytes: 1 << 20, LowPriorityRequests: 8},
+		"bytes":    {Requests: 1 << 20, Bytes: 800, LowPriorityRequests: 1 << 20, LowPriorityBytes: 800},
 	} {
-		for _, class := range []Class{Urgent, Normal, Batch} {
+		for _, class := range []Class{Urgent, Normal, LowPriority} {
 			for _, outside := range []bool{false, true} {
 				q := New[int](start)
 				q.Configure(bound)
@@ -320,28 +321,29 @@ func never(*Item[int]) bool { return false }
 func TestTimeoutAndPromotion(t *testing.T) {
 	q := New[int](start)
 	b := []*backends.Backend{{}}
-	batch := &Item[int]{Value: 1, Backends: b, Class: Batch, Priority: 5, Ahead: 50 * time.Second, Timeouts: Timeouts{Total: time.Minute}}
-	other := &Item[int]{Value: 2, Backends: b, Class: Batch, Priority: 1}
-	q.Add(batch, 1, 1, false, start)
+	lowPriority := &Item[int]{Value: 1, Backends: b, Class: LowPriority, Priority: 5, Ahead: 50 * time.Second,
+		Timeouts: Timeouts{Total: time.Minute}}
+	other := &Item[int]{Value: 2, Backends: b, Class: LowPriority, Priority: 1}
+	q.Add(lowPriority, 1, 1, false, start)
 	q.Add(other, 1, 1, false, start)
 	q.StartRound()
 	if it := q.GiveNextTurn(hasRoom(1)); it != other {
 		t.Error("a lower priority goes first")
 	}
-	if q.ExpireNext(start.Add(29*time.Second), never); batch.Promoted {
+	if q.ExpireNext(start.Add(29*time.Second), never); lowPriority.Promoted {
 		t.Error("promoted before half of its time")
 	}
-	if it := q.ExpireNext(start.Add(30*time.Second), never); it != nil || !batch.Promoted {
-		t.Errorf("after half of its time: expired %v, promoted %v", it, batch.Promoted)
+	if it := q.ExpireNext(start.Add(30*time.Second), never); it != nil || !lowPriority.Promoted {
+		t.Errorf("after half of its time: expired %v, promoted %v", it, lowPriority.Promoted)
 	}
 	q.StartRound()
-	if it := q.GiveNextTurn(hasRoom(1)); it != batch {
+	if it := q.GiveNextTurn(hasRoom(1)); it != lowPriority {
 		t.Error("a promoted request does not go first")
 	}
-	if it := q.ExpireNext(start.Add(time.Minute), never); it != batch {
+	if it := q.ExpireNext(start.Add(time.Minute), never); it != lowPriority {
 		t.Error("a request does not expire at the end of its time")
 	}
-	q.Remove(batch, start)
+	q.Remove(lowPriority, start)
 	if it := q.ExpireNext(start.Add(time.Hour), never); it != nil {
 		t.Error("a request without a timeout expires")
 	}
@@ -438,7 +440,8 @@ func TestRetryKeepsPlace(t *testing.T) {
 	b := []*backends.Backend{{}}
 	now := start.Add(9 * time.Minute)
 	q.Add(&Item[int]{Value: 1, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}}, 1, 1, false, start.Add(time.Minute))
-	retry := &Item[int]{Value: 2, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute}, Waited: Waited{Busy: 9 * time.Minute}}
+	retry := &Item[int]{Value: 2, Backends: b, Class: Normal, Timeouts: Timeouts{Busy: 10 * time.Minute},
+		Waited: Waited{Busy: 9 * time.Minute}}
 	q.Add(retry, 1, 1, true, now)
 	if q.ExpireNext(now, never) != nil {
 		t.Fatal("a request expires")
@@ -469,9 +472,9 @@ func TestChecksAreBounded(t *testing.T) {
 
 func TestCheckInterval(t *testing.T) {
 	for _, c := range []struct {
-		timeouts Timeouts
-		inOutage bool
-		want     time.Duration
+		timeouts  Timeouts
+		noneReady bool
+		want      time.Duration
 	}{
 		{Timeouts{NoneReady: time.Minute, Busy: 10 * time.Minute}, false, 5 * time.Second},
 		{Timeouts{NoneReady: time.Minute, Busy: 10 * time.Minute}, true, time.Second},
@@ -479,7 +482,7 @@ func TestCheckInterval(t *testing.T) {
 		{Timeouts{Total: time.Hour}, true, noLimit},
 		{Timeouts{}, false, noLimit},
 	} {
-		if got := c.timeouts.checkInterval(c.inOutage); got != c.want {
+		if got := c.timeouts.checkInterval(c.noneReady); got != c.want {
 			t.Errorf("%+v: %v after a check, want %v", c, got, c.want)
 		}
 	}
@@ -508,5 +511,77 @@ func TestCancelledRequestsDelayNone(t *testing.T) {
 	q.StartRound()
 	if first := q.GiveNextTurn(hasRoom(1)); first != left {
 		t.Errorf("request %d is the first", first.Value)
+	}
+}
+
+// TestTargets has requests that came at the same time, with and without a target for the time to first token.
+func TestTargets(t *testing.T) {
+	q := New[int](start)
+	b := []*backends.Backend{{}}
+	put := func(value int, target time.Duration, now time.Time) *Item[int] {
+		it := &Item[int]{Value: value, Backends: b, Class: Normal}
+		if target > 0 {
+			it.FirstTokenDue = now.Add(target)
+		}
+		q.Add(it, 1, 1, false, now)
+		return it
+	}
+	put(3, 0, start)
+	put(2, 30*time.Second, start)
+	put(1, 10*time.Second, start)
+	hopeless := put(4, time.Second, start)
+	q.ReorderNext(10, func(it *Item[int]) float64 {
+		hopeless.FirstTokenDue = time.Time{} // it has found out
+		return it.prefillSeconds
+	})
+	if got, want := serveAll(q, start), []int{1, 2, 3, 4}; !slices.Equal(got, want) {
+		t.Errorf("served %v, want %v: those with a target by their slack, then the others", got, want)
+	}
+	// What has no target waits for none that came more than a minute later.
+	put(2, 0, start)
+	put(1, 2*time.Second, start.Add(MaxLead-5*time.Second))
+	put(3, 2*time.Second, start.Add(MaxLead+5*time.Second))
+	if got, want := serveAll(q, start), []int{1, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("served %v, want %v", got, want)
+	}
+}
+
+// serveAll removes all requests, and returns them in the order of service.
+func serveAll(q *Queue[int], now time.Time) (served []int) {
+	for q.Len() > 0 {
+		q.StartRound()
+		it := q.GiveNextTurn(hasRoom(1))
+		served = append(served, it.Value)
+		q.Remove(it, now)
+	}
+	return served
+}
+
+// TestTargetStaysInShare has a tenant whose requests all have a target beside one without: each is served its half.
+func TestTargetStaysInShare(t *testing.T) {
+	q := New[int](start)
+	now := start
+	put := func(tenant int) {
+		it := &Item[int]{Value: tenant, Backends: []*backends.Backend{{}}, Class: Normal, Tenant: uint64(tenant), Tokens: 1}
+		if tenant == 1 {
+			it.FirstTokenDue = now.Add(2 * time.Second)
+		}
+		q.Add(it, 1, 1, false, now)
+	}
+	for range 30 {
+		put(1)
+		put(2)
+	}
+	served := map[int]int{}
+	for range 200 { // each takes a second
+		q.StartRound()
+		it := q.GiveNextTurn(hasRoom(1))
+		q.Remove(it, now)
+		served[it.Value]++
+		now = now.Add(time.Second)
+		put(it.Value)
+		if d := served[1] - served[2]; d < -2 || d > 2 {
+			t.Fatalf("served %v", served)
+		}
 	}
 }

@@ -21,8 +21,8 @@ type Waited struct {
 func (w Waited) Total() time.Duration { return w.NoneReady + w.Busy }
 
 // add counts a further time.
-func (w *Waited) add(d time.Duration, isOutage bool) {
-	if isOutage {
+func (w *Waited) add(d time.Duration, noneReady bool) {
+	if noneReady {
 		w.NoneReady += d
 	} else {
 		w.Busy += d
@@ -32,10 +32,10 @@ func (w *Waited) add(d time.Duration, isOutage bool) {
 // noLimit is what is left of a time without a limit.
 const noLimit = time.Duration(math.MaxInt64)
 
-// Left returns for how long a request that was queued for w may be queued further while there is
-// an outage, or there is none; at most 0 where its time is over.
-func (t Timeouts) Left(w Waited, isOutage bool) time.Duration {
-	if isOutage {
+// Left returns for how long a request that was queued for w may be queued further while no
+// replica is ready, or one is, as in Timeouts; at most 0 where its time is over.
+func (t Timeouts) Left(w Waited, noneReady bool) time.Duration {
+	if noneReady {
 		return min(timeLeft(t.Total, w.Total()), timeLeft(t.NoneReady, w.NoneReady))
 	}
 	return min(timeLeft(t.Total, w.Total()), timeLeft(t.Busy, w.Busy))
@@ -48,15 +48,15 @@ func timeLeft(limit, used time.Duration) time.Duration {
 	return limit - used
 }
 
-// checkInterval returns how long after a check it is checked again whether there is an outage for a
-// request. The time in between counts as the first check found it, so an outage ends the request's
-// time up to 5 s later than its limit says, and never earlier. There is no further check where it
-// makes no difference, since there is no limit, or only one on both times together.
-func (t Timeouts) checkInterval(inOutage bool) time.Duration {
+// checkInterval returns how long after a check it is checked again whether a replica is ready for a
+// request. The time in between counts as the first check found it, so where none is ready any more, the
+// request's time ends up to 5 s later than its limit says, and never earlier. There is no further check
+// where it makes no difference, since there is no limit, or only one on both times together.
+func (t Timeouts) checkInterval(noneReady bool) time.Duration {
 	switch {
 	case t.NoneReady == 0 && t.Busy == 0:
 		return noLimit
-	case inOutage:
+	case noneReady:
 		return time.Second
 	}
 	return 5 * time.Second

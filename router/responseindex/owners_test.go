@@ -27,7 +27,8 @@ func TestEvictionByOwner(t *testing.T) {
 				t.Errorf("%s: alice%d was evicted", name, i)
 			}
 		}
-		if x.Len() != 10 || restored.Len() != 8 || found(x, "bob92") != "" || found(x, "bob93") == "" || found(restored, "bob94") != "" || found(restored, "bob95") == "" {
+		if x.Len() != 10 || restored.Len() != 8 || found(x, "bob92") != "" || found(x, "bob93") == "" || found(restored, "bob94") != "" ||
+			found(restored, "bob95") == "" {
 			t.Errorf("%s: %d entries, %d restored ones", name, x.Len(), restored.Len())
 		}
 	}

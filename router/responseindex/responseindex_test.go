@@ -138,7 +138,9 @@ func TestRestore(t *testing.T) {
 	if err := after.Restore(data); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := after.list(), before.list(); !slices.EqualFunc(got, want, func(a, b record) bool { return a.id == b.id && a.Entry == b.Entry && a.usedAt.Equal(b.usedAt) }) {
+	if got, want := after.list(), before.list(); !slices.EqualFunc(got, want, func(a, b record) bool {
+		return a.id == b.id && a.Entry == b.Entry && a.usedAt.Equal(b.usedAt)
+	}) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
 	if again := after.AppendTo(nil); !bytes.Equal(again, data) {

@@ -34,7 +34,8 @@ import (
 // It holds hashes of prompts, by which a guessed one can be confirmed: keep it from strangers.
 const (
 	magic         = "warmroute index\n"
-	formatVersion = 2
+	formatVersion = 3
+	oldestVersion = 2 // that can be read: without checkpoints
 	headBytes     = len(magic) + 4 + 8 + 4
 	maxParts      = 1 << 16
 
@@ -47,8 +48,10 @@ const (
 // blocks, and when the way from a body to its canonical prompt changes in what these samples hold.
 func HashingFingerprint(blockBytes int) uint64 {
 	const chat = `{"model":"m","messages":[{"role":"system","content":"Be brief.\n\u00e9\ud83d\ude00"},` +
-		`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AA=="}}]},` +
-		`{"role":"assistant","reasoning":"hm","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]},` +
+		`{"role":"user","content":[{"type":"text","text":"one"},{"type":"text","text":"two"},{"type":"image_url",` +
+		`"image_url":{"url":"data:image/png;base64,AA=="}}]},` +
+		`{"role":"assistant","reasoning":"hm","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f",` +
+		`"arguments":"{\"a\": 1}"}}]},` +
 		`{"role":"tool","tool_call_id":"c1","content":"three"},{"role":"user","name":"n","content":"four"}],` +
 		`"tools":[{"type":"function","function":{"parameters":{"type":"object", "properties":{}},"name":"f","description":"d"}}]}`
 	samples := []struct {
@@ -56,13 +59,18 @@ func HashingFingerprint(blockBytes int) uint64 {
 		body string
 	}{
 		{prompt.Chat, chat},
-		{prompt.Chat, `{"messages":[{"role":"user","content":"seeds and so on, more than a block"}],"cache_salt":"s","chat_template_kwargs":{"a":1}}`},
+		{prompt.Chat, `{"messages":[{"role":"user","content":"seeds and so on, more than a block"}],"cache_salt":"s",` +
+			`"chat_template_kwargs":{"a":1}}`},
 		{prompt.Messages, `{"model":"m","system":[{"type":"text","text":"Be brief."}],"messages":[{"role":"user","content":"one"},` +
-			`{"role":"assistant","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"two"},{"type":"tool_use","id":"c1","name":"f","input":{"a":1}}]},` +
-			`{"role":"user","content":[{"type":"tool_result","tool_use_id":"c1","content":[{"type":"text","text":"three"}]},{"type":"text","text":"four"}]}],` +
+			`{"role":"assistant","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"two"},{"type":"tool_use","id":"c1",` +
+			`"name":"f","input":{"a":1}}]},` +
+			`{"role":"user","content":[{"type":"tool_result","tool_use_id":"c1","content":[{"type":"text","text":"three"}]},{"type":"text",` +
+			`"text":"four"}]}],` +
 			`"tools":[{"name":"f","description":"d","input_schema":{"type":"object"}}]}`},
-		{prompt.Responses, `{"model":"m","instructions":"Be brief.","input":[{"role":"user","content":"one"},{"type":"reasoning","content":[{"type":"reasoning_text","text":"hm"}]},` +
-			`{"type":"function_call","call_id":"c1","name":"f","arguments":"{\"a\": 1}"},{"type":"function_call_output","call_id":"c1","output":"two"}],` +
+		{prompt.Responses, `{"model":"m","instructions":"Be brief.","input":[{"role":"user","content":"one"},{"type":"reasoning",` +
+			`"content":[{"type":"reasoning_text","text":"hm"}]},` +
+			`{"type":"function_call","call_id":"c1","name":"f","arguments":"{\"a\": 1}"},{"type":"function_call_output","call_id":"c1",` +
+			`"output":"two"}],` +
 			`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"}}]}`},
 		{prompt.Completion, `{"model":"m","prompt":"a text as it is, longer than a block"}`},
 		{prompt.Completion, `{"model":"m","prompt":[1,2,3,4,5,6,7,8,9,10,11,12]}`},
@@ -134,6 +142,7 @@ func mayBeSnapshot(head []byte) bool {
 
 // frame is an undamaged snapshot whose parts are not parsed. It aliases the file's data.
 type frame struct {
+	version     uint32
 	fingerprint uint64
 	partCount   uint32
 	responses   []byte
@@ -148,14 +157,15 @@ func parseFrame(data []byte) (f frame, err error) {
 		return f, errors.New("snapshot is damaged: truncated")
 	}
 	head := data[len(magic):]
-	if version := binary.LittleEndian.Uint32(head); version != formatVersion {
+	version := binary.LittleEndian.Uint32(head)
+	if version < oldestVersion || version > formatVersion {
 		return f, fmt.Errorf("snapshot has format version %d, expected %d", version, formatVersion)
 	}
 	end := len(data) - 8
 	if binary.LittleEndian.Uint64(data[end:]) != xxh3.Hash(data[:end]) {
 		return f, errors.New("snapshot is damaged: wrong checksum")
 	}
-	f = frame{fingerprint: binary.LittleEndian.Uint64(head[4:]), partCount: binary.LittleEndian.Uint32(head[12:])}
+	f = frame{version: version, fingerprint: binary.LittleEndian.Uint64(head[4:]), partCount: binary.LittleEndian.Uint32(head[12:])}
 	if f.partCount > maxParts {
 		return f, fmt.Errorf("snapshot is damaged: %d parts", f.partCount)
 	}
@@ -185,7 +195,7 @@ func (f *frame) parseParts(wantFingerprint uint64, now time.Time) (byAddress map
 		if raw, rest, err = cutPart(rest); err != nil {
 			return nil, err
 		}
-		p, err := parsePart(raw)
+		p, err := parsePart(raw, f.version)
 		if err != nil {
 			return nil, err
 		}
@@ -206,8 +216,10 @@ func (f *frame) parseParts(wantFingerprint uint64, now time.Time) (byAddress map
 }
 
 // part is what a snapshot holds of one backend: what code describes, and then the blocks up to
-// the end. A block is its hash in 8 bytes, and a uvarint that says how many blocks before it in the list its
-// predecessor stands, 0 for a first block. The blocks used last come first, but each after
+// the end. A block is its hash in 8 bytes, and a uvarint: twice how many blocks before it in the list its
+// predecessor stands, 0 for a first block; one more if a uvarint follows that says how many tokens are before the
+// checkpoint in the block. Version 2 has no checkpoints, and the first uvarint is not doubled. The blocks used last
+// come first, but each after
 // its predecessor, so the list cannot name one that is not held.
 type part struct {
 	address   string
@@ -217,6 +229,7 @@ type part struct {
 	list      []byte        // the blocks
 	count     int
 	raw       []byte // all of it; list is its end
+	version   uint32 // of the format
 }
 
 // code writes or reads all but the blocks.
@@ -311,22 +324,34 @@ func appendBlocks(to []byte, copied []index.ExportedBlock) (extended []byte) {
 			n++
 			number[at] = n
 			to = binary.LittleEndian.AppendUint64(to, uint64(c.Block))
-			to = binary.AppendUvarint(to, uint64(back))
+			if c.Checkpoint > 0 {
+				to = binary.AppendUvarint(to, 2*uint64(back)+1)
+				to = binary.AppendUvarint(to, uint64(c.Checkpoint))
+			} else {
+				to = binary.AppendUvarint(to, 2*uint64(back))
+			}
 		}
 	}
 	return to
 }
 
 // parsePart checks all of a part, so that nothing can fail when it is used.
-func parsePart(raw []byte) (*part, error) {
-	p := &part{raw: raw}
+func parsePart(raw []byte, version uint32) (*part, error) {
+	p := &part{raw: raw, version: version}
 	c := wire.NewReader(raw)
 	p.code(&c)
 	p.list = c.Data
 	for ; len(c.Data) > 0 && p.count < math.MaxInt32; p.count++ {
-		var block, back uint64
+		var block, back, checkpoint uint64
 		c.Uint64(&block)
-		if wire.Number(&c, &back, math.MaxUint64); back > uint64(p.count) {
+		wire.Number(&c, &back, math.MaxUint64)
+		if version > oldestVersion {
+			if back&1 != 0 {
+				wire.Number(&c, &checkpoint, math.MaxInt32)
+			}
+			back /= 2
+		}
+		if back > uint64(p.count) {
 			return nil, errors.New("snapshot is damaged: missing predecessor of a block")
 		}
 		if c.Damaged() {
@@ -339,9 +364,18 @@ func parsePart(raw []byte) (*part, error) {
 	return p, nil
 }
 
-// clone returns a copy that shares no memory with p.
+// clone returns a copy in the present format that shares no memory with p.
 func (p *part) clone() *part {
-	c, _ := parsePart(bytes.Clone(p.raw)) // valid, as p is
+	raw := bytes.Clone(p.raw)
+	if p.version < formatVersion {
+		raw = raw[:len(raw)-len(p.list)]
+		for rest := p.list; len(rest) > 0; {
+			back, size := binary.Uvarint(rest[8:])
+			raw = binary.AppendUvarint(append(raw, rest[:8]...), 2*back)
+			rest = rest[8+size:]
+		}
+	}
+	c, _ := parsePart(raw, formatVersion) // valid, as p is
 	return c
 }
 
@@ -350,12 +384,20 @@ func (p *part) decodeBlocks() []index.ImportedBlock {
 	all := make([]index.ImportedBlock, p.count)
 	rest := p.list
 	for i := range all {
+		b := index.ImportedBlock{Block: prompt.Block(binary.LittleEndian.Uint64(rest))}
 		back, size := binary.Uvarint(rest[8:])
-		b := index.ImportedBlock{Block: prompt.Block(binary.LittleEndian.Uint64(rest)), First: back == 0}
-		if back > 0 {
+		rest = rest[8+size:]
+		if p.version > oldestVersion {
+			if back&1 != 0 {
+				tokens, size := binary.Uvarint(rest)
+				b.Checkpoint, rest = int(tokens), rest[size:]
+			}
+			back /= 2
+		}
+		if b.First = back == 0; !b.First {
 			b.Parent = all[i-int(back)].Block
 		}
-		all[i], rest = b, rest[8+size:]
+		all[i] = b
 	}
 	return all
 }

@@ -70,7 +70,8 @@ func newKept(t testing.TB, n int) *kept {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.Store = NewStore(k.Router, Options{BlockBytes: blockBytes, MaxBytes: 1 << 26, Now: clock, Log: slog.New(slog.NewTextHandler(&k.log, nil))})
+	k.Store = NewStore(k.Router, Options{BlockBytes: blockBytes, MaxBytes: 1 << 26, Now: clock,
+		Log: slog.New(slog.NewTextHandler(&k.log, nil))})
 	return k
 }
 
@@ -258,7 +259,8 @@ func TestMismatchedPartIsLoggedAndIgnored(t *testing.T) {
 	if got := k.matched(4, 9); !slices.Equal(got, []int{0, 0}) {
 		t.Errorf("%v blocks are held by a replica that restarted", got)
 	}
-	if log := k.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "restarted") || !strings.Contains(log, "backend=b0") {
+	if log := k.log.String(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "restarted") ||
+		!strings.Contains(log, "backend=b0") {
 		t.Errorf("the log says\n%s", log)
 	}
 }
@@ -418,7 +420,7 @@ func TestReadRejectsUnusableSnapshots(t *testing.T) {
 	}
 	f("empty", "truncated", nil, plain)
 	f("another format", "not a warmroute snapshot", []byte(strings.Repeat("# a readme\n", 50)), plain)
-	f("version", "version 3", edit(func(b []byte) { b[len(magic)] = 3 }), plain)
+	f("version", "version 4", edit(func(b []byte) { b[len(magic)] = 4 }), plain)
 	f("other block size", "index.block_bytes", good, func(k *kept) { k.fingerprint = HashingFingerprint(512) })
 	f("too old", "25h", good, func(k *kept) { k.now = k.now.Add(25 * time.Hour) })
 	f("too large", "index.max_bytes", good, func(k *kept) { k.options.MaxBytes = int64(len(good)) - 1 })
@@ -485,12 +487,14 @@ func TestGoldenSnapshot(t *testing.T) {
 	if fresh := f.OutputTokens(0); !f.RestoreBackend(0, p.estimates) || f.OutputTokens(0) >= fresh {
 		t.Errorf("outputs of %.0f tokens, where all had one", f.OutputTokens(0))
 	}
-	x := index.New(1, 1<<20)
-	x.SetRequestedCapacity(0, 10_000)
-	x.Import(0, p.count).Add(p.decodeBlocks())
-	depth := []int{0}
-	if x.Match(ask(nil, 7, 12).Blocks, depth); depth[0] != 12 || p.count != 150 {
-		t.Errorf("%d of 12 blocks of a prompt found among %d", depth[0], p.count)
+	for name, p := range map[string]*part{"as read": p, "in the present format": p.clone()} {
+		x := index.New(1, 1<<20)
+		x.SetRequestedCapacity(0, 10_000)
+		x.Import(0, p.count).Add(p.decodeBlocks())
+		depth := []int{0}
+		if x.Match(ask(nil, 7, 12).Blocks, depth); depth[0] != 12 || p.count != 150 {
+			t.Errorf("%s: %d of 12 blocks of a prompt found among %d", name, depth[0], p.count)
+		}
 	}
 }
 
@@ -543,7 +547,8 @@ func TestRestoredEstimates(t *testing.T) {
 		d.Release(router.Outcome{End: router.Completed, OutputTokens: 700, PromptTokens: 60 * 256 / 3, CachedKnown: true})
 	}
 	want, fresh := before.Estimates(), newKept(t, 2).Estimates()
-	if want[0].BytesPerToken == fresh[0].BytesPerToken || want[0].OutputTokens == fresh[0].OutputTokens || want[0].CapacityFactor == fresh[0].CapacityFactor {
+	if want[0].BytesPerToken == fresh[0].BytesPerToken || want[0].OutputTokens == fresh[0].OutputTokens ||
+		want[0].CapacityFactor == fresh[0].CapacityFactor {
 		t.Fatalf("nothing was learned: %+v", want[0])
 	}
 	after := newKept(t, 2)
@@ -563,5 +568,25 @@ func TestRestoredEstimates(t *testing.T) {
 	parts, _ := after.Router.IndexStats()
 	if had, _ := before.Router.IndexStats(); parts[0].Capacity < had[0].Capacity*63/64 || parts[0].Capacity > had[0].Capacity*65/64 {
 		t.Errorf("capacity %d, want about %d", parts[0].Capacity, had[0].Capacity)
+	}
+}
+
+// TestCheckpointsInParts checks that checkpoints are written with their blocks and read again.
+func TestCheckpointsInParts(t *testing.T) {
+	copied := []index.ExportedBlock{{}, {Block: 1, Used: 5}, {Block: 2, Parent: 1, ParentPlace: 1, Used: 5, Checkpoint: 1088},
+		{Block: 3, Parent: 2, ParentPlace: 2, Used: 4}}
+	written := part{address: "http://10.0.0.1:8000", takenAt: time.Unix(1000, 0), estimates: make([]byte, estimate.EncodedBytes)}
+	p, err := parsePart(written.appendTo(nil, copied), formatVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range map[string]*part{"as read": p, "cloned": p.clone()} {
+		var checkpoints []int
+		for _, b := range p.decodeBlocks() {
+			checkpoints = append(checkpoints, b.Checkpoint)
+		}
+		if !slices.Equal(checkpoints, []int{0, 1088, 0}) {
+			t.Errorf("%s: checkpoints after %d tokens", name, checkpoints)
+		}
 	}
 }

@@ -84,7 +84,8 @@ func TestLRUStaysConsistent(t *testing.T) {
 		ofTenants += own.count
 	}
 	if n := c.Len(); n > 1000 || n != len(c.byKey) || n != ofTenants || removed == 0 || len(c.entries) > 1001 {
-		t.Errorf("%d values by key, %d in their order, %d of tenants, %d removed, memory for %d", len(c.byKey), n, ofTenants, removed, len(c.entries))
+		t.Errorf("%d values by key, %d in their order, %d of tenants, %d removed, memory for %d", len(c.byKey), n, ofTenants, removed,
+			len(c.entries))
 	}
 	for key := range c.All() {
 		c.Remove(key)

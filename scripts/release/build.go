@@ -20,8 +20,11 @@ var archs = []string{"amd64", "arm64"}
 // of the documents work.
 var shippedPaths = []string{
 	"LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "config.yaml", "docker-compose.yml", ".env",
-	"docs", "lab/docs", "scripts/monitoring", "scripts/systemd",
+	"docs", "lab/docs", "scripts/compose", "scripts/monitoring", "scripts/systemd",
 }
+
+// archiveDockerfile is the archive's Dockerfile. That of the repository builds from source.
+const archiveDockerfile = "scripts/release/Dockerfile"
 
 // checkout is a clone of the repository at one commit.
 type checkout struct {
@@ -61,7 +64,8 @@ func cloneCheckout(dir, ref string) (*checkout, error) {
 		return nil, err
 	}
 	// The environment variables that change what Go builds are fixed.
-	c := &checkout{dir: dir, env: []string{"CGO_ENABLED=0", "GOOS=linux", "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=", "GOEXPERIMENT=", "GOFIPS140=off", "GOWORK=off", "GODEBUG="}}
+	c := &checkout{dir: dir, env: []string{"CGO_ENABLED=0", "GOOS=linux", "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=", "GOEXPERIMENT=",
+		"GOFIPS140=off", "GOWORK=off", "GODEBUG="}}
 	if _, err := c.output("git", "checkout", "--quiet", "--detach", commit); err != nil {
 		return nil, err
 	}
@@ -116,17 +120,36 @@ func (c *checkout) buildPlatform(arch string) ([]file, error) {
 	if err != nil {
 		return nil, err
 	}
-	files = append(files, file{"warmroute", 0o755, binary}, file{"THIRD_PARTY_LICENSES", 0o644, licenceTexts(modules)})
+	licences := file{"THIRD_PARTY_LICENSES", 0o644, licenceTexts(modules)}
+	files = append(files, file{"warmroute", 0o755, binary}, licences)
 	name := "warmroute-" + version + "-linux-" + arch
-	packed, err := packTarGz(name, files, c.committed)
+	packed, err := packTarGz(inFolder(name, files), c.committed)
 	if err != nil {
 		return nil, err
 	}
 	bill, err := sbom(info, binary, modules, c.committed)
-	return []file{{name: name + ".tar.gz", data: packed}, {name: name + ".cdx.json", data: bill}}, err
+	if err != nil {
+		return nil, err
+	}
+	own := files[slices.IndexFunc(files, func(f file) bool { return f.name == "LICENSE" })]
+	readme := files[slices.IndexFunc(files, func(f file) bool { return f.name == "README.md" })]
+	python, err := wheel(version, arch, binary, []file{own, licences}, readme.data, c.committed)
+	if err != nil {
+		return nil, err
+	}
+	docker, err := image(version, arch, binary, c.committed)
+	return []file{{name: name + ".tar.gz", data: packed}, {name: name + ".cdx.json", data: bill}, python, docker}, err
 }
 
-// shippedFiles returns the files of shippedPaths.
+// inFolder returns files with their names below a folder.
+func inFolder(folder string, files []file) (moved []file) {
+	for _, f := range files {
+		moved = append(moved, file{folder + "/" + f.name, f.mode, f.data})
+	}
+	return moved
+}
+
+// shippedFiles returns the files of shippedPaths and the Dockerfile.
 func (c *checkout) shippedFiles() (files []file, err error) {
 	root := os.DirFS(c.dir)
 	for _, path := range shippedPaths {
@@ -142,5 +165,6 @@ func (c *checkout) shippedFiles() (files []file, err error) {
 			return nil, err
 		}
 	}
-	return files, nil
+	dockerfile, err := fs.ReadFile(root, archiveDockerfile)
+	return append(files, file{"Dockerfile", 0o644, dockerfile}), err
 }

@@ -1,5 +1,6 @@
 // Release builds the release files of a commit: for each platform an archive with the
-// binary, its documentation and its licences, and an SBOM, and the checksums of all.
+// binary, its documentation and its licences, a Python wheel, an image for `docker load`
+// and an SBOM, and the checksums of all.
 // The same commit and the same Go version give the same bytes on any machine.
 //
 //	go run ./scripts/release                  HEAD, for linux on amd64 and arm64, into dist/
@@ -100,21 +101,36 @@ func sortFiles(files []file) []file {
 	return files
 }
 
-// packTarGz returns a .tar.gz of the files in folder, which depends on nothing else.
-func packTarGz(folder string, files []file, modified time.Time) ([]byte, error) {
+// packTarGz returns a .tar.gz of the files, which depends on nothing else.
+func packTarGz(files []file, modified time.Time) ([]byte, error) {
+	archive, err := packTar(files, modified)
+	if err != nil {
+		return nil, err
+	}
 	var packed bytes.Buffer
 	gz := gzip.NewWriter(&packed)
-	tw := tar.NewWriter(gz)
-	for _, f := range sortFiles(files) {
-		err := tw.WriteHeader(&tar.Header{Name: folder + "/" + f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: modified, Uname: "root", Gname: "root"})
-		if err != nil {
+	_, err = gz.Write(archive)
+	err = errors.Join(err, gz.Close())
+	return packed.Bytes(), err
+}
+
+// packTar returns a .tar of the files. Those whose names end in a slash are folders, of the image's user.
+func packTar(files []file, modified time.Time) ([]byte, error) {
+	var packed bytes.Buffer
+	tw := tar.NewWriter(&packed)
+	for _, f := range sortFiles(slices.Clone(files)) {
+		header := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: modified, Uname: "root", Gname: "root"}
+		if strings.HasSuffix(f.name, "/") {
+			header.Typeflag, header.Uid, header.Gid, header.Uname, header.Gname = tar.TypeDir, imageUser, imageUser, "", ""
+		}
+		if err := tw.WriteHeader(header); err != nil {
 			return nil, err
 		}
 		if _, err := tw.Write(f.data); err != nil {
 			return nil, err
 		}
 	}
-	err := errors.Join(tw.Close(), gz.Close())
+	err := tw.Close()
 	return packed.Bytes(), err
 }
 

@@ -25,11 +25,11 @@ func TestArchiveDependsOnFilesOnly(t *testing.T) {
 	a := []file{{"warmroute", 0o755, []byte("binary")}, {"LICENSE", 0o644, []byte("words")}, {"docs/a.md", 0o644, nil}}
 	b := slices.Clone(a)
 	slices.Reverse(b)
-	first, err := packTarGz("warmroute-v1", a, made)
+	first, err := packTarGz(inFolder("warmroute-v1", a), made)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := packTarGz("warmroute-v1", b, made.In(time.FixedZone("elsewhere", 7200)))
+	second, err := packTarGz(inFolder("warmroute-v1", b), made.In(time.FixedZone("elsewhere", 7200)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestShippedLinksResolve(t *testing.T) {
 		link := regexp.MustCompile(`\]\(([^)\s#]+)[^)\s]*\)`)
 		switch {
 		case f.name == "docker-compose.yml":
-			link = regexp.MustCompile(`(?m)^ +- (\./[^:]+):`)
+			link = regexp.MustCompile(`(?m)^[^#\n]*[ "](\./[^:"\s}]+)[:}]`)
 		case path.Ext(f.name) != ".md":
 			continue
 		}
@@ -106,6 +106,36 @@ func TestShippedLinksResolve(t *testing.T) {
 	}
 }
 
+// TestShippedDockerfile checks that the archive has what its Dockerfile copies, and that the image is like that of the
+// repository.
+func TestShippedDockerfile(t *testing.T) {
+	files, err := (&checkout{dir: "../.."}).shippedFiles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed := map[string]string{"warmroute": ""} // which buildPlatform adds
+	for _, f := range files {
+		packed[f.name] = string(f.data)
+	}
+	for _, source := range regexp.MustCompile(`(?m)^COPY ([^-\s]\S*) `).FindAllStringSubmatch(packed["Dockerfile"], -1) {
+		if _, ok := packed[source[1]]; !ok {
+			t.Errorf("the Dockerfile copies %s, which is not in the archive", source[1])
+		}
+	}
+	own, err := os.ReadFile("../../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := regexp.MustCompile(`(?m)^(USER|EXPOSE|HEALTHCHECK|ENTRYPOINT|CMD) .*$`)
+	if got, want := settings.FindAllString(packed["Dockerfile"], -1), settings.FindAllString(string(own), -1); !slices.Equal(got, want) ||
+		len(want) != 5 {
+		t.Errorf("the image of the archive has %q, that of the repository %q", got, want)
+	}
+	if _, ok := packed[".dockerignore"]; ok {
+		t.Error(".dockerignore keeps the binary out of the build")
+	}
+}
+
 func TestLicenceIDs(t *testing.T) {
 	own, err := os.ReadFile("../../LICENSE")
 	if err != nil {
@@ -118,7 +148,8 @@ func TestLicenceIDs(t *testing.T) {
 		}
 	}
 	f(string(own), "Apache-2.0")
-	f("Redistributions in binary form must reproduce … Neither the name … may be used to\n  endorse or promote products derived from", "BSD-3-Clause")
+	f("Redistributions in binary form must reproduce … Neither the name … may be used to\n  endorse or promote products derived from",
+		"BSD-3-Clause")
 	f("Redistributions in binary form must reproduce the above", "BSD-2-Clause")
 	f("SIL OPEN FONT LICENSE Version 1.1 … Permission is hereby granted, free of charge", "OFL-1.1")
 	f("Permission is hereby granted,\nfree of charge … Licensed under the Apache License, Version 2.0 (the", "Apache-2.0", "MIT")
@@ -156,7 +187,8 @@ func TestSBOM(t *testing.T) {
 		GoVersion: "go1.26.8", Main: debug.Module{Path: "warmroute", Version: "v0.1.0"},
 		Settings: []debug.BuildSetting{{Key: "GOARCH", Value: "arm64"}},
 	}
-	linked := []*module{{path: "example.org/m", version: "v1.2.3", sum: "h1:x", ids: []string{"MIT"}}, {path: "std", version: "1.26.8", ids: []string{"BSD-3-Clause"}}}
+	linked := []*module{{path: "example.org/m", version: "v1.2.3", sum: "h1:x", ids: []string{"MIT"}},
+		{path: "std", version: "1.26.8", ids: []string{"BSD-3-Clause"}}}
 	first, err := sbom(info, []byte("binary"), linked, time.Unix(0, 0).UTC())
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +212,8 @@ func TestSBOM(t *testing.T) {
 	if err := json.Unmarshal(first, &got); err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Components) != 2 || got.Components[0].Purl != "pkg:golang/example.org/m@v1.2.3" || got.Components[0].Licenses[0].License.ID != "MIT" {
+	if len(got.Components) != 2 || got.Components[0].Purl != "pkg:golang/example.org/m@v1.2.3" ||
+		got.Components[0].Licenses[0].License.ID != "MIT" {
 		t.Errorf("components %+v", got.Components)
 	}
 	if c := got.Metadata.Component; c.Hashes[0].Content != fmt.Sprintf("%x", sha256.Sum256([]byte("binary"))) || c.Version != "v0.1.0" {

@@ -99,7 +99,8 @@ func TestEqualFigures(t *testing.T) {
 		}
 	}
 	nothing := replay.Summary{Policy: "prefix"}
-	alike := replay.Summary{Policy: "prefix", Requests: 1, HitRatio: 1, TTFTMean: 1, TTFTP50: 1, TTFTP90: 1, TTFTP99: 1, WorkMaxOverMean: 1, InFlightMaxOverMean: 1}
+	alike := replay.Summary{Policy: "prefix", Requests: 1, HitRatio: 1, TTFTMean: 1, TTFTP50: 1, TTFTP90: 1, TTFTP99: 1, WorkMaxOverMean: 1,
+		InFlightMaxOverMean: 1}
 	for _, s := range []replay.Summary{nothing, alike} {
 		f(replay.Report{Results: []replay.Summary{s}})
 		f(replay.Report{Load: 1, Results: []replay.Summary{s}}, replay.Report{Load: 1, Results: []replay.Summary{s}})

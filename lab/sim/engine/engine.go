@@ -20,13 +20,14 @@ type Config struct {
 	StepTokens int // token budget of a step, decodes and prefill together; default 8,192
 	MaxSeqs    int // requests running at once; default 256
 
-	StepTime       time.Duration // of a step without work; default 5.07 ms
-	PrefillRate    float64       // prompt tokens per second; default DefaultPrefillRate
-	DecodeTime     time.Duration // for each decoding request; default 5 µs
-	ContextTime    time.Duration // for each token of context decoded over; default 22 ns
-	QuadraticDepth float64       // share by which each previous token makes a prompt token more expensive; default DefaultQuadraticDepth, or LinearPrefill
-	CachedDepth    float64       // QuadraticDepth for the previous tokens that the cache had; default QuadraticDepth, or LinearPrefill
-	Speed          float64       // divides every duration; default 1
+	StepTime    time.Duration // of a step without work; default 5.07 ms
+	PrefillRate float64       // prompt tokens per second; default DefaultPrefillRate
+	DecodeTime  time.Duration // for each decoding request; default 5 µs
+	ContextTime time.Duration // for each token of context decoded over; default 22 ns
+	// share by which each previous token makes a prompt token more expensive; default DefaultQuadraticDepth, or LinearPrefill
+	QuadraticDepth float64
+	CachedDepth    float64 // QuadraticDepth for the previous tokens that the cache had; default QuadraticDepth, or LinearPrefill
+	Speed          float64 // divides every duration; default 1
 
 	// PromptTokenTime is how long the server's API server takes for each token of a prompt; default 1.7 µs, or
 	// NoAPIServer. It handles one prompt after another, each before it reaches the scheduler.
@@ -41,13 +42,15 @@ type Config struct {
 	Jitter float64
 	Seed   uint64
 
-	NoPrefixCache bool // disables the prefix cache
+	NoPrefixCache bool   // disables the prefix cache
+	Groups        Groups // none by default
 
 	// HostKVTokens is the size of a second cache in host memory; default 0, none. Blocks are
 	// copied to it as they fill, and loaded from it at HostLoadRate when the KV cache has
 	// lost them.
 	HostKVTokens int
-	HostLoadRate float64 // tokens per second; default 200,000: 131,072 bytes a token, as in Llama 3.1 8B, over PCIe 4.0
+	SharedHost   *HostTier // instead of one of its own; its events are not collected
+	HostLoadRate float64   // tokens per second; default 200,000: 131,072 bytes a token, as in Llama 3.1 8B, over PCIe 4.0
 
 	// A transfer of Request.RemoteTokens takes TransferTime and that of the copy: TransferTokenBytes for each token at
 	// TransferBandwidth. Copies follow each other.
@@ -55,7 +58,7 @@ type Config struct {
 	TransferTokenBytes int           // default 131,072
 	TransferBandwidth  float64       // bytes per second; default 10 GB/s
 
-	// Lease is how long the blocks of a prefill leg stay pinned after its end, unless they are released or the lease is
+	// Lease is how long the blocks of a prefill request stay pinned after its end, unless they are released or the lease is
 	// renewed; default 30 s. Speed does not divide it.
 	Lease time.Duration
 
@@ -149,7 +152,7 @@ type Engine struct {
 	waiting    []*Request // in the order in which they start
 	prefilling []*Request // admitted, with a prompt that is partly computed, being loaded or transferred, in order of admission
 	decoding   decodeHeap
-	pinned     []*Request // prefill legs that have ended and keep their blocks
+	pinned     []*Request // prefill requests that have ended and keep their blocks
 
 	step    int64 // steps taken
 	context int   // tokens in the contexts of all decoding requests
@@ -190,7 +193,11 @@ func New(cfg Config) *Engine {
 	cfg = cfg.WithDefaults()
 	e := newWithoutCache(cfg)
 	e.pool = newBlockPool(cfg.KVTokens/cfg.BlockSize, cfg.HiddenEvictions)
+	e.pool.addGroups(&cfg)
 	e.pool.addHostTier(cfg.HostKVTokens / cfg.BlockSize)
+	if cfg.SharedHost != nil {
+		e.pool.setHostTier(cfg.SharedHost.pool)
+	}
 	if cfg.KVEvents {
 		e.pool.recordEvents()
 	}
@@ -199,7 +206,7 @@ func New(cfg Config) *Engine {
 }
 
 // NewWithSharedCache returns idle engines that share one KV cache of their total size. The
-// first one's block size, hidden evictions and events apply to all. They preempt as one engine
+// first one's block size, groups, hidden evictions and events apply to all. They preempt as one engine
 // would: the request that was admitted last of all. So the one that was admitted first always
 // proceeds.
 func NewWithSharedCache(cfgs ...Config) []*Engine {
@@ -207,12 +214,13 @@ func NewWithSharedCache(cfgs ...Config) []*Engine {
 	blocks, hostBlocks := 0, 0
 	for i, cfg := range cfgs {
 		cfg = cfg.WithDefaults()
-		cfg.BlockSize = cmp.Or(cfgs[0].BlockSize, cfg.BlockSize)
+		cfg.BlockSize, cfg.Groups = cmp.Or(cfgs[0].BlockSize, cfg.BlockSize), cfgs[0].Groups
 		blocks += cfg.KVTokens / cfg.BlockSize
 		hostBlocks += cfg.HostKVTokens / cfg.BlockSize
 		engines[i] = newWithoutCache(cfg)
 	}
 	pool := newBlockPool(blocks, cfgs[0].HiddenEvictions)
+	pool.addGroups(&engines[0].cfg)
 	pool.addHostTier(hostBlocks)
 	if cfgs[0].KVEvents {
 		pool.recordEvents()
@@ -245,7 +253,7 @@ func (e *Engine) Add(r *Request, now time.Duration) error {
 	if r.Prompt < 1 || r.Output < 1 {
 		return fmt.Errorf("request of %d prompt and %d output tokens: both must be above 0", r.Prompt, r.Output)
 	}
-	if need, have := e.blocksFor(r.Prompt+r.Output), len(e.pool.refs); need > have {
+	if need, have := e.blocksFor(r.Prompt+r.Output)+e.cfg.runningBlocks(), len(e.pool.refs); need > have {
 		return fmt.Errorf("prompt and output need %d blocks, the KV cache has %d", need, have)
 	}
 	r.Arrived = now
@@ -312,8 +320,12 @@ func (e *Engine) removeFromBatch(r *Request) {
 
 // freeBlocks frees the blocks of r, whose content stays cached.
 func (e *Engine) freeBlocks(r *Request) {
+	for _, b := range r.running {
+		e.pool.refs[b] = 0
+		e.pool.pushFreeFirst(b)
+	}
 	e.pool.release(r.blocks)
-	r.blocks = nil
+	r.blocks, r.running = nil, nil
 }
 
 // ResetPrefixCache clears the KV cache if no request runs and no blocks are pinned, as vLLM does,
@@ -347,8 +359,15 @@ func (e *Engine) DiscardCache(now time.Duration) {
 
 // CachedTokens returns how many tokens of a prompt are in the cache.
 func (e *Engine) CachedTokens(promptTokens int, blocks []BlockHash) int {
-	e.hits = e.appendCachedPrefix(promptTokens, blocks, e.hits[:0])
+	e.hits, _ = e.appendCachedPrefix(promptTokens, blocks, e.hits[:0])
 	return (len(e.hits) + e.countHostPrefix(promptTokens, blocks, len(e.hits))) * e.cfg.BlockSize
+}
+
+// HeldTokens returns how many leading tokens of a prompt are in the cache, also if the prompt cannot be continued after them.
+func (e *Engine) HeldTokens(promptTokens int, blocks []BlockHash) int {
+	var held int
+	e.hits, held = e.appendCachedPrefix(promptTokens+1, blocks, e.hits[:0]) // all of its full blocks
+	return (held + e.countHostPrefix(promptTokens+1, blocks, held)) * e.cfg.BlockSize
 }
 
 // Step schedules and computes one step that starts at now. Requests added before its end
@@ -448,7 +467,7 @@ func (e *Engine) allocateForPrefills(now time.Duration) (partial []*Request) {
 		if r.state == loading && r.loadedAt <= now {
 			r.state = prefilling
 		}
-		tokens := min(r.contextTokens()-r.computed, budget)
+		tokens := e.nextChunk(r, budget)
 		if r.state == prefilling && tokens > 0 && e.extendBlocks(r, r.computed+tokens, now) {
 			r.chunk = tokens
 			budget -= tokens
@@ -533,7 +552,10 @@ func (e *Engine) admitWaiting(budget int, now time.Duration, done *StepResult) (
 		if r.state != prefilling {
 			continue
 		}
-		tokens := min(r.contextTokens()-r.computed, budget-done.Prefilled)
+		tokens := e.nextChunk(r, budget-done.Prefilled)
+		if tokens == 0 {
+			break // the rest of the budget is too small
+		}
 		e.extendBlocks(r, r.computed+tokens, now) // admit has seen that they are free
 		nanos += e.prefill(r, tokens, done)
 	}
@@ -541,12 +563,12 @@ func (e *Engine) admitWaiting(budget int, now time.Duration, done *StepResult) (
 }
 
 // finishOutputs ends the requests for which this step's token was the last one and returns
-// them. Prefill legs keep their blocks.
+// them. Prefill requests keep their blocks.
 func (e *Engine) finishOutputs() (finished []*Request) {
 	for len(e.decoding) > 0 && e.decoding[0].due <= e.step {
 		r := e.decoding[0]
 		e.removeFromBatch(r)
-		if r.PrefillLeg {
+		if r.PrefillRequest {
 			r.state = pinned
 			e.pinned = append(e.pinned, r)
 		} else {
@@ -562,10 +584,10 @@ func (e *Engine) finishOutputs() (finished []*Request) {
 // A request that was preempted needs them for the output so far, too.
 func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	tokens := r.contextTokens()
-	e.hits = e.appendCachedPrefix(tokens, r.Blocks, e.hits[:0])
-	hits := e.hits
+	hits, matched := e.appendCachedPrefix(tokens, r.Blocks, e.hits[:0])
+	e.hits = hits
 	fromHost := e.countHostPrefix(tokens, r.Blocks, len(hits))
-	if e.blocksFor(tokens)-len(hits)+e.pool.countFree(hits) > e.pool.free {
+	if e.blocksFor(tokens)-len(hits)+e.pool.countFree(hits)+e.cfg.runningBlocks() > e.pool.free {
 		return false
 	}
 	r.blocks = make([]int32, 0, e.blocksFor(r.Prompt+r.Output))
@@ -577,6 +599,9 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	r.state = prefilling
 	if e.pool.host != nil {
 		e.loadFromHost(r, fromHost, now)
+	}
+	if e.pool.groups != nil {
+		e.startGroups(r, matched)
 	}
 	r.full = len(r.blocks)
 	r.computed = r.full * e.cfg.BlockSize
@@ -595,9 +620,16 @@ func (e *Engine) admit(r *Request, now time.Duration) (admitted bool) {
 	return true
 }
 
-// appendCachedPrefix returns the cached blocks at the beginning of a prompt.
-func (e *Engine) appendCachedPrefix(promptTokens int, blocks []BlockHash, into []int32) []int32 {
-	return e.pool.lookupPrefix(e.cacheableBlocks(promptTokens, blocks), into)
+// appendCachedPrefix returns the cached blocks at the beginning of a prompt after which it can be continued, and how many
+// of its blocks full attention has.
+func (e *Engine) appendCachedPrefix(promptTokens int, blocks []BlockHash, into []int32) (hits []int32, matched int) {
+	hashes := e.cacheableBlocks(promptTokens, blocks)
+	hits = e.pool.lookupPrefix(hashes, into)
+	matched = len(hits)
+	if e.pool.groups != nil {
+		hits = hits[:e.pool.groups.countUsableBlocks(hashes[:matched])]
+	}
+	return hits, matched
 }
 
 // cacheableBlocks returns the blocks of a prompt that can be hit. The last token is always
@@ -648,8 +680,12 @@ func (e *Engine) cacheFullBlocks(r *Request, tokens int) {
 			e.pool.storeOnHost(r.Blocks[r.full])
 		}
 	}
-	if !e.cfg.NoPrefixCache {
-		e.pool.log.addStored(r, first, min(r.full, len(r.Blocks)))
+	switch {
+	case e.cfg.NoPrefixCache:
+	case e.pool.groups != nil:
+		e.keepInGroups(r, first)
+	default:
+		e.pool.log.addStored(r, first, min(r.full, len(r.Blocks)), nil)
 	}
 }
 
@@ -661,5 +697,5 @@ func (e *Engine) nextBlockOrEnd(r *Request) (step int64) {
 }
 
 func (e *Engine) blocksFor(tokens int) int {
-	return (tokens + e.cfg.BlockSize - 1) / e.cfg.BlockSize
+	return divideUp(tokens, e.cfg.BlockSize)
 }

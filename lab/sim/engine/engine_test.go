@@ -424,7 +424,8 @@ func TestStepTokens(t *testing.T) {
 		t.Errorf("buckets %v with a sum of %d, want %v with %d", st.StepTokens, st.StepTokensSum, want, 2+11+251)
 	}
 	if st.PromptTokens != 500 || st.CachedPromptTokens != 240 || st.GenerationTokens != 4 {
-		t.Errorf("%d prompt tokens, %d of them cached, and %d generated; want 500, 240 and 4", st.PromptTokens, st.CachedPromptTokens, st.GenerationTokens)
+		t.Errorf("%d prompt tokens, %d of them cached, and %d generated; want 500, 240 and 4", st.PromptTokens, st.CachedPromptTokens,
+			st.GenerationTokens)
 	}
 }
 

@@ -4,6 +4,9 @@ package engine
 type KVEvent struct {
 	Kind KVEventKind
 	Host bool // in the host tier; false: in the KV cache
+	// NotKept is how many further blocks of the stored span the group does not keep.
+	NotKept int32
+	Group   *Group // that the change is in; nil: the model has one
 
 	// Hashes are the blocks that were stored, each the child of the one before, or the
 	// one block that was removed. A block that was stored twice is removed twice. They must
@@ -12,7 +15,7 @@ type KVEvent struct {
 
 	// Of blocks that were stored in the KV cache:
 	Parent  BlockHash // of the first block; 0: it begins the sequence
-	Request *Request  // its Blocks from First on are Hashes
+	Request *Request  // its Blocks from First on are Hashes and those not kept
 	First   int
 }
 
@@ -31,12 +34,20 @@ type eventLog struct {
 	events []KVEvent
 }
 
-// addStored records that blocks of r are in the KV cache now, from index first up to end.
-func (l *eventLog) addStored(r *Request, first, end int) {
-	if l == nil || first >= end {
+// addStored records that blocks of r are in the KV cache of full attention now, from index first up to end. group is nil
+// if it is the only one.
+func (l *eventLog) addStored(r *Request, first, end int, group *Group) {
+	if first < end {
+		l.addKept(r, first, end, r.Blocks[first:end:end], group)
+	}
+}
+
+// addKept records which of the blocks of r from index first up to end a group keeps.
+func (l *eventLog) addKept(r *Request, first, end int, kept []BlockHash, group *Group) {
+	if l == nil {
 		return
 	}
-	event := KVEvent{Kind: BlocksStored, Hashes: r.Blocks[first:end:end], Request: r, First: first}
+	event := KVEvent{Kind: BlocksStored, Group: group, Hashes: kept, Request: r, First: first, NotKept: int32(end - first - len(kept))}
 	if first > 0 {
 		event.Parent = r.Blocks[first-1]
 	}
@@ -50,9 +61,9 @@ func (l *eventLog) addStoredOnHost(h BlockHash) {
 	}
 }
 
-func (l *eventLog) addRemoved(h BlockHash) {
+func (l *eventLog) addRemoved(h BlockHash, group *Group) {
 	if l != nil {
-		l.events = append(l.events, KVEvent{Kind: BlockRemoved, Host: l.host, Hashes: []BlockHash{h}})
+		l.events = append(l.events, KVEvent{Kind: BlockRemoved, Host: l.host, Group: group, Hashes: []BlockHash{h}})
 	}
 }
 

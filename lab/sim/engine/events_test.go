@@ -70,7 +70,7 @@ func TestKVEvents(t *testing.T) {
 		}, []string{"store 1001 1002", "store 1003 1004 1005 after 1002"}},
 
 		{"transfer", transferConfig(), func(t *testing.T, r *recorder) {
-			q := addDecodeLeg(t, r.Engine, 40, 1, blocks(1, 2), 0)
+			q := addDecodeRequest(t, r.Engine, 40, 1, blocks(1, 2), 0)
 			r.step()
 			r.EndTransfer(q, TransferDone)
 			r.run(t, 60, 1, blocks(1, 3))
@@ -313,13 +313,13 @@ func TestKVEventsTellContent(t *testing.T) {
 					}
 				}
 				if want := contentOf(e.pool); !maps.Equal(gpu, want) {
-					t.Fatalf("the events tell of %v, the cache has %v", gpu, want)
+					t.Fatalf("by its events the cache has %v, want %v", gpu, want)
 				}
 				if e.pool.host == nil {
 					continue
 				}
 				if want := contentOf(e.pool.host); !maps.Equal(host, want) {
-					t.Fatalf("the events tell of %v on the host, it has %v", host, want)
+					t.Fatalf("by its events the host cache has %v, want %v", host, want)
 				}
 			}
 			if removals == 0 || clears == 0 {

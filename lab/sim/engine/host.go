@@ -8,10 +8,20 @@ import (
 // addHostTier gives the pool a second cache of so many blocks in host memory.
 func (p *blockPool) addHostTier(blocks int) {
 	if blocks > 0 {
-		p.host = newBlockPool(blocks, 0)
-		p.loadedAt = make([]time.Duration, len(p.refs))
+		p.setHostTier(newBlockPool(blocks, 0))
 	}
 }
+
+func (p *blockPool) setHostTier(host *blockPool) {
+	p.host = host
+	p.loadedAt = make([]time.Duration, len(p.refs))
+}
+
+// HostTier is a second cache that several engines share. It is not safe for concurrent use.
+type HostTier struct{ pool *blockPool }
+
+// NewHostTier returns an empty one of so many blocks.
+func NewHostTier(blocks int) *HostTier { return &HostTier{newBlockPool(blocks, 0)} }
 
 // storeOnHost copies a block to the host tier, where it is the last to be evicted then.
 func (p *blockPool) storeOnHost(h BlockHash) {
@@ -65,7 +75,7 @@ func (e *Engine) loadFromHost(r *Request, blocks int, now time.Duration) {
 		p.loadedAt[b] = e.loadEnd
 		r.blocks = append(r.blocks, b)
 	}
-	p.log.addStored(r, first, len(r.blocks))
+	p.log.addStored(r, first, len(r.blocks), nil)
 	// Last, the first block, so that a prefix is evicted from its tail.
 	for i := len(r.blocks) - 1; i >= 0; i-- {
 		p.storeOnHost(r.Blocks[i])

@@ -32,7 +32,8 @@ func TestHostTier(t *testing.T) {
 			now = finish(t, e, add(t, e, 145, 1, blocks(2, 9), now), now)
 			again := add(t, e, 65, 1, blocks(1, 4), now)
 			end := finish(t, e, again, now)
-			if st := e.Stats(); again.Cached != c.want || st.HostHits != int64(c.want) || st.PrefixHits != 0 || st.CachedPromptTokens != int64(c.want) || st.LoadedPromptTokens != int64(c.want) {
+			if st := e.Stats(); again.Cached != c.want || st.HostHits != int64(c.want) || st.PrefixHits != 0 ||
+				st.CachedPromptTokens != int64(c.want) || st.LoadedPromptTokens != int64(c.want) {
 				t.Errorf("%d tokens cached, %+v, want %d loaded from the host", again.Cached, st, c.want)
 			}
 			// 16 tokens take 10 ms to load, 8 ms is a step, and 1 token is computed in 0.125 ms.

@@ -16,7 +16,8 @@ type blockPool struct {
 	// twin links blocks of equal content, which exist because the last token of a
 	// prompt is always recomputed. cached has the oldest of them.
 	twin   []int32
-	cached map[BlockHash]int32
+	cached map[BlockHash]int32 // by full attention
+	groups *groupTables        // nil: full attention is the only group
 
 	// The free list: oldest first. next and prev hold noBlock at the ends and for
 	// blocks in use.
@@ -62,6 +63,7 @@ func (p *blockPool) clear() {
 		p.hash[b], p.corrupt[b], p.twin[b] = 0, false, noBlock
 	}
 	clear(p.cached)
+	p.groups.clear()
 	p.changes++
 	p.log.addCleared()
 }
@@ -122,16 +124,24 @@ func (p *blockPool) evictOldestFree() {
 	}
 }
 
-// setContent sets the content of b, which can be hit from now on.
+// setContent sets the content of b, which full attention can hit from now on.
 func (p *blockPool) setContent(b int32, h BlockHash) {
+	if p.groups != nil {
+		p.groups.of[b] = p.groups.fullAttention()
+	}
+	p.addCached(p.cached, b, h)
+}
+
+// addCached makes h the content of b in a group's table.
+func (p *blockPool) addCached(cached map[BlockHash]int32, b int32, h BlockHash) {
 	if h == 0 {
 		return
 	}
 	p.changes++
 	p.hash[b] = h
-	first, ok := p.cached[h]
+	first, ok := cached[h]
 	if !ok {
-		p.cached[h] = b
+		cached[h] = b
 		return
 	}
 	for p.twin[first] != noBlock {
@@ -152,16 +162,20 @@ func (p *blockPool) release(blocks []int32) {
 	}
 }
 
-// dropContent removes b from cached, leaving its twins.
+// dropContent removes b from the table of its group, leaving its twins.
 func (p *blockPool) dropContent(b int32) {
 	h := p.hash[b]
 	if h == 0 {
 		return
 	}
-	p.log.addRemoved(h)
+	cached, group := p.cached, (*Group)(nil)
+	if p.groups != nil {
+		cached, group = p.groups.tableOf(b)
+	}
+	p.log.addRemoved(h, group)
 	next := p.twin[b]
 	p.hash[b], p.corrupt[b], p.twin[b] = 0, false, noBlock
-	first := p.cached[h]
+	first := cached[h]
 	if first != b {
 		for p.twin[first] != b {
 			first = p.twin[first]
@@ -170,10 +184,10 @@ func (p *blockPool) dropContent(b int32) {
 		return
 	}
 	if next == noBlock {
-		delete(p.cached, h)
+		delete(cached, h)
 		return
 	}
-	p.cached[h] = next
+	cached[h] = next
 }
 
 func (p *blockPool) pushFree(b int32) {
@@ -184,6 +198,18 @@ func (p *blockPool) pushFree(b int32) {
 		p.next[p.tail] = b
 	}
 	p.tail = b
+	p.free++
+}
+
+// pushFreeFirst frees a block without content, which is reused first.
+func (p *blockPool) pushFreeFirst(b int32) {
+	p.prev[b], p.next[b] = noBlock, p.head
+	if p.head == noBlock {
+		p.tail = b
+	} else {
+		p.prev[p.head] = b
+	}
+	p.head = b
 	p.free++
 }
 

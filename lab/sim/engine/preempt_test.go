@@ -43,11 +43,13 @@ func TestPreemption(t *testing.T) {
 	}
 	// The first took two blocks more, so 32 of the second's 81 tokens are left.
 	step := e.Step(now)
-	if !slices.Equal(step.Resumed, []*Request{second}) || !slices.Equal(step.First, []*Request{third}) || step.Decoded != 1 || step.Prefilled != 81-32+40 {
+	if !slices.Equal(step.Resumed, []*Request{second}) || !slices.Equal(step.First, []*Request{third}) || step.Decoded != 1 ||
+		step.Prefilled != 81-32+40 {
 		t.Errorf("%+v: want the second resumed, the first token of the third, and 89 tokens computed", step)
 	}
 	finish(t, e, second, step.End)
-	if st := e.Stats(); st.PrefixQueries != 160 || st.PrefixHits != 0 || st.PromptTokens != 160 || st.GenerationTokens != 101 || st.Preemptions != 1 {
+	if st := e.Stats(); st.PrefixQueries != 160 || st.PrefixHits != 0 || st.PromptTokens != 160 || st.GenerationTokens != 101 ||
+		st.Preemptions != 1 {
 		t.Errorf("%+v: want each prompt and each generated token counted once", st)
 	}
 	if second.Cached != 0 || second.FirstToken != first.FirstToken {
@@ -152,7 +154,8 @@ func TestEveryRequestEnds(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			var cfgs []Config
 			for range engines {
-				cfgs = append(cfgs, Config{KVTokens: 336 / engines, HostKVTokens: 800 * int(seed%4/3), StepTokens: 40, MaxSeqs: 8, PriorityScheduling: priorities})
+				cfgs = append(cfgs, Config{KVTokens: 336 / engines, HostKVTokens: 800 * int(seed%4/3), StepTokens: 40, MaxSeqs: 8,
+					PriorityScheduling: priorities})
 			}
 			all := NewWithSharedCache(cfgs...)
 			want, open := int64(0), 0
@@ -192,7 +195,8 @@ func TestEveryRequestEnds(t *testing.T) {
 				preemptions += e.Stats().Preemptions
 			}
 			if open != 0 || firsts != 60 || generated != want || all[0].Stats().KVUsage != 0 {
-				t.Errorf("%d requests open, %d first tokens, %d of %d tokens generated, usage %v", open, firsts, generated, want, all[0].Stats().KVUsage)
+				t.Errorf("%d requests open, %d first tokens, %d of %d tokens generated, usage %v", open, firsts, generated, want,
+					all[0].Stats().KVUsage)
 			}
 			if preemptions < 10 {
 				t.Errorf("only %d preemptions", preemptions)

@@ -17,9 +17,9 @@ type Request struct {
 
 	Priority int // lower first; see Config.PriorityScheduling
 
-	// PrefillLeg keeps the blocks pinned when the request has ended, for another engine to
+	// PrefillRequest keeps the blocks pinned when the request has ended, for another engine to
 	// read: until ReleasePinned, or the end of the lease.
-	PrefillLeg bool
+	PrefillRequest bool
 
 	// RemoteTokens is the number of leading prompt tokens whose KV another engine has pinned.
 	// Those that the cache lacks are transferred, see EndTransfer. At least the last token of
@@ -48,6 +48,8 @@ type Request struct {
 	chunk     int           // tokens of the prompt to compute in this step
 	full      int           // leading blocks that are full
 	blocks    []int32       // blocks in use, in order
+	running   []int32       // blocks in use that the other groups compute with
+	keep      [2]int        // boundaries in blocks after which the other groups keep what continues the prompt; 0: none
 	joined    int64         // step of the first token, had it not been preempted
 	due       int64         // step that next needs a block or ends the output
 	heapIndex int           // in the heap of decoding requests

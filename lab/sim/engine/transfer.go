@@ -43,7 +43,7 @@ func (e *Engine) EndTransfer(r *Request, outcome TransferOutcome) {
 	r.computed = min(tokens, r.Prompt-1)
 }
 
-// ReleasePinned frees the blocks that a prefill leg has pinned, and reports whether it had.
+// ReleasePinned frees the blocks that a prefill request has pinned, and reports whether it had.
 func (e *Engine) ReleasePinned(r *Request) (released bool) {
 	if r.state != pinned {
 		return false
@@ -54,7 +54,7 @@ func (e *Engine) ReleasePinned(r *Request) (released bool) {
 	return true
 }
 
-// RenewLease lets the lease of a prefill leg's pinned blocks end no earlier than the time given, and reports whether
+// RenewLease lets the lease of a prefill request's pinned blocks end no earlier than the time given, and reports whether
 // they are pinned.
 func (e *Engine) RenewLease(r *Request, end time.Duration) (renewed bool) {
 	if r.state != pinned {
@@ -77,7 +77,7 @@ func (e *Engine) ExpireLeases(now time.Duration) {
 	})
 }
 
-// PinnedBlocks returns the numbers of the blocks that a prefill leg has pinned, in order; none if it has not.
+// PinnedBlocks returns the numbers of the blocks that a prefill request has pinned, in order; none if it has not.
 func (r *Request) PinnedBlocks() []int32 {
 	if r.state != pinned {
 		return nil

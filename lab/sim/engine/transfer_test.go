@@ -14,18 +14,18 @@ func transferConfig() Config {
 	}
 }
 
-// addPrefillLeg queues a prefill leg.
-func addPrefillLeg(t *testing.T, e *Engine, prompt int, hashes []BlockHash, now time.Duration) *Request {
+// addPrefillRequest queues a prefill request.
+func addPrefillRequest(t *testing.T, e *Engine, prompt int, hashes []BlockHash, now time.Duration) *Request {
 	t.Helper()
-	r := &Request{Prompt: prompt, Output: 1, Blocks: hashes, PrefillLeg: true}
+	r := &Request{Prompt: prompt, Output: 1, Blocks: hashes, PrefillRequest: true}
 	if err := e.Add(r, now); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-// addDecodeLeg queues a request whose whole prompt is remote.
-func addDecodeLeg(t *testing.T, e *Engine, prompt, output int, hashes []BlockHash, now time.Duration) *Request {
+// addDecodeRequest queues a request whose whole prompt is remote.
+func addDecodeRequest(t *testing.T, e *Engine, prompt, output int, hashes []BlockHash, now time.Duration) *Request {
 	t.Helper()
 	r := &Request{Prompt: prompt, Output: output, Blocks: hashes, RemoteTokens: prompt}
 	if err := e.Add(r, now); err != nil {
@@ -58,40 +58,42 @@ func runTransfers(t *testing.T, e *Engine, r *Request, outcome TransferOutcome, 
 func TestPinnedBlocks(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		act     func(e *Engine, leg *Request, end time.Duration)
-		after   time.Duration // of the leg's end
+		act     func(e *Engine, q *Request, end time.Duration)
+		after   time.Duration // of the request's end
 		pinned  bool
 		expired int64
 	}{
 		{"within the lease", func(*Engine, *Request, time.Duration) {}, 999 * time.Millisecond, true, 0},
 		{"lease over", func(*Engine, *Request, time.Duration) {}, time.Second, false, 1},
-		{"released", func(e *Engine, leg *Request, _ time.Duration) { e.ReleasePinned(leg) }, 0, false, 0},
-		{"aborted", func(e *Engine, leg *Request, _ time.Duration) { e.Abort(leg) }, 0, false, 0},
-		{"renewed", func(e *Engine, leg *Request, end time.Duration) { e.RenewLease(leg, end+2*time.Second) }, 1999 * time.Millisecond, true, 0},
-		{"renewed, and over", func(e *Engine, leg *Request, end time.Duration) { e.RenewLease(leg, end+2*time.Second) }, 2 * time.Second, false, 1},
-		{"renewed for less than is left", func(e *Engine, leg *Request, end time.Duration) { e.RenewLease(leg, end+time.Millisecond) }, 999 * time.Millisecond, true, 0},
+		{"released", func(e *Engine, q *Request, _ time.Duration) { e.ReleasePinned(q) }, 0, false, 0},
+		{"aborted", func(e *Engine, q *Request, _ time.Duration) { e.Abort(q) }, 0, false, 0},
+		{"renewed", func(e *Engine, q *Request, end time.Duration) { e.RenewLease(q, end+2*time.Second) }, 1999 * time.Millisecond, true, 0},
+		{"renewed, and over", func(e *Engine, q *Request, end time.Duration) { e.RenewLease(q, end+2*time.Second) }, 2 * time.Second, false, 1},
+		{"renewed for less than is left", func(e *Engine, q *Request, end time.Duration) {
+			e.RenewLease(q, end+time.Millisecond)
+		}, 999 * time.Millisecond, true, 0},
 		{"cache discarded", func(e *Engine, _ *Request, end time.Duration) { e.DiscardCache(end) }, 0, false, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEngine(transferConfig())
-			leg := addPrefillLeg(t, e, 40, blocks(1, 2), 0)
-			end := finish(t, e, leg, 0)
-			if st := e.Stats(); st.KVUsage != 0.3 || st.Pinned != 1 || len(leg.PinnedBlocks()) != 3 || !e.Idle() {
-				t.Fatalf("after the leg's end: %+v, %v pinned, want 3 of 10 blocks and an idle engine", st, leg.PinnedBlocks())
+			q := addPrefillRequest(t, e, 40, blocks(1, 2), 0)
+			end := finish(t, e, q, 0)
+			if st := e.Stats(); st.KVUsage != 0.3 || st.Pinned != 1 || len(q.PinnedBlocks()) != 3 || !e.Idle() {
+				t.Fatalf("after the request's end: %+v, %v pinned, want 3 of 10 blocks and an idle engine", st, q.PinnedBlocks())
 			}
-			c.act(e, leg, end)
+			c.act(e, q, end)
 			e.ExpireLeases(end + c.after)
 			usage, count := 0.0, 0
 			if c.pinned {
 				usage, count = 0.3, 1
 			}
-			if st := e.Stats(); st.KVUsage != usage || st.Pinned != count || st.ExpiredLeases != c.expired || len(leg.PinnedBlocks()) != 3*count {
-				t.Errorf("%+v, %v pinned, want usage %v and %d expired", st, leg.PinnedBlocks(), usage, c.expired)
+			if st := e.Stats(); st.KVUsage != usage || st.Pinned != count || st.ExpiredLeases != c.expired || len(q.PinnedBlocks()) != 3*count {
+				t.Errorf("%+v, %v pinned, want usage %v and %d expired", st, q.PinnedBlocks(), usage, c.expired)
 			}
 			if e.ResetPrefixCache() == c.pinned {
 				t.Errorf("cache reset %v, while blocks are pinned %v", !c.pinned, c.pinned)
 			}
-			if e.RenewLease(leg, end+time.Hour) != c.pinned || e.ReleasePinned(leg) != c.pinned || e.ReleasePinned(leg) || e.Stats().KVUsage != 0 {
+			if e.RenewLease(q, end+time.Hour) != c.pinned || e.ReleasePinned(q) != c.pinned || e.ReleasePinned(q) || e.Stats().KVUsage != 0 {
 				t.Errorf("renewed and released once: want %v", c.pinned)
 			}
 		})
@@ -101,7 +103,7 @@ func TestPinnedBlocks(t *testing.T) {
 // TestPinnedBlocksAreNotAllocated adds a request for which there is room only when the lease of pinned blocks is over.
 func TestPinnedBlocksAreNotAllocated(t *testing.T) {
 	e := newEngine(transferConfig())
-	end := finish(t, e, addPrefillLeg(t, e, 40, blocks(1, 2), 0), 0)
+	end := finish(t, e, addPrefillRequest(t, e, 40, blocks(1, 2), 0), 0)
 	hit := add(t, e, 33, 1, blocks(1, 2), end)
 	now := finish(t, e, hit, end)
 	if hit.Cached != 32 {
@@ -156,7 +158,8 @@ func TestTransfer(t *testing.T) {
 			if got := st.LoadedPromptTokens; got != int64(c.transferred) {
 				t.Errorf("counted %d loaded tokens, want %d", got, c.transferred)
 			}
-			if got, want := st.PromptTokens-before.PromptTokens-(st.CachedPromptTokens-before.CachedPromptTokens), int64(70-16*c.cached-c.transferred); got != want {
+			if got, want := st.PromptTokens-before.PromptTokens-(st.CachedPromptTokens-before.CachedPromptTokens),
+				int64(70-16*c.cached-c.transferred); got != want {
 				t.Errorf("counted %d computed tokens, want %d", got, want)
 			}
 			if got, want := r.Created, max(0, 64-16*c.cached-c.transferred); got != want {
@@ -176,7 +179,7 @@ func TestTransfer(t *testing.T) {
 // computed again.
 func TestTransferFillsCompleteBlock(t *testing.T) {
 	e := newEngine(transferConfig())
-	end := runTransfers(t, e, addDecodeLeg(t, e, 32, 1, blocks(1, 2), 0), TransferDone, 0)
+	end := runTransfers(t, e, addDecodeRequest(t, e, 32, 1, blocks(1, 2), 0), TransferDone, 0)
 	longer := add(t, e, 40, 1, blocks(1, 2), end)
 	finish(t, e, longer, end)
 	if longer.Cached != 32 {
@@ -189,10 +192,11 @@ func TestTransferBesideDecodes(t *testing.T) {
 	busy := add(t, e, 17, 30, nil, 0)
 	now := e.Step(0).End
 	// Two prompts of two blocks: the second's copy follows the first's.
-	first, second := addDecodeLeg(t, e, 32, 1, blocks(1, 2), now), addDecodeLeg(t, e, 32, 1, blocks(2, 2), now)
+	first, second := addDecodeRequest(t, e, 32, 1, blocks(1, 2), now), addDecodeRequest(t, e, 32, 1, blocks(2, 2), now)
 	step := e.Step(now)
 	if want := []*Request{first, second}; !slices.Equal(step.Transferring, want) || step.Prefilled != 0 || step.Decoded != 1 {
-		t.Fatalf("%d transfers, %d tokens computed, %d decoded; want both transfers beside a decode", len(step.Transferring), step.Prefilled, step.Decoded)
+		t.Fatalf("%d transfers, %d tokens computed, %d decoded; want both transfers beside a decode", len(step.Transferring), step.Prefilled,
+			step.Decoded)
 	}
 	if first.TransferEnd != now+40*time.Millisecond || second.TransferEnd != now+60*time.Millisecond {
 		t.Errorf("transfers end after %v and %v, want 40 ms and 60 ms", first.TransferEnd-now, second.TransferEnd-now)
@@ -217,7 +221,7 @@ func TestTransferWaitsForRoom(t *testing.T) {
 	e := newEngine(transferConfig())
 	busy := add(t, e, 100, 10, nil, 0)
 	now := e.Step(0).End
-	r := addDecodeLeg(t, e, 80, 1, nil, now)
+	r := addDecodeRequest(t, e, 80, 1, nil, now)
 	end := runTransfers(t, e, r, TransferDone, now)
 	if r.Started < busy.Finished || r.TransferEnd != r.Started+70*time.Millisecond || end < r.TransferEnd {
 		t.Errorf("admitted at %v, transferred until %v; the other ended at %v", r.Started, r.TransferEnd, busy.Finished)
@@ -230,7 +234,7 @@ func TestTransferIsNotPreempted(t *testing.T) {
 	e := newEngine(transferConfig())
 	busy := add(t, e, 79, 40, nil, 0)
 	now := e.Step(0).End
-	r := addDecodeLeg(t, e, 70, 60, blocks(1, 4), now)
+	r := addDecodeRequest(t, e, 70, 60, blocks(1, 4), now)
 	for busy.Preempted == 0 {
 		now = e.Step(now).End
 	}
@@ -248,7 +252,7 @@ func TestTransferIsNotPreempted(t *testing.T) {
 
 func TestDiscardCacheDuringTransfer(t *testing.T) {
 	e := newEngine(transferConfig())
-	r := addDecodeLeg(t, e, 70, 1, blocks(1, 4), 0)
+	r := addDecodeRequest(t, e, 70, 1, blocks(1, 4), 0)
 	now := e.Step(0).End
 	e.DiscardCache(now)
 	e.EndTransfer(r, TransferCorrupt) // no effect
@@ -274,7 +278,7 @@ func TestCorruptBlocks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEngine(transferConfig())
-			now := runTransfers(t, e, addDecodeLeg(t, e, 32, 1, blocks(1, 2), 0), TransferCorrupt, 0)
+			now := runTransfers(t, e, addDecodeRequest(t, e, 32, 1, blocks(1, 2), 0), TransferCorrupt, 0)
 			longer := add(t, e, 70, 1, blocks(1, 4), now)
 			now = finish(t, e, longer, now)
 			other := add(t, e, 33, 1, blocks(2, 2), now)

@@ -37,7 +37,8 @@ func serveSlowly(w http.ResponseWriter, r *http.Request) {
 		for _, text := range []string{"Hel", "lo"} {
 			w.(http.Flusher).Flush()
 			time.Sleep(silence)
-			fmt.Fprintf(w, "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":%q},\"finish_reason\":null}]}\n\n: ping\r\n\r\n", text)
+			fmt.Fprintf(w, "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"model\":\"m\","+
+				"\"choices\":[{\"index\":0,\"delta\":{\"content\":%q},\"finish_reason\":null}]}\n\n: ping\r\n\r\n", text)
 		}
 		io.WriteString(w, "data: [DONE]\n\n")
 	}

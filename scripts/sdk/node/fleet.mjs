@@ -2,18 +2,13 @@
 // they say of themselves. scripts/sdk/run sets the environment.
 
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
 import { setTimeout as sleep } from "node:timers/promises";
-import { fileURLToPath } from "node:url";
-import { promisify } from "node:util";
 import Anthropic from "@anthropic-ai/sdk";
 import OpenAI from "openai";
 
-export const replicas = process.env.REPLICA_URLS.split(",");
+const replicas = process.env.REPLICA_URLS.split(",");
 export const model = "tiny";
 
-const vllmCPU = fileURLToPath(new URL("../../vllm-cpu/", import.meta.url));
-const run = promisify(execFile);
 const vocabulary = "river stone copper lantern meadow signal harbor violet engine winter paper orbit".split(" ");
 
 // client reaches the proxy without retries by the SDK: what fails here must be seen to fail.
@@ -43,10 +38,21 @@ export async function occupy(key) {
   return () => events.return();
 }
 
+// inFlightOnLimitedProxy returns the requests in flight there. A state is served for a quarter of a
+// second: after this wait, it is not from before the call.
+async function inFlightOnLimitedProxy() {
+  await sleep(300);
+  return (await (await fetch(`${process.env.LIMITED_ADMIN_URL}/api/state`)).json()).requests.oldest;
+}
+
+// limitedProxyIdle waits until the requests that clients have left are over there.
+export function limitedProxyIdle() {
+  return eventually(async () => (await inFlightOnLimitedProxy()).length === 0, "no request is in flight");
+}
+
 // cancelOnLimitedProxy cancels the requests in flight there, as an operator does.
 export async function cancelOnLimitedProxy() {
-  const state = await (await fetch(`${process.env.LIMITED_ADMIN_URL}/api/state`)).json();
-  for (const { handle } of state.requests.oldest) {
+  for (const { handle } of await inFlightOnLimitedProxy()) {
     const url = `${process.env.LIMITED_ADMIN_URL}/api/requests/${handle}/cancel`;
     await fetch(url, { method: "POST", headers: { "content-type": "application/json" } });
   }
@@ -100,23 +106,4 @@ export async function eventually(condition, what, seconds = 60) {
     assert.ok(Date.now() < deadline, `not within ${seconds} s: ${what}`);
     await sleep(100);
   }
-}
-
-// kill ends the processes of a replica at once.
-export async function kill(replica) {
-  await run(`${vllmCPU}down.sh`, ["--kill", new URL(replica).port]);
-}
-
-// restart brings a killed replica back and waits until it is healthy.
-export async function restart(replica) {
-  const port = new URL(replica).port;
-  await run(`${vllmCPU}up.sh`, [port, String(Number(port) + 1000)]);
-}
-
-// serves reports whether one of several new conversations, sent through the proxy at once, is answered by this replica. A single one
-// goes to the fastest of the replicas that are idle, which may always be another.
-export async function serves(replica) {
-  const ask = () => client().chat.completions.create({ model, messages: chatOf(80), max_tokens: 1 }).withResponse();
-  const answers = await Promise.all(Array.from({ length: 6 }, ask));
-  return answers.some(({ response }) => response.headers.get("x-warmroute-backend").endsWith(`:${new URL(replica).port}`));
 }

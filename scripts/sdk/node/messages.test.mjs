@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import Anthropic from "@anthropic-ai/sdk";
-import { anthropicClient, cancelOnLimitedProxy, limitedClients, messageOf, model, occupy, words } from "./fleet.mjs";
+import { anthropicClient, cancelOnLimitedProxy, limitedClients, limitedProxyIdle, messageOf, model, occupy, words } from "./fleet.mjs";
 
 const anthropic = anthropicClient();
 
@@ -103,6 +103,7 @@ test("limits", async () => {
   assert.equal(error.status, 503);
   assert.ok(Number(error.headers.get("retry-after")) > 0);
   await Promise.all([releaseSingle(), releaseShared()]);
+  await limitedProxyIdle();
 });
 
 test("retry after a limit", async () => {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI from "openai";
-import { cancelOnLimitedProxy, client, limitedClients, model, occupy, words } from "./fleet.mjs";
+import { cancelOnLimitedProxy, client, limitedClients, limitedProxyIdle, model, occupy, words } from "./fleet.mjs";
 
 const openai = client();
 
@@ -104,6 +104,7 @@ test("limits", async () => {
   assert.equal(error.status, 503);
   assert.ok(Number(error.headers.get("retry-after")) > 0);
   await Promise.all([releaseSingle(), releaseShared()]);
+  await limitedProxyIdle();
 });
 
 test("error in a stream", async () => {

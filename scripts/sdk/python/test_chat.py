@@ -138,6 +138,17 @@ class OtherEndpoints(unittest.TestCase):
         self.client = openai.OpenAI(**fleet.options())
         self.addCleanup(self.client.close)
 
+    def test_name_of_a_model(self):
+        anthropic, client = fleet.limited_clients("shared")
+        with anthropic, client:
+            request = {"model": "gpt-4o", "messages": fleet.chat_of(20)}
+            for asked, generated in ({"max_tokens": 5}, 5), ({"max_completion_tokens": 100}, 12), ({}, 12):
+                answer = client.chat.completions.create(**request, **asked)
+                self.assertEqual((answer.model, answer.usage.completion_tokens), (fleet.MODEL, generated))
+            *_, usage = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
+            self.assertEqual((usage.model, usage.usage.completion_tokens), (fleet.MODEL, 12))
+            self.assertEqual([model.id for model in client.models.list().data], [fleet.MODEL, "gpt-4o"])
+
     def test_models(self):
         models = self.client.models.list().data
         self.assertEqual([model.id for model in models], [fleet.MODEL])

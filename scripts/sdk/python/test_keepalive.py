@@ -124,15 +124,20 @@ class KeepaliveAfterEventID(ProxyTest):
         self.assertEqual("".join(c.choices[0].delta.content for c in chunks), "Hello")
 
 
-class QueueKeepalive(ProxyTest):
-    """Requests behind one that keeps the only replica busy. The SDKs raise errors that come after keep-alive events."""
+class BusyReplicaTest(ProxyTest):
+    """Tests with requests behind one that keeps the only replica busy."""
+
+    busy_timeout = "60s"
 
     @classmethod
     def setUpClass(cls):
         (replica,) = free_ports(1)
         cls.start("sim", "--listen", f"127.0.0.1:{replica}", "--step-time", "50ms")
         cls.start_proxy(
-            replica, {"max_in_flight": 1}, routing={"queue": {"busy_timeout": "3s"}}, sse={"queue_keepalive": "200ms"}
+            replica,
+            {"max_in_flight": 1},
+            routing={"queue": {"busy_timeout": cls.busy_timeout}},
+            sse={"queue_keepalive": "200ms"},
         )
 
     def setUp(self):
@@ -142,55 +147,69 @@ class QueueKeepalive(ProxyTest):
         )
 
     @contextlib.contextmanager
-    def replica_busy(self, tokens):
-        """Occupy the replica with a stream of that many tokens, of 50 ms each."""
+    def replica_busy(self):
+        """Occupy the replica with a stream, until the function that this yields is called."""
         with self.openai.chat.completions.create(
-            model="sim", messages=PROMPT, stream=True, max_tokens=tokens, extra_body={"ignore_eos": True}
+            model="sim", messages=PROMPT, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
         ) as stream:
             next(iter(stream))
-            yield
+            yield stream.close
+
+
+class QueueKeepalive(BusyReplicaTest):
+    """Requests whose response begins with keep-alive events."""
 
     def test_chat(self):
-        with self.replica_busy(20):
+        with self.replica_busy() as release:
             stream = self.openai.chat.completions.create(model="sim", messages=PROMPT, stream=True, max_tokens=5)
             self.assertEqual(stream.response.headers["x-warmroute-reason"], "queued")
+            release()
             chunks = list(stream)
         self.assertTrue("".join(c.choices[0].delta.content or "" for c in chunks if c.choices))
         self.assertIn(chunks[-1].choices[0].finish_reason, ("stop", "length"))
 
     def test_completion(self):
-        with self.replica_busy(20):
+        with self.replica_busy() as release:
             stream = self.openai.completions.create(model="sim", prompt="hello", stream=True, max_tokens=5)
             self.assertEqual(stream.response.headers["x-warmroute-reason"], "queued")
+            release()
             self.assertTrue("".join(c.choices[0].text for c in stream))
 
     def test_response(self):
-        with self.replica_busy(20):
+        with self.replica_busy() as release:
             stream = self.openai.responses.create(model="sim", input="hello", stream=True, max_output_tokens=5)
             self.assertEqual(stream.response.headers["x-warmroute-reason"], "queued")
+            release()
             kinds = [e.type for e in stream]
         self.assertEqual((kinds[0], kinds[-1][: len("response.")]), ("response.created", "response."))
 
     def test_message(self):
-        with self.replica_busy(20):
+        with self.replica_busy() as release:
             with self.anthropic.messages.stream(model="sim", messages=PROMPT, max_tokens=5) as stream:
                 self.assertEqual(stream.response.headers["x-warmroute-reason"], "queued")
+                release()
                 self.assertTrue(stream.get_final_text())
 
-    def test_chat_refused(self):
-        with self.replica_busy(100):
+
+class ErrorAfterQueueKeepalive(BusyReplicaTest):
+    """The SDKs raise errors that come after keep-alive events."""
+
+    busy_timeout = "3s"
+
+    def test_chat(self):
+        with self.replica_busy():
             stream = self.openai.chat.completions.create(model="sim", messages=PROMPT, stream=True, max_tokens=5)
             with self.assertRaisesRegex(openai.APIError, "try again in"):
                 list(stream)
 
-    def test_response_refused(self):
-        with self.replica_busy(100):
+    def test_response(self):
+        with self.replica_busy():
             stream = self.openai.responses.create(model="sim", input="hello", stream=True, max_output_tokens=5)
             with self.assertRaisesRegex(openai.APIError, "try again in"):
                 list(stream)
 
-    def test_message_refused(self):
-        with self.replica_busy(100):
+    def test_message(self):
+        with self.replica_busy():
             with self.anthropic.messages.stream(model="sim", messages=PROMPT, max_tokens=5) as stream:
                 with self.assertRaisesRegex(anthropic.APIStatusError, "try again in"):
                     stream.get_final_text()

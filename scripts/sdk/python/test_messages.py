@@ -26,6 +26,16 @@ class Messages(unittest.TestCase):
         self.assertTrue(answer.content[0].text)
         self.assertGreater(answer.usage.output_tokens, 0)
 
+    def test_name_of_a_model(self):
+        client, openai = fleet.limited_clients("shared")
+        with client, openai:
+            request = fleet.message_of(20, max_tokens=100) | {"model": "gpt-4o"}
+            answer = client.messages.create(**request)
+            self.assertEqual((answer.model, answer.stop_reason), (fleet.MODEL, "max_tokens"))
+            self.assertEqual(answer.usage.output_tokens, 12)
+            count = client.messages.count_tokens(model="gpt-4o", system=request["system"], messages=request["messages"])
+            self.assertGreater(count.input_tokens, 20)
+
     def test_stream_says_what_the_plain_answer_says(self):
         request = fleet.message_of(20, max_tokens=24) 
         plain = self.create(**request)
