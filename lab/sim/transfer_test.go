@@ -499,7 +499,7 @@ func TestClientDisconnects(t *testing.T) {
 		{"during the prefill request", func(p, _ *Config) {
 			p.Engine = engine.Config{PrefillRate: 1}
 		}, true, "", func(p, _ *Server) bool { return p.hasLiveRequests() }},
-		{"while the decode request is queued", nil, false, Freeze, func(_, d *Server) bool { return d.Stats().Waiting == 1 }},
+		{"while the decode request is queued", nil, false, Freeze, func(_, d *Server) bool { return d.hasLiveRequests() }},
 		{"during the transfer", func(_, d *Config) { d.Engine = slow }, false, "", func(_, d *Server) bool { return d.Stats().Loading == 1 }},
 		{"while it decodes", func(_, d *Config) {
 			d.Engine = engine.Config{TransferTime: time.Millisecond}
@@ -529,7 +529,7 @@ func TestClientDisconnects(t *testing.T) {
 			if err := <-done; !errors.Is(err, context.Canceled) {
 				t.Fatalf("response before the client left: %v", err)
 			}
-			until(t, "all blocks are free", func() bool { return p.Stats().KVUsage == 0 && d.Stats().KVUsage == 0 && d.Stats().Waiting == 0 })
+			until(t, "all blocks are free", func() bool { return p.Stats().KVUsage == 0 && d.Stats().KVUsage == 0 && !d.hasLiveRequests() })
 			if st := p.Stats(); st.ExpiredLeases != 0 {
 				t.Errorf("%d leases have expired, want the blocks released", st.ExpiredLeases)
 			}
