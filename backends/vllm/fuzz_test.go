@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -267,7 +268,7 @@ func (o oracle) cache(l *Load, sharers int) {
 	caches, best := map[string]cache{}, map[string]map[string]string{}
 	for _, s := range o["vllm:cache_config_info"] {
 		c := cache{tokens: labelNumber(s.labels["kv_cache_size_tokens"])}
-		if size := float64(labelNumber(s.labels["num_gpu_blocks"])) * float64(labelNumber(s.labels["block_size"])); size <= 1e9 {
+		if size := float64(labelNumber(s.labels["num_gpu_blocks"])) * float64(attentionBlock(s.labels)); size <= 1e9 {
 			c.server = int(size)
 		}
 		if e, is := s.labels["engine"], caches[s.labels["engine"]]; max(c.tokens, c.server) >= max(is.tokens, is.server) {
@@ -283,16 +284,17 @@ func (o oracle) cache(l *Load, sharers int) {
 			unknown++
 		}
 		l.BlockSize = max(l.BlockSize, labelNumber(labels["block_size"]))
-		l.HitAlignment = max(l.HitAlignment, labelNumber(labels["cache_hit_alignment_tokens"]))
+		l.HitAlignment = max(l.HitAlignment, cmp.Or(labelNumber(labels["cache_hit_alignment_tokens"]), attentionBlock(labels)))
 		l.CacheDtype = max(l.CacheDtype, labels["cache_dtype"])
 		l.PrefixCachingOff = l.PrefixCachingOff && labels["enable_prefix_caching"] == "False"
 	}
 	if unknown > 0 {
 		l.CacheTokens = server / sharers
 	}
-	if l.HitAlignment == 0 {
-		l.HitAlignment = l.BlockSize
-	}
+}
+
+func attentionBlock(labels map[string]string) int {
+	return max(labelNumber(labels["block_size"]), labelNumber(labels["effective_attention_block_size"]))
 }
 
 func (o oracle) prefix(l *Load, comments string) {

@@ -80,8 +80,9 @@ type Load struct {
 	PoolTokens       int
 	AlignsStates     bool // some of the layers are of linear attention or a state space: mamba_cache_mode is align
 	BlockSize        int  // tokens; 0 when unknown
-	// HitAlignment is what a cache hit is a multiple of, in tokens: cache_hit_alignment_tokens
-	// where reported (hybrid models), else BlockSize; 0 when unknown.
+	// HitAlignment is what a cache hit is a multiple of, in tokens: cache_hit_alignment_tokens where reported, else
+	// effective_attention_block_size, which is larger than BlockSize where a block of full attention has more tokens than one of
+	// another kind; else BlockSize; 0 when unknown.
 	HitAlignment int
 	CacheDtype   string // of the KV cache, as configured: "auto" is the model's; "" when unknown
 	// PrefixCachingOff is true only when the replica reports it.
@@ -270,12 +271,14 @@ const minFullAttentionShare = 0.97
 
 // engineCache is one engine's series of cache_config_info.
 type engineCache struct {
-	tokens          int // of its own cache; 0: not reported
-	serverTokens    int // of all engines' caches together: num_gpu_blocks counts those of all; 0: not reported
-	block, hitAlign int // tokens; 0: not reported
-	dtype           string
-	cachingOff      bool
-	alignsStates    bool // mamba_cache_mode is align: states are kept at boundaries
+	tokens         int // of its own cache; 0: not reported
+	serverTokens   int // of all engines' caches together: num_gpu_blocks counts those of all; 0: not reported
+	block          int // tokens in the smallest block of all groups; 0: not reported
+	attentionBlock int // in one of full attention; 0: not reported
+	hitAlign       int // 0: not reported
+	dtype          string
+	cachingOff     bool
+	alignsStates   bool // mamba_cache_mode is align: states are kept at boundaries
 }
 
 func (p *sampleSums) parseLine(line []byte) error {
@@ -420,6 +423,8 @@ func (s *engineSums) setCache(l labels) {
 			e.tokens = parsePositiveInt(value)
 		case "cache_hit_alignment_tokens":
 			e.hitAlign = parsePositiveInt(value)
+		case "effective_attention_block_size":
+			e.attentionBlock = parsePositiveInt(value)
 		case "mamba_cache_mode":
 			e.alignsStates = string(value) == "align"
 		case "enable_prefix_caching":
@@ -427,8 +432,9 @@ func (s *engineSums) setCache(l labels) {
 		}
 		l = rest
 	}
-	if float64(blocks)*float64(e.block) <= maxCount {
-		e.serverTokens = blocks * e.block
+	e.attentionBlock = max(e.attentionBlock, e.block)
+	if float64(blocks)*float64(e.attentionBlock) <= maxCount {
+		e.serverTokens = blocks * e.attentionBlock
 	}
 	// Several API server processes can each report an engine, one of them from
 	// before the engine knew its size.
@@ -548,7 +554,7 @@ func (p *sampleSums) setEngines(l *Load, from, to, sharers int) {
 		e := &sums.cache
 		l.Engines++
 		l.BlockSize = max(l.BlockSize, e.block)
-		l.HitAlignment = max(l.HitAlignment, e.hitAlign)
+		l.HitAlignment = max(l.HitAlignment, cmp.Or(e.hitAlign, e.attentionBlock))
 		l.CacheDtype = max(l.CacheDtype, e.dtype) // the same in all
 		l.CacheTokens += e.tokens
 		ofServer = max(ofServer, e.serverTokens)
@@ -562,9 +568,6 @@ func (p *sampleSums) setEngines(l *Load, from, to, sharers int) {
 	l.PrefixCachingOff = l.Engines > 0 && cachingOff
 	if !complete { // a sum without one engine would be too small
 		l.CacheTokens = ofServer / sharers
-	}
-	if l.HitAlignment == 0 {
-		l.HitAlignment = l.BlockSize
 	}
 }
 

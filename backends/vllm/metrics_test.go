@@ -265,6 +265,29 @@ func TestCacheSize(t *testing.T) {
 	}
 }
 
+// TestKeepsCheckpoints has the labels of vLLM 0.32 for tiny models of several architectures.
+func TestKeepsCheckpoints(t *testing.T) {
+	for _, c := range []struct {
+		model, labels   string
+		keeps           bool
+		alignment, pool int
+	}{
+		{"Qwen 2", `block_size="32",effective_attention_block_size="32",kv_cache_size_tokens="16384",num_gpu_blocks="512"`, false, 32, 0},
+		{"Gemma 3", `block_size="32",effective_attention_block_size="32",kv_cache_size_tokens="54887",num_gpu_blocks="3072"`, true, 32, 98304},
+		{"Gemma 4", `block_size="32",effective_attention_block_size="64",kv_cache_size_tokens="76144",num_gpu_blocks="3072"`, true, 64, 196608},
+		{"Gemma 4, longer", `block_size="32",effective_attention_block_size="64",kv_cache_size_tokens="109774",num_gpu_blocks="3072"`,
+			true, 64, 196608},
+		{"Qwen 3.5", `block_size="544",effective_attention_block_size="544",kv_cache_size_tokens="159854",mamba_cache_mode="align",` +
+			`num_gpu_blocks="361"`, true, 544, 196384},
+	} {
+		l := parse(t, `vllm:cache_config_info{`+c.labels+`,cache_hit_alignment_tokens="None"} 1`)
+		if l.KeepsCheckpoints != c.keeps || l.HitAlignment != c.alignment || l.PoolTokens != c.pool {
+			t.Errorf("%s: keeps checkpoints %v, alignment %d, pool %d; want %v, %d, %d", c.model, l.KeepsCheckpoints, l.HitAlignment,
+				l.PoolTokens, c.keeps, c.alignment, c.pool)
+		}
+	}
+}
+
 func TestEngineLabels(t *testing.T) {
 	running := func(labels ...string) (lines []string) {
 		for i, l := range labels {

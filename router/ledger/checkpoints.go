@@ -39,11 +39,11 @@ func (l *Ledger) checkpointSizes(slot int, load *backends.Load) (cost, window in
 	tokens, windowTokens := float64(defaultCheckpointTokens*load.HitAlignment), 0
 	if longest := l.contextLength(slot); longest > 0 && load.CacheTokens > 0 && load.CacheTokens < load.PoolTokens {
 		extra := float64(longest) * (float64(load.PoolTokens)/float64(load.CacheTokens) - 1)
-		switch groups, size := slidingWindows(extra, longest, load.HitAlignment); {
+		switch groups, size := slidingWindows(extra/float64(load.HitAlignment), longest, load.BlockSize); {
 		case load.AlignsStates:
 			tokens = checkpointShareOfStates * extra
-		case groups > 0:
-			tokens, windowTokens = float64(groups*size), size
+		case size > 0: // each of its blocks takes the room of one of full attention
+			tokens, windowTokens = float64(groups*size/load.BlockSize*load.HitAlignment), size
 		default:
 			tokens = checkpointShareOfWindow * extra
 		}
@@ -68,11 +68,11 @@ func (l *Ledger) FindCheckpoint(slot int, blocks []prompt.Block, sizes *estimate
 	return p, true
 }
 
-// slidingWindows returns how many groups of sliding windows a replica has and of how many tokens they are, by what a request of the
-// longest length needs besides its own tokens. The window and the tokens that may be scheduled at a time are nearly always powers of
-// two, and the window is the smaller one, so the sum of both tells them. It returns 0, 0 if no number of groups has such a sum.
-func slidingWindows(extra float64, longest, blockTokens int) (groups, tokens int) {
-	blocks := extra / float64(max(1, blockTokens))
+// slidingWindows returns how many groups of sliding windows a replica has and of how many tokens they are, by how many blocks a request
+// of the longest length needs besides those of its own tokens, and the tokens in a block of a window. The window and the tokens that may
+// be scheduled at a time are nearly always powers of two, and the window is the smaller one, so the sum of both tells them. It returns
+// 0, 0 if no number of groups has such a sum.
+func slidingWindows(blocks float64, longest, blockTokens int) (groups, tokens int) {
 	n := int(math.Round(blocks))
 	if math.Abs(blocks-float64(n)) > 0.1 {
 		return 0, 0
