@@ -184,3 +184,33 @@ func TestMissedCheckpoint(t *testing.T) {
 		t.Errorf("%d checkpoints after a request that failed, %d before", n, before)
 	}
 }
+
+// TestLaterTurnWithoutCheckpoint wants a later turn whose checkpoint was evicted to stay where its blocks are, though another replica
+// is idle, and a conversation that begins with them likewise.
+func TestLaterTurnWithoutCheckpoint(t *testing.T) {
+	for _, turn := range []prompt.TurnKind{prompt.TurnFirst, prompt.TurnLater} {
+		m := &checkpointModels[1]
+		r, fleet, c := newFleet(t, 2, "prefix")
+		for _, b := range fleet {
+			m.observe(r, b, c)
+		}
+		tokens := make([]uint16, 8000)
+		for i := range tokens {
+			tokens[i] = uint16(i)
+		}
+		d := mustPick(t, r, ofTokens(fleet[:1], tokens[:7000]))
+		d.RecordFirstEvent()
+		d.Release(Outcome{End: Completed, PromptTokens: 7000, CachedKnown: true, OutputTokens: 24})
+		r.fleet.index.SetCheckpointCost(0, 0) // all go
+		m.observe(r, fleet[0], c)
+		other := make([]uint16, 1000)
+		defer mustPick(t, r, ofTokens(fleet[:1], other)).Release(Outcome{End: NotProcessed})
+		later := ofTokens(fleet, tokens)
+		later.Turn, later.PromptKey = turn, 1
+		d = mustPick(t, r, later)
+		if d.Backend != fleet[0] || d.MatchedTokens != 0 {
+			t.Errorf("turn %v went to %s, where %d tokens are predicted; want %s and 0", turn, d.Backend.Name, d.MatchedTokens, fleet[0].Name)
+		}
+		d.Release(Outcome{End: NotProcessed})
+	}
+}

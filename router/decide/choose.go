@@ -83,25 +83,36 @@ func (f *Fleet) Choose(q *Query, c *Candidates, by policy.Policy, trace *policy.
 		MeanOutputTokens: f.expectedOutputTokens(q, c.backends), MeanUncachedTokens: f.Estimates.MeanUncachedTokens(q.Model),
 		DueSeconds: f.dueSeconds(q), Waiting: float64(f.Waiting), Trace: trace,
 	}
-	if q.Checkpoints != nil && q.Turn != prompt.TurnLater {
+	if q.Checkpoints != nil {
 		f.priceCheckpoints(q, c.list)
 	}
 	return f.choice(c, by.Choose(&c.request, c.list))
 }
 
+// laterTurnPrice is how many times the prefill counts of what no candidate can reuse of a later turn, on those that do not hold it.
+const laterTurnPrice = 4
+
 // priceCheckpoints sets the price of a request that begins as earlier ones did on candidates that do not hold all of that beginning. A
 // replica that keeps checkpoints computes it twice before it can reuse it: it has a checkpoint there only once a second prompt has left
-// a first one. On a candidate that holds the beginning the request is that second one.
+// a first one. On a candidate that holds the beginning the request is that second one. A later turn has a price for what no candidate
+// can reuse: its checkpoint was evicted for want of room, and if it moves, it takes room on another replica too.
 func (f *Fleet) priceCheckpoints(q *Query, list []policy.Candidate) {
-	most := 0.0
+	most, reusable := 0.0, 0.0
 	for i := range list {
-		most = max(most, f.tokensBefore(q, q.Held[list[i].Slot]))
+		slot := list[i].Slot
+		most = max(most, f.tokensBefore(q, q.Held[slot]))
+		if q.Turn == prompt.TurnLater {
+			reusable = max(reusable, f.reusableTokens(q, slot))
+		}
 	}
 	for i := range list {
 		c := &list[i]
-		held := f.tokensBefore(q, q.Held[c.Slot])
+		held := max(f.tokensBefore(q, q.Held[c.Slot]), reusable)
 		if b := &f.Backends[c.Slot]; held < most && b.Load != nil && b.Load.KeepsCheckpoints {
 			c.CheckpointSeconds = c.Step.PrefillSeconds(held, most-held)
+			if q.Turn == prompt.TurnLater {
+				c.CheckpointSeconds *= laterTurnPrice
+			}
 		}
 	}
 }

@@ -100,8 +100,8 @@ type Candidate struct {
 	OffloadedTokens float64 // of these, those that it likely has in host memory, on a disk or in a store only
 	UncachedTokens  float64 // u: prompt tokens that it would have to compute
 	PrefillSeconds  float64 // p: that these take
-	// CheckpointSeconds is how long the prefill of that beginning of the prompt takes which others share, if the next of these will
-	// compute it again on the candidate: see decide.Fleet.priceCheckpoints.
+	// CheckpointSeconds is, for models that keep checkpoints, the prefill of what other candidates hold of the prompt and this one does
+	// not, if it will be computed again: see decide.Fleet.priceCheckpoints.
 	CheckpointSeconds float64
 	StepSeconds       float64     // that the steps in which they are computed take beside that, and what a request takes beside its steps
 	QueuedSeconds     float64     // W: that the prefills take which were sent to it before and are not over
