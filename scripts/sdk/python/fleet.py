@@ -134,12 +134,17 @@ def restart(replica):
     )
 
 
-def serves(replica):
-    """Report whether one of several new conversations, sent through the proxy at once, is answered by this replica.
+def backends_of_new_chats(count):
+    """Return the backends that answered new conversations, all sent through the proxy at once.
 
-    A single one goes to the fastest of the replicas that are idle, which may always be another.
+    Single ones would go to the fastest of the replicas that are idle, which may always be the same one.
     """
-    with openai.OpenAI(**options()) as client, concurrent.futures.ThreadPoolExecutor(6) as pool:
+    with openai.OpenAI(**options()) as client, concurrent.futures.ThreadPoolExecutor(count) as pool:
         ask = client.chat.completions.with_raw_response.create
-        answers = [pool.submit(ask, model=MODEL, messages=chat_of(80), max_tokens=1) for _ in range(6)]
-        return any(a.result().headers["x-warmroute-backend"].endswith(f":{port(replica)}") for a in answers)
+        answers = [pool.submit(ask, model=MODEL, messages=chat_of(80), max_tokens=1) for _ in range(count)]
+        return [answer.result().headers["x-warmroute-backend"] for answer in answers]
+
+
+def serves(replica):
+    """Report whether one of several new conversations is answered by this replica."""
+    return any(backend.endswith(f":{port(replica)}") for backend in backends_of_new_chats(6))
