@@ -172,7 +172,7 @@ func TestPromtool(t *testing.T) {
 		{"", []string{"check", "rules", "scripts/monitoring/alerts.yml"}},
 		{"", []string{"test", "rules", "scripts/monitoring/alerts_test.yml"}},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "promtool", c.args...)
 		cmd.Stdin = strings.NewReader(c.stdin)
