@@ -654,19 +654,19 @@ func (f *sdkFleet) replicaKilled(t *testing.T) {
 func (f *sdkFleet) serves(t *testing.T, replica string) bool {
 	t.Helper()
 	var answers sync.WaitGroup
-	var serves atomic.Bool
+	var found atomic.Bool
 	for range 2 * len(f.replicas) {
 		answers.Go(func() {
 			var resp *http.Response
 			if _, err := f.client.Chat.Completions.New(t.Context(), f.chat(80, 1), option.WithResponseInto(&resp)); err != nil {
 				t.Error(err)
 			} else if strings.HasSuffix(resp.Header.Get("X-Warmroute-Backend"), ":"+port(t, replica)) {
-				serves.Store(true)
+				found.Store(true)
 			}
 		})
 	}
 	answers.Wait()
-	return serves.Load()
+	return found.Load()
 }
 
 // playWhileKilled plays one chat. A plain request has to succeed whatever

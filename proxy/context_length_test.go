@@ -292,7 +292,7 @@ func TestPrefillRequestRefusedAsTooLong(t *testing.T) {
 	}
 }
 
-// TestDecodeRequestRefusedAsTooLong has a longer replica for decode beside the one that refuses.
+// TestDecodeRequestRefusedAsTooLong checks that a decode request which a replica refuses goes to one with a longer context.
 func TestDecodeRequestRefusedAsTooLong(t *testing.T) {
 	p, short, long := &replica{script: prefills()}, &replica{script: always(answered("400 Bad Request", tooLongError))},
 		&replica{script: completes}

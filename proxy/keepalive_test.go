@@ -137,7 +137,7 @@ func TestErrorsAfterQueueKeepalive(t *testing.T) {
 			`data: {"error":{"message":"`},
 		"an error of the client's": {answered("400 Bad Request", `{"error":{"message":"too long","type":"BadRequestError","code":400}}`), "",
 			`data: {"error":{"message":"too long"`},
-		"a response that is no stream": {answered("200 OK", whole), "", `data: {"error":{"message":"the replica did not respond with a stream"`},
+		"a response, not a stream": {answered("200 OK", whole), "", `data: {"error":{"message":"the replica did not respond with a stream"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

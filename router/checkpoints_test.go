@@ -185,8 +185,8 @@ func TestMissedCheckpoint(t *testing.T) {
 	}
 }
 
-// TestLaterTurnWithoutCheckpoint wants a later turn whose checkpoint was evicted to stay where its blocks are, though another replica
-// is idle, and a conversation that begins with them likewise.
+// TestLaterTurnWithoutCheckpoint checks that a later turn whose checkpoint was evicted goes to the replica that holds its blocks, though
+// another one is idle, and so does a new conversation that begins with these blocks.
 func TestLaterTurnWithoutCheckpoint(t *testing.T) {
 	for _, turn := range []prompt.TurnKind{prompt.TurnFirst, prompt.TurnLater} {
 		m := &checkpointModels[1]
@@ -201,7 +201,7 @@ func TestLaterTurnWithoutCheckpoint(t *testing.T) {
 		d := mustPick(t, r, ofTokens(fleet[:1], tokens[:7000]))
 		d.RecordFirstEvent()
 		d.Release(Outcome{End: Completed, PromptTokens: 7000, CachedKnown: true, OutputTokens: 24})
-		r.fleet.index.SetCheckpointCost(0, 0) // all go
+		r.fleet.index.SetCheckpointCost(0, 0) // removes all checkpoints
 		m.observe(r, fleet[0], c)
 		other := make([]uint16, 1000)
 		defer mustPick(t, r, ofTokens(fleet[:1], other)).Release(Outcome{End: NotProcessed})

@@ -22,7 +22,7 @@ type Recomputed struct {
 
 	Prompts           float64 `json:"prompt_tokens"`
 	Requests          float64 `json:"requests"`
-	RequestsElsewhere float64 `json:"requests_elsewhere"` // of which a replica other than the one that served them had a longer prefix
+	RequestsElsewhere float64 `json:"requests_elsewhere"` // for which another replica held a longer prefix than the one that served them
 }
 
 // Lost returns how many tokens were computed again.

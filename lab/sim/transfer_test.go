@@ -658,7 +658,7 @@ func TestLease(t *testing.T) {
 			t.Errorf("read %+v after the lease, %d late notifications", out, s.ranks[0].counters.lateNotifications)
 		}
 		if len(s.prefillRequests) != 1 {
-			t.Errorf("%d prefill requests, want the one that has ended", len(s.prefillRequests))
+			t.Errorf("%d prefill requests are remembered, want 1", len(s.prefillRequests))
 		}
 		s.addPrefillRequests([]*sequence{{Request: engine.Request{PrefillRequest: true}}})
 		if len(s.prefillRequests) != 1 || s.prefillRequests[q.transferID] != nil {

@@ -163,8 +163,8 @@ func (c *Chooser) peek(n *Name, r *Request) (choice Choice, first int) {
 	return choice, first
 }
 
-// orderModels returns the indexes of the models, the one that a conversation prefers first. With weights each conversation has
-// an order of its own, in which a model is before the others with a probability in proportion to its weight, whatever other
+// orderModels returns the indexes of the models in the order of preference of a conversation. With weights each conversation has
+// its own order, in which a model is before the others with a probability in proportion to its weight, whatever other
 // models there are.
 func (n *Name) orderModels(conversation uint64) []int {
 	order := make([]int, len(n.Models))

@@ -89,13 +89,13 @@ func (f *Fleet) Choose(q *Query, c *Candidates, by policy.Policy, trace *policy.
 	return f.choice(c, by.Choose(&c.request, c.list))
 }
 
-// laterTurnPrice is how many times the prefill counts of what no candidate can reuse of a later turn, on those that do not hold it.
+// laterTurnPrice multiplies the price of a later turn in priceCheckpoints.
 const laterTurnPrice = 4
 
 // priceCheckpoints sets the price of a request that begins as earlier ones did on candidates that do not hold all of that beginning. A
 // replica that keeps checkpoints computes it twice before it can reuse it: it has a checkpoint there only once a second prompt has left
-// a first one. On a candidate that holds the beginning the request is that second one. A later turn has a price for what no candidate
-// can reuse: its checkpoint was evicted for want of room, and if it moves, it takes room on another replica too.
+// a first one. On a candidate that holds the beginning the request is that second one. A later turn has a price only
+// for the tokens that no candidate can reuse, because its checkpoint was evicted: if it moves, it takes room in a second cache.
 func (f *Fleet) priceCheckpoints(q *Query, list []policy.Candidate) {
 	most, reusable := 0.0, 0.0
 	for i := range list {
