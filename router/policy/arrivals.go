@@ -19,27 +19,42 @@ type arrivalRate struct {
 	prefill  float64 // seconds of prefill a second
 }
 
-// decayUntil returns what share of the rates is left at a time.
-func (a *arrivals) decayUntil(now time.Time) float64 {
-	return math.Exp(-max(0, now.Sub(a.at).Seconds()) / arrivalWindow)
+// recentArrivals are the rates at a time.
+type recentArrivals struct {
+	left   float64 // share of the rates that is left
+	bySlot []arrivalRate
+}
+
+func (a *arrivals) recent(now time.Time) recentArrivals {
+	return recentArrivals{math.Exp(-max(0, now.Sub(a.at).Seconds()) / arrivalWindow), a.bySlot}
+}
+
+func (r *recentArrivals) of(c *Candidate) arrivalRate {
+	if c.Slot >= len(r.bySlot) {
+		return arrivalRate{}
+	}
+	rate := r.bySlot[c.Slot]
+	return arrivalRate{r.left * rate.requests, r.left * rate.prefill}
 }
 
 // mean returns the mean over the candidates of the requests a second, and of the share of its time that a backend
 // prefills.
-func (a *arrivals) mean(now time.Time, candidates []Candidate) (perSecond, utilization float64) {
-	share := a.decayUntil(now) / float64(len(candidates))
+func (r *recentArrivals) mean(candidates []Candidate) (perSecond, utilization float64) {
 	for i := range candidates {
-		if slot := candidates[i].Slot; slot < len(a.bySlot) {
-			perSecond += share * a.bySlot[slot].requests
-			utilization += share * a.bySlot[slot].prefill
-		}
+		rate := r.of(&candidates[i])
+		perSecond += rate.requests
+		utilization += rate.prefill
 	}
-	return perSecond, utilization
+	n := float64(len(candidates))
+	return perSecond / n, utilization / n
 }
+
+// prefillShare returns the share of its time that each engine of a candidate prefills.
+func (r *recentArrivals) prefillShare(c *Candidate) float64 { return r.of(c).prefill / c.Engines }
 
 // add counts a request that is sent to a backend.
 func (a *arrivals) add(slot int, prefillSeconds float64, now time.Time) {
-	left := a.decayUntil(now)
+	left := a.recent(now).left
 	for i := range a.bySlot {
 		a.bySlot[i].requests *= left
 		a.bySlot[i].prefill *= left

@@ -3,6 +3,8 @@ package policy
 import (
 	"cmp"
 	"math"
+
+	"warmroute/prompt"
 )
 
 // Constants of the cost; see lab/docs/design.md.
@@ -16,6 +18,8 @@ const (
 	kvWaitCost     = 4
 	maxUtilization = 0.9
 	maxDelayed     = 64 // requests that each second of a prefill delays
+	// quietShare is the share of its time that an engine may prefill without a cost, so that idle backends tie.
+	quietShare = 0.05
 
 	// latenessCost is the cost of each second by which the first token is predicted to miss its target, in seconds.
 	latenessCost = 8
@@ -29,11 +33,13 @@ const (
 // and by how much it delays others. Both follow from how long the steps of each backend's engine take. The cost is the
 // sum of its terms over the operator's weight:
 //
-//	cost = W + p·(1 + b + n/2) + L·(2·d·n + c·(K + n·P))/4 + s
+//	cost = W + p·(1 + b + n/2) + L·(2·d·n + c·(K + n·P))/4 + I·c0·u/(1 − u) + s
 //
 // W is what is prefilled before it, and p its own prefill. That delays b requests that come later, n outputs, of which a
 // second counts half. Each of the L tokens of its output adds to the steps of the n outputs beside it, which add to its
-// own: d seconds for each, and c for each token of its context. s is CheckpointSeconds, for models that keep checkpoints.
+// own: d seconds for each, and c for each token of its context. An engine that
+// prefills for a share u of its time interrupts its output for as long; without that each token takes c0 alone. Of a
+// conversation I is less than L, see interruptibleOutput. s is CheckpointSeconds, for models that keep checkpoints.
 //
 // A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
 // the others there, because the cache has no room for all of these conversations, and by how much they delay each other.
@@ -51,7 +57,7 @@ type costTerms struct {
 	queue   float64 // W, the fetch of offloaded tokens, an adapter's loading and the wait for room: what comes before its prefill
 	prefill float64 // p: its prefill
 	delay   float64 // of those behind it, and of the outputs that its prefill interrupts
-	decode  float64 // how much its output and those beside it slow each other down
+	decode  float64 // how much its output and those beside it slow each other down, and prefill that comes later slows it down
 
 	checkpoint float64 // what the next request with the same beginning computes again
 }
@@ -109,18 +115,22 @@ func (t costTerms) named() []Term {
 // first block, so that two routers send the same request to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
-	perSecond, utilization := p.arrivals.mean(r.Now, candidates)
+	recent := p.arrivals.recent(r.Now)
+	perSecond, utilization := recent.mean(candidates)
 	waiting := r.Waiting / float64(len(candidates))
 	delayed := func(w *work, prefill float64) float64 {
 		return min(maxDelayed, waiting+w.backends*perSecond*(w.queued+prefill/2)/(1-min(w.backends*utilization, maxUtilization)))
 	}
 	tieKey := cmp.Or(r.Conversation, r.FirstBlock())
 	future := p.expectFutureTurns(r, candidates, rate)
+	interruptible := p.interruptibleOutput(r)
 	best, lowest, bestIsLate := 0, math.Inf(1), true
 	for i := range candidates {
 		c := &candidates[i]
 		w := workOn(c, candidates)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
+		share := min(max(0, recent.prefillShare(c)-quietShare), maxUtilization)
+		terms.decode += interruptible * c.Step.Base * share / (1 - share)
 		later := future.cost(c)
 		lateness := latenessCost * r.lateness(c)
 		cost := (terms.sum() + later + lateness) / c.Weight
@@ -138,6 +148,18 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 		}
 	}
 	return best
+}
+
+// interruptibleOutput returns of how many tokens of the output it counts that prefill which comes later interrupts them. Where the first
+// turn of a conversation is sent, the later ones follow, and much of the prefill there is theirs; these would leave their cache.
+func (p *Prefix) interruptibleOutput(r *Request) float64 {
+	switch r.Turn {
+	case prompt.TurnFirst:
+		return r.MeanOutputTokens / (1 + p.laterTurns())
+	case prompt.TurnLater:
+		return 0
+	}
+	return r.MeanOutputTokens
 }
 
 // RecordSent implements Recorder.
@@ -172,7 +194,7 @@ func TermMeaning(name string) string {
 	case "delay":
 		return "of the requests beside and behind it"
 	case "decode":
-		return "its output and those beside it slow each other down"
+		return "its output and those beside it slow each other down, and prefill that comes later slows it down"
 	case checkpointTerm:
 		return "what the next request with the same beginning has to compute again there"
 	case laterTurnsTerm:

@@ -119,16 +119,43 @@ func TestArrivals(t *testing.T) {
 		a.add(i%2, 0.05, start.Add(time.Duration(i)*100*time.Millisecond))
 	}
 	end := start.Add(300 * time.Second)
-	if perSecond, utilization := a.mean(end, all); math.Abs(perSecond-5) > 0.2 || math.Abs(utilization-0.25) > 0.01 {
+	mean := func(at time.Time, candidates []Candidate) (perSecond, utilization float64) {
+		recent := a.recent(at)
+		return recent.mean(candidates)
+	}
+	if perSecond, utilization := mean(end, all); math.Abs(perSecond-5) > 0.2 || math.Abs(utilization-0.25) > 0.01 {
 		t.Errorf("%.2f requests a second and a utilization of %.3f for each backend, want 5 and 0.25", perSecond, utilization)
 	}
-	if perSecond, _ := a.mean(end.Add(arrivalWindow*time.Second), all); math.Abs(perSecond-5/math.E) > 0.1 {
+	if perSecond, _ := mean(end.Add(arrivalWindow*time.Second), all); math.Abs(perSecond-5/math.E) > 0.1 {
 		t.Errorf("%.2f requests a second after a pause, want %.2f", perSecond, 5/math.E)
 	}
 	a.forget(1)
-	if perSecond, _ := a.mean(end, all[1:]); perSecond != 0 {
+	if perSecond, _ := mean(end, all[1:]); perSecond != 0 {
 		t.Errorf("%.2f requests a second for a backend that was forgotten", perSecond)
 	}
+}
+
+// TestPrefixInterruptedOutput chooses between an engine that prefills half of the time and holds a part of the prompt, and one that
+// does neither.
+func TestPrefixInterruptedOutput(t *testing.T) {
+	f := func(name string, want int, prefilled, matched float64, r Request) {
+		t.Helper()
+		var p Prefix
+		r.Now = time.Unix(1000, 0)
+		p.arrivals.add(0, prefilled, r.Now.Add(-time.Millisecond))
+		got := choose(&p, r, Candidate{MatchedTokens: matched, UncachedTokens: 20_000 - matched}, Candidate{UncachedTokens: 20_000})
+		if got != want {
+			t.Errorf("%s: got candidate %d, want %d", name, got, want)
+		}
+	}
+	busy := arrivalWindow * (0.5 + quietShare)
+	// Interrupted for as long as it takes alone.
+	output := 8000 * 250 * testStep.Base
+	f("an output is not sent where it is interrupted", 1, busy, 0.7*output, Request{})
+	f("… for a longer match it is", 0, busy, 1.2*output, Request{})
+	f("one turn of many weighs less", 0, busy, 0.7*output, Request{Turn: prompt.TurnFirst})
+	f("a later turn stays", 0, busy, 0.7*output, Request{Turn: prompt.TurnLater})
+	f("a little prefill costs nothing", 0, arrivalWindow*quietShare, 1, Request{})
 }
 
 func TestPrefixTies(t *testing.T) {
@@ -162,11 +189,13 @@ func TestConversationBreaksTiesOnly(t *testing.T) {
 	count := map[uint64]int{}
 	for key := range uint64(3000) {
 		conversation := (key + 1) * 0x9e3779b97f4a7c15
-		x := equal[choose(&a, Request{Conversation: conversation, Blocks: []prompt.Block{7}}, equal...)]
-		if y := reversed[choose(&b, Request{Conversation: conversation, Blocks: []prompt.Block{8}}, reversed...)]; x.NameHash != y.NameHash {
+		now := time.Unix(int64(key)*60, 0)
+		x := equal[choose(&a, Request{Now: now, Conversation: conversation, Blocks: []prompt.Block{7}}, equal...)]
+		y := reversed[choose(&b, Request{Now: now, Conversation: conversation, Blocks: []prompt.Block{8}}, reversed...)]
+		if x.NameHash != y.NameHash {
 			t.Fatalf("conversation %d: two routers disagree on prompts that differ", key)
 		}
-		if got := choose(&a, Request{Conversation: conversation, Blocks: []prompt.Block{7}}, cheaper...); got != 1 {
+		if got := choose(&a, Request{Now: now, Conversation: conversation, Blocks: []prompt.Block{7}}, cheaper...); got != 1 {
 			t.Fatalf("conversation %d: sent to candidate %d, though another is a token cheaper", key, got)
 		}
 		count[x.NameHash]++
@@ -220,6 +249,7 @@ func TestPrefixWeight(t *testing.T) {
 	}
 	// It divides the cost and is no share: an idle fleet never uses one with a tenth.
 	for queued, want := range map[float64]int{0: 0, 0.3: 0, 2: 1} {
+		var p Prefix
 		if i := choose(&p, Request{}, Candidate{UncachedTokens: 500, QueuedSeconds: queued},
 			Candidate{UncachedTokens: 500, Weight: 0.1}); i != want {
 			t.Errorf("behind %v s the request goes to backend %d, want %d", queued, i, want)
