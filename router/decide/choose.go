@@ -30,12 +30,15 @@ type Choice struct {
 // fillCandidate fills in what policies know about a backend.
 func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 	tokens := q.promptTokens()
-	held := (1 - b.MissingHits) * min(f.matchedTokens(q, b), tokens)
+	held := min(f.matchedTokens(q, b), tokens)
+	engines := float64(b.engines())
+	if engines == 1 { // a replica with several may have sent the request to one that does not hold it, which then does
+		held *= 1 - b.MissingHits
+	}
 	matched := held
 	if b.Offloading.StoreShare > 0 {
 		matched += b.Offloading.StoreShare * f.TokensElsewhere(q, b.Slot)
 	}
-	engines := float64(b.engines())
 	*c = policy.Candidate{
 		Slot:               b.Slot,
 		NameHash:           b.NameHash,

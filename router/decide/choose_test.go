@@ -115,9 +115,9 @@ func TestFillCandidate(t *testing.T) {
 	f.fillCandidate(&got, q, b)
 	steps := f.Estimates.Step(0)
 	want := policy.Candidate{
-		NameHash: 99, Weight: 2, Device: 4, MatchedTokens: 0.75 * 8 * blockTokens, UncachedTokens: 10*blockTokens - 0.75*8*blockTokens,
-		PrefillSeconds: steps.PrefillSeconds(6*blockTokens, 4*blockTokens),
-		StepSeconds: (1+4.*blockTokens/estimate.StepTokens)*steps.DecodeSeconds(4.5/3, (900+1.5*10*blockTokens)/3) +
+		NameHash: 99, Weight: 2, Device: 4, MatchedTokens: 8 * blockTokens, UncachedTokens: 2 * blockTokens,
+		PrefillSeconds: steps.PrefillSeconds(8*blockTokens, 2*blockTokens),
+		StepSeconds: (1+2.*blockTokens/estimate.StepTokens)*steps.DecodeSeconds(4.5/3, (900+1.5*10*blockTokens)/3) +
 			f.Estimates.RequestSeconds(0, 10*blockTokens),
 		QueuedSeconds: 0.5/3 + 100./prefillRate, AdapterSeconds: f.Ledger.AdapterCost(0, "sql", b.Load), InFlight: 3 + 1.5,
 		KVWaitSeconds: f.kvWait(q, b), ContextTokens: 900 + 1.5*10*blockTokens, KVTokens: 700, Engines: 3, Step: steps, PrefillRate: prefillRate,
@@ -129,6 +129,10 @@ func TestFillCandidate(t *testing.T) {
 	}
 	if want.AdapterSeconds == 0 || want.KVWaitSeconds == 0 {
 		t.Errorf("an adapter costs %v, and waiting for room %v", want.AdapterSeconds, want.KVWaitSeconds)
+	}
+	b.Load.Engines = 1
+	if f.fillCandidate(&got, q, b); got.MatchedTokens != 0.75*8*blockTokens {
+		t.Errorf("of 512 tokens, of which a quarter was missing lately, %v match, want 384", got.MatchedTokens)
 	}
 
 	f.Policy.NeedsKVWait, b.Load, b.MissingHits = false, nil, 0
