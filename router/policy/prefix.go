@@ -68,12 +68,13 @@ type work struct {
 	queued    float64 // seconds of prefill
 	sequences float64
 	context   float64 // tokens to which these attend
+	prefill   float64 // share of the time that was spent on prefill lately
 }
 
 // workOn returns the work of a candidate and of those that share its device. Engines that share one have equal shares of
 // it while they have prefill: one delays another by no more than the other has itself, the request included.
-func workOn(c *Candidate, candidates []Candidate) work {
-	w := work{1, c.QueuedSeconds, c.InFlight / c.Engines, c.ContextTokens / c.Engines}
+func workOn(c *Candidate, candidates []Candidate, recent *recentArrivals) work {
+	w := work{1, c.QueuedSeconds, c.InFlight / c.Engines, c.ContextTokens / c.Engines, recent.prefillShare(c)}
 	if c.Device == 0 {
 		return w
 	}
@@ -83,6 +84,7 @@ func workOn(c *Candidate, candidates []Candidate) work {
 			w.queued += min(o.QueuedSeconds, c.QueuedSeconds+c.PrefillSeconds)
 			w.sequences += o.InFlight / o.Engines
 			w.context += o.ContextTokens / o.Engines
+			w.prefill += recent.prefillShare(o)
 		}
 	}
 	return w
@@ -127,9 +129,9 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	best, lowest, bestIsLate := 0, math.Inf(1), true
 	for i := range candidates {
 		c := &candidates[i]
-		w := workOn(c, candidates)
+		w := workOn(c, candidates, &recent)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
-		share := min(max(0, recent.prefillShare(c)-quietShare), maxUtilization)
+		share := min(max(0, w.prefill-quietShare), maxUtilization)
 		terms.decode += interruptible * c.Step.Base * share / (1 - share)
 		later := future.cost(c)
 		lateness := latenessCost * r.lateness(c)

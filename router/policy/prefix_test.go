@@ -156,6 +156,13 @@ func TestPrefixInterruptedOutput(t *testing.T) {
 	f("one turn of many weighs less", 0, busy, 0.7*output, Request{Turn: prompt.TurnFirst})
 	f("a later turn stays", 0, busy, 0.7*output, Request{Turn: prompt.TurnLater})
 	f("a little prefill costs nothing", 0, arrivalWindow*quietShare, 1, Request{})
+
+	var p Prefix
+	p.arrivals.add(0, busy, time.Unix(1000, 0))
+	shared := []Candidate{{Device: 1, MatchedTokens: 1, UncachedTokens: 19_999}, {Device: 1, UncachedTokens: 20_000}}
+	if got := choose(&p, Request{}, shared...); got != 0 {
+		t.Errorf("of two engines that share a GPU, whose prefill interrupts the outputs of both, candidate %d was chosen, want 0", got)
+	}
 }
 
 func TestPrefixTies(t *testing.T) {
