@@ -78,14 +78,20 @@ func workOn(c *Candidate, candidates []Candidate, recent *recentArrivals) work {
 	if c.Device == 0 {
 		return w
 	}
+	w.prefill = 0
 	for i := range candidates {
-		if o := &candidates[i]; o != c && o.Device == c.Device {
-			w.backends++
-			w.queued += min(o.QueuedSeconds, c.QueuedSeconds+c.PrefillSeconds)
-			w.sequences += o.InFlight / o.Engines
-			w.context += o.ContextTokens / o.Engines
-			w.prefill += recent.prefillShare(o)
+		o := &candidates[i]
+		if o.Device != c.Device {
+			continue
 		}
+		// Added in the same order for each candidate of the device, so that they tie.
+		if w.prefill += recent.prefillShare(o); o == c {
+			continue
+		}
+		w.backends++
+		w.queued += min(o.QueuedSeconds, c.QueuedSeconds+c.PrefillSeconds)
+		w.sequences += o.InFlight / o.Engines
+		w.context += o.ContextTokens / o.Engines
 	}
 	return w
 }
