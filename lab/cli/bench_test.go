@@ -100,7 +100,8 @@ func TestBenchTable(t *testing.T) {
 }
 
 func TestBenchJSON(t *testing.T) {
-	status, out, errs := bench(t.Context(), t, smallBench("--json", "--url", benchReplica(t, sim.Config{}),
+	// A replica that is behind sends several tokens as one chunk: of few tokens there may be one chunk alone, and no gap.
+	status, out, errs := bench(t.Context(), t, smallBench("--json", "--output-tokens", "200", "--url", benchReplica(t, sim.Config{}),
 		"--url", openAI(t, func(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, `{"error":{"code":"overloaded"}}`, http.StatusServiceUnavailable)
 		}))...)
