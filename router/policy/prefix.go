@@ -37,9 +37,9 @@ const (
 //
 // W is what is prefilled before it, and p its own prefill. That delays b requests that come later, n outputs, of which a
 // second counts half. Each of the L tokens of its output adds to the steps of the n outputs beside it, which add to its
-// own: d seconds for each, and c for each token of its context. An engine that
-// prefills for a share u of its time interrupts its output for as long; without that each token takes c0 alone. Of a
-// conversation I is less than L, see interruptibleOutput. s is CheckpointSeconds, for models that keep checkpoints.
+// own: d seconds for each, and c for each token of its context. Prefill that comes later, which takes a share u of the time,
+// interrupts I of these tokens, which take c0 each otherwise; see interruptibleOutput. s is CheckpointSeconds, for models that
+// keep checkpoints.
 //
 // A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
 // the others there, because the cache has no room for all of these conversations, and by how much they delay each other.
@@ -158,8 +158,9 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	return best
 }
 
-// interruptibleOutput returns of how many tokens of the output it counts that prefill which comes later interrupts them. Where the first
-// turn of a conversation is sent, the later ones follow, and much of the prefill there is theirs; these would leave their cache.
+// interruptibleOutput returns how many tokens of the output count as interrupted by prefill that comes later: all, unless the
+// request is a turn of a conversation. Where its first turn is sent, the later ones follow, and much of the prefill there is theirs;
+// these would leave their cache.
 func (p *Prefix) interruptibleOutput(r *Request) float64 {
 	switch r.Turn {
 	case prompt.TurnFirst:
