@@ -22,7 +22,7 @@ type Recomputed struct {
 
 	Prompts           float64 `json:"prompt_tokens"`
 	Requests          float64 `json:"requests"`
-	RequestsElsewhere float64 `json:"requests_elsewhere"` // for which another replica held a longer prefix than the one that served them
+	RequestsElsewhere float64 `json:"requests_elsewhere"` // served by one replica while another held a longer prefix
 }
 
 // Lost returns how many tokens were computed again.

@@ -32,7 +32,7 @@ func (f *Fleet) fillCandidate(c *policy.Candidate, q *Query, b *Backend) {
 	tokens := q.promptTokens()
 	held := min(f.matchedTokens(q, b), tokens)
 	engines := float64(b.engines())
-	if engines == 1 { // a replica with several may have sent the request to one that does not hold it, which then does
+	if engines == 1 { // with several, a request may have missed because the replica chose another engine, and no replica avoids that
 		held *= 1 - b.MissingHits
 	}
 	matched := held

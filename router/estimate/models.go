@@ -70,7 +70,7 @@ func (m *models) addMedia(name string, class prompt.TextClass, counts *prompt.Me
 	if e == nil {
 		e = m.all
 	}
-	kind, each, ok := e.media.tokensPerItem(m.ratio(name, class).bytesPerToken(), e.ratios[class].assumedError(), counts, bytes, tokens)
+	kind, each, ok := e.media.tokensPerMediaItem(m.ratio(name, class).bytesPerToken(), e.ratios[class].assumedError(), counts, bytes, tokens)
 	if !ok {
 		return
 	}

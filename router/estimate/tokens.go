@@ -121,10 +121,10 @@ func newMediaTokens() (m mediaTokens) {
 // samples returns from how many prompts the estimate of a kind was learned.
 func (m *mediaTokens) samples(kind prompt.MediaKind) float64 { return m[kind].count - 1 }
 
-// tokensPerItem returns how many tokens each media item of a prompt has, and of which kind they are, given the bytes
+// tokensPerMediaItem returns how many tokens each media item of a prompt has, and of which kind they are, given the bytes
 // per token of its text and their relative error. It returns false if the items are of several kinds, if the
 // prompt has too much text to tell, or if the replica cannot have counted right.
-func (m *mediaTokens) tokensPerItem(bytesPerToken, relativeError float64, counts *prompt.MediaCounts, bytes, tokens int) (
+func (m *mediaTokens) tokensPerMediaItem(bytesPerToken, relativeError float64, counts *prompt.MediaCounts, bytes, tokens int) (
 	kind prompt.MediaKind, each float64, ok bool) {
 	items := 0
 	for k, n := range counts {

@@ -19,17 +19,24 @@ type arrivalRate struct {
 	prefill  float64 // seconds of prefill a second
 }
 
-// recentArrivals are the rates at a time.
-type recentArrivals struct {
+// decayUntil returns what share of the rates is left at a time.
+func (a *arrivals) decayUntil(now time.Time) float64 {
+	return math.Exp(-max(0, now.Sub(a.at).Seconds()) / arrivalWindow)
+}
+
+// decayedRates are the rates of arrivals at a time.
+type decayedRates struct {
 	left   float64 // share of the rates that is left
 	bySlot []arrivalRate
 }
 
-func (a *arrivals) recent(now time.Time) recentArrivals {
-	return recentArrivals{math.Exp(-max(0, now.Sub(a.at).Seconds()) / arrivalWindow), a.bySlot}
+// ratesAt returns the rates at a time.
+func (a *arrivals) ratesAt(now time.Time) decayedRates {
+	return decayedRates{a.decayUntil(now), a.bySlot}
 }
 
-func (r *recentArrivals) of(c *Candidate) arrivalRate {
+// rateOf returns the rate of a candidate's backend.
+func (r *decayedRates) rateOf(c *Candidate) arrivalRate {
 	if c.Slot >= len(r.bySlot) {
 		return arrivalRate{}
 	}
@@ -37,24 +44,25 @@ func (r *recentArrivals) of(c *Candidate) arrivalRate {
 	return arrivalRate{r.left * rate.requests, r.left * rate.prefill}
 }
 
-// mean returns the mean over the candidates of the requests a second, and of the share of its time that a backend
-// prefills.
-func (r *recentArrivals) mean(candidates []Candidate) (perSecond, utilization float64) {
+// meanRate returns the mean rate of the candidates' backends.
+func (r *decayedRates) meanRate(candidates []Candidate) (mean arrivalRate) {
 	for i := range candidates {
-		rate := r.of(&candidates[i])
-		perSecond += rate.requests
-		utilization += rate.prefill
+		rate := r.rateOf(&candidates[i])
+		mean.requests += rate.requests
+		mean.prefill += rate.prefill
 	}
 	n := float64(len(candidates))
-	return perSecond / n, utilization / n
+	return arrivalRate{mean.requests / n, mean.prefill / n}
 }
 
-// prefillShare returns the share of its time that each engine of a candidate prefills.
-func (r *recentArrivals) prefillShare(c *Candidate) float64 { return r.of(c).prefill / c.Engines }
+// enginePrefillShare returns the share of its time that each engine of a candidate prefills.
+func (r *decayedRates) enginePrefillShare(c *Candidate) float64 {
+	return r.rateOf(c).prefill / c.Engines
+}
 
 // add counts a request that is sent to a backend.
 func (a *arrivals) add(slot int, prefillSeconds float64, now time.Time) {
-	left := a.recent(now).left
+	left := a.decayUntil(now)
 	for i := range a.bySlot {
 		a.bySlot[i].requests *= left
 		a.bySlot[i].prefill *= left

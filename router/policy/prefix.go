@@ -38,7 +38,7 @@ const (
 // W is what is prefilled before it, and p its own prefill. That delays b requests that come later, n outputs, of which a
 // second counts half. Each of the L tokens of its output adds to the steps of the n outputs beside it, which add to its
 // own: d seconds for each, and c for each token of its context. Prefill that comes later, which takes a share u of the time,
-// interrupts I of these tokens, which take c0 each otherwise; see interruptibleOutput. s is CheckpointSeconds, for models that
+// interrupts I of these tokens, which take c0 each otherwise; see interruptedTokens. s is CheckpointSeconds, for models that
 // keep checkpoints.
 //
 // A turn of a conversation costs in addition what its later turns are expected to compute again, with those of
@@ -71,27 +71,21 @@ type work struct {
 	prefill   float64 // share of the time that was spent on prefill lately
 }
 
-// workOn returns the work of a candidate and of those that share its device. Engines that share one have equal shares of
+// deviceWork returns the work of a candidate and of those that share its device. Engines that share one have equal shares of
 // it while they have prefill: one delays another by no more than the other has itself, the request included.
-func workOn(c *Candidate, candidates []Candidate, recent *recentArrivals) work {
-	w := work{1, c.QueuedSeconds, c.InFlight / c.Engines, c.ContextTokens / c.Engines, recent.prefillShare(c)}
+func deviceWork(c *Candidate, candidates []Candidate, rates *decayedRates) work {
 	if c.Device == 0 {
-		return w
+		return work{1, c.QueuedSeconds, c.InFlight / c.Engines, c.ContextTokens / c.Engines, rates.enginePrefillShare(c)}
 	}
-	w.prefill = 0
+	var w work
 	for i := range candidates {
-		o := &candidates[i]
-		if o.Device != c.Device {
-			continue
+		if o := &candidates[i]; o.Device == c.Device {
+			w.backends++
+			w.queued += min(o.QueuedSeconds, c.QueuedSeconds+c.PrefillSeconds)
+			w.sequences += o.InFlight / o.Engines
+			w.context += o.ContextTokens / o.Engines
+			w.prefill += rates.enginePrefillShare(o)
 		}
-		// Added in the same order for each candidate of the device, so that they tie.
-		if w.prefill += recent.prefillShare(o); o == c {
-			continue
-		}
-		w.backends++
-		w.queued += min(o.QueuedSeconds, c.QueuedSeconds+c.PrefillSeconds)
-		w.sequences += o.InFlight / o.Engines
-		w.context += o.ContextTokens / o.Engines
 	}
 	return w
 }
@@ -123,22 +117,22 @@ func (t costTerms) named() []Term {
 // first block, so that two routers send the same request to the same backend.
 func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	rate := meanPrefillRate(candidates)
-	recent := p.arrivals.recent(r.Now)
-	perSecond, utilization := recent.mean(candidates)
+	rates := p.arrivals.ratesAt(r.Now)
+	mean := rates.meanRate(candidates)
 	waiting := r.Waiting / float64(len(candidates))
 	delayed := func(w *work, prefill float64) float64 {
-		return min(maxDelayed, waiting+w.backends*perSecond*(w.queued+prefill/2)/(1-min(w.backends*utilization, maxUtilization)))
+		return min(maxDelayed, waiting+w.backends*mean.requests*(w.queued+prefill/2)/(1-min(w.backends*mean.prefill, maxUtilization)))
 	}
 	tieKey := cmp.Or(r.Conversation, r.FirstBlock())
 	future := p.expectFutureTurns(r, candidates, rate)
-	interruptible := p.interruptibleOutput(r)
+	interrupted := p.interruptedTokens(r)
 	best, lowest, bestIsLate := 0, math.Inf(1), true
 	for i := range candidates {
 		c := &candidates[i]
-		w := workOn(c, candidates, &recent)
+		w := deviceWork(c, candidates, &rates)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
 		share := min(max(0, w.prefill-quietShare), maxUtilization)
-		terms.decode += interruptible * c.Step.Base * share / (1 - share)
+		terms.decode += interrupted * c.Step.Base * share / (1 - share)
 		later := future.cost(c)
 		lateness := latenessCost * r.lateness(c)
 		cost := (terms.sum() + later + lateness) / c.Weight
@@ -158,10 +152,10 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	return best
 }
 
-// interruptibleOutput returns how many tokens of the output count as interrupted by prefill that comes later: all, unless the
-// request is a turn of a conversation. Where its first turn is sent, the later ones follow, and much of the prefill there is theirs;
-// these would leave their cache.
-func (p *Prefix) interruptibleOutput(r *Request) float64 {
+// interruptedTokens returns how many tokens of the output count as interrupted by prefill that comes later: all, unless the
+// request is a turn of a conversation. Later turns follow the first one, so much of that prefill is their own. They do not
+// count it, since they would leave the backend that has cached their prompts.
+func (p *Prefix) interruptedTokens(r *Request) float64 {
 	switch r.Turn {
 	case prompt.TurnFirst:
 		return r.MeanOutputTokens / (1 + p.laterTurns())

@@ -119,19 +119,19 @@ func TestArrivals(t *testing.T) {
 		a.add(i%2, 0.05, start.Add(time.Duration(i)*100*time.Millisecond))
 	}
 	end := start.Add(300 * time.Second)
-	mean := func(at time.Time, candidates []Candidate) (perSecond, utilization float64) {
-		recent := a.recent(at)
-		return recent.mean(candidates)
+	mean := func(at time.Time, candidates []Candidate) arrivalRate {
+		rates := a.ratesAt(at)
+		return rates.meanRate(candidates)
 	}
-	if perSecond, utilization := mean(end, all); math.Abs(perSecond-5) > 0.2 || math.Abs(utilization-0.25) > 0.01 {
-		t.Errorf("%.2f requests a second and a utilization of %.3f for each backend, want 5 and 0.25", perSecond, utilization)
+	if m := mean(end, all); math.Abs(m.requests-5) > 0.2 || math.Abs(m.prefill-0.25) > 0.01 {
+		t.Errorf("%.2f requests a second and a utilization of %.3f for each backend, want 5 and 0.25", m.requests, m.prefill)
 	}
-	if perSecond, _ := mean(end.Add(arrivalWindow*time.Second), all); math.Abs(perSecond-5/math.E) > 0.1 {
-		t.Errorf("%.2f requests a second after a pause, want %.2f", perSecond, 5/math.E)
+	if m := mean(end.Add(arrivalWindow*time.Second), all); math.Abs(m.requests-5/math.E) > 0.1 {
+		t.Errorf("%.2f requests a second after a pause, want %.2f", m.requests, 5/math.E)
 	}
 	a.forget(1)
-	if perSecond, _ := mean(end, all[1:]); perSecond != 0 {
-		t.Errorf("%.2f requests a second for a backend that was forgotten", perSecond)
+	if m := mean(end, all[1:]); m.requests != 0 {
+		t.Errorf("%.2f requests a second for a backend that was forgotten", m.requests)
 	}
 }
 
