@@ -60,6 +60,14 @@ func (r *decayedRates) enginePrefillShare(c *Candidate) float64 {
 	return r.rateOf(c).prefill / c.Engines
 }
 
+// meanPrefillShare returns the mean of enginePrefillShare of the candidates.
+func (r *decayedRates) meanPrefillShare(candidates []Candidate) (mean float64) {
+	for i := range candidates {
+		mean += r.enginePrefillShare(&candidates[i])
+	}
+	return mean / float64(len(candidates))
+}
+
 // add counts a request that is sent to a backend.
 func (a *arrivals) add(slot int, prefillSeconds float64, now time.Time) {
 	left := a.decayUntil(now)

@@ -125,14 +125,13 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	}
 	tieKey := cmp.Or(r.Conversation, r.FirstBlock())
 	future := p.expectFutureTurns(r, candidates, rate)
-	interrupted := p.interruptedTokens(r)
+	interrupted, meanShare := p.interruptedTokens(r), rates.meanPrefillShare(candidates)
 	best, lowest, bestIsLate := 0, math.Inf(1), true
 	for i := range candidates {
 		c := &candidates[i]
 		w := deviceWork(c, candidates, &rates)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
-		share := min(max(0, w.prefill-quietShare), maxUtilization)
-		terms.decode += interrupted * c.Step.Base * share / (1 - share)
+		terms.decode += interruption(interrupted*c.Step.Base, w.prefill, w.backends*meanShare)
 		later := future.cost(c)
 		lateness := latenessCost * r.lateness(c)
 		cost := (terms.sum() + later + lateness) / c.Weight
@@ -150,6 +149,16 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 		}
 	}
 	return best
+}
+
+// interruption returns how many seconds prefill that comes later adds to a decode that takes so many seconds without it, on an
+// engine that prefills for that share of its time. The longer the decode takes, the less the engine's own share of late tells about it, and the more
+// the mean share of all engines does.
+func interruption(decode, share, meanShare float64) float64 {
+	known := arrivalWindow / (arrivalWindow + 2*decode/(1-min(meanShare, maxUtilization)))
+	expected := meanShare + known*(share-meanShare)
+	busy := min(max(0, expected-quietShare), maxUtilization)
+	return decode * busy / (1 - busy)
 }
 
 // interruptedTokens returns how many tokens of the output count as interrupted by prefill that comes later: all, unless the
