@@ -179,9 +179,9 @@ func (l *listener) add(c *connection) (added bool) {
 	return true
 }
 
-// remove closes a connection. Another one can feed its backend from then on.
+// remove closes a connection, after another one can feed its backend: the publisher may connect again at once.
 func (l *listener) remove(c *connection) {
-	c.Close()
+	defer c.Close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.connections = slices.DeleteFunc(l.connections, func(other *connection) bool { return other == c })
@@ -243,6 +243,7 @@ func (l *listener) serveConnection(ctx context.Context, c *connection) {
 		select {
 		case c.target.subscriber.Accepted <- passed:
 			err = <-passed.Ended
+			l.remove(c)
 		case <-c.target.stopped:
 		}
 	}
