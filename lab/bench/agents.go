@@ -59,6 +59,7 @@ func runAgents(ctx context.Context, args []string) error {
 		" timestamp_ms, input and output; -seed draws their order")
 	atOnce := flags.Int("at-once", 16, "number of recorded sessions at the same time")
 	maxPrompt := flags.Int("max-prompt-bytes", math.MaxInt, "leave out recorded requests with a prompt above `N` bytes")
+	minOutput := flags.Int("min-output-tokens", 1, "lengthen recorded outputs to `N` tokens: those of a call of a tool have no text")
 	maxOutput := flags.Int("max-output-tokens", math.MaxInt, "shorten recorded outputs to `N` tokens")
 	flags.StringVar(&agents.Model, "model", agents.Model, "model that requests name")
 	flags.Parse(args)
@@ -71,7 +72,7 @@ func runAgents(ctx context.Context, args []string) error {
 	defer httpClient.CloseIdleConnections()
 	client := &loadgen.Client{URL: *url, Model: agents.Model, HTTP: httpClient, Speed: *speed, Timeout: 10 * time.Minute}
 	if *recording != "" {
-		sessions, err := readRecordedSessions(*recording, *maxPrompt, *maxOutput)
+		sessions, err := readRecordedSessions(*recording, *maxPrompt, *minOutput, *maxOutput)
 		if err != nil {
 			return err
 		}
@@ -98,9 +99,9 @@ func runAgents(ctx context.Context, args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(report)
 }
 
-// readRecordedSessions reads the sessions of a file, without requests whose prompt is above maxPromptBytes, and with outputs of at
-// most maxOutputTokens.
-func readRecordedSessions(path string, maxPromptBytes, maxOutputTokens int) ([]loadgen.RecordedSession, error) {
+// readRecordedSessions reads the sessions of a file, without requests whose prompt is above maxPromptBytes, and with outputs of
+// minOutputTokens to maxOutputTokens.
+func readRecordedSessions(path string, maxPromptBytes, minOutputTokens, maxOutputTokens int) ([]loadgen.RecordedSession, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -120,7 +121,7 @@ func readRecordedSessions(path string, maxPromptBytes, maxOutputTokens int) ([]l
 			return bytes > maxPromptBytes
 		})
 		for j := range s.Turns {
-			s.Turns[j].OutputTokens = min(s.Turns[j].OutputTokens, maxOutputTokens)
+			s.Turns[j].OutputTokens = min(max(s.Turns[j].OutputTokens, minOutputTokens), maxOutputTokens)
 		}
 	}
 	return sessions, nil

@@ -29,13 +29,15 @@ func TestPooledCachedTokens(t *testing.T) {
 func TestReadRecordedSessions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "recording")
 	if err := os.WriteFile(path, []byte(`{"agent":"a","session":"1","timestamp_ms":0,"input":"short","output":"four more words here"}
-{"agent":"a","session":"1","timestamp_ms":1000,"input":"a longer prompt","output":"x"}
+{"agent":"a","session":"1","timestamp_ms":1000,"input":"other","output":"x"}
+{"agent":"a","session":"1","timestamp_ms":2000,"input":"a longer prompt","output":"x"}
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sessions, err := readRecordedSessions(path, 5, 2)
-	if err != nil || len(sessions) != 1 || len(sessions[0].Turns) != 1 || sessions[0].Turns[0].OutputTokens != 2 {
-		t.Errorf("%+v, %v; want the short prompt with an output of 2 tokens", sessions, err)
+	sessions, err := readRecordedSessions(path, 5, 2, 3)
+	if err != nil || len(sessions) != 1 || len(sessions[0].Turns) != 2 || sessions[0].Turns[0].OutputTokens != 3 ||
+		sessions[0].Turns[1].OutputTokens != 2 {
+		t.Errorf("%+v, %v; want the short prompts with outputs of 3 and 2 tokens", sessions, err)
 	}
 }
 
