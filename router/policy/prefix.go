@@ -152,8 +152,8 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 }
 
 // interruption returns how many seconds prefill that comes later adds to a decode that takes so many seconds without it, on an
-// engine that prefills for that share of its time. The longer the decode takes, the less the engine's own share of late tells about it, and the more
-// the mean share of all engines does.
+// engine that prefilled for that share of its time of late. The longer the decode takes, the less this share says about it, and
+// the more the mean share of all engines does.
 func interruption(decode, share, meanShare float64) float64 {
 	known := arrivalWindow / (arrivalWindow + 2*decode/(1-min(meanShare, maxUtilization)))
 	expected := meanShare + known*(share-meanShare)
