@@ -126,12 +126,14 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	tieKey := cmp.Or(r.Conversation, r.FirstBlock())
 	future := p.expectFutureTurns(r, candidates, rate)
 	interrupted, meanShare := p.interruptedTokens(r), rates.meanPrefillShare(candidates)
+	known := knownShare(interrupted*meanStepBase(candidates), meanShare)
 	best, lowest, bestIsLate := 0, math.Inf(1), true
 	for i := range candidates {
 		c := &candidates[i]
 		w := deviceWork(c, candidates, &rates)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
-		terms.decode += interruption(interrupted*c.Step.Base, w.prefill, w.backends*meanShare)
+		share := w.backends * meanShare
+		terms.decode += interruption(interrupted*c.Step.Base, share+known*(w.prefill-share))
 		later := future.cost(c)
 		lateness := latenessCost * r.lateness(c)
 		cost := (terms.sum() + later + lateness) / c.Weight
@@ -151,14 +153,26 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	return best
 }
 
+// knownShare returns how much the time for which an engine prefilled of late says about the time of a decode that takes so many
+// seconds without prefill, from 0 to 1, on engines that prefill for meanShare of their time. The longer the decode takes, the more
+// the mean of all engines says instead. It is the same for all candidates: slower ones, whose decodes take longer, would seem less busy.
+func knownShare(decode, meanShare float64) float64 {
+	return arrivalWindow / (arrivalWindow + 2*decode/(1-min(meanShare, maxUtilization)))
+}
+
 // interruption returns how many seconds prefill that comes later adds to a decode that takes so many seconds without it, on an
-// engine that prefilled for that share of its time of late. The longer the decode takes, the less this share says about it, and
-// the more the mean share of all engines does.
-func interruption(decode, share, meanShare float64) float64 {
-	known := arrivalWindow / (arrivalWindow + 2*decode/(1-min(meanShare, maxUtilization)))
-	expected := meanShare + known*(share-meanShare)
-	busy := min(max(0, expected-quietShare), maxUtilization)
+// engine that is expected to prefill for that share of its time.
+func interruption(decode, share float64) float64 {
+	busy := min(max(0, share-quietShare), maxUtilization)
 	return decode * busy / (1 - busy)
+}
+
+// meanStepBase returns the mean of the candidates' Step.Base.
+func meanStepBase(candidates []Candidate) (mean float64) {
+	for i := range candidates {
+		mean += candidates[i].Step.Base
+	}
+	return mean / float64(len(candidates))
 }
 
 // interruptedTokens returns how many tokens of the output count as interrupted by prefill that comes later: all, unless the
