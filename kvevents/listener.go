@@ -179,7 +179,7 @@ func (l *listener) add(c *connection) (added bool) {
 	return true
 }
 
-// remove closes a connection, after another one can feed its backend: the publisher may connect again at once.
+// remove frees the backend that a connection feeds, and then closes it: the publisher may connect again at once.
 func (l *listener) remove(c *connection) {
 	defer c.Close()
 	l.mu.Lock()

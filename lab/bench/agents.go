@@ -59,7 +59,7 @@ func runAgents(ctx context.Context, args []string) error {
 		" timestamp_ms, input and output; -seed draws their order")
 	atOnce := flags.Int("at-once", 16, "number of recorded sessions at the same time")
 	maxPrompt := flags.Int("max-prompt-bytes", math.MaxInt, "leave out recorded requests with a prompt above `N` bytes")
-	minOutput := flags.Int("min-output-tokens", 1, "lengthen recorded outputs to `N` tokens: those of a call of a tool have no text")
+	minOutput := flags.Int("min-output-tokens", 1, "lengthen recorded outputs to `N` tokens; those of tool calls have no text")
 	maxOutput := flags.Int("max-output-tokens", math.MaxInt, "shorten recorded outputs to `N` tokens")
 	flags.StringVar(&agents.Model, "model", agents.Model, "model that requests name")
 	flags.Parse(args)

@@ -126,14 +126,14 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	tieKey := cmp.Or(r.Conversation, r.FirstBlock())
 	future := p.expectFutureTurns(r, candidates, rate)
 	interrupted, meanShare := p.interruptedTokens(r), rates.meanPrefillShare(candidates)
-	known := knownShare(interrupted*meanStepBase(candidates), meanShare)
+	shareWeight := recentShareWeight(interrupted*meanStepBaseSeconds(candidates), meanShare)
 	best, lowest, bestIsLate := 0, math.Inf(1), true
 	for i := range candidates {
 		c := &candidates[i]
 		w := deviceWork(c, candidates, &rates)
 		terms := costOf(c, &w, r.PromptTokens, r.MeanOutputTokens, delayed(&w, c.PrefillSeconds), rate)
 		share := w.backends * meanShare
-		terms.decode += interruption(interrupted*c.Step.Base, share+known*(w.prefill-share))
+		terms.decode += interruptionSeconds(interrupted*c.Step.Base, share+shareWeight*(w.prefill-share))
 		later := future.cost(c)
 		lateness := latenessCost * r.lateness(c)
 		cost := (terms.sum() + later + lateness) / c.Weight
@@ -153,22 +153,22 @@ func (p *Prefix) Choose(r *Request, candidates []Candidate) (index int) {
 	return best
 }
 
-// knownShare returns how much the time for which an engine prefilled of late says about the time of a decode that takes so many
-// seconds without prefill, from 0 to 1, on engines that prefill for meanShare of their time. The longer the decode takes, the more
-// the mean of all engines says instead. It is the same for all candidates: slower ones, whose decodes take longer, would seem less busy.
-func knownShare(decode, meanShare float64) float64 {
+// recentShareWeight returns the weight, from 0 to 1, of an engine's own recent share of prefill in the share that is expected during
+// a decode; the mean share of all engines has the rest. The decode takes that many seconds without prefill. The longer it takes, the
+// lower is the weight. It is the same for all candidates: slower ones, whose decodes take longer, would seem less busy.
+func recentShareWeight(decode, meanShare float64) float64 {
 	return arrivalWindow / (arrivalWindow + 2*decode/(1-min(meanShare, maxUtilization)))
 }
 
-// interruption returns how many seconds prefill that comes later adds to a decode that takes so many seconds without it, on an
+// interruptionSeconds returns by how many seconds later prefill lengthens a decode that takes that many seconds without it, on an
 // engine that is expected to prefill for that share of its time.
-func interruption(decode, share float64) float64 {
+func interruptionSeconds(decode, share float64) float64 {
 	busy := min(max(0, share-quietShare), maxUtilization)
 	return decode * busy / (1 - busy)
 }
 
-// meanStepBase returns the mean of the candidates' Step.Base.
-func meanStepBase(candidates []Candidate) (mean float64) {
+// meanStepBaseSeconds returns the mean of the candidates' Step.Base.
+func meanStepBaseSeconds(candidates []Candidate) (mean float64) {
 	for i := range candidates {
 		mean += candidates[i].Step.Base
 	}

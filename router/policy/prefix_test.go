@@ -156,7 +156,7 @@ func TestPrefixInterruptedOutput(t *testing.T) {
 	f("… for a longer match it is", 0, busy, 1.2*output, Request{})
 	f("one turn of many weighs less", 0, busy, 0.7*output, Request{Turn: prompt.TurnFirst})
 	f("a later turn stays", 0, busy, 0.7*output, Request{Turn: prompt.TurnLater})
-	f("how long a longer output will be interrupted is less known", 0, busy, 10*output, Request{MeanOutputTokens: 20 * 250})
+	f("for a long output the recent share counts less", 0, busy, 10*output, Request{MeanOutputTokens: 20 * 250})
 	f("a little prefill costs nothing", 0, arrivalWindow*quietShare, 1, Request{})
 
 	var p Prefix
